@@ -6,6 +6,7 @@ because every module that declares a table imports this one.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from weft.errors import DeclarationError, nearest
@@ -120,13 +121,10 @@ class _Sized(_Named):
     def _example(cls) -> str:
         return "Write String[256], or Text for any length." if cls.__name__ == "String" else "Write Numeric[10, 2]."
 
-    def _subclass(cls, name: str, **attributes: Any) -> Any:
-        if name not in _subclasses:
-            _subclasses[name] = type(cls)(name, (cls,), {"__doc__": cls.__doc__, **attributes})
-        return _subclasses[name]
 
-
-_subclasses: dict[str, Any] = {}
+@cache
+def _sized(base: Any, name: str, **attributes: int) -> Any:
+    return type(base)(name, (base,), {"__doc__": base.__doc__, **attributes})
 
 
 class String(ColumnType, metaclass=_Sized, arrow="string"):
@@ -141,7 +139,7 @@ class String(ColumnType, metaclass=_Sized, arrow="string"):
                 f"String[{_shown(numbers)}] is not a column type: a text has 1 to {MAX_LENGTH:,} characters.",
                 hint="Use Text for longer ones." if numbers and numbers[0] > MAX_LENGTH else cls._example(),
             )
-        return String._subclass(f"String[{numbers[0]}]", max_length=numbers[0])
+        return _sized(String, f"String[{numbers[0]}]", max_length=numbers[0])
 
 
 class Numeric(ColumnType, metaclass=_Sized):
@@ -160,7 +158,7 @@ class Numeric(ColumnType, metaclass=_Sized):
                 "more decimals than digits.",
                 hint=f"Did you mean Numeric[{close}, {min(max(scale, 0), close)}]?",
             )
-        return Numeric._subclass(f"Numeric[{precision}, {scale}]", precision=precision, scale=scale)
+        return _sized(Numeric, f"Numeric[{precision}, {scale}]", precision=precision, scale=scale)
 
     @classmethod
     def field(cls, name: str, nullable: bool) -> pa.Field:
@@ -238,6 +236,3 @@ def _arrow(name: str) -> pa.DataType:
 
 def _shown(size: Any) -> str:
     return ", ".join(map(str, size)) if isinstance(size, tuple) else repr(size)
-
-
-__all__ = [*TYPES, "ColumnType", "check_type", "column_field", "max_length"]

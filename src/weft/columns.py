@@ -7,10 +7,7 @@ Arrow type of its own (UUID, JSON, time of day) travels as a string whose field 
 
 from __future__ import annotations
 
-import math
-from datetime import date, datetime, time, timedelta
 from typing import Any
-from uuid import UUID
 
 import msgspec
 import pyarrow as pa
@@ -183,8 +180,7 @@ def _encode(value: object) -> str:
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
+    """Return a value as the encoder takes it, which itself writes instants as ISO 8601, NaN and infinity as null."""
     if isinstance(value, dict):
         return {name: _plain(each) for name, each in value.items()}
     if isinstance(value, list):
@@ -192,15 +188,7 @@ def _plain(value: Any) -> Any:
         if value and all(isinstance(each, tuple) and len(each) == 2 for each in value):
             return {str(name): _plain(each) for name, each in value}
         return [_plain(each) for each in value]
-    if isinstance(value, bytes):
-        return value.hex()
-    if isinstance(value, datetime):
-        return value.isoformat().replace("+00:00", "Z")
-    if isinstance(value, date | time):
-        return value.isoformat()
-    if isinstance(value, UUID | timedelta):
-        return str(value)
-    return value
+    return value.hex() if isinstance(value, bytes) else value
 
 
 def has_nan(array: pa.Array) -> bool:

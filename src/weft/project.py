@@ -211,15 +211,12 @@ def build_connection(name: str | None, fields: Mapping[str, Any], where: str) ->
     values = dict(fields)
     kind, url = values.pop("kind", None), values.get("url")
     try:
+        for field, value in (("name", name), ("url", url), ("kind", kind)):
+            if value is not None and not isinstance(value, str):
+                raise DeclarationError(f"{field} must be a string, not {type(value).__name__}.")
         if name is not None:
-            if not isinstance(name, str):
-                raise DeclarationError(f"name must be a string, not {type(name).__name__}.")
             check_name(name)
-        if url is not None and not isinstance(url, str):
-            raise DeclarationError(f"url must be a string, not {type(url).__name__}.")
         if kind is not None:
-            if not isinstance(kind, str):
-                raise DeclarationError(f"kind must be a string, not {type(kind).__name__}.")
             system = system_for(kind)
         elif url:
             system = system_for_url(_with_scheme(url, name))

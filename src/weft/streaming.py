@@ -6,6 +6,7 @@ import os
 from typing import Any, Unpack, overload
 
 from weft.operate.run_options import OPTIONS, RunKeywords, Running
+from weft.options import refuse_unknown
 from weft.pipelines.streaming.declare import make, streaming_pipeline
 from weft.pipelines.streaming.options import StreamingOptions
 from weft.pipelines.streaming.spec import Lookup, Source, StreamingPipeline, Target
@@ -53,7 +54,8 @@ def run_pipeline(config: str | os.PathLike[str], **options: Unpack[RunKeywords])
     """
     from weft.pipelines.streaming.toml import read
 
-    running = Running.of(options, "run_pipeline")
+    refuse_unknown(options, OPTIONS, "run_pipeline")
+    running = Running(**options)
     _supervise(read(config), running)
 
 

@@ -6,7 +6,7 @@ from importlib import import_module
 
 import click
 
-from weft.errors import WeftError, nearest
+from weft.errors import WeftError, did_you_mean
 
 # name: (module:command, what `weft --help` says of it)
 _COMMANDS = {
@@ -27,7 +27,7 @@ _COMMANDS = {
     "dry-run": ("weft.cli.inspect:dry_run", "Say what run-due would do now."),
     "runs": ("weft.cli.runs:runs", "List runs, and show what became of one."),
     "logs": ("weft.cli.runs:logs", "Print what a run wrote."),
-    "consume-list": ("weft.cli.consume_list:consume_list", "List the declared streaming pipelines."),
+    "consume-list": ("weft.cli.pipelines:consume_list", "List the declared streaming pipelines."),
     "doctor": ("weft.cli.doctor:doctor", "Look for what is wrong with this project and this machine."),
     "jars": ("weft.cli.jars:jars", "Fetch, list and verify the jars of Spark's connectors."),
 }
@@ -68,8 +68,7 @@ class _LazyGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args[0] not in _COMMANDS and not args[0].startswith("-"):
-            close = nearest(args[0], _COMMANDS)
-            ctx.fail(f"No such command {args[0]!r}." + (f" Did you mean {close!r}?" if close else ""))
+            ctx.fail(f"No such command {args[0]!r}. {did_you_mean(args[0], _COMMANDS, '')}".rstrip())
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> object:
@@ -82,18 +81,8 @@ class _LazyGroup(click.Group):
             ctx.exit(130)
 
 
-def _show_version(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
-    if asked:
-        from importlib.metadata import version
-
-        click.echo(f"weft {version('weft')}")
-        ctx.exit()
-
-
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
-@click.option(
-    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_show_version, help="Show the version."
-)
+@click.version_option(package_name="weft", message="weft %(version)s", help="Show the version.")
 def cli() -> None:
     """Durable streams of events on the database you already have, and the tables made from them."""
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from weft.cli.common import UNITS, format_option, module_option, parse_time, print_json, print_table, time_text
+from weft.cli.common import UNITS, common_options, parse_time, print_json, print_table, time_text
 from weft.cli.serve import needs_server
 from weft.errors import unknown
 from weft.project import current
@@ -46,11 +46,9 @@ def apikey() -> None:
 
 
 @contextmanager
-def _keys(modules: tuple[str, ...]) -> Iterator[KeyTable]:
+def _keys() -> Iterator[KeyTable]:
     with needs_server():
         from weft.server.keys import key_table
-    # They may register the connection that the keys are in.
-    current().load_modules(modules)
     with key_table() as table:
         yield table
 
@@ -69,8 +67,7 @@ def _keys(modules: tuple[str, ...]) -> Iterator[KeyTable]:
 @click.option("--expires", type=_Expiry(), metavar="TIME", help="When it ends: 2027-01-31, or 90d or 12h from now.")
 @click.option("--rate", type=click.FloatRange(0.001, 1e9), metavar="N", help="At most N requests a second.")
 @click.option("--burst", type=click.IntRange(1, 10**9), metavar="N", help="So many at once; with --rate.")
-@module_option
-@format_option
+@common_options
 def create(
     scopes: tuple[str, ...],
     streams: tuple[str, ...],
@@ -78,13 +75,12 @@ def create(
     expires: datetime | None,
     rate: float | None,
     burst: int | None,
-    modules: tuple[str, ...],
     output: str,
 ) -> None:
     """Make a key, and show it: this once, since only a hash of it is kept."""
     if burst is not None and rate is None:
         raise click.UsageError("--burst goes with --rate.")
-    with _keys(modules) as table:
+    with _keys() as table:
         from weft.server.rates import Rate
 
         known = current().streams
@@ -104,18 +100,19 @@ def create(
         print_json({**_shown(key), "key": token})
         return
     click.echo(token)
-    click.echo(f"The key {key.id}, good for {_good_for(key)}. It is not shown again.", err=True)
+    until = "" if key.expires_at is None else f", until {time_text(key.expires_at)}"
+    good_for = f"{' and '.join(key.scopes)} of {', '.join(key.streams) or 'all streams'}{until}"
+    click.echo(f"The key {key.id}, good for {good_for}. It is not shown again.", err=True)
     click.echo("Send it as the header: Authorization: Bearer KEY", err=True)
     if is_first:
         click.echo("It is the first one: from now on streams that were open need a key.", err=True)
 
 
 @apikey.command("list")
-@module_option
-@format_option
-def list_(modules: tuple[str, ...], output: str) -> None:
+@common_options
+def list_(output: str) -> None:
     """List all keys that were ever created, without their secrets."""
-    with _keys(modules) as table:
+    with _keys() as table:
         keys = list(table.all().values())
     if output == "json":
         print_json([_shown(key) for key in keys])
@@ -129,8 +126,8 @@ def list_(modules: tuple[str, ...], output: str) -> None:
         {
             "id": key.id,
             "name": key.name,
-            "scopes": ", ".join(key.scopes),
-            "streams": ", ".join(key.streams) or "all",
+            "scopes": key.scopes,
+            "streams": key.streams or "all",
             "rate": None if key.rate is None else f"{key.rate.per_second:g}/s, {key.rate.burst:g} at once",
             "created": time_text(key.created_at),
             "expires": time_text(key.expires_at),
@@ -144,11 +141,10 @@ def list_(modules: tuple[str, ...], output: str) -> None:
 
 @apikey.command()
 @click.argument("key_id", metavar="ID")
-@module_option
-@format_option
-def revoke(key_id: str, modules: tuple[str, ...], output: str) -> None:
+@common_options
+def revoke(key_id: str, output: str) -> None:
     """End the key ID for good. Running services know within five seconds."""
-    with _keys(modules) as table:
+    with _keys() as table:
         key = table.revoke(key_id)
     if output == "json":
         print_json(_shown(key))
@@ -161,8 +157,3 @@ def _shown(key: ApiKey) -> dict[str, Any]:
     del shown["secret_hash"], shown["rate"]
     per_second, burst = key.rate or (None, None)
     return {**shown, "requests_per_second": per_second, "burst": burst, "ended": key.ended}
-
-
-def _good_for(key: ApiKey) -> str:
-    good_for = f"{' and '.join(key.scopes)} of {', '.join(key.streams) or 'all streams'}"
-    return good_for if key.expires_at is None else f"{good_for}, until {time_text(key.expires_at)}"

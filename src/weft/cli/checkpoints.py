@@ -12,9 +12,8 @@ import click
 from weft.cli.common import (
     Moment,
     ago,
+    common_options,
     dry_run_option,
-    format_option,
-    module_option,
     print_json,
     print_table,
     time_text,
@@ -43,11 +42,9 @@ def checkpoints() -> None:
 
 
 @checkpoints.command("list")
-@module_option
-@format_option
-def list_(modules: tuple[str, ...], output: str) -> None:
+@common_options
+def list_(output: str) -> None:
     """List the checkpoints of this project, and those that declared pipelines have elsewhere."""
-    current().load_modules(modules)
     declared = current().streaming_pipelines
     places = {each.location: (each, declared.get(each.name)) for each in stored()}
     for pipeline in declared.values():
@@ -77,15 +74,14 @@ def list_(modules: tuple[str, ...], output: str) -> None:
 
 @checkpoints.command()
 @_WHAT
-@module_option
-@format_option
-def show(what: str, modules: tuple[str, ...], output: str) -> None:
+@common_options
+def show(what: str, output: str) -> None:
     """Show how far a pipeline has come.
 
     committed: the last batch that is done; planned: the last one whose rows are chosen; offsets: by source, how far the
     batches that are done have come; lag: events, messages, files or versions that wait.
     """
-    checkpoint, pipeline = _find(what, modules)
+    checkpoint, pipeline = _find(what)
     row = _described(checkpoint, pipeline)
     lag = SourceLag(pipeline.sources, checkpoint) if pipeline is not None else None
     if lag is not None:
@@ -101,12 +97,11 @@ def show(what: str, modules: tuple[str, ...], output: str) -> None:
             click.echo(f"{name.replace('_', ' ') + ':':<12} {value}")
 
 
-def _find(what: str, modules: tuple[str, ...]) -> tuple[Checkpoint, StreamingPipeline | None]:
+def _find(what: str) -> tuple[Checkpoint, StreamingPipeline | None]:
     """Return the checkpoint of a pipeline that is declared, or that ran here once."""
-    current().load_modules(modules)
     declared = current().streaming_pipelines
     if what.endswith(".toml") or what in declared:
-        pipeline = find_pipeline(what, modules)
+        pipeline = find_pipeline(what)
         return Checkpoint.of(pipeline), pipeline
     known = {each.name: each for each in stored()}
     if what not in known:
@@ -150,15 +145,14 @@ def _positions(checkpoint: Checkpoint, row: dict[str, Any], pipeline: StreamingP
 @checkpoints.command()
 @_WHAT
 @dry_run_option
-@module_option
-@format_option
-def reset(what: str, dry_run: bool, modules: tuple[str, ...], output: str) -> None:
+@common_options
+def reset(what: str, dry_run: bool, output: str) -> None:
     """Have a pipeline begin again, as if it had never run.
 
     Its checkpoint is not removed but moved aside, so that it can be brought back. Targets keep their rows: what is read
     again is added again by the mode append, and changes nothing by the mode merge.
     """
-    checkpoint, pipeline = _find(what, modules)
+    checkpoint, pipeline = _find(what)
     before: dict[str, Any] = {}
     with suppress(StorageError):  # one that cannot be read can be moved
         before = _offsets(checkpoint.state(), pipeline)
@@ -182,16 +176,9 @@ def reset(what: str, dry_run: bool, modules: tuple[str, ...], output: str) -> No
 )
 @click.option("--source", metavar="NAME", help="Of this source; the others go on where they are.")
 @dry_run_option
-@module_option
-@format_option
+@common_options
 def rewind(
-    what: str,
-    to_offset: str | None,
-    to_time: int | datetime | None,
-    source: str | None,
-    dry_run: bool,
-    modules: tuple[str, ...],
-    output: str,
+    what: str, to_offset: str | None, to_time: int | datetime | None, source: str | None, dry_run: bool, output: str
 ) -> None:
     """Have a pipeline read again what it has read since an offset or a time.
 
@@ -202,7 +189,7 @@ def rewind(
         raise click.UsageError("Give one of --to-offset and --to-time.")
     if to_time is not None and not isinstance(to_time, datetime):
         raise click.UsageError(f"{to_time} is no time. To go to an offset: --to-offset {to_time}.")
-    pipeline = find_pipeline(what, modules)
+    pipeline = find_pipeline(what)
     chosen = _chosen(pipeline, source, to_offset)
     checkpoint = Checkpoint.of(pipeline)
     with checkpoint.changing():

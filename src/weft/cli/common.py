@@ -7,8 +7,9 @@ import json
 import logging
 import re
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import click
@@ -24,25 +25,16 @@ _NUMBER = re.compile(r"[-~]?[0-9][0-9,.]*|\??")
 _NEVER_FOLDED = 10
 # Delete, C1 and the separators of lines and paragraphs.
 _CONTROL = re.compile("[\x7f-\x9f\u2028\u2029]")
-Command = TypeVar("Command", bound=Callable[..., Any])
+Command = Callable[..., Any]
 T = TypeVar("T")
 UNITS = {"s": timedelta(seconds=1), "m": timedelta(minutes=1), "h": timedelta(hours=1), "d": timedelta(days=1)}
 
-module_option = click.option(
-    "--module",
-    "modules",
-    multiple=True,
-    metavar="M",
-    help="Import the module M, besides those that weft.toml lists. May be repeated.",
+_module = partial(click.option, "--module", multiple=True, metavar="M")
+module_names_option = _module(
+    "modules", help="Import the module M, besides those that weft.toml lists. May be repeated."
 )
 # Every command accepts --module. Where an import has no use, its failure would only be in the way.
-unused_module_option = click.option(
-    "--module",
-    multiple=True,
-    metavar="M",
-    expose_value=False,
-    help="Taken as by every command; this one imports nothing.",
-)
+unused_module_option = _module(expose_value=False, help="Taken as by every command; this one imports nothing.")
 dry_run_option = click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")
 yes_option = click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 format_option = click.option(
@@ -60,6 +52,23 @@ run_log_option = click.option(
     help="Where runs are recorded: sqlite://PATH, postgres://…, mysql://…, duckdb://PATH, memory://, or a "
     "connection's name. By default run_log in weft.toml, or .weft/runs.db.",
 )
+
+
+def module_option(command: Command) -> Command:
+    """Add `--module`. The project's modules and those it names are imported before the command runs."""
+
+    @module_names_option
+    @wraps(command)
+    def importing(*, modules: tuple[str, ...], **options: Any) -> Any:
+        current().load_modules(modules)
+        return command(**options)
+
+    return importing
+
+
+def common_options(command: Command) -> Command:
+    """Add `--module` and `--format`."""
+    return module_option(format_option(command))
 
 
 def confirm(question: str, yes: bool) -> None:
@@ -100,14 +109,12 @@ def parse_time(text: str) -> datetime:
     return time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)
 
 
-def find_declared(find: Callable[[str], T], name: str, modules: Iterable[str]) -> T:
-    """Import the modules and find what they declare as `name`. An error names the folder with weft.toml, if any."""
-    project = current()
-    project.load_modules(modules)
+def find_declared(find: Callable[[str], T], name: str) -> T:
+    """Find what is declared as `name`. An error names the folder with weft.toml, if that is another."""
     try:
         return find(name)
     except NotFoundError as error:
-        raise NotFoundError(error.what, hint=project.elsewhere() or error.hint) from None
+        raise NotFoundError(error.what, hint=current().elsewhere() or error.hint) from None
 
 
 def none_declared(kind: str) -> NotFoundError:
@@ -150,18 +157,21 @@ def print_table(
     columns: Sequence[str],
     spare: Sequence[str] = (),
     *,
+    seldom: Sequence[str] = (),
     below: str | None = None,
     whole: Sequence[str] = (),
     is_data: bool = False,
 ) -> None:
     """Print the `columns` of `rows`: fitted to a terminal; elsewhere as lines that are never wrapped.
 
-    In a terminal that is too narrow, the column `below` is printed on its own lines under each row; then the `spare`
-    columns are left out, the first of them first. Values in `whole` columns are never broken, so that they can be
-    copied. `is_data`: the columns are the user's own, and keep their names as titles.
+    The `seldom` columns are left out where no row has a value. In a terminal that is too narrow, the column `below` is
+    printed on its own lines under each row; then the `spare` columns are left out, the first of them first. Values in
+    `whole` columns are never broken, so that they can be copied. `is_data`: the columns are the user's own, and keep
+    their names as titles.
     """
+    columns = [each for each in columns if each not in seldom or any(row.get(each) for row in rows)]
     titles = {column: column if is_data else column.replace("_", " ") for column in columns}
-    cells = {column: [one_line(row.get(column)) for row in rows] for column in columns}
+    cells = {column: [(one_line if is_data else _cell)(row.get(column)) for row in rows] for column in columns}
     widths = {column: max(map(len, (titles[column], *cells[column]))) for column in columns}
     right = {column for column in columns if any(cells[column]) and all(map(_NUMBER.fullmatch, cells[column]))}
     if sys.stdout.isatty():
@@ -186,6 +196,10 @@ def print_table(
             for text, column in zip(line, columns, strict=True)
         ]
         click.echo("  ".join(padded).rstrip())
+
+
+def _cell(value: object) -> str:
+    return one_line(", ".join(map(str, value)) if isinstance(value, list | tuple) else value)
 
 
 def _total(widths: Mapping[str, int]) -> int:

@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from weft import settings
-from weft.cli.common import format_option, module_option, print_json, print_table, unused_module_option
+from weft.cli.common import common_options, print_json, print_table, unused_module_option
 from weft.errors import NotFoundError, nearest
 from weft.project import DEFAULT, build_connection, check_name, current
 from weft.systems.base import url_scheme
@@ -26,21 +26,15 @@ def connections() -> None:
 
 
 @connections.command("list")
-@module_option
-@format_option
-def list_(modules: tuple[str, ...], output: str) -> None:
+@common_options
+def list_(output: str) -> None:
     """List the connections, and which source defines each."""
-    project = current()
-    project.load_modules(modules)
-    infos = project.describe_connections()
+    infos = current().describe_connections()
     if output == "json":
         print_json(infos)
         return
-    rows = [
-        {**dataclasses.asdict(info), "kind": info.kind or "?", "shadows": ", ".join(info.shadows)} for info in infos
-    ]
-    columns = ["name", "kind", "target", "source", "shadows"]
-    print_table(rows, columns if any(info.shadows for info in infos) else columns[:-1])
+    rows = [{**dataclasses.asdict(info), "kind": info.kind or "?"} for info in infos]
+    print_table(rows, ["name", "kind", "target", "source", "shadows"], seldom=["shadows"])
     for info in infos:
         if info.problem:
             click.echo(f"{click.style('warning:', fg='yellow', bold=True)} {info.name}: {info.problem}", err=True)
@@ -48,12 +42,10 @@ def list_(modules: tuple[str, ...], output: str) -> None:
 
 @connections.command()
 @click.argument("name", default=DEFAULT, metavar="[NAME]")
-@module_option
-@format_option
-def check(name: str, modules: tuple[str, ...], output: str) -> None:
+@common_options
+def check(name: str, output: str) -> None:
     """Open the connection NAME ("default", if none is given) and run a trivial query."""
     project = current()
-    project.load_modules(modules)
     connection = project.connection(name)
     source = project.where(name).source
     report = connection.check()

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from weft.cli.common import escaped, find_declared, format_option, log_to_stderr, module_option, plural
+from weft.cli.common import common_options, escaped, find_declared, log_to_stderr, plural
 from weft.engine.progress import live
 from weft.engine.streaming.spark_engine import SparkEngine
 from weft.operate.listener import RunListener
@@ -25,7 +25,6 @@ from weft.operate.supervisor import supervise
 from weft.pipelines.streaming import declare, toml
 from weft.pipelines.streaming.execution import Lag, Report
 from weft.pipelines.streaming.options import interval
-from weft.project import current
 
 if TYPE_CHECKING:
     from weft.pipelines.streaming.spec import StreamingPipeline
@@ -36,12 +35,9 @@ _RECENT_SECONDS = 10.0
 _number = partial(click.option, type=click.IntRange(0), metavar="N", show_default=True)
 
 
-def find_pipeline(what: str, modules: tuple[str, ...]) -> StreamingPipeline:
+def find_pipeline(what: str) -> StreamingPipeline:
     """Return the pipeline of a TOML file, or the declared one of that name."""
-    if what.endswith(".toml"):
-        current().load_modules(modules)
-        return toml.read(what)
-    return find_declared(declare.find, what, modules)
+    return toml.read(what) if what.endswith(".toml") else find_declared(declare.find, what)
 
 
 @click.command()
@@ -64,9 +60,8 @@ def find_pipeline(what: str, modules: tuple[str, ...]) -> StreamingPipeline:
 )
 @_number("--max-backoff-ms", default=Running.max_backoff_ms, help="Wait no longer than this.")
 @_number("--max-restarts", help="Give up after so many starts without a batch that succeeds.  [default: never]")
-@module_option
-@format_option
-def consume(what: str, every: str | None, modules: tuple[str, ...], output: str, **running: Any) -> None:
+@common_options
+def consume(what: str, every: str | None, output: str, **running: Any) -> None:
     """Run a streaming pipeline until it is stopped: that of a TOML file, or the one declared as NAME.
 
     SIGTERM and Ctrl-C finish the batch in hand and stop, with exit code 0 and 130; a second one ends at once. With
@@ -74,7 +69,7 @@ def consume(what: str, every: str | None, modules: tuple[str, ...], output: str,
     """
     if running["once"] and every is not None:
         raise click.UsageError("--once takes what is there now, so there is no --every.")
-    pipeline = find_pipeline(what, modules)
+    pipeline = find_pipeline(what)
     if every is not None:
         pipeline = dataclasses.replace(pipeline, every_seconds=interval(every, "every", "--every"))
     listener: _JsonLines | _StatusLine = _JsonLines() if output == "json" else _StatusLine(pipeline.name)

@@ -16,12 +16,11 @@ from weft.cli.common import (
     Command,
     Moment,
     ago,
+    common_options,
     confirm,
     dry_run_option,
     escaped,
     first_line,
-    format_option,
-    module_option,
     one_line,
     plural,
     print_json,
@@ -30,10 +29,10 @@ from weft.cli.common import (
     yes_option,
 )
 from weft.cli.consume import find_pipeline
-from weft.cli.consume_list import declared
+from weft.cli.pipelines import declared_streaming
 from weft.engine.streaming.dead_letters import DeadLetterBox
 from weft.engine.streaming.replay import MAX_REPLAYS, Replay, alone, chosen
-from weft.errors import DeclarationError, NotFoundError, WeftError, nearest
+from weft.errors import DeclarationError, NotFoundError, WeftError, did_you_mean
 from weft.systems.dead_letter_store import STAGES, StoredLetter
 
 if TYPE_CHECKING:
@@ -52,9 +51,8 @@ def _selecting(verb: str) -> Callable[[Command], Command]:
     def add(command: Command) -> Command:
         command = click.option("--error", metavar="TEXT", help=f"{verb} those with TEXT in their error.")(command)
         command = click.option("--all", "every", is_flag=True, help=f"{verb} all.")(command)
-        return click.option(
-            "--id", "ids", multiple=True, metavar="ID", help=f"{verb} this one; the beginning will do. May be repeated."
-        )(command)
+        help_ = f"{verb} this one; the beginning will do. May be repeated."
+        return click.option("--id", "ids", multiple=True, metavar="ID", help=help_)(command)
 
     return add
 
@@ -72,17 +70,14 @@ def dlq() -> None:
 @click.option("--limit", type=click.IntRange(1), default=50, show_default=True, metavar="N", help="Show so many.")
 @click.option("--error", metavar="TEXT", help="Those with TEXT in their error.")
 @click.option("--stage", type=click.Choice(STAGES), help="Those that failed there.")
-@module_option
-@format_option
-def list_(
-    what: str | None, limit: int, error: str | None, stage: str | None, modules: tuple[str, ...], output: str
-) -> None:
+@common_options
+def list_(what: str | None, limit: int, error: str | None, stage: str | None, output: str) -> None:
     """List the dead letters of a pipeline, the newest first; without a name, how many each pipeline has."""
     if what is None:
-        pipelines = [each for each in declared(modules).values() if each.dead_letters is not None]
+        pipelines = [each for each in declared_streaming().values() if each.dead_letters is not None]
         _print_pipelines([_count_letters(each, error, stage) for each in pipelines], output)
         return
-    box = DeadLetterBox(find_pipeline(what, modules))
+    box = DeadLetterBox(find_pipeline(what))
     # Counted as they come: a list of all letters may not fit into memory.
     counter = itertools.count()
     letters = (letter for letter, _ in zip(filter(_filter(error, stage), box.letters()), counter, strict=False))
@@ -149,11 +144,10 @@ def _print_pipelines(rows: Sequence[dict[str, Any]], output: str) -> None:
 @dlq.command()
 @_WHAT
 @click.argument("letter_id", metavar="ID")
-@module_option
-@format_option
-def show(what: str, letter_id: str, modules: tuple[str, ...], output: str) -> None:
+@common_options
+def show(what: str, letter_id: str, output: str) -> None:
     """Show all of a dead letter: why and where it failed, and the row itself. The beginning of its ID will do."""
-    box = DeadLetterBox(find_pipeline(what, modules))
+    box = DeadLetterBox(find_pipeline(what))
     (letter,) = _named(box, [letter_id]).values()
     if output == "json":
         print_json(letter.record())
@@ -190,26 +184,16 @@ def _pretty(payload: str) -> str:
     help="Leave those alone that failed in so many replays.",
 )
 @dry_run_option
-@module_option
-@format_option
-def replay(
-    what: str,
-    ids: tuple[str, ...],
-    every: bool,
-    error: str | None,
-    max_replays: int,
-    dry_run: bool,
-    modules: tuple[str, ...],
-    output: str,
-) -> None:
+@common_options
+def replay(what: str, max_replays: int, dry_run: bool, output: str, **selection: Any) -> None:
     """Run dead letters through the pipeline once more, as it is now.
 
     Rows that could not be read or transformed go through the SQL into all targets; rows that a target refused go into
     that one. What fails again is a dead letter again. The pipeline may run meanwhile.
     """
-    pipeline = find_pipeline(what, modules)
-    name, wanted = pipeline.name, _wanted(DeadLetterBox(pipeline), ids, every, error)
-    replaying = Replay(pipeline, wanted, max_replays=max_replays)
+    pipeline = find_pipeline(what)
+    name = pipeline.name
+    replaying = Replay(pipeline, _wanted(DeadLetterBox(pipeline), **selection), max_replays=max_replays)
     done = replaying.plan() if dry_run else replaying.run()
     if output == "json":
         print_json({"pipeline": name, "dry_run": dry_run, **vars(done)})
@@ -224,7 +208,7 @@ def replay(
         named = [f"{each[:_SHORT]} ({why})" for each, why in list(done.held.items())[:_NAMED]]
         more = f" and {len(done.held) - _NAMED:,} more" if len(done.held) > _NAMED else ""
         click.echo(f"note: {plural(len(done.held), 'letter')} left alone: {', '.join(named)}{more}.", err=True)
-        if any("replay" in why for why in done.held.values()):
+        if replaying.exhausted:
             click.echo(f"  To try them all the same: --max-replays {max_replays + 1}", err=True)
 
 
@@ -237,25 +221,14 @@ def replay(
 @click.option("--before", type=Moment(), metavar="TIME", help="Remove those that failed before: ISO, or 10m (ago).")
 @dry_run_option
 @yes_option
-@module_option
-@format_option
-def purge(
-    what: str,
-    ids: tuple[str, ...],
-    every: bool,
-    error: str | None,
-    before: int | datetime | None,
-    dry_run: bool,
-    yes: bool,
-    modules: tuple[str, ...],
-    output: str,
-) -> None:
+@common_options
+def purge(what: str, before: int | datetime | None, dry_run: bool, yes: bool, output: str, **selection: Any) -> None:
     """Remove dead letters. Their rows are lost unless something else has them."""
     if before is not None and not isinstance(before, datetime):
         raise click.UsageError(f"{before} is no time. Letters are named by --id.")
-    pipeline = find_pipeline(what, modules)
+    pipeline = find_pipeline(what)
     box = DeadLetterBox(pipeline)
-    wanted = _wanted(box, ids, every, error, before)
+    wanted = _wanted(box, before=before, **selection)
     # Only letters that were counted are removed: others arrive meanwhile.
     letter_ids = [each.letter_id for each in box.letters() if wanted(each)]
     letters = plural(len(letter_ids), "letter")
@@ -309,11 +282,9 @@ def _named(box: DeadLetterBox, ids: Sequence[str]) -> dict[str, StoredLetter]:
     matches = chosen(ids, letters())
     for start, matching in matches.items():
         if not matching:
-            close = nearest(start, {each[: max(len(start), _SHORT)] for each in known})
-            raise NotFoundError(
-                f"{box.pipeline.name} has no dead letter {start!r}.",
-                hint=f"Did you mean {close!r}?" if close else f"weft dlq list {box.pipeline.name}",
-            )
+            starts = {each[: max(len(start), _SHORT)] for each in known}
+            hint = did_you_mean(start, starts, f"weft dlq list {box.pipeline.name}")
+            raise NotFoundError(f"{box.pipeline.name} has no dead letter {start!r}.", hint=hint)
         if len(matching) > 1:
             some = ", ".join(each.letter_id for each in matching[:_NAMED])
             raise DeclarationError(f"{len(matching)} dead letters begin with {start!r}.", hint=f"They are {some}.")

@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 import click
 
-from weft.cli.common import first_line, format_option, module_option, print_json, print_table, run_log_option
+from weft.cli.common import first_line, format_option, module_names_option, print_json, print_table, run_log_option
 from weft.errors import WeftError, installing
 from weft.project import current
 from weft.settings import read_project_file
@@ -30,7 +30,7 @@ class _Diagnosis:
 
 
 @click.command()
-@module_option
+@module_names_option
 @run_log_option
 @format_option
 def doctor(modules: tuple[str, ...], run_log: str | None, output: str) -> None:

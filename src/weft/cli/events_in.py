@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+import io
 import json
 import os
 import re
@@ -66,30 +67,31 @@ class EventInput:
         self.header: str = ""
         """The first line of a CSV file, which a file of its rejected lines begins with too."""
         self._path = path
-        self._text = text
         self._layout = "json" if text is not None else layout
-        self._file: IO[bytes] | None = None
         self._lines_read = 0
         self.note: Callable[[str], object] = lambda text: None
         """Called with a note about the input for the user."""
         self.pausing: Callable[[], object] = lambda: None
         """Called when no line came for a while: the next event may take long."""
-        if text is None:
+        self._file: IO[bytes]
+        if text is not None:
+            self._file = io.BytesIO(text.encode("utf-8", "surrogatepass"))
+        else:
             self._file = sys.stdin.buffer if path == "-" else open(str(path), "rb")  # noqa: SIM115
-            state = _stat(self._file)
-            if state is not None and stat.S_ISREG(state.st_mode):
-                self.size = state.st_size
+        state = _stat(self._file)
+        if state is not None and stat.S_ISREG(state.st_mode):
+            self.size = state.st_size
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._file is not None and self._path != "-":
+        if self._path != "-":
             self._file.close()
 
     def position(self) -> int:
         """Return how many bytes of the file were read; of a compressed one, compressed bytes."""
-        return self._file.tell() if self._file is not None and self.size is not None else 0
+        return self._file.tell() if self.size is not None else 0
 
     def records(self, stream: Stream, skip: int = 0) -> Iterator[Record]:
         """Yield the events after the first `skip`. Values of CSV are parsed by the types of the stream's fields."""
@@ -123,8 +125,6 @@ class EventInput:
 
     def _sniffed(self, stream: Stream) -> tuple[str, Iterator[bytes]]:
         """Return the layout, by the file's ending or its first line, and all lines."""
-        if self._text is not None:
-            return "json", iter([self._text.encode("utf-8", "surrogatepass")])
         lines = self._lines()
         name = self.name.lower().removesuffix(".gz")
         layout = self._layout or {"csv": "csv", "ndjson": "ndjson", "jsonl": "ndjson"}.get(name.rpartition(".")[2])
@@ -146,7 +146,6 @@ class EventInput:
         return layout, chain(first, lines)
 
     def _lines(self) -> Iterator[bytes]:
-        assert self._file is not None
         if self._path is not None and self._path.endswith(".gz"):
             lines = _lines_of(gzip.GzipFile(fileobj=self._file))
         elif self.size is None and _stat(self._file) is not None:
@@ -285,7 +284,7 @@ class EventInput:
 def _stat(file: IO[bytes]) -> os.stat_result | None:
     try:
         return os.fstat(file.fileno())
-    except OSError:  # not a file of the system's: a test's standard input
+    except OSError:  # not a file of the system's: --data, or a test's standard input
         return None
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from weft.cli.common import (
+    common_options,
     first_line,
     format_option,
     module_option,
@@ -39,9 +40,8 @@ if TYPE_CHECKING:
     "--rows", default=5, show_default=True, type=click.IntRange(0, 1000), help="How many sample rows to show."
 )
 @click.option("--no-trial", is_flag=True, help="Leave out what would change: for that, all rows are read and tried.")
-@module_option
-@format_option
-def preview(name: str, rows: int, no_trial: bool, modules: tuple[str, ...], output: str) -> None:
+@common_options
+def preview(name: str, rows: int, no_trial: bool, output: str) -> None:
     """Show what a run of NAME would do: engine, SQL, plan, sample rows, and what would change.
 
     The load is carried out in a transaction that is rolled back. Nothing is created, nothing is changed.
@@ -49,7 +49,7 @@ def preview(name: str, rows: int, no_trial: bool, modules: tuple[str, ...], outp
     from weft.engine.preview import preview as preview_target
     from weft.pipelines.declare import find
 
-    declared(modules)
+    declared()
     pipeline = find(name)
     now = datetime.fromtimestamp(current().clock(), UTC)
     with _explained():
@@ -125,16 +125,15 @@ def _show(pipeline: Pipeline, preview: Preview) -> None:
 
 @click.command()
 @click.argument("names", nargs=-1, metavar="[NAME|FILE.toml]...")
-@module_option
-@format_option
-def validate(names: tuple[str, ...], modules: tuple[str, ...], output: str) -> None:
+@common_options
+def validate(names: tuple[str, ...], output: str) -> None:
     """Check each NAME (or all) against its databases: connections, SQL, columns. Ends with exit code 1 on a problem.
 
     Streaming pipelines too, declared or in a file: of each target it says whether rows arrive exactly once, or at least
     once.
     """
     findings = []
-    for each in _findings(names, modules):
+    for each in _findings(names):
         if each.problem is not None:
             hint = hint_for(each.problem)
             each = replace(each, problem=clean(each.problem) + (f"\n  {hint}" if hint else ""))
@@ -152,8 +151,8 @@ def validate(names: tuple[str, ...], modules: tuple[str, ...], output: str) -> N
             }
             for each in findings
         ]
-        delivery = ["delivery"] if any(each.delivery for each in findings) else []
-        print_table(rows, ["pipeline", "check", "result", *delivery, "detail"], below="detail")
+        columns = ["pipeline", "check", "result", "delivery", "detail"]
+        print_table(rows, columns, seldom=["delivery"], below="detail")
         # A server that does not answer may fail several checks with the same text.
         for name, problem in dict.fromkeys((each.pipeline, each.problem) for each in findings if each.problem):
             click.echo(f"\n{click.style('problem:', fg='red', bold=True)} {name}: {problem}", err=True)
@@ -161,15 +160,14 @@ def validate(names: tuple[str, ...], modules: tuple[str, ...], output: str) -> N
         sys.exit(1)
 
 
-def _findings(names: tuple[str, ...], modules: tuple[str, ...]) -> Iterator[ValidationResult]:
+def _findings(names: tuple[str, ...]) -> Iterator[ValidationResult]:
     from weft.cli.consume import find_pipeline
     from weft.engine.streaming.validate import validate as check_streaming
     from weft.engine.validate import validate as check
 
     project = current()
-    project.load_modules(modules)
     if project.pipelines or not (names or project.streaming_pipelines):
-        declared(())
+        declared()
     loads, streams = project.pipelines, project.streaming_pipelines
     for name in names:
         if not name.endswith(".toml") and name not in loads and name not in streams:
@@ -178,7 +176,7 @@ def _findings(names: tuple[str, ...], modules: tuple[str, ...]) -> Iterator[Vali
         yield from check(each)
     for name in names or streams:
         if name.endswith(".toml") or name in streams:
-            yield from check_streaming(find_pipeline(name, ()))
+            yield from check_streaming(find_pipeline(name))
 
 
 @click.command("dry-run")
@@ -186,9 +184,9 @@ def _findings(names: tuple[str, ...], modules: tuple[str, ...]) -> Iterator[Vali
 @module_option
 @run_log_option
 @format_option
-def dry_run(names: tuple[str, ...], modules: tuple[str, ...], run_log: str | None, output: str) -> None:
+def dry_run(names: tuple[str, ...], run_log: str | None, output: str) -> None:
     """Say what `weft run-due` would do now, in its order; for each NAME also what would change."""
-    declared(modules)
+    declared()
     rows: list[dict[str, Any]] = []
     would_run: set[str] = set()
     with open_runner(run_log, read_only=True) as runner:

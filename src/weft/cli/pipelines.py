@@ -1,4 +1,4 @@
-"""`weft list`, `run`, `run-due` and `status`: pipelines, and what becomes of them."""
+"""`weft list`, `consume-list`, `run`, `run-due` and `status`: pipelines, and what becomes of them."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import click
 
 from weft.cli.common import (
     ago,
+    common_options,
     first_line,
     format_option,
     log_to_stderr,
@@ -33,9 +34,10 @@ if TYPE_CHECKING:
     from weft.operate.runner import Outcome, Runner
     from weft.pipelines.declare import Pipeline
     from weft.pipelines.execution import Execution
+    from weft.pipelines.streaming.spec import StreamingPipeline
+    from weft.systems.base import Connection
 
 _NAMES = click.argument("names", nargs=-1, metavar="[NAME]...")
-_SELDOM = ("slot", "next_due", "quarantined", "error", "why")
 _EXIT_INTERRUPTED, _EXIT_TERMINATED = 130, 143
 
 
@@ -74,10 +76,9 @@ def open_runner(run_log: str | None, alerters: Sequence[str] = (), *, read_only:
         yield Runner(log, _execution, opened_alerters)
 
 
-def declared(modules: tuple[str, ...]) -> dict[str, Pipeline]:
-    """Return the pipelines of the project and of these modules; raise where there are none."""
+def declared() -> dict[str, Pipeline]:
+    """Return the declared pipelines; raise where there are none."""
     project = current()
-    project.load_modules(modules)
     if not project.pipelines:
         if project.streaming_pipelines:
             raise NotFoundError(
@@ -86,6 +87,18 @@ def declared(modules: tuple[str, ...]) -> dict[str, Pipeline]:
         raise none_declared("pipeline")
     graph.refuse_unknown(project.pipelines)
     return project.pipelines
+
+
+def declared_streaming() -> dict[str, StreamingPipeline]:
+    """Return the declared streaming pipelines; raise where there are none."""
+    project = current()
+    if not project.streaming_pipelines:
+        if project.pipelines:
+            raise NotFoundError(
+                "None of the declared pipelines is a streaming one.", hint="weft list lists them, weft run runs them."
+            )
+        raise none_declared("streaming pipeline")
+    return project.streaming_pipelines
 
 
 @contextmanager
@@ -124,17 +137,15 @@ def prints_to_stderr(output: str) -> AbstractContextManager[object]:
 
 
 @click.command("list")
-@module_option
-@format_option
-def list_(modules: tuple[str, ...], output: str) -> None:
+@common_options
+def list_(output: str) -> None:
     """List the declared pipelines, in the order in which they run."""
-    rows = [_listed(each) for each in graph.in_order(declared(modules))]
+    rows = [_listed(each) for each in graph.in_order(declared())]
     if output == "json":
         print_json(rows)
         return
-    shown = [{**row, "targets": ", ".join(row["targets"]), "depends_on": ", ".join(row["depends_on"])} for row in rows]
     columns = ["pipeline", "mode", "targets", "schedule", "depends_on", "declared"]
-    print_table(shown, columns, spare=["declared", "mode"])
+    print_table(rows, columns, spare=["declared", "mode"])
 
 
 def _listed(pipeline: Pipeline) -> dict[str, Any]:
@@ -156,6 +167,54 @@ def _listed(pipeline: Pipeline) -> dict[str, Any]:
     }
 
 
+@click.command("consume-list")
+@common_options
+def consume_list(output: str) -> None:
+    """List the declared streaming pipelines: what each reads, where its rows go, and how often one may arrive."""
+    rows = [_listed_streaming(each) for each in declared_streaming().values()]
+    if output == "json":
+        print_json(rows)
+        return
+    shown = [
+        {
+            "name": row["name"],
+            "sources": [each["name"] for each in row["sources"]],
+            "targets": [each["name"] for each in row["targets"]],
+            **{key: list(dict.fromkeys(each[key] for each in row["targets"])) for key in ("mode", "delivery")},
+        }
+        for row in rows
+    ]
+    print_table(shown, ["name", "sources", "targets", "mode", "delivery"], spare=["mode", "delivery"])
+
+
+def _listed_streaming(pipeline: StreamingPipeline) -> dict[str, Any]:
+    from weft.pipelines.streaming.endpoints import delivery_to
+
+    return {
+        "name": pipeline.name,
+        "sources": [{"name": each.name, "connection": _named(each.connection)} for each in pipeline.sources],
+        "targets": [
+            {
+                "name": each.name,
+                "connection": _named(each.connection),
+                "mode": each.mode,
+                "keys": list(each.primary_key),
+                "delivery": delivery_to(pipeline, each),
+            }
+            for each in pipeline.targets
+        ],
+        "declared": pipeline.place,
+        "description": pipeline.description,
+    }
+
+
+def _named(connection: str | Connection | None) -> str:
+    """Return the name of a connection; of one without a name its target, which holds no secret."""
+    if connection is None or isinstance(connection, str):
+        return connection or "default"
+    return connection.name or f"{connection.kind} {connection.target}"
+
+
 @click.command()
 @click.argument("names", nargs=-1, metavar="NAME...")
 @click.option("--all", "everything", is_flag=True, help="Run every pipeline, each after those that it depends on.")
@@ -172,7 +231,6 @@ def run(
     names: tuple[str, ...],
     everything: bool,
     no_resume: bool,
-    modules: tuple[str, ...],
     run_log: str | None,
     alerters: tuple[str, ...],
     output: str,
@@ -184,7 +242,7 @@ def run(
     """
     from weft.operate.runner import Outcome
 
-    known = declared(modules)
+    known = declared()
     if not names and not everything:
         raise NotFoundError("Which pipeline?", hint=f"Name one of: {', '.join(list(known)[:20])}. Or --all.")
     outcomes: list[Outcome] = []
@@ -207,19 +265,13 @@ def run(
 @run_log_option
 @alerter_option
 @format_option
-def run_due(
-    names: tuple[str, ...],
-    modules: tuple[str, ...],
-    run_log: str | None,
-    alerters: tuple[str, ...],
-    output: str,
-) -> None:
+def run_due(names: tuple[str, ...], run_log: str | None, alerters: tuple[str, ...], output: str) -> None:
     """Run what is due by its schedule: for cron, a systemd timer or a CronJob.
 
     Each slot is run once, however often and by however many hosts this is called. Ends with exit code 1 when something
     failed, 130 after Ctrl-C, 143 after SIGTERM.
     """
-    declared(modules)
+    declared()
     outcomes: list[Outcome] = []
     with (
         open_runner(run_log, alerters) as runner,
@@ -239,9 +291,9 @@ def run_due(
 @module_option
 @run_log_option
 @format_option
-def status(names: tuple[str, ...], modules: tuple[str, ...], run_log: str | None, output: str) -> None:
+def status(names: tuple[str, ...], run_log: str | None, output: str) -> None:
     """How each pipeline stands: its last run, its attempts, when it is due next, and what it waits for."""
-    declared(modules)
+    declared()
     with open_runner(run_log, read_only=True) as runner:
         now = runner.now
         rows: list[dict[str, Any]] = []
@@ -279,15 +331,11 @@ def status(names: tuple[str, ...], modules: tuple[str, ...], run_log: str | None
         for row in rows
     ]
     columns = ["pipeline", "status", "last_run", "attempts", "next_due", "now", "quarantined", "error"]
-    print_table(shown, non_empty(shown, columns), spare=["attempts", "next_due"], below="error")
+    seldom = ["next_due", "quarantined", "error"]
+    print_table(shown, columns, spare=["attempts", "next_due"], seldom=seldom, below="error")
 
 
 # -------------------------------------------------------------------------------------------------------------- showing
-
-
-def non_empty(rows: list[dict[str, Any]], columns: list[str]) -> list[str]:
-    """Return the columns, without seldom used ones that are empty in all rows."""
-    return [each for each in columns if each not in _SELDOM or any(row[each] for row in rows)]
 
 
 def report(outcome: Outcome, output: str) -> None:

@@ -19,8 +19,8 @@ from weft.cli.common import (
     time_text,
     unused_module_option,
 )
-from weft.cli.pipelines import counts_text, load_warnings, non_empty, open_runner
-from weft.errors import NotFoundError, nearest
+from weft.cli.pipelines import counts_text, load_warnings, open_runner
+from weft.errors import NotFoundError, did_you_mean
 from weft.project import current
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def list_(
     ]
     columns = ["run", "pipeline", "status", "attempt", "slot", "started", "seconds", "read", "quarantined", "why"]
     spare = ["slot", "seconds", "attempt", "read", "started"]
-    print_table(rows, non_empty(rows, columns), spare, below="why", whole=["run"])
+    print_table(rows, columns, spare, seldom=["slot", "quarantined", "why"], below="why", whole=["run"])
 
 
 @runs.command()
@@ -147,7 +147,7 @@ def _last(runner: Runner, name: str) -> list[Attempt]:
     state = runner.log.latest([name])[name]
     attempt = state.last or state.skipped
     if attempt is None:
-        close = nearest(name, {each.pipeline for each in runner.log.runs(limit=1000)})
-        hint = f"Did you mean {close!r}?" if close else "weft runs list shows what it knows."
+        known = {each.pipeline for each in runner.log.runs(limit=1000)}
+        hint = did_you_mean(name, known, "weft runs list shows what it knows.")
         raise NotFoundError(f"The run log knows no run of {name!r}.", hint=hint)
     return [attempt]

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import click
 
-from weft.cli.common import module_option
+from weft.cli.common import module_names_option
 
 
 @contextmanager
@@ -23,7 +23,7 @@ def needs_server() -> Iterator[None]:
 
 
 @click.command()
-@module_option
+@module_names_option
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen at.")
 @click.option("--port", default=8080, show_default=True, type=click.IntRange(0, 65535), help="0 takes a free one.")
 @click.option(

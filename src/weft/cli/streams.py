@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from weft.cli.common import Moment, ago, confirm, escaped, one_line, plural, print_json, print_table, yes_option
-from weft.cli.streams_common import find_stream, print_groups, stream_options
+from weft.cli.streams_common import find_stream, of_stream, print_groups, stream_options
 from weft.cli.streams_consume import ack, consume, groups, nack, reset
 from weft.cli.streams_publish import publish
 from weft.cli.streams_tail import tail
@@ -44,13 +44,12 @@ def streams(ctx: click.Context) -> None:
 
 @click.command("list")
 @stream_options
-def list_(connection: str | None, modules: tuple[str, ...], output: str) -> None:
+def list_(connection: str | None, output: str) -> None:
     """List the streams, declared or only stored, and how much they hold.
 
     Ends with exit code 1 when a database could not be reached.
     """
     project = current()
-    project.load_modules(modules)
     known = [
         (each, declared) for declared in project.streams.values() for each in (declared, *derived_streams(declared))
     ]
@@ -104,11 +103,8 @@ def _print_list(rows: list[dict[str, Any]]) -> None:
         }
         for row in rows
     ]
-    print_table(
-        shown,
-        [each for each in columns if any(row[each] for row in shown)],
-        spare=["retention", "connection", "schema", "role", "fields", "last_published"],
-    )
+    spare = ["retention", "connection", "schema", "role", "fields", "last_published"]
+    print_table(shown, columns, spare, seldom=columns)
 
 
 def _listed(
@@ -172,11 +168,11 @@ def _retention(policy: Mapping[str, float]) -> str:
 @click.command()
 @click.argument("name")
 @stream_options
-def show(name: str, connection: str | None, modules: tuple[str, ...], output: str) -> None:
+def show(name: str, connection: str | None, output: str) -> None:
     """Show options, columns, events and consumers of the stream NAME."""
     is_declared = True
     try:
-        stream = find_stream(name, modules)
+        stream = find_stream(name)
     except NotFoundError:
         stored = _stored(name, connection)
         if stored is None:
@@ -302,30 +298,23 @@ def _columns(stream: Stream, log: Log | None, is_declared: bool) -> list[dict[st
 @click.option("--before", type=Moment(), metavar="WHEN", help="Remove what is before an offset, a time, or 30d (ago).")
 @click.option("--max-rows", type=click.IntRange(0), metavar="N", help="Remove all but the newest N events.")
 @yes_option
-@stream_options
+@of_stream
 def trim(
-    name: str,
-    before: int | datetime | None,
-    max_rows: int | None,
-    yes: bool,
-    connection: str | None,
-    modules: tuple[str, ...],
-    output: str,
+    stream: Stream, before: int | datetime | None, max_rows: int | None, yes: bool, connection: str | None, output: str
 ) -> None:
     """Remove old events of the stream NAME.
 
     Without --before and --max-rows: those that its declared retention says.
     """
-    stream = find_stream(name, modules)
     what = f"the events before {before}" if before is not None else ""
     if max_rows is not None:
         what = f"{what} and " * bool(what) + f"all but the newest {plural(max_rows, 'event')}"
-    confirm(f"Remove {what or 'the events past the retention'} of {name}, for good?", yes)
+    confirm(f"Remove {what or 'the events past the retention'} of {stream.name}, for good?", yes)
     removed = trim_sync(stream, before=before, max_rows=max_rows, connection=connection)
     if output == "json":
         print_json({"removed": removed})
     else:
-        click.echo(f"removed {plural(removed, 'event')} from {name}")
+        click.echo(f"removed {plural(removed, 'event')} from {stream.name}")
 
 
 for command in (list_, show, publish, tail, consume, ack, nack, groups, reset, trim):

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
+from functools import wraps
+from typing import Any
 
 import click
 
-from weft.cli.common import Command, find_declared, format_option, module_option, print_table
+from weft.cli.common import Command, common_options, find_declared, print_table
 from weft.streams import Stream
 from weft.streams.runtime import find
 from weft.systems.log import Group
@@ -18,12 +20,23 @@ def stream_options(command: Command) -> Command:
     connection = click.option(
         "--connection", metavar="NAME", help="Use the connection NAME, not the one that the stream declares."
     )
-    return connection(module_option(format_option(command)))
+    return connection(common_options(command))
 
 
-def find_stream(name: str, modules: Iterable[str]) -> Stream:
-    """Import the project's modules and return the declared stream of that name."""
-    return find_declared(find, name, modules)
+def find_stream(name: str) -> Stream:
+    """Return the declared stream of that name."""
+    return find_declared(find, name)
+
+
+def of_stream(command: Command) -> Command:
+    """Add those options, and call the command with the declared stream in the place of its NAME."""
+
+    @stream_options
+    @wraps(command)
+    def found(*, name: str, **options: Any) -> Any:
+        return command(stream=find_stream(name), **options)
+
+    return found
 
 
 def print_groups(groups: Iterable[Group]) -> None:

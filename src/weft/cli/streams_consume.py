@@ -10,12 +10,14 @@ import socket
 import sys
 from collections.abc import Iterator
 from datetime import datetime
+from functools import wraps
+from typing import Any
 
 import click
 
 from weft.cli.common import Command, Moment, confirm, plural, print_json, yes_option
 from weft.cli.events_out import print_events
-from weft.cli.streams_common import find_stream, print_groups, stream_options
+from weft.cli.streams_common import of_stream, print_groups
 from weft.errors import SchemaError
 from weft.streams import Stream, ack_sync, consume_sync, nack_sync, reset_sync
 from weft.streams.runtime import stored_log
@@ -57,27 +59,21 @@ def _cli_member() -> str:
 )
 @click.option("--wait", type=float, default=0.0, metavar="SECONDS", help="Wait so long for the first event.")
 @click.option("--ack", "acknowledge", is_flag=True, help="Acknowledge the events once they are written out.")
-@stream_options
+@of_stream
 def consume(
-    name: str,
+    stream: Stream,
     consumer: str,
-    batch_size: int,
     member: str | None,
-    lease: float,
-    wait: float,
     acknowledge: bool,
     connection: str | None,
-    modules: tuple[str, ...],
     output: str,
+    **reading: Any,
 ) -> None:
     """Print the next events of the stream NAME for CONSUMER.
 
     Until they are acknowledged, the same command gives them again.
     """
-    stream = find_stream(name, modules)
-    batch = consume_sync(
-        stream, consumer, batch_size, connection=connection, member=member or _cli_member(), lease=lease, wait=wait
-    )
+    batch = consume_sync(stream, consumer, connection=connection, member=member or _cli_member(), **reading)
     print_events(batch, output)
     if acknowledge:
         ack_sync(stream, consumer, batch, connection=connection)
@@ -91,7 +87,7 @@ def consume(
         options += [f"--connection {connection}"] if connection else []
         ranges = _ranges([event[ROWID] for event in batch])
         if len(ranges) <= 20:
-            command = " ".join(["weft streams ack", name, consumer, *ranges, *options])
+            command = " ".join(["weft streams ack", stream.name, consumer, *ranges, *options])
             click.echo(f"To acknowledge: {command}", err=True)
         else:
             click.echo("To acknowledge: consume with --format json, and pipe it to weft streams ack … -", err=True)
@@ -108,41 +104,32 @@ def _ranges(rowids: list[int]) -> list[str]:
 
 
 def _settling(command: Command) -> Command:
-    """Add the arguments and options that `ack` and `nack` share."""
-    for option in (
-        stream_options,
-        click.option("--any-member", is_flag=True, help="Whoever holds the events."),
-        _member_option,
-        click.argument("rowids", nargs=-1, required=True, metavar="OFFSETS…"),
-        click.argument("consumer"),
-        click.argument("name"),
-    ):
-        command = option(command)
-    return command
+    """Add the arguments and options that `ack` and `nack` share; they are called with the events and the member."""
+
+    @click.argument("name")
+    @click.argument("consumer")
+    @click.argument("rowids", nargs=-1, required=True, metavar="OFFSETS…")
+    @_member_option
+    @click.option("--any-member", is_flag=True, help="Whoever holds the events.")
+    @of_stream
+    @wraps(command)
+    def named(rowids: tuple[str, ...], member: str | None, any_member: bool, **options: Any) -> Any:
+        events = _named_events(options["stream"], options["connection"], rowids)
+        return command(events=events, member=None if any_member else member or _cli_member(), **options)
+
+    return named
 
 
 @click.command()
 @_settling
-def ack(
-    name: str,
-    consumer: str,
-    rowids: tuple[str, ...],
-    member: str | None,
-    any_member: bool,
-    connection: str | None,
-    modules: tuple[str, ...],
-    output: str,
-) -> None:
+def ack(stream: Stream, consumer: str, events: list[dict[str, int]], output: str, **options: Any) -> None:
     """Acknowledge events of the stream NAME for CONSUMER.
 
     They are not delivered to it again. OFFSETS are numbers, ranges such as 1-100, or - to read consumed events from
     standard input, as NDJSON.
     """
-    stream = find_stream(name, modules)
-    held = _named_events(stream, connection, rowids)
-    by = None if any_member else member or _cli_member()
-    count = ack_sync(stream, consumer, held, connection=connection, member=by)
-    before = len(held) - count
+    count = ack_sync(stream, consumer, events, **options)
+    before = len(events) - count
     if output == "json":
         print_json({"acknowledged": count, "already_acknowledged": before})
     else:
@@ -154,26 +141,12 @@ def ack(
 @_settling
 @click.option("--delay", type=float, default=0.0, metavar="SECONDS", help="Deliver them again after so long.")
 @click.option("--reason", metavar="TEXT", help="Why; goes with them to the dead letters.")
-def nack(
-    name: str,
-    consumer: str,
-    rowids: tuple[str, ...],
-    member: str | None,
-    any_member: bool,
-    delay: float,
-    reason: str | None,
-    connection: str | None,
-    modules: tuple[str, ...],
-    output: str,
-) -> None:
+def nack(stream: Stream, consumer: str, events: list[dict[str, int]], output: str, **options: Any) -> None:
     """Give events back, to be delivered to CONSUMER again.
 
     OFFSETS are numbers, ranges such as 1-100, or - to read consumed events from standard input, as NDJSON.
     """
-    stream = find_stream(name, modules)
-    held = _named_events(stream, connection, rowids)
-    by = None if any_member else member or _cli_member()
-    count = nack_sync(stream, consumer, held, delay=delay, reason=reason, connection=connection, member=by)
+    count = nack_sync(stream, consumer, events, **options)
     if output == "json":
         print_json({"given_back": count})
     else:
@@ -229,21 +202,21 @@ def _rowids_of_stdin() -> Iterator[int]:
 
 @click.command()
 @click.argument("name")
-@stream_options
-def groups(name: str, connection: str | None, modules: tuple[str, ...], output: str) -> None:
+@of_stream
+def groups(stream: Stream, connection: str | None, output: str) -> None:
     """List the consumers of the stream NAME.
 
     position: the last offset delivered; lag: events not delivered yet; pending: delivered, not acknowledged; lost:
     removed by retention before they were consumed.
     """
-    log = stored_log(find_stream(name, modules), connection)
+    log = stored_log(stream, connection)
     consumers = log.groups() if log else []
     if output == "json":
         print_json(consumers)
     elif consumers:
         print_groups(consumers)
     else:
-        click.echo(f"No consumer has read {name} yet.", err=True)
+        click.echo(f"No consumer has read {stream.name} yet.", err=True)
 
 
 @click.command()
@@ -257,31 +230,26 @@ def groups(name: str, connection: str | None, modules: tuple[str, ...], output: 
     help="start, end, the offset or the time (ISO, or 10m ago) of the event to be delivered next.",
 )
 @yes_option
-@stream_options
+@of_stream
 def reset(
-    name: str,
-    consumer: str,
-    to: int | datetime | str,
-    yes: bool,
-    connection: str | None,
-    modules: tuple[str, ...],
-    output: str,
+    stream: Stream, consumer: str, to: int | datetime | str, yes: bool, connection: str | None, output: str
 ) -> None:
     """Move CONSUMER to another place in the stream NAME.
 
     Its members lose the events that they hold: their acks are refused.
     """
-    stream = find_stream(name, modules)
     log = stored_log(stream, connection)
     known = next((group for group in log.groups() if group.consumer == consumer), None) if log else None
     state = f"is at {known.position:,}, {plural(known.pending, 'event')} pending" if known else "has not read it yet"
-    confirm(f"{consumer} of {name} {state}. Move it to {to}?", yes)
+    confirm(f"{consumer} of {stream.name} {state}. Move it to {to}?", yes)
     position = reset_sync(stream, consumer, to, connection=connection)
     if output == "json":
         print_json({"consumer": consumer, "position": position})
     else:
         click.echo(f"{consumer} goes on after offset {position}")
         if known is None:
-            click.echo(f"note: {consumer} had never read {name}. Is the name right?", err=True)
+            click.echo(f"note: {consumer} had never read {stream.name}. Is the name right?", err=True)
         if isinstance(to, int) and to - 1 > position:
-            click.echo(f"note: {to:,} is past the end of {name}, so it goes on with the next new event.", err=True)
+            click.echo(
+                f"note: {to:,} is past the end of {stream.name}, so it goes on with the next new event.", err=True
+            )

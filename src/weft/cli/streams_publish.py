@@ -15,7 +15,7 @@ import click
 
 from weft.cli.common import one_line, plural, print_json
 from weft.cli.events_in import EventInput, Record
-from weft.cli.streams_common import find_stream, stream_options
+from weft.cli.streams_common import of_stream
 from weft.errors import SchemaError, WeftError
 from weft.streams import Stream, publish_sync
 from weft.streams.encode import encode, encode_quickly
@@ -196,9 +196,9 @@ def _interrupts_wait() -> Iterator[None]:
     metavar="FILE",
     help="Write the lines that --on-error skip leaves out.",
 )
-@stream_options
+@of_stream
 def publish(
-    name: str,
+    stream: Stream,
     file: str | None,
     data: str | None,
     layout: str | None,
@@ -207,7 +207,6 @@ def publish(
     on_error: str,
     rejects: str | None,
     connection: str | None,
-    modules: tuple[str, ...],
     output: str,
 ) -> None:
     """Publish events to the stream NAME.
@@ -230,7 +229,6 @@ def publish(
         if sys.stdin.isatty():
             raise click.UsageError("Give FILE, - for standard input, or --data '{…}'.")
         file = "-"
-    stream = find_stream(name, modules)
     began = time.monotonic()
     with ExitStack() as closing:
         source = closing.enter_context(EventInput(file, data, layout=layout))

@@ -15,8 +15,9 @@ import click
 from weft.cli.common import Moment
 from weft.cli.events_in import value_of
 from weft.cli.events_out import as_text, print_events
-from weft.cli.streams_common import find_stream, stream_options
-from weft.errors import nearest
+from weft.cli.streams_common import of_stream
+from weft.errors import did_you_mean
+from weft.streams import Stream
 from weft.streams.events import to_dicts
 from weft.streams.runtime import Opened, open_stream, stored_log
 from weft.systems.log import META_TYPES, ROWID, Log
@@ -44,15 +45,14 @@ _CHECK_SECONDS = 0.5
     metavar="FIELD=VALUE",
     help="Only such events. May be repeated; all must hold.",
 )
-@stream_options
+@of_stream
 def tail(
-    name: str,
+    stream: Stream,
     count: int | None,
     since: int | datetime | str | None,
     follow: bool,
     filters: tuple[str, ...],
     connection: str | None,
-    modules: tuple[str, ...],
     output: str,
 ) -> None:
     """Print the last events of the stream NAME.
@@ -60,7 +60,6 @@ def tail(
     With -f also the new ones as they come. A line each for people, leaving out what is null; with --format json one
     JSON object a line.
     """
-    stream = find_stream(name, modules)
     opened = open_stream(stream, connection) if follow else None
     log = opened.log if opened else stored_log(stream, connection)
     if log is None:
@@ -140,10 +139,9 @@ def _parse_filters(filters: tuple[str, ...], types: Mapping[str, FieldType]) -> 
         if not equals or not field:
             raise click.UsageError(f"--filter takes FIELD=VALUE, not {text!r}.")
         tests.append(_equals(field, value, known.get(field)))
-        close = nearest(field, known)
         if types and field not in known:
-            meant = f" Did you mean {close!r}?" if close else ""
-            click.echo(f"note: the stream has no column {field!r}; events may still hold it.{meant}", err=True)
+            note = f"note: the stream has no column {field!r}; events may still hold it."
+            click.echo(f"{note} {did_you_mean(field, known, '')}".rstrip(), err=True)
     return lambda event: all(test(event) for test in tests)
 
 

@@ -33,6 +33,7 @@ WAIT_SECONDS = 5.0
 _ERROR_CHARACTERS = 1500
 _SCHEMES = ("stdout", "slack", "https", "http")
 _NOT_OFFERED = ("email", "mailto", "smtp", "pagerduty")
+_EXAMPLES = "For example stdout://, slack://hooks.slack.com/services/… or https://example.com/hook."
 
 AlertKind = Literal["failed", "gave_up", "recovered"]
 
@@ -226,12 +227,12 @@ def open_alerter(url: str) -> Alerter:
     this machine only.
     """
     if not isinstance(url, str) or not url.strip():
-        raise SettingsError("An alerter needs a URL.", hint=_examples())
+        raise SettingsError("An alerter needs a URL.", hint=_EXAMPLES)
     url = settings.interpolate(url.strip(), "the URL of an alerter")
     scheme = url_scheme(url)
     if scheme in _NOT_OFFERED:
         raise SettingsError(
-            f"An alerter at {scheme}: is not offered.", hint=f"Post to a service that forwards. {_examples()}"
+            f"An alerter at {scheme}: is not offered.", hint=f"Post to a service that forwards. {_EXAMPLES}"
         )
     if scheme == "stdout":
         if url.partition("://")[2].strip("/"):
@@ -241,16 +242,16 @@ def open_alerter(url: str) -> Alerter:
         close = nearest(scheme or url.partition(":")[0][:20], _SCHEMES)
         hint = f"Did you mean {close}://? " if close else ""
         named = f"at {scheme}://" if scheme else "without a scheme"
-        raise NotFoundError(f"There is no alerter {named}.", hint=f"{hint}{_examples()}")
+        raise NotFoundError(f"There is no alerter {named}.", hint=f"{hint}{_EXAMPLES}")
     try:
         parts = urlsplit(url)
         host, _ = parts.hostname, parts.port
     except ValueError:
         # Without the cause, which would quote the URL.
-        raise SettingsError(f"The URL of an alerter at {scheme}:// cannot be read.", hint=_examples()) from None
+        raise SettingsError(f"The URL of an alerter at {scheme}:// cannot be read.", hint=_EXAMPLES) from None
     if not host or parts.username is not None or parts.password is not None:
         raise SettingsError(
-            f"The URL of an alerter at {scheme}:// needs a host, and has no user or password.", hint=_examples()
+            f"The URL of an alerter at {scheme}:// needs a host, and has no user or password.", hint=_EXAMPLES
         )
     rest = url.partition("://")[2]
     if scheme == "slack":
@@ -270,10 +271,6 @@ def _is_loopback(host: str) -> bool:
         return ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
-
-
-def _examples() -> str:
-    return "For example stdout://, slack://hooks.slack.com/services/… or https://example.com/hook."
 
 
 def _time(moment: datetime) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 from uuid import uuid4
 
 from weft.operate.records import Attempt, ClaimedRun, RefusedClaim, slot_text
-from weft.operate.runlog_tables import LogTables, attempt_of, instant
+from weft.operate.runlog_tables import LogTables, instant
 from weft.systems import process
 from weft.systems.sql.driver import Session
 
@@ -66,14 +66,6 @@ def lock(session: Session, book: LogTables, pipeline: str) -> Claim | None:
     return Claim(pipeline, fence, run_id, attempt, owner, instant(expires_at), failures, moment)
 
 
-def attempts_at(session: Session, book: LogTables, run_id: str) -> list[Attempt]:
-    """Return all attempts at a run, the first one first."""
-    rows = session.rows(
-        f"SELECT {book.columns('r')} FROM {book.runs} r WHERE r.run_id = ? ORDER BY r.attempt", (run_id,)
-    )
-    return [attempt for row in rows if (attempt := attempt_of(row)) is not None]
-
-
 def grant(
     session: Session,
     claim: Claim,
@@ -85,10 +77,10 @@ def grant(
     resume: bool,
 ) -> ClaimedRun | RefusedClaim:
     """Begin an attempt, or return why not. Either way, an attempt whose process is gone is recorded as interrupted."""
-    attempts = attempts_at(session, book, slot_id(claim.pipeline, slot)) if slot is not None else []
+    attempts = book.attempts_at(session, slot_id(claim.pipeline, slot)) if slot is not None else []
     if attempts and attempts[-1].status == "succeeded":
         return RefusedClaim("succeeded", claim.pipeline, attempts[-1])
-    previous = attempts_at(session, book, claim.run_id) if claim.run_id is not None else []
+    previous = book.attempts_at(session, claim.run_id) if claim.run_id is not None else []
     last = previous[-1] if previous else None
     if claim.is_live:
         return RefusedClaim("running", claim.pipeline, last)

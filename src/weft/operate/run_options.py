@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Self, TypedDict
+from typing import TypedDict
 
 from weft.errors import SettingsError
-from weft.options import refuse_unknown
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,12 +22,6 @@ class Running:
     max_backoff_ms: int = 30_000
     max_restarts: int | None = None
     """One after the other, without a batch between them."""
-
-    @classmethod
-    def of(cls, options: Mapping[str, Any], where: str) -> Self:
-        """Return these options; an unknown one is an error that names the nearest."""
-        refuse_unknown(options, OPTIONS, where)
-        return cls(**options)
 
     def __post_init__(self) -> None:
         for name in ("min_backoff_ms", "max_backoff_ms", "max_restarts"):

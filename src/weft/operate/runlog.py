@@ -23,6 +23,7 @@ from weft.errors import (
     SettingsError,
     StorageError,
     WeftError,
+    did_you_mean,
     nearest,
 )
 from weft.operate import claims
@@ -41,6 +42,7 @@ DEFAULT_FILE = ".weft/runs.db"
 LEASE_SECONDS = 60.0
 """An owner without a heartbeat for this long has lost its claim."""
 _NOT_OFFERED = ("s3", "gs", "gcs", "azure", "azureblob", "file")
+_EXAMPLES = "sqlite://runs.db, postgres://user:${PASSWORD}@host/database, mysql://… or memory://."
 # A query for more pipelines than this asks for all.
 _LISTED = 200
 _ENDS = ("succeeded", "failed", "interrupted")
@@ -143,8 +145,7 @@ class RunLog:
             raise DeclarationError(f"A run cannot end as {status!r}.", hint=f"It ends as {', '.join(_ENDS)}.")
         for name in counts or {}:
             if name not in COUNTS:
-                close = nearest(name, COUNTS)
-                hint = f"Did you mean {close!r}?" if close else f"Counted are: {', '.join(COUNTS)}."
+                hint = did_you_mean(name, COUNTS, f"Counted are: {', '.join(COUNTS)}.")
                 raise DeclarationError(f"A run has no count {name!r}.", hint=hint)
         values: dict[str, Any] = {name: int(value) for name, value in (counts or {}).items()}
         values |= {"status": status, "engine": engine}
@@ -175,7 +176,7 @@ class RunLog:
         run_id = claims.slot_id(pipeline, slot, "skip", reason)
 
         def record(session: Session, claim: Claim) -> bool:
-            if not claims.attempts_at(session, self._book, run_id):
+            if not self._book.attempts_at(session, run_id):
                 values = {"run_id": run_id, "attempt": 0, "pipeline": pipeline, "slot": slot, "status": "skipped"}
                 times = {"started_at": claim.now, "finished_at": claim.now}
                 self._book.insert(session, {**values, **times, "reason": reason})
@@ -228,19 +229,14 @@ class RunLog:
                 parameters.append(value)
         if since is not None:
             conditions.append(f"r.started_at >= {self._book.tables.moment(since)}")
-        return self._attempts(
-            f"WHERE {' AND '.join(conditions)} ORDER BY r.started_at DESC, r.run_id, r.attempt DESC LIMIT {int(limit)}",
-            parameters,
-        )
+        order = f"ORDER BY r.started_at DESC, r.run_id, r.attempt DESC LIMIT {int(limit)}"
+        with self._book.session("read") as session:
+            return self._book.attempts(session, f"WHERE {' AND '.join(conditions)} {order}", parameters)
 
     def run(self, run_id: str) -> list[Attempt]:
         """Return all attempts at a run, the first one first; none where the log has no such run."""
-        return self._attempts("WHERE r.run_id = ? ORDER BY r.attempt", [run_id])
-
-    def _attempts(self, rest: str, parameters: list[Any]) -> list[Attempt]:
         with self._book.session("read") as session:
-            rows = session.rows(f"SELECT {self._book.columns('r')} FROM {self._book.runs} r {rest}", parameters)
-        return [attempt for row in rows if (attempt := attempt_of(row)) is not None]
+            return self._book.attempts_at(session, run_id)
 
     # ----------------------------------------------------------------------------------------------------- transactions
 
@@ -363,7 +359,7 @@ def _parse(url: str | None, root: Path) -> tuple[Connection, bool]:
     if url is None:
         return build_connection(None, {"kind": "sqlite", "path": str(root / DEFAULT_FILE)}, "The run log"), True
     if not isinstance(url, str) or not url.strip():
-        raise SettingsError("A run log needs a URL or the name of a connection.", hint=f"For example {_examples()}")
+        raise SettingsError("A run log needs a URL or the name of a connection.", hint=f"For example {_EXAMPLES}")
     if url_scheme(url) is None and settings.has_references(url):
         url = settings.interpolate(url, "the URL of the run log")
     url, create = _without_create_tables(url)
@@ -373,13 +369,13 @@ def _parse(url: str | None, root: Path) -> tuple[Connection, bool]:
     if scheme in _NOT_OFFERED:
         raise SettingsError(
             f"A run log in {scheme}:// is not offered: such a store cannot say who claims a run.",
-            hint=f"Several hosts can share a database: {_examples()}",
+            hint=f"Several hosts can share a database: {_EXAMPLES}",
         )
     known = [*schemes(), "memory"]
     if scheme not in known:
         close = nearest(scheme, known)
         hint = f"Did you mean {close}://? " if close else ""
-        raise NotFoundError(f"There is no run log at {scheme}://.", hint=f"{hint}For example {_examples()}")
+        raise NotFoundError(f"There is no run log at {scheme}://.", hint=f"{hint}For example {_EXAMPLES}")
     if scheme == "memory":
         if url.partition("://")[2].strip("/"):
             raise SettingsError("A run log in memory has no path.", hint="Write memory://.")
@@ -387,10 +383,6 @@ def _parse(url: str | None, root: Path) -> tuple[Connection, bool]:
     if system_for_url(url).load_connection().one_host:
         return _file(scheme, url, root), create
     return build_connection(None, {"url": url}, "The run log"), create
-
-
-def _examples() -> str:
-    return "sqlite://runs.db, postgres://user:${PASSWORD}@host/database, mysql://… or memory://."
 
 
 def _without_create_tables(url: str) -> tuple[str, bool]:
@@ -424,5 +416,5 @@ def _file(scheme: str, url: str, root: Path) -> Connection:
             )
         path = path[1:]
     if not path or path == MEMORY:
-        raise SettingsError(f"A run log at {scheme}:// needs a file.", hint=f"For example {_examples()}")
+        raise SettingsError(f"A run log at {scheme}:// needs a file.", hint=f"For example {_EXAMPLES}")
     return system_for_url(url).load_connection().from_fields({"path": str(root / path)}, name=None)

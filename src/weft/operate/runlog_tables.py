@@ -10,40 +10,27 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import fields
 from datetime import UTC, datetime
 from functools import cached_property
-from typing import Any
+from types import NoneType
+from typing import Any, get_args, get_type_hints
 
 import pyarrow as pa
 
 from weft.errors import DeclarationError, SettingsError, WeftError, nearest
-from weft.operate.records import COUNTS, Attempt
+from weft.operate.records import Attempt
+from weft.options import variants
 from weft.project import build_connection
 from weft.systems.base import system_for, systems
 from weft.systems.sql.driver import Role, Session
 from weft.systems.sql.tables import SqlTables
 
 _INSTANT = pa.timestamp("us", "UTC")
+# Other values are stored as texts.
+_ARROW_TYPES = {int: pa.int64(), datetime: _INSTANT}
 _RUNS = pa.schema(
-    [
-        pa.field("run_id", pa.string(), nullable=False),
-        pa.field("attempt", pa.int64(), nullable=False),
-        pa.field("pipeline", pa.string(), nullable=False),
-        pa.field("slot", _INSTANT),
-        pa.field("status", pa.string(), nullable=False),
-        pa.field("engine", pa.string()),
-        pa.field("host", pa.string()),
-        pa.field("pid", pa.int64()),
-        pa.field("owner", pa.string()),
-        pa.field("started_at", _INSTANT, nullable=False),
-        pa.field("finished_at", _INSTANT),
-        *(pa.field(name, pa.int64()) for name in COUNTS),
-        pa.field("error", pa.string()),
-        pa.field("reason", pa.string()),
-        pa.field("retry_at", _INSTANT),
-        pa.field("metrics", pa.string()),
-    ]
+    pa.field(name, _ARROW_TYPES.get(variants(hint)[0], pa.string()), nullable=NoneType in get_args(hint))
+    for name, hint in get_type_hints(Attempt).items()
 )
 _CLAIMS = pa.schema(
     [
@@ -67,8 +54,6 @@ _TABLES = {"runs": (_RUNS, ("run_id", "attempt")), "claims": (_CLAIMS, ("pipelin
 # What MySQL must be able to index.
 _SHORT = {"run_id", "pipeline", "status", "slot_run_id", "skip_run_id"}
 _INDEXES = (("started_at",), ("pipeline", "started_at"))
-
-COLUMNS = tuple(each.name for each in fields(Attempt))
 
 
 class LogTables:
@@ -136,8 +121,17 @@ class LogTables:
         changes = ", ".join(f"{self.tables.quote(name)} = {value}" for name, value in sql.items())
         session.run(f"UPDATE {table} SET {changes} WHERE {where}", [*new, *parameters])
 
+    def attempts(self, session: Session, rest: str, parameters: Sequence[Any]) -> list[Attempt]:
+        """Return the attempts that the rest of a query over `runs r` selects."""
+        rows = session.rows(f"SELECT {self.columns('r')} FROM {self.runs} r {rest}", parameters)
+        return [attempt for row in rows if (attempt := attempt_of(row)) is not None]
+
+    def attempts_at(self, session: Session, run_id: str) -> list[Attempt]:
+        """Return all attempts at a run, the first one first; none where the log has no such run."""
+        return self.attempts(session, "WHERE r.run_id = ? ORDER BY r.attempt", (run_id,))
+
     def columns(self, alias: str) -> str:
-        return ", ".join(f"{alias}.{self.tables.quote(name)}" for name in COLUMNS)
+        return ", ".join(f"{alias}.{self.tables.quote(name)}" for name in _RUNS.names)
 
 
 def insert_row(tables: SqlTables, session: Session, table: str, values: dict[str, Any]) -> None:
@@ -164,7 +158,7 @@ def attempt_of(row: Sequence[Any]) -> Attempt | None:
     """Return an attempt from its columns, or `None` where a join had no row."""
     if row[0] is None:
         return None
-    values = dict(zip(COLUMNS, row, strict=True))
+    values = dict(zip(_RUNS.names, row, strict=True))
     for name in ("slot", "started_at", "finished_at", "retry_at"):
         values[name] = instant(values[name])
     values["metrics"] = None if values["metrics"] is None else json.loads(values["metrics"])

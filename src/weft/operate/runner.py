@@ -22,7 +22,7 @@ from weft.operate.hints import hint_for
 from weft.operate.logs import captured
 from weft.operate.records import COUNTS, ClaimedRun, RefusedClaim
 from weft.operate.redaction import clean
-from weft.operate.runlog import LEASE_SECONDS, RunLog
+from weft.operate.runlog import RunLog
 from weft.pipelines import graph
 from weft.pipelines.declare import Pipeline
 from weft.pipelines.execution import Execution, Executor
@@ -68,17 +68,10 @@ class Runner(Planner):
     """Runs the pipelines of a project under a run log, by an executor."""
 
     def __init__(
-        self,
-        log: RunLog,
-        executor: Executor,
-        alerters: Alerters | None = None,
-        *,
-        project: Project | None = None,
-        lease_seconds: float = LEASE_SECONDS,
+        self, log: RunLog, executor: Executor, alerters: Alerters | None = None, *, project: Project | None = None
     ) -> None:
         super().__init__(log, project)
         self.executor, self.alerters = executor, alerters or Alerters()
-        self.lease_seconds = lease_seconds
         self.stopped: Outcome | None = None
         """The run that an interrupt or SIGTERM ended; the exception itself goes on to the caller."""
 
@@ -87,13 +80,7 @@ class Runner(Planner):
     def run(self, pipeline: Pipeline, *, slot: datetime | None = None, resume: bool = True) -> Outcome:
         """Run a pipeline now, for a slot of its schedule or by hand. One by hand goes on with the last run if that did
         not succeed; not with `resume=False`."""
-        claimed = self.log.claim(
-            pipeline.name,
-            slot=slot,
-            attempts_allowed=pipeline.retry.max_attempts,
-            lease_seconds=self.lease_seconds,
-            resume=resume,
-        )
+        claimed = self.log.claim(pipeline.name, slot=slot, attempts_allowed=pipeline.retry.max_attempts, resume=resume)
         if isinstance(claimed, RefusedClaim):
             if claimed.gave_up:
                 self.alerters.gave_up(pipeline.name, claimed.last)

@@ -7,13 +7,14 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from weft.errors import DeclarationError, MissingExtraError, SettingsError
 from weft.operate.listener import RunListener
 from weft.operate.run_options import Running
 from weft.operate.runner import described
-from weft.pipelines.streaming.execution import Report, StreamingEngine
+from weft.pipelines.streaming.execution import StreamingEngine
 
 _log = logging.getLogger("weft.operate")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -44,7 +45,7 @@ class Supervisor:
                     break
                 except Exception as error:
                     pause = self._pause_after(error)
-                    self._notify(lambda each, error=error, pause=pause: each.failed(error, pause))  # type: ignore[misc]
+                    self._notify("failed", error, pause)
                     if pause is None:
                         raise
                     self.engine.forget(error)
@@ -59,21 +60,15 @@ class Supervisor:
             threading.Thread(target=self.engine.stop, name="weft-stop", daemon=True).start()
 
     def _run_once(self) -> None:
-        def report(done: Report) -> None:
-            self._notify(lambda each: each.batch(done))
-
-        def idle() -> None:
-            self._notify(lambda each: each.idle())
-
         self.engine.start(
             once=self.running.once,
             committed=self._committed,
-            report=report if self.listeners else None,
-            idle=idle if any(each.wants_idle for each in self.listeners) else None,
+            report=partial(self._notify, "batch") if self.listeners else None,
+            idle=partial(self._notify, "idle") if any(each.wants_idle for each in self.listeners) else None,
         )
         self._is_running = True
         _log.info("%s runs, with its checkpoint in %s", self.engine.name, self.engine.location)
-        self._notify(lambda each: each.started(self.engine.lag))
+        self._notify("started", self.engine.lag)
         try:
             if self._stopping.is_set():  # by a caller who did not see that it runs
                 self.engine.stop()
@@ -98,12 +93,12 @@ class Supervisor:
         _log.warning(text, self.engine.name, pause, described(error))
         return pause
 
-    def _notify(self, call: Callable[[RunListener], None]) -> None:
-        """Call all listeners. An error of one fails nothing: the batch that it gets is loaded, and would be loaded
-        again."""
+    def _notify(self, method: str, *details: object) -> None:
+        """Call a method of all listeners. An error of one fails nothing: the batch that it gets is loaded, and would be
+        loaded again."""
         for each in self.listeners:
             try:
-                call(each)
+                getattr(each, method)(*details)
             except BrokenPipeError as error:
                 self._unread = error
                 self.stop()

@@ -83,6 +83,8 @@ class Replay:
         self.pipeline, self._wanted, self._max = pipeline, wanted, max_replays
         self.box = DeadLetterBox(pipeline)
         self.done = Replayed()
+        self.exhausted = False
+        """Whether letters were left alone because they had failed in `max_replays` replays."""
         self._own: set[str] = set()
         """Letters that came back: one replay tries each row once."""
 
@@ -116,6 +118,7 @@ class Replay:
 
     def _why_not(self, letter: StoredLetter) -> str | None:
         if letter.replays >= self._max:
+            self.exhausted = True
             return f"it failed in {letter.replays} replay{'' if letter.replays == 1 else 's'}"
         if letter.stage == "store":
             named = [each for each in self.pipeline.targets if each.name == letter.target]
