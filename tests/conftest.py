@@ -44,6 +44,16 @@ pytest_plugins = ["selection", "reruns"]
 
 servers.WAITS_FOR_DISK = False
 SYSTEMS = ["sqlite", "postgres", "mysql"]
+FEW_ROWS = {
+    # To compile code for queries takes two fifths of a merge of three rows into Delta.
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.sql.codegen.wholeStage": "false",
+    # Tasks to list the files of a Delta table, which each load does.
+    "spark.databricks.delta.snapshotPartitions": "1",
+    # Plans are much garbage: with the room that Java gives them, collecting it takes a tenth of the time.
+    "spark.driver.extraJavaOptions": "-Xmn400m",
+}
+"""Settings of Spark for tests: a query takes them longer to plan than to run."""
 
 _missing_packages: set[str] = set()
 
@@ -245,21 +255,20 @@ def spark_cache(pytestconfig: pytest.Config) -> str:
 
 @pytest.fixture(scope="session")
 def _spark_project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The project of the run's session: its Python processes start warm, and it compiles no code for queries, which
-    takes two fifths of a merge of three rows into Delta."""
+    """The project of the run's session, whose Python processes start warm."""
     from weft.engine import session
 
     folder = tmp_path_factory.mktemp("spark")
-    conf = {
-        "spark.pyspark.python": warm_python.launcher(),
-        "spark.pyspark.driver.python": warm_python.launcher(),
-        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-        "spark.sql.codegen.wholeStage": "false",
-    }
-    lines = (f'"{name}" = "{value}"\n' for name, value in conf.items())
-    (folder / "weft.toml").write_text(f"[spark.conf]\n{''.join(lines)}")
+    warm = warm_python.launcher()
+    write_spark_conf(folder, {"spark.pyspark.python": warm, "spark.pyspark.driver.python": warm, **FEW_ROWS})
     yield folder
     session.stop()
+
+
+def write_spark_conf(folder: Path, conf: dict[str, str]) -> None:
+    """Write a weft.toml with settings of Spark into the folder of a project."""
+    lines = (f'"{name}" = "{value}"\n' for name, value in conf.items())
+    (folder / "weft.toml").write_text(f"[spark.conf]\n{''.join(lines)}")
 
 
 @pytest.fixture

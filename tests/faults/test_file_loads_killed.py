@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import weft
+from conftest import FEW_ROWS, write_spark_conf
 from engine import oracle
 from weft.systems.load import Load
 
@@ -91,6 +92,7 @@ def test_killed(spark: Any, case: tuple[str, str, str, str], pytestconfig: pytes
         states.append(in_order(expected))
     job = {"kind": kind, "fields": fields, "rows": SECOND, "load": options(1), "step": step, "way": way}
     cache = {"WEFT_CACHE": str(pytestconfig.rootpath / ".cache" / "weft"), "WEFT_SPARK_MASTER": "local[2]"}
+    write_spark_conf(tmp_path, FEW_ROWS)
     done = subprocess.run(
         [sys.executable, str(Path(__file__).with_name("file_load_process.py")), json.dumps(job, default=str)],
         env={**os.environ, **cache},

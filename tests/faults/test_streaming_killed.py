@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 import weft
+from conftest import FEW_ROWS, write_spark_conf
 from engine.streaming.conftest import declare, here  # noqa: F401 - fixture
 from faults.streaming_process import AFTER_COMMIT, BEFORE_OFFSETS, MID_SINK, POINTS
 from faults.streaming_targets import KINDS, Place, place_of  # noqa: F401 - fixture
@@ -90,6 +91,7 @@ def test_killed_at_six_points(
     project: Path,
 ) -> None:
     (project / "sitecustomize.py").write_text(AT_START)
+    write_spark_conf(project, FEW_ROWS)
     events = declare(n="int64", name="string")
     places = [place_of(each) for each in kinds]
     if len(places) > 1:

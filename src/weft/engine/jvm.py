@@ -71,7 +71,13 @@ PROFILES: dict[Profile, tuple[str, ...]] = {
     # The first compiler alone, and the collector that needs no threads. With as much room for code as both compilers
     # have: Java gives one alone 48 MB, which Spark filled after twenty minutes of many queries. Then nothing is
     # compiled any more, and threads die in which a method is needed for the first time.
-    "quick": ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:ReservedCodeCacheSize=240m"),
+    # Spark's classes exceed the size at which Java first collects all garbage, and twice that: for nothing.
+    "quick": (
+        "-XX:+UseSerialGC",
+        "-XX:TieredStopAtLevel=1",
+        "-XX:ReservedCodeCacheSize=240m",
+        "-XX:MetaspaceSize=256m",
+    ),
     # Not Java's own choice (G1), which took more CPU for both kinds of load. And Arrow does not check each value's
     # place: every vector was made by Spark or by Arrow itself, and the checks took a twentieth of a load with SQL.
     "throughput": (

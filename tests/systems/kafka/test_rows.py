@@ -217,7 +217,9 @@ def test_offsets_that_cannot_be_committed_are_a_line_in_the_log(
     kafka: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = kafka.create_topic()
-    for connection in (KafkaConnection(kafka.bootstrap, group_id="g"), KafkaConnection("127.0.0.1:1", group_id="g")):
+    for bootstrap, seconds in ((kafka.bootstrap, client.SECONDS), ("127.0.0.1:1", 0.5)):
+        monkeypatch.setattr(client, "SECONDS", seconds)
         caplog.clear()
+        connection = KafkaConnection(bootstrap, group_id="g")
         KafkaSource(connection, SourceSettings(f"{topic}-missing")).committed({f"{topic}-missing": {"0": 1}})
         assert f"The offsets of {topic}-missing were not committed" in caplog.text

@@ -107,8 +107,11 @@ class DeadLetterBox:
 # ----------------------------------------------------------------------------------------------- rows that are to blame
 
 
-def failing_rows(rows: pa.Table, attempt: Callable[[pa.Table], pa.Table]) -> tuple[pa.Table, list[tuple[int, str]]]:
-    """Return the rows that can be transformed, and the numbers of those that cannot, each with the reason.
+def failing_rows(
+    rows: pa.Table, attempt: Callable[[pa.Table], pa.Table], *, is_known: bool = False
+) -> tuple[pa.Table, list[tuple[int, str]]]:
+    """Return the rows that can be transformed, and the numbers of those that cannot, each with the reason. `is_known`:
+    all together have failed.
 
     They are found by halving, with as few failed attempts as possible: after each one Spark restarts Python's workers.
     """
@@ -129,7 +132,7 @@ def failing_rows(rows: pa.Table, attempt: Callable[[pa.Table], pa.Table]) -> tup
         fails(middle, end, is_known=not fails(first, middle))
         return True
 
-    fails(0, len(rows))
+    fails(0, len(rows), is_known=is_known and len(rows) > 0)
     return without_rows(rows, {number for number, _ in bad}), bad
 
 

@@ -85,7 +85,7 @@ class Transform:
     def _split(self, source: pa.Table, sql: str, spark: Any, error: WeftError) -> Transformed:
         """Return what the SQL makes of the rows that it does not fail for."""
         good, bad = dead_letters.failing_rows(
-            source.drop_columns([ORIGIN]), lambda part: self.attempt(part, sql, spark)
+            source.drop_columns([ORIGIN]), lambda part: self.attempt(part, sql, spark), is_known=True
         )
         if not bad:  # no row alone is to blame
             raise error from None

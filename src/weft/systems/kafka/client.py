@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -144,6 +145,9 @@ def send(connection: KafkaConnection, topic: str, records: Iterable[tuple[bytes 
             "error_cb": lambda error: heard.append(error.str()),
         }
     )
+    with suppress(library.KafkaException):  # then the messages fail, each with its reason
+        # A producer that is idempotent asks for its id at once if it has a connection, and else half a second later.
+        producer.list_topics(topic, SECONDS)
     count = 0
     for key, value in records:
         count += 1
