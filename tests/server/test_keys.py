@@ -36,6 +36,8 @@ def clicks(): ...
 def partners(): ...
 """
 STREAM = "/api/v1/streams"
+# What is known of keys is soon too old.
+SOON = {"weft.server.keys.CACHED_SECONDS": 2.0, "weft.server.keys._REFRESH_SECONDS": 0.5}
 in_sql = pytest.mark.parametrize("system", ["sqlite", "postgres", "mysql"], indirect=True)
 READ: list[tuple[str, str, Any]] = [
     ("GET", "", None),
@@ -247,7 +249,7 @@ def test_a_key_for_one_stream(server: Callable[..., Any], folder: Path) -> None:
 def test_the_first_key_closes_a_running_service_and_the_last_does_not_open_it(
     server: Callable[..., Any], folder: Path
 ) -> None:
-    served = server(STREAMS, "--workers", "2", folder=folder)
+    served = server(STREAMS, "--workers", "2", folder=folder, constants=SOON)
 
     def codes(headers: Any = None) -> set[int]:
         # A connection each, so that both workers are asked.
@@ -308,7 +310,7 @@ def test_keys_that_cannot_be_read_any_more_close_the_service(
     database = shared_server("postgres")
     with database.database() as url:
         toml = f'[server]\nkeys = "safe"\n[connections.safe]\nurl = "{url}"\n'
-        served = server(STREAMS, "--insecure", folder=folder, toml=toml)
+        served = server(STREAMS, "--insecure", folder=folder, toml=toml, constants=SOON)
 
         def code() -> int:
             with served.new_client() as client:
@@ -333,7 +335,7 @@ def test_a_database_of_keys_that_hangs_holds_up_nobody_who_needs_none(server: Ca
     with socket.create_server(("127.0.0.1", 0)) as silent:
         toml = '[server]\nkeys = "safe"\n[connections.safe]\nurl = "${SAFE}"\nkind = "postgres"\n'
         away = {"SAFE": f"postgres://me:hunter2@127.0.0.1:{silent.getsockname()[1]}/keys"}
-        served = server(STREAMS, "--insecure", folder=folder, toml=toml, env=away)
+        served = server(STREAMS, "--insecure", folder=folder, toml=toml, env=away, constants=SOON)
         with ThreadPoolExecutor(20) as threads:
             waiting = [threads.submit(ask, served, "clicks", READ[0]) for _ in range(20)]
             assert ask(served, "partners", READ[0], {"Authorization": "Bearer its own"}) == 200
