@@ -390,6 +390,7 @@ KINDS: dict[str, type[Server]] = {
 }
 
 _servers: list[Server] = []
+_claimed_ports: list[socket.socket] = []
 
 
 @functools.cache
@@ -430,15 +431,20 @@ def free_port() -> int:
     """A free port below the range that the kernel gives to clients.
 
     From inside that range a client that keeps trying a killed server may be given the server's own port, and then talks
-    to itself, and the server cannot start again.
+    to itself, and the server cannot start again. Other test processes do not find it free until this one ends: the
+    server listens some time later, and not while it is dead.
     """
     for port in random.sample(range(15000, 32000), 200):
+        claim = socket.socket(socket.AF_UNIX)
         with socket.socket() as probe:
             try:
+                claim.bind(f"\0weft-test-port-{port}")
                 probe.bind(("127.0.0.1", port))
             except OSError:
+                claim.close()
                 continue
-            return port
+        _claimed_ports.append(claim)
+        return port
     raise RuntimeError("there is no free port between 15000 and 32000")
 
 

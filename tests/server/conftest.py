@@ -11,8 +11,8 @@ def test_something(server):
     served.log                       what it logged, a dict a line
     served.workers()                 the process ids of its workers
 
-`server(code, "--workers", "2", toml="[server]…", env={…}, constants={…})`: see `served.start`. What is still running ends with the test, and a
-service that did not end well fails it.
+`server(code, "--workers", "2", toml="[server]…", env={…}, constants={…})`: see `served.start`. What is still running
+ends with the test, and a service that did not end well fails it.
 """
 
 from __future__ import annotations
