@@ -13,7 +13,6 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 import warm_python
@@ -68,6 +67,12 @@ def ask(served: Any, stream: str, endpoint: tuple[str, str, Any], headers: Any =
     method, path, body = endpoint
     with served.client.stream(method, f"{STREAM}/{stream}{path}", json=body, headers=headers) as answer:
         return int(answer.status_code)
+
+
+def get(served: Any, stream: str, headers: Any = None) -> int:
+    """Ask on a connection of its own: any worker may answer."""
+    with served.new_client() as client:
+        return int(client.get(f"{STREAM}/{stream}", headers=headers).status_code)
 
 
 @pytest.fixture
@@ -252,8 +257,7 @@ def test_the_first_key_closes_a_running_service_and_the_last_does_not_open_it(
     served = server(STREAMS, "--workers", "2", folder=folder, constants=SOON)
 
     def codes(headers: Any = None) -> set[int]:
-        # A connection each, so that both workers are asked.
-        return {httpx.get(f"{served.url}{STREAM}/clicks", headers=headers, timeout=60).status_code for _ in range(8)}
+        return {get(served, "clicks", headers) for _ in range(8)}
 
     assert codes() == {200}
     key = create(folder, "--scope", "read")
@@ -270,8 +274,7 @@ def test_a_key_has_a_rate_of_its_own(server: Callable[..., Any], folder: Path) -
     slow = create(folder, "--scope", "admin", "--rate", "0.01", "--burst", "4")
     other = create(folder, "--scope", "admin")
     served = server(STREAMS, "--workers", "2", folder=folder)
-    url = f"{served.url}{STREAM}"
-    codes = [httpx.get(f"{url}/{name}", headers=slow, timeout=60).status_code for name in ("orders", "clicks") * 4]
+    codes = [get(served, name, slow) for name in ("orders", "clicks") * 4]
     assert sorted(codes) == [200] * 4 + [429] * 4
     refused = served.client.get(STREAM, headers=slow)
     assert refused.status_code == 429
@@ -313,8 +316,7 @@ def test_keys_that_cannot_be_read_any_more_close_the_service(
         served = server(STREAMS, "--insecure", folder=folder, toml=toml, constants=SOON)
 
         def code() -> int:
-            with served.new_client() as client:
-                return int(client.get(f"{STREAM}/clicks").status_code)
+            return get(served, "clicks")
 
         assert code() == 200
         with contextlib.closing(database.connect(url.rpartition("/")[2])) as other:
