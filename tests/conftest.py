@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import functools
 import os
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -55,7 +56,25 @@ FEW_ROWS = {
 }
 """Settings of Spark for tests: a query takes them longer to plan than to run."""
 
+_MEMORY = "/dev/shm"
+_MEMORY_BYTES = 8 << 30
+
 _missing_packages: set[str] = set()
+
+
+def _keep_files_in_memory() -> None:
+    """Where there is room, the temporary files of a run, of its servers too, are in memory: to wait for the disk takes
+    longer than the rest of a publish, and what a killed process has written is there without it too."""
+    if not os.path.isdir(_MEMORY):
+        return
+    found = os.statvfs(_MEMORY)
+    is_large = found.f_bavail * found.f_frsize >= _MEMORY_BYTES
+    if is_large and not found.f_flag & os.ST_NOEXEC:  # some tests start what they wrote
+        tempfile.tempdir = os.environ["TMPDIR"] = _MEMORY
+
+
+if "TMPDIR" not in os.environ:
+    _keep_files_in_memory()
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 
 import pytest
 
@@ -16,12 +16,19 @@ def kept_open(url: str, request: pytest.FixtureRequest) -> Iterator[str]:
     times. Tests of faults and of Spark open it in other processes, for which it must be closed.
     """
     is_shared = "faults" in request.path.parts or request.node.get_closest_marker("spark") is not None
-    if not url.startswith("duckdb:") or is_shared:
+    with nullcontext() if is_shared else opened(url):
         yield url
+
+
+@contextmanager
+def opened(url: str) -> Iterator[None]:
+    """Have the file of a DuckDB URL open; do nothing for others."""
+    if not url.startswith("duckdb:"):
+        yield
         return
     import duckdb
 
     from weft.systems.duckdb.sessions import CONFIG
 
     with closing(duckdb.connect(url.removeprefix("duckdb:///"), config=dict(CONFIG))):
-        yield url
+        yield

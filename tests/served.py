@@ -157,10 +157,31 @@ def frames(lines: Iterator[str]) -> Iterator[tuple[str, Any]]:
                 number = int(value)
 
 
-def start(folder: Path, code: str, *arguments: str, toml: str = "", env: dict[str, str] | None = None) -> Served:
-    """Start a service whose module has that code after `import weft`, and wait until it answers."""
+# The module of a worker is also its program.
+_SET_CONSTANTS = """
+import importlib, sys
+for name, value in {constants}.items():
+    place, _, constant = name.rpartition(".")
+    module, program = importlib.import_module(place), sys.modules["__main__"]
+    for each in (module, program) if program.__spec__ and program.__spec__.name == place else (module,):
+        assert hasattr(each, constant), name
+        setattr(each, constant, value)
+"""
+
+
+def start(
+    folder: Path,
+    code: str,
+    *arguments: str,
+    toml: str = "",
+    env: dict[str, str] | None = None,
+    constants: dict[str, float] | None = None,
+) -> Served:
+    """Start a service whose module has that code after `import weft`. `constants` are other values for times that no
+    setting names: {"weft.server.keys.CACHED_SECONDS": 1}."""
     folder.mkdir(exist_ok=True)
-    (folder / "served_streams.py").write_text("import weft\n" + textwrap.dedent(code))
+    setting = _SET_CONSTANTS.format(constants=constants) if constants else ""
+    (folder / "served_streams.py").write_text("import weft\n" + setting + textwrap.dedent(code))
     if toml:
         (folder / "weft.toml").write_text(textwrap.dedent(toml))
     return Served(folder, arguments, env or {}, "served_streams")

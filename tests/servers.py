@@ -233,6 +233,8 @@ class PostgresServer(Server):
             "max_connections": "200",
             "timezone": "UTC",
             "fsync": "on" if WAITS_FOR_DISK else "off",
+            # In its folder, which goes with it. What a killed server has in /dev/shm would stay there.
+            "dynamic_shared_memory_type": "mmap",
         }
         return [self.program, "-D", str(self.data), *(f"--{key}={value}" for key, value in settings.items())]
 
@@ -388,6 +390,7 @@ KINDS: dict[str, type[Server]] = {
 }
 
 _servers: list[Server] = []
+_claimed_ports: list[socket.socket] = []
 
 
 @functools.cache
@@ -428,15 +431,20 @@ def free_port() -> int:
     """A free port below the range that the kernel gives to clients.
 
     From inside that range a client that keeps trying a killed server may be given the server's own port, and then talks
-    to itself, and the server cannot start again.
+    to itself, and the server cannot start again. Other test processes do not find it free until this one ends: the
+    server listens some time later, and not while it is dead.
     """
     for port in random.sample(range(15000, 32000), 200):
+        claim = socket.socket(socket.AF_UNIX)
         with socket.socket() as probe:
             try:
+                claim.bind(f"\0weft-test-port-{port}")
                 probe.bind(("127.0.0.1", port))
             except OSError:
+                claim.close()
                 continue
-            return port
+        _claimed_ports.append(claim)
+        return port
     raise RuntimeError("there is no free port between 15000 and 32000")
 
 

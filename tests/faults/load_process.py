@@ -17,6 +17,7 @@ from typing import Any
 import pyarrow as pa
 
 import weft
+from duckdb_file import opened
 from weft.systems.base import system_for, systems
 from weft.systems.load import Load
 from weft.systems.sql import commit as sql_commit
@@ -43,9 +44,10 @@ def carry_out(job: dict[str, Any]) -> None:
     schema = pa.schema([("id", pa.int64()), ("name", pa.string()), ("at", pa.timestamp("us", "UTC"))])
     rows = [{**row, "at": datetime.fromisoformat(row["at"])} for row in job["rows"]]
     table = pa.Table.from_pylist(rows, schema=schema)
-    sql_commit.prepare(tables, load, schema)
-    sql_commit.commit(tables, load, sql_commit.Batches(schema, table.to_batches(max_chunksize=50)))
-    tables.close()
+    with opened(job["url"]):
+        sql_commit.prepare(tables, load, schema)
+        sql_commit.commit(tables, load, sql_commit.Batches(schema, table.to_batches(max_chunksize=50)))
+        tables.close()
 
 
 def main() -> None:

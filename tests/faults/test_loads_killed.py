@@ -4,6 +4,7 @@ right."""
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -30,8 +31,8 @@ DAY = datetime(2026, 3, 1, tzinfo=UTC)
 def forks() -> Iterator[Callable[[dict[str, Any]], dict[str, int]]]:
     """Carries out a job in a process of its own, and tells how that ended."""
     script = Path(__file__).with_name("load_process.py")
-    command = [sys.executable, str(script)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+    command, env = [sys.executable, str(script)], {**os.environ, "PYTHONPATH": str(script.parents[1])}
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env) as server:
         assert server.stdin and server.stdout
 
         def run(job: dict[str, Any]) -> dict[str, int]:

@@ -68,14 +68,14 @@ class Publisher(threading.Thread):
             return
 
 
-def test_worker_killed(tmp_path: Path, count: Callable[[int], int]) -> None:
+def test_worker_killed(tmp_path: Path, count: Callable[..., int]) -> None:
     served = start(tmp_path / "served", STREAMS, "--workers", "2")
     publishers = [Publisher(served, f"p{number}", keyed=number % 2 == 0) for number in range(PUBLISHERS)]
     try:
         assert served.url
         for each in publishers:
             each.start()
-        for _ in range(count(100)):
+        for _ in range(count(100, 5)):
             _progress(publishers)
             killed = random.choice(served.workers())
             os.kill(killed, signal.SIGKILL)

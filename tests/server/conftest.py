@@ -11,8 +11,8 @@ def test_something(server):
     served.log                       what it logged, a dict a line
     served.workers()                 the process ids of its workers
 
-`server(code, "--workers", "2", toml="[server]…", env={…})`. What is still running ends with the test, and a
-service that did not end well fails it.
+`server(code, "--workers", "2", toml="[server]…", env={…}, constants={…})`: see `served.start`. What is still running
+ends with the test, and a service that did not end well fails it.
 """
 
 from __future__ import annotations
@@ -42,9 +42,14 @@ def server(tmp_path: Path) -> Iterator[Callable[..., Served]]:
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Served]:
-    """The one service of a module's tests: of the code in its `STREAMS`, with its `ARGUMENTS`."""
+    """The one service of a module's tests: of the code in its `STREAMS`, with its `ARGUMENTS` and `CONSTANTS`."""
     module = request.module
-    served = start(tmp_path_factory.mktemp("service"), module.STREAMS, *getattr(module, "ARGUMENTS", ()))
+    served = start(
+        tmp_path_factory.mktemp("service"),
+        module.STREAMS,
+        *getattr(module, "ARGUMENTS", ()),
+        constants=getattr(module, "CONSTANTS", None),
+    )
     assert served.url
     yield from _ended([served], served)
 

@@ -13,7 +13,11 @@ import warm_python
 from servers import wait_until
 from weft.server import access
 
+# Who guessed too often is not let in again while a test runs.
 STREAMS = """
+import weft.server.access
+weft.server.access._FAILURES = weft.server.access.Rate(0.001, 20)
+
 @weft.stream(
     fields={"n": "int64"},
     auth={"type": "bearer", "token": "${TOKEN}"},
@@ -161,7 +165,6 @@ def test_the_list_shows_what_a_caller_may_read(served: Any) -> None:
     assert "tokens" in served.client.get("/api/v1/streams/token", headers=TOKEN).json()["hint"]
 
 
-@pytest.mark.timing
 def test_guesses_of_one_address_come_to_an_end(served: Any) -> None:
     def guess(number: int, path: str = "/tokens") -> int:
         headers = {"Authorization": f"Bearer {number}"}
@@ -169,13 +172,11 @@ def test_guesses_of_one_address_come_to_an_end(served: Any) -> None:
 
     codes = [guess(number) for number in range(40)]
     assert codes[:20] == [401] * 20
-    assert 429 in codes[20:]
-    while guess(0) != 429:
-        pass
+    assert codes[20:] == [429] * 20
     # The right one among the guesses is not told from the others.
     answer = served.client.get("/api/v1/streams/tokens", headers=TOKEN)
     assert answer.status_code == 429
-    assert 0 < answer.json()["retry_after"] <= 5
+    assert 0 < answer.json()["retry_after"] <= 1000
     assert int(answer.headers["retry-after"]) >= 1
     # It is about that stream, and about credentials: who brings none is told what is needed.
     assert ask(served.client, "tokens", ("GET", "", None)) == 401
@@ -185,14 +186,13 @@ def test_guesses_of_one_address_come_to_an_end(served: Any) -> None:
     assert 429 in [guess(number, "") for number in range(60)]
 
 
-@pytest.mark.timing
 def test_there_is_no_second_place_to_guess(served: Any) -> None:
     def guess(stream: str, headers: dict[str, str]) -> int:
         return int(served.client.get(f"/api/v1/streams/{stream}/events", headers=headers).status_code)
 
     codes = [guess("tokens__quarantine", {"Authorization": f"Bearer {number}"}) for number in range(40)]
-    while codes[-1] != 429:
-        codes.append(guess("tokens__dead_letter", {"Authorization": "Bearer x"}))
+    assert codes == [401] * 20 + [429] * 20
+    assert guess("tokens__dead_letter", {"Authorization": "Bearer x"}) == 429
     assert guess("tokens", dict(TOKEN)) == 429
     # A key that is good for something else is no cover.
     made = warm_python.run(
@@ -205,9 +205,7 @@ def test_there_is_no_second_place_to_guess(served: Any) -> None:
     key = {"Authorization": f"Bearer {made.stdout.strip()}"}
     wait_until(lambda: guess("open_to_all", key) == 403, "the service to know the key")
     codes = [guess("partners", key | {"X-Partner": str(number)}) for number in range(40)]
-    assert codes[:20] == [403] * 20
-    while codes[-1] != 429:
-        codes.append(guess("partners", key | {"X-Partner": "x"}))
+    assert codes == [403] * 20 + [429] * 20
     assert ask(served.client, "partners", ("GET", "", None), PARTNER) == 429
     codes = [served.client.get("/api/v1/streams", headers=key | {"X-Partner": "x"}).status_code for _ in range(40)]
     assert set(codes) == {401, 429}

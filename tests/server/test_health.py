@@ -59,7 +59,8 @@ def test_a_module_that_fails_is_named(server: Callable[..., Any], tmp_path: Path
 
 @pytest.mark.timing
 def test_a_database_that_hangs_holds_up_nobody(server: Callable[..., Any], silent: int) -> None:
-    served = server(STREAMS, env={"WEFT_DSN_FAR": f"postgresql://me@127.0.0.1:{silent}/none"})
+    soon = {"weft.server.health._ANSWER_SECONDS": 1.0}
+    served = server(STREAMS, env={"WEFT_DSN_FAR": f"postgresql://me@127.0.0.1:{silent}/none"}, constants=soon)
     for _ in range(3):
         answer = served.client.get("/readyz")
         assert (answer.status_code, answer.json()["databases"]) == (503, {"default": "ok", "far": "no answer"})

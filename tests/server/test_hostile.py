@@ -23,6 +23,7 @@ STREAMS = """
     @weft.stream(fields={"b": "bytes", "o": "bytes?"}, validate_schema=True)
     def blobs(): ...
 """
+CONSTANTS = {"weft.server.worker._HEADER_SECONDS": 2.0}
 ORDERS = "/api/v1/streams/orders"
 JSON = {"content-type": "application/json"}
 

@@ -13,7 +13,6 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 import warm_python
@@ -36,6 +35,8 @@ def clicks(): ...
 def partners(): ...
 """
 STREAM = "/api/v1/streams"
+# What is known of keys is soon too old.
+SOON = {"weft.server.keys.CACHED_SECONDS": 2.0, "weft.server.keys._REFRESH_SECONDS": 0.5}
 in_sql = pytest.mark.parametrize("system", ["sqlite", "postgres", "mysql"], indirect=True)
 READ: list[tuple[str, str, Any]] = [
     ("GET", "", None),
@@ -66,6 +67,12 @@ def ask(served: Any, stream: str, endpoint: tuple[str, str, Any], headers: Any =
     method, path, body = endpoint
     with served.client.stream(method, f"{STREAM}/{stream}{path}", json=body, headers=headers) as answer:
         return int(answer.status_code)
+
+
+def get(served: Any, stream: str, headers: Any = None) -> int:
+    """Ask on a connection of its own: any worker may answer."""
+    with served.new_client() as client:
+        return int(client.get(f"{STREAM}/{stream}", headers=headers).status_code)
 
 
 @pytest.fixture
@@ -247,11 +254,10 @@ def test_a_key_for_one_stream(server: Callable[..., Any], folder: Path) -> None:
 def test_the_first_key_closes_a_running_service_and_the_last_does_not_open_it(
     server: Callable[..., Any], folder: Path
 ) -> None:
-    served = server(STREAMS, "--workers", "2", folder=folder)
+    served = server(STREAMS, "--workers", "2", folder=folder, constants=SOON)
 
     def codes(headers: Any = None) -> set[int]:
-        # A connection each, so that both workers are asked.
-        return {httpx.get(f"{served.url}{STREAM}/clicks", headers=headers, timeout=60).status_code for _ in range(8)}
+        return {get(served, "clicks", headers) for _ in range(8)}
 
     assert codes() == {200}
     key = create(folder, "--scope", "read")
@@ -268,8 +274,7 @@ def test_a_key_has_a_rate_of_its_own(server: Callable[..., Any], folder: Path) -
     slow = create(folder, "--scope", "admin", "--rate", "0.01", "--burst", "4")
     other = create(folder, "--scope", "admin")
     served = server(STREAMS, "--workers", "2", folder=folder)
-    url = f"{served.url}{STREAM}"
-    codes = [httpx.get(f"{url}/{name}", headers=slow, timeout=60).status_code for name in ("orders", "clicks") * 4]
+    codes = [get(served, name, slow) for name in ("orders", "clicks") * 4]
     assert sorted(codes) == [200] * 4 + [429] * 4
     refused = served.client.get(STREAM, headers=slow)
     assert refused.status_code == 429
@@ -308,11 +313,10 @@ def test_keys_that_cannot_be_read_any_more_close_the_service(
     database = shared_server("postgres")
     with database.database() as url:
         toml = f'[server]\nkeys = "safe"\n[connections.safe]\nurl = "{url}"\n'
-        served = server(STREAMS, "--insecure", folder=folder, toml=toml)
+        served = server(STREAMS, "--insecure", folder=folder, toml=toml, constants=SOON)
 
         def code() -> int:
-            with served.new_client() as client:
-                return int(client.get(f"{STREAM}/clicks").status_code)
+            return get(served, "clicks")
 
         assert code() == 200
         with contextlib.closing(database.connect(url.rpartition("/")[2])) as other:
@@ -333,7 +337,7 @@ def test_a_database_of_keys_that_hangs_holds_up_nobody_who_needs_none(server: Ca
     with socket.create_server(("127.0.0.1", 0)) as silent:
         toml = '[server]\nkeys = "safe"\n[connections.safe]\nurl = "${SAFE}"\nkind = "postgres"\n'
         away = {"SAFE": f"postgres://me:hunter2@127.0.0.1:{silent.getsockname()[1]}/keys"}
-        served = server(STREAMS, "--insecure", folder=folder, toml=toml, env=away)
+        served = server(STREAMS, "--insecure", folder=folder, toml=toml, env=away, constants=SOON)
         with ThreadPoolExecutor(20) as threads:
             waiting = [threads.submit(ask, served, "clicks", READ[0]) for _ in range(20)]
             assert ask(served, "partners", READ[0], {"Authorization": "Bearer its own"}) == 200

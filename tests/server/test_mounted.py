@@ -23,7 +23,7 @@ serving.start()
 while not server.started:
     time.sleep(0.01)
 url = "http://127.0.0.1:%d/api/v1/streams/orders" % server.servers[0].sockets[0].getsockname()[1]
-client = httpx.Client(timeout=60)
+client = httpx.Client(timeout=60, verify=False)
 client.post(url, json={"n": 1})
 with client.stream("GET", url + "/subscribe?since=start") as first:
     lines = first.iter_lines()

@@ -181,8 +181,7 @@ def test_a_key_is_asked_for_and_a_ticket_opens_the_tail(
     served.publish("clicks", {"n": 1})
     create = [sys.executable, "-m", "weft", "apikey", "create", "--scope", "read"]
     key = warm_python.run(create, cwd=served.folder, check=True, capture_output=True, text=True).stdout.strip()
-    while served.client.get("/api/v1/streams").status_code != 401:
-        pass  # until the service has looked for keys again
+    wait_until(lambda: served.client.get("/api/v1/streams").status_code == 401, "the service to know the key")
     page = open_page(served.url, allowed="401")
     expect(page.locator("#key-dialog")).to_be_visible()
     page.clock.install()

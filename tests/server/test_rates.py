@@ -13,7 +13,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from weft.server.rates import Buckets, Rate
@@ -130,9 +129,9 @@ def many(): ...
 def test_two_workers_have_one_limit(server: Callable[..., Any]) -> None:
     served = server(STREAMS, "--workers", "2")
 
-    def publish(number: int) -> httpx.Response:
-        # A connection each, so that both workers are asked.
-        return httpx.post(f"{served.url}/api/v1/streams/few", json={"n": number}, timeout=60)
+    def publish(number: int) -> Any:
+        with served.new_client() as client:  # a connection each, so that both workers are asked
+            return client.post("/api/v1/streams/few", json={"n": number})
 
     with ThreadPoolExecutor(8) as threads:
         answers = list(threads.map(publish, range(40)))

@@ -22,6 +22,8 @@ ORDERS = """
     @weft.stream(fields={"n": "int64"})
     def orders(): ...
 """
+# It stops soon, whoever hangs.
+SOON = {"weft.server.worker.STOP_SECONDS": 2}
 
 
 def test_publishes_and_reads(server):
@@ -99,7 +101,7 @@ def _is_refused(served) -> bool:
 
 @pytest.mark.timing
 def test_does_not_wait_for_a_client_that_hangs(server):
-    served = server(ORDERS)
+    served = server(ORDERS, constants=SOON)
     with served.connect() as hanging:
         hanging.sendall(
             f"POST {PREFIX}/orders HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -271,6 +273,7 @@ def test_a_database_that_hangs_leaves_the_others(server):
                 [server]
                 waiting_requests = 40
             """,
+            constants=SOON,
         )
         with contextlib.ExitStack() as stack:
             for _ in range(40):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import sqlite3
 import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,9 @@ def clicks(): ...
 @weft.stream(auth={"type": "bearer", "token": "its own"})
 def partners(): ...
 """
+# Whoever stays is asked again soon.
+CONSTANTS = {f"weft.server.live.{name}_SECONDS": 0.2 for name in ("_ASK", "_IDLE", "_PAUSE")}
+CONSTANTS["weft.server.keys._REFRESH_SECONDS"] = 0.5
 ITS_OWN = {"Authorization": "Bearer its own"}
 
 
@@ -76,7 +80,7 @@ def ticket(served: Any, key: dict[str, str]) -> str:
 
 def test_a_revoked_key_takes_along_what_it_opened(server: Callable[..., Any], folder: Path) -> None:
     revoked, good = create(folder, "--scope", "read"), create(folder, "--scope", "admin")
-    served = server(STREAMS, folder=folder)
+    served = server(STREAMS, folder=folder, constants=CONSTANTS)
     poll = {"consumer": "c", "wait": 60}
     with ThreadPoolExecutor(1) as threads, ExitStack() as stack:
         ended = [
@@ -106,13 +110,15 @@ def test_a_revoked_key_takes_along_what_it_opened(server: Callable[..., Any], fo
 
 
 def test_a_key_that_expires_and_the_first_key(server: Callable[..., Any], folder: Path) -> None:
-    served = server(STREAMS, folder=folder)
+    served = server(STREAMS, folder=folder, constants=CONSTANTS)
     with follow(served, "clicks") as anonymous:
-        end = datetime.now(UTC) + timedelta(seconds=20)
-        short = create(folder, "--scope", "read", "--expires", end.isoformat())
+        short = create(folder, "--scope", "read", "--expires", "1d")
         kind, data = next_of(anonymous)
         assert (kind, "needs a key" in data["reason"]) == ("stream.closing", True)
     with follow(served, "clicks", short) as found:
+        end = datetime.now(UTC) + timedelta(seconds=1)
+        with closing(sqlite3.connect(folder / ".weft" / "weft.db", isolation_level=None)) as database:
+            database.execute('UPDATE "weft.api_keys" SET expires_at = ?', [end.isoformat(timespec="microseconds")])
         kind, data = next_of(found)
     assert (kind, data["reason"]) == ("stream.closing", f"The key '{id_of(short)}' is expired.")
     assert datetime.now(UTC) >= end
@@ -124,18 +130,19 @@ def test_while_keys_cannot_be_read_nothing_is_sent(server: Callable[..., Any], f
     keys.start()
     try:
         url = keys.create_database("keys")
-        pause = 0.2
+        pause = 0.1
         toml = f'[server]\nkeys = "safe"\nkeep_alive_seconds = {pause}\n[connections.safe]\nurl = "{url}"\n'
         (folder / "weft.toml").write_text(toml)
         key = create(folder, "--scope", "read")
-        served = server(STREAMS, folder=folder, toml=toml)
+        soon = CONSTANTS | {"weft.server.keys.CACHED_SECONDS": 2.0}
+        served = server(STREAMS, folder=folder, constants=soon, toml=toml)
         with follow(served, "clicks", key) as found:
             began = time.monotonic()
             keys.stop()
             details = f"{PREFIX}/clicks"
             wait_until(lambda: served.client.get(details, headers=key).status_code == 503, "keys to be away")
-            # So many comments take at least two seconds more: by then it was asked.
-            for _ in range(int((time.monotonic() - began + 2) / pause)):
+            # So many comments take at least a second more: by then it was asked.
+            for _ in range(int((time.monotonic() - began + 1) / pause)):
                 assert next(found) == (":", "keep-alive")
             code = "import weft, served_streams; weft.publish_sync('clicks', {'n': 1})"
             warm_python.run([sys.executable, "-c", code], cwd=folder, check=True)

@@ -143,7 +143,7 @@ class HttpConnection(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         if self._timer is None:  # another request of the same connection
-            self._await_headers()
+            self._await_headers(_HEADER_SECONDS)
 
     def on_headers_complete(self) -> None:
         upgrades = self.parser.should_upgrade()
@@ -173,7 +173,7 @@ class HttpConnection(HttpToolsProtocol):
         if not self.parser.should_upgrade():
             super().on_message_complete()
 
-    def _await_headers(self, seconds: float = _HEADER_SECONDS) -> None:
+    def _await_headers(self, seconds: float) -> None:
         self._received = self._latest
         self._timer = self.loop.call_later(seconds, self._late)
 

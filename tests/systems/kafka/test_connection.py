@@ -95,7 +95,8 @@ def test_check(kafka: Any, connection: KafkaConnection) -> None:
     assert report["latency_ms"] > 0
 
 
-def test_nobody_answers() -> None:
+def test_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("weft.systems.kafka.client.SECONDS", 1.5)
     with socket.socket() as taken:  # bound, so that nobody else is there, and not listening
         taken.bind(("127.0.0.1", 0))
         at = f"127.0.0.1:{taken.getsockname()[1]}"

@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from systems.tables.conftest import KINDS
 from systems.tables.test_commit import DAY, load, run
 from systems.tables.test_modes import rows_of
 from weft.errors import LoadRefusedError, WeftError
@@ -23,6 +24,14 @@ from weft.systems.sql.tables import SqlTables
 SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string()), ("n", pa.int64())])
 MODES = pytest.mark.parametrize(
     ("mode", "keys"), [("append", []), ("truncate", []), ("merge", ["id"]), ("scd2", ["id"])]
+)
+# Each mode on each database, from one kind of source; each kind of source in each mode and on each database.
+PAIRS = pytest.mark.brief(
+    *(
+        f"{kind}-{('once', 'query')[(i + j) % 2]}-{mode}-keys{j}"
+        for i, kind in enumerate(KINDS)
+        for j, mode in enumerate(("append", "truncate", "merge", "scd2"))
+    )
 )
 BAD = (3, 57, 58)
 
@@ -66,6 +75,7 @@ def as_rows(tables: SqlTables, how: str, given: list[dict[str, Any]]) -> sql_com
 # ---------------------------------------------------------------------------------------------------- fail
 
 
+@PAIRS
 @MODES
 @pytest.mark.parametrize("how", ["once", "query"])
 def test_the_error_names_the_rows(tables: SqlTables, mode: str, keys: list[str], how: str) -> None:
@@ -166,6 +176,7 @@ def test_what_is_no_fault_of_a_row_is_said_as_it_is(tables: SqlTables) -> None:
 # ---------------------------------------------------------------------------------------------- quarantine
 
 
+@PAIRS
 @MODES
 @pytest.mark.parametrize("how", ["once", "query"])
 def test_bad_rows_alone_are_put_aside(tables: SqlTables, mode: str, keys: list[str], how: str) -> None:
@@ -230,6 +241,9 @@ def test_values_that_no_column_takes_and_rows_that_the_table_refuses(tables: Sql
     assert ids(tables) == sorted([i for i in range(199) if i not in (3, 4, 57, 58)] + [1000] + [50] * (mode == "scd2"))
 
 
+@pytest.mark.brief(
+    "sqlite-append-keys0", "sqlite-scd2-keys3", "postgres-merge-keys2", "mysql-truncate-keys1", "duckdb-merge-keys2"
+)
 @MODES
 def test_many_bad_rows_are_found_by_few_statements(tables: SqlTables, mode: str, keys: list[str]) -> None:
     create(tables, mode)
