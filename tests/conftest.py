@@ -44,6 +44,8 @@ pytest_plugins = ["selection", "reruns"]
 
 servers.WAITS_FOR_DISK = False
 SYSTEMS = ["sqlite", "postgres", "mysql"]
+# Every Spark of a test compiles no code for queries, which takes two fifths of a merge of three rows into Delta.
+_NO_COMPILING = "-Dspark.sql.codegen.factoryMode=NO_CODEGEN -Dspark.sql.codegen.wholeStage=false"
 
 _missing_packages: set[str] = set()
 
@@ -94,6 +96,7 @@ def project(
     monkeypatch.setenv("WEFT_CACHE", str(pytestconfig.rootpath / ".cache" / "weft"))
     # Whichever test starts the run's one session, it is the session that the others expect.
     monkeypatch.setenv("WEFT_SPARK_MASTER", "local[2]")
+    monkeypatch.setenv("JDK_JAVA_OPTIONS", _NO_COMPILING)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -239,22 +242,20 @@ def spark_cache(pytestconfig: pytest.Config) -> str:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("WEFT_CACHE", folder)
         patch.delenv("JAVA_HOME", raising=False)
+        patch.delenv("JDK_JAVA_OPTIONS", raising=False)
         archive.build(find_java())
     return folder
 
 
 @pytest.fixture(scope="session")
 def _spark_project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The project of the run's session: its Python processes start warm, and it compiles no code for queries, which
-    takes two fifths of a merge of three rows into Delta."""
+    """The project of the run's session: its Python processes start warm."""
     from weft.engine import session
 
     folder = tmp_path_factory.mktemp("spark")
     conf = {
         "spark.pyspark.python": warm_python.launcher(),
         "spark.pyspark.driver.python": warm_python.launcher(),
-        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-        "spark.sql.codegen.wholeStage": "false",
     }
     lines = (f'"{name}" = "{value}"\n' for name, value in conf.items())
     (folder / "weft.toml").write_text(f"[spark.conf]\n{''.join(lines)}")
