@@ -89,7 +89,6 @@ def test_one_that_ended_is_replaced(python: Python) -> None:
     assert lines == [*replaced, "['.weft'] ['spark.log']", "closed at the end"]
 
 
-@pytest.mark.timing
 def test_a_session_of_ones_own_is_used(python: Python) -> None:
     """Of whoever made one before, with settings of their own; a thread that never saw it finds it too."""
     lines = finish(
