@@ -160,7 +160,8 @@ def _warm(owner: int) -> Path:
     address = str(Path(folder.name, "socket"))
     warm = subprocess.Popen([sys.executable, __file__, address], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert warm.stdin is not None and warm.stdout is not None
-    assert warm.stdout.readline() == b"ready\n"
+    with warm.stdout:
+        assert warm.stdout.readline() == b"ready\n"
 
     def end() -> None:
         if os.getpid() == owner:  # not a fork of it
