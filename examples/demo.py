@@ -326,7 +326,7 @@ def orders():
 
 
 @weft.streaming_pipeline(
-    source=weft.Source(query=orders, max_rows=500),
+    source=weft.Source(query=orders, max_rows=1000),
     target="default",
     target_table=(None, "clean_orders"),
     mode="merge",

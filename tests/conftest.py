@@ -45,10 +45,9 @@ pytest_plugins = ["selection", "reruns"]
 
 servers.WAITS_FOR_DISK = False
 SYSTEMS = ["sqlite", "postgres", "mysql"]
+# Every Spark of a test compiles no code for queries, which takes two fifths of a merge of three rows into Delta.
+_NO_COMPILING = "-Dspark.sql.codegen.factoryMode=NO_CODEGEN -Dspark.sql.codegen.wholeStage=false"
 FEW_ROWS = {
-    # To compile code for queries takes two fifths of a merge of three rows into Delta.
-    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-    "spark.sql.codegen.wholeStage": "false",
     # Tasks to list the files of a Delta table, which each load does.
     "spark.databricks.delta.snapshotPartitions": "1",
     # Plans are much garbage: with the room that Java gives them, collecting it takes a tenth of the time.
@@ -123,6 +122,7 @@ def project(
     monkeypatch.setenv("WEFT_CACHE", str(pytestconfig.rootpath / ".cache" / "weft"))
     # Whichever test starts the run's one session, it is the session that the others expect.
     monkeypatch.setenv("WEFT_SPARK_MASTER", "local[2]")
+    monkeypatch.setenv("JDK_JAVA_OPTIONS", _NO_COMPILING)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -268,6 +268,7 @@ def spark_cache(pytestconfig: pytest.Config) -> str:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("WEFT_CACHE", folder)
         patch.delenv("JAVA_HOME", raising=False)
+        patch.delenv("JDK_JAVA_OPTIONS", raising=False)
         archive.build(find_java())
     return folder
 

@@ -4,7 +4,7 @@
 | --- | --- |
 | `python` | run; blocks of one document share their names, and `await` works |
 | `python FILE` | written to FILE in the project's folder and run |
-| `sh` | run by bash in the project's folder |
+| `sh` | run by bash in the project's folder; `weft` and `python` are those of `warm_python` |
 | `output` | must be what the block before it printed |
 | `toml FILE` | written to FILE; `toml` alone must be valid |
 | `json` | must be valid |
@@ -22,11 +22,12 @@ import json
 import os
 import re
 import subprocess
-import sys
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import warm_python
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -101,7 +102,8 @@ class Reader:
         self.printed = printed.getvalue()
 
     def _sh(self, block: Block, _: asyncio.Runner) -> None:
-        path = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
+        # Python's imports would take most of the time of a command.
+        path = os.pathsep.join([os.path.dirname(warm_python.launcher()), os.environ["PATH"]])
         done = subprocess.run(
             ["bash", "-euo", "pipefail", "-c", block.text],
             env={**os.environ, "PATH": path},

@@ -6,7 +6,8 @@ all the rest. There are two ways to a fork:
 Popen([sys.executable, "-m", "weft", "init"], …)   as subprocess.Popen: the fork is a child of this process, so that
 run([sys.executable, "-c", "print(1)"], …)         signals reach it and its exit code is its own
 launcher()                                         the path of a program that stands for `python`, for whoever starts
-                                                   Python by itself, as Spark does. It starts a fork and waits for it
+                                                   Python by itself, as Spark does. It starts a fork and waits for it;
+                                                   `weft` beside it does the same, for scripts of a shell
 
 A fork has the arguments, the environment, the folder and the files that a new process would have. Tests of what is
 imported, and of what Python itself does with its arguments, start Python.
@@ -68,16 +69,23 @@ _IMPORTED = (
 # -I and -S: a start without site-packages takes milliseconds.
 _LAUNCHER = """#!{python} -IS
 import os, sys
-if sys.argv[1:2] != ["-m"] or not sys.argv[2].startswith("pyspark."):
-    os.execv({python!r}, [{python!r}, *sys.argv[1:]])
+path, *arguments = sys.argv
+is_weft = os.path.basename(path) == "weft"
+if is_weft:
+    arguments = ["-m", "weft", *arguments]
+elif arguments[:1] != ["-m"] or not arguments[1].startswith("pyspark."):
+    os.execv({python!r}, [{python!r}, *arguments])
 import json, socket
 with socket.socket(socket.AF_UNIX) as warm:
     warm.connect({address!r})
-    request = {{"arguments": sys.argv[1:], "environment": dict(os.environ),
+    request = {{"arguments": arguments, "environment": dict(os.environ),
         "folder": os.getcwd(), "parent": None,
         "new_session": False}}
+    if is_weft:
+        request["python"] = os.path.join(os.path.dirname(path), "python")
     socket.send_fds(warm, [json.dumps(request).encode() + b"\\n"], [0, 1, 2])
-    warm.recv(1)  # nothing, once the fork has ended
+    code = warm.recv(3)  # once the fork has ended; nothing, if it was killed
+sys.exit(int(code or 1))
 """
 _PR_SET_CHILD_SUBREAPER = 36
 _adopting = threading.Lock()
@@ -152,7 +160,8 @@ def _warm(owner: int) -> Path:
     address = str(Path(folder.name, "socket"))
     warm = subprocess.Popen([sys.executable, __file__, address], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert warm.stdin is not None and warm.stdout is not None
-    assert warm.stdout.readline() == b"ready\n"
+    with warm.stdout:
+        assert warm.stdout.readline() == b"ready\n"
 
     def end() -> None:
         if os.getpid() == owner:  # not a fork of it
@@ -174,6 +183,7 @@ def launcher() -> str:
     path = Path(_address()).with_name("python")
     path.write_text(_LAUNCHER.format(python=sys.executable, address=_address()))
     path.chmod(0o755)
+    path.with_name("weft").symlink_to(path)
     return str(path)
 
 
@@ -230,8 +240,9 @@ def become(asking: socket.socket) -> list[str]:
     os.chdir(request["folder"])
     given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     sys.path[:1] = [os.getcwd(), *filter(None, given)]  # the first is the folder of this file
-    if request["parent"] is not None:
+    if "python" in request:
         sys.executable = request["python"]  # for Spark, which starts more of them
+    if request["parent"] is not None:
         asking.sendall(str(os.getpid()).encode())
         asking.close()
     return request["arguments"]  # type: ignore[no-any-return]
@@ -253,8 +264,9 @@ def main(arguments: list[str]) -> None:
     exec(compile(arguments[1], "<string>", "exec"), module.__dict__)
 
 
-def _end(error: BaseException | None) -> None:
-    """End as Python does, but leave the modules to the system: to take them down takes longer than to import them."""
+def _end(error: BaseException | None, asking: socket.socket | None) -> None:
+    """End as Python does, and tell the launcher how. The modules are left to the system: to take them down takes longer
+    than to import them."""
     code: Any = 0
     if isinstance(error, SystemExit):
         code = error.code or 0
@@ -272,6 +284,9 @@ def _end(error: BaseException | None) -> None:
     if isinstance(error, KeyboardInterrupt):
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)
+    if asking is not None and asking.fileno() != -1:
+        with contextlib.suppress(OSError):  # it was killed meanwhile
+            asking.sendall(str(code & 0xFF).encode())
     os._exit(code & 0xFF)
 
 
@@ -283,4 +298,4 @@ if __name__ == "__main__":
             main(become(_asking))
     except BaseException as error:
         _error = error
-    _end(_error)
+    _end(_error, _asking)

@@ -19,6 +19,13 @@ def test_help(run, arguments: list[str]) -> None:
     assert done.stdout.startswith("Usage: weft")
 
 
+def test_the_installed_program() -> None:
+    program = Path(sys.executable).with_name("weft")
+    done = subprocess.run([program, "--help"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("Usage: weft")
+
+
 def test_help_names_every_group(run) -> None:
     shown = run("--help").stdout
     assert all(f"\n  {name} " in shown for name in ("init", "connections", "streams"))

@@ -17,10 +17,12 @@ from typing import Any
 import pytest
 
 import warm_python
+import weft
 from servers import free_port, wait_until
+from weft.project import Project
 from weft.systems.process import host_of
 
-# Each starts Spark, some of them twice. Kills are in tests/faults/test_streaming_killed.py.
+# Most start Spark, in a process of their own. Kills are in tests/faults/test_streaming_killed.py.
 
 pytest.importorskip("pyspark")
 
@@ -46,12 +48,16 @@ def numbers():
 def copies():
     pass
 """
-SETTINGS = """
-modules = ["pipes"]
-
+OUT = """
 [connections.out]
 kind = "sqlite"
 path = "out.db"
+"""
+SCRIPTED = """
+import importlib
+from operate.scripted_engine import ScriptedEngine
+
+importlib.import_module("weft.cli.consume").SparkEngine = lambda pipeline: ScriptedEngine([10])
 """
 PATIENCE = 120
 
@@ -59,7 +65,15 @@ PATIENCE = 120
 @pytest.fixture(autouse=True)
 def pipes(project: Path) -> None:
     Path("pipes.py").write_text(PIPES)
-    Path("weft.toml").write_text(SETTINGS)
+    Path("weft.toml").write_text(f'modules = ["pipes"]\n{OUT}')
+
+
+@pytest.fixture
+def three_numbers(local: Project) -> None:
+    """A stream of this process, for commands in it; their pipelines are in files."""
+    Path("weft.toml").write_text(OUT)
+    stream = weft.stream(name="numbers", fields={"n": "int64", "s": "string?"})(lambda: None)
+    weft.publish_sync(stream, [{"n": n} for n in range(3)])
 
 
 def publish(count: int) -> None:
@@ -85,8 +99,8 @@ def has_begun() -> bool:
     return Path("begun").exists()
 
 
-def has_committed() -> bool:
-    return Path(".weft/checkpoints/copies/commits/0").exists()
+def has_committed(batch: int = 0) -> bool:
+    return Path(f".weft/checkpoints/copies/commits/{batch}").exists()
 
 
 def metric(text: str, name: str, labels: str = 'pipeline="copies"') -> float:
@@ -96,10 +110,12 @@ def metric(text: str, name: str, labels: str = 'pipeline="copies"') -> float:
 
 @pytest.mark.timing
 def test_a_daemon(start: Any, run: Any) -> None:
-    """Batches as they come, one instance alone, metrics; and SIGTERM ends it well."""
+    """Batches as they come, one instance alone, metrics; Spark's JVM dies, and it goes on with another; SIGTERM
+    finishes the batch in hand."""
     publish(10)
     port = free_port()
-    process = start("consume", "copies", "--format", "json", "--metrics-port", str(port))
+    restarts = ("--restart-on-error", "--min-backoff-ms", "100")
+    process = start("consume", "copies", "--format", "json", "--metrics-port", str(port), *restarts)
     first = json.loads(process.stdout.readline())
     assert (first["pipeline"], first["batch_id"], first["consumed"]) == ("copies", 0, 10)
     assert (first["written"], first["lag"], first["replayed"]) == ({"copies": 10}, {"numbers": 0}, False)
@@ -116,8 +132,15 @@ def test_a_daemon(start: Any, run: Any) -> None:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
             return str(answer.read().decode())
 
-    wait_until(lambda: metric(metrics(), "idle_iterations_total") > 0, "an idle iteration")
-    text = metrics()
+    def are_counted() -> bool:
+        """Whether the batch that was printed and a look that found nothing are counted, each by all of its counters."""
+        nonlocal text
+        text = metrics()
+        idle = metric(text, "idle_iterations_total")
+        return metric(text, "batch_seconds_count") == 2 and metric(text, "iterations_total") == 2 + idle > 2
+
+    text = ""
+    wait_until(are_counted, "both batches and an idle iteration to be counted")
     counted = {
         name: metric(text, f"{name}_total")
         for name in ("rows_consumed", "rows_written", "batches", "errors", "restarts", "dlq_writes")
@@ -130,20 +153,36 @@ def test_a_daemon(start: Any, run: Any) -> None:
         "restarts": 0,
         "dlq_writes": 0,
     }
-    assert metric(text, "iterations_total") == 2 + metric(text, "idle_iterations_total")
     assert metric(text, "lag", 'pipeline="copies",source="numbers"') == 0
-    assert metric(text, "batch_seconds_count") == 2
     assert metric(text, "last_batch_timestamp_seconds") > 1.7e9
 
-    process.send_signal(signal.SIGTERM)
+    _, jvm = host_of(json.loads(Path(".weft/checkpoints/copies~lock").read_text())["jvm"])
+    os.kill(jvm, signal.SIGKILL)
+    publish(4)
+    third = json.loads(process.stdout.readline())
+    if third["replayed"]:  # the JVM had not written down yet that the second one was done
+        third = json.loads(process.stdout.readline())
+    assert (third["batch_id"], third["consumed"]) == (2, 4)
+    assert (metric(metrics(), "errors_total"), metric(metrics(), "restarts_total")) == (1, 1)
+
+    Path("begun").unlink()
+    with held():
+        publish(3)
+        wait_until(has_begun, "the batch to begin", PATIENCE)
+        process.send_signal(signal.SIGTERM)
+        assert not has_committed(3)
     out, err = process.communicate(timeout=PATIENCE)
-    assert (process.returncode, out) == (0, "")
-    assert re.fullmatch(r"\S+ \S+ INFO: copies runs, with its checkpoint in \S+\n", err)
-    assert copied() == sorted([*range(10), *range(5)])
+    (last,) = map(json.loads, out.splitlines())
+    assert (process.returncode, last["batch_id"], last["consumed"]) == (0, 3, 3)
+    assert has_committed(3)
+    runs = r"\S+ \S+ INFO: copies runs, with its checkpoint in \S+\n"
+    failed = r"\S+ \S+ WARNING: copies failed, and is started again in 0.1 s: Spark's JVM ended while copies ran\.\n"
+    assert re.fullmatch(rf"{runs}{failed}  What it said last is in .weft/spark.log.\n{runs}", err), err
+    assert copied() == sorted([*range(10), *range(5), *range(4), *range(3)])
 
 
+@pytest.mark.full
 @pytest.mark.timing
-@pytest.mark.brief("15-0")
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
 def test_the_batch_in_hand_is_finished(start: Any, number: signal.Signals, code: int) -> None:
     publish(10)
@@ -229,14 +268,13 @@ def test_killed(start: Any) -> None:
     assert copied() == sorted([*range(10), *range(5)])
 
 
-def test_a_file(run_apart: Any) -> None:
-    publish(3)
+@pytest.mark.spark
+def test_a_file(call: Any, three_numbers: None) -> None:
     Path("pipeline.toml").write_text(
         'pipeline_name = "by-file"\nsource_query = "numbers"\n[source]\nconnection = "default"\n'
         '[target]\nconnection = "out"\n[target.table]\nname = "copies"\n'
     )
-    done = run_apart("consume", "pipeline.toml", "--once")
-    assert (done.returncode, done.stdout) == (0, "by-file: 3 rows in 1 batch\n"), done.stderr
+    assert call("consume", "pipeline.toml", "--once").stdout == "by-file: 3 rows in 1 batch\n"
     assert copied() == [0, 1, 2]
 
 
@@ -256,14 +294,14 @@ def test_refused(run: Any, arguments: list[str], said: str) -> None:
     assert said in done.stderr
 
 
-def test_an_error_says_where_it_was(run_apart: Any) -> None:
-    publish(1)
+@pytest.mark.spark
+def test_an_error_says_where_it_was(call: Any, three_numbers: None) -> None:
     Path("pipeline.toml").write_text(
         'pipeline_name = "by-file"\n[source]\nquery = "numbers"\n'
         '[target]\nconnection = "out"\n[target.table]\nname = "t"\n'
         '[transform]\nsql = "SELECT s.* FROM source s JOIN users"\n[lookups.users]\ntable = "people"\n'
     )
-    done = run_apart("consume", "pipeline.toml", "--once")
+    done = call("consume", "pipeline.toml", "--once", code=1)
     assert "no such table: people.\n  (lookup users)\n" in done.stderr
 
 
@@ -273,30 +311,12 @@ def test_nothing_is_no_batch(run_apart: Any) -> None:
     assert done.stdout == "copies: 0 rows in 0 batches\n"
 
 
-@pytest.mark.timing
-def test_the_jvm_dies(start: Any) -> None:
-    """It is started again with the pipeline, and goes on."""
-    publish(10)
-    process = start("consume", "copies", "--format", "json", "--restart-on-error", "--min-backoff-ms", "100")
-    assert json.loads(process.stdout.readline())["consumed"] == 10
-    _, jvm = host_of(json.loads(Path(".weft/checkpoints/copies~lock").read_text())["jvm"])
-    os.kill(jvm, signal.SIGKILL)
-    publish(5)
-    batches = [json.loads(process.stdout.readline())]
-    if batches[0]["replayed"]:  # the JVM had not written down yet that the first one was done
-        batches.append(json.loads(process.stdout.readline()))
-    assert batches[-1]["consumed"] == 5
-    process.send_signal(signal.SIGTERM)
-    out, err = process.communicate(timeout=PATIENCE)
-    assert (process.returncode, out) == (0, "")
-    assert "copies failed, and is started again in 0.1 s: Spark's JVM ended while copies ran." in err
-    assert copied() == sorted([*range(10), *range(5)])
-
-
-def test_on_a_terminal(on_a_terminal: Any) -> None:
-    """A line that tells how things stand, and is gone at the end."""
-    publish(10)
-    code, shown = on_a_terminal("consume", "copies", "--once")
+def test_on_a_terminal(on_a_terminal: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line that tells how things stand, and is gone at the end. On an engine without Spark, which shows nothing
+    (tests/engine/test_processes.py)."""
+    Path("scripted.py").write_text(SCRIPTED)
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
+    code, shown = on_a_terminal("consume", "copies", "--once", "--module", "scripted")
     assert code == 0
     assert re.search(r"copies  starts  0 rows  0 rows/s", shown)
     assert "INFO: copies runs, with its checkpoint in " in shown

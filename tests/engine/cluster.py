@@ -68,7 +68,7 @@ master = "{self.master}"
 spark.pyspark.python = "{sys.executable}"
 spark.executor.cores = 1
 spark.executor.memory = "512m"
-spark.executor.extraJavaOptions = "{" ".join(jvm.PROFILES["quick"])}"
+spark.executor.extraJavaOptions = "{" ".join([*jvm.PROFILES["quick"], *archive_files.archive_flags(self.java)])}"
 """
 
     def kill(self, number: int) -> None:

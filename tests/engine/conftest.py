@@ -60,10 +60,12 @@ def finish(process: subprocess.Popen[str]) -> list[str]:
 
 
 @pytest.fixture(scope="session")
-def _cluster(spark_cache: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def _cluster(
+    spark_cache: str, tmp_path_factory: pytest.TempPathFactory, count: Callable[..., int]
+) -> Iterator[Cluster]:
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("WEFT_CACHE", spark_cache)
-        started = Cluster(tmp_path_factory.mktemp("cluster"))
+        started = Cluster(tmp_path_factory.mktemp("cluster"), workers=count(2, 1))
     yield started
     started.stop()
 

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.engine.conftest import Python, finish
 from weft import StorageError
-from weft.engine import archive, archive_files
+from weft.engine import archive, archive_files, session
 from weft.engine.java import find_java
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 # It makes one of its own, for a minute of both cores. The one that the other tests share is made by a session too.
 SHARED = """
@@ -23,8 +28,9 @@ print(answer, ".jsa" in maps)
 """
 
 
-def test_is_used(spark_cache: str, python: Python) -> None:
-    assert finish(python(SHARED)) == ["3 True"]
+def test_is_used(plain_spark: SparkSession) -> None:
+    assert session._running is not None
+    assert ".jsa" in Path(f"/proc/{session._running.jvm.process.pid}/maps").read_text()
 
 
 @pytest.mark.full
@@ -45,8 +51,12 @@ def test_one_that_does_not_fit_is_ignored(spark_cache: str, python: Python, proj
 
 @pytest.fixture
 def trained(spark_cache: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """Training that only writes a file, into an empty cache."""
+    """Training that only writes a file, into a cache with the archive of Java's own classes alone."""
+    base, _ = archive_files.archive_files(find_java())
     monkeypatch.setenv("WEFT_CACHE", str(tmp_path / "cache"))
+    archive_files.archives_folder().mkdir(parents=True)
+    if base is not None:
+        (archive_files.archives_folder() / base.name).symlink_to(base)
     done: list[Path] = []
 
     def train(java: object, base: Path | None, path: Path) -> None:
@@ -59,6 +69,7 @@ def trained(spark_cache: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 def test_is_made_once_and_in_one_step(trained: list[Path]) -> None:
     java = find_java()
+    shutil.rmtree(archive_files.archives_folder())
     assert archive_files.archive_flags(java) == []
     made = archive.build(java)
     assert made.read_text() == "trained"
@@ -103,7 +114,6 @@ def test_a_failure_leaves_nothing(trained: list[Path], monkeypatch: pytest.Monke
 
 def test_nobody_makes_one_that_is_being_made(trained: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     folder = archive_files.archives_folder()
-    folder.mkdir(parents=True)
     with (folder / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         monkeypatch.setattr(archive_files.subprocess, "Popen", lambda *_, **__: pytest.fail("started"))

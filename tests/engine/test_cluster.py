@@ -9,8 +9,6 @@ import pytest
 from tests.engine.cluster import Cluster
 from tests.engine.conftest import Python, finish
 
-# Which tests/engine/test_cluster_load.py has in brief.
-
 
 def test_tasks_import_the_package_that_the_driver_runs(cluster: Cluster, python: Python, project: Path) -> None:
     (project / "weft.toml").write_text(cluster.settings)
@@ -36,6 +34,24 @@ def test_tasks_import_the_package_that_the_driver_runs(cluster: Cluster, python:
     )
     assert lines[:2] == ["False", "False UTC"]
     assert lines[2].startswith("True")
+
+
+def test_files_of_one_machine_are_refused(cluster: Cluster, python: Python, project: Path) -> None:
+    (project / "weft.toml").write_text(cluster.settings)
+    process = python(
+        """
+        weft.load([{"id": 1}], target="t", connection=weft.SQLiteConnection("a.db"))
+        try:
+            weft.load("SELECT * FROM t", source=weft.SQLiteConnection("a.db"), target="t",
+                      connection=weft.SQLiteConnection("b.db"))
+        except weft.DeclarationError as error:
+            print(error.what)
+        """,
+        WEFT_SPARK_MASTER="",
+    )
+    assert finish(process) == [
+        "The source of this load is on this machine, and Spark's workers on a cluster cannot open it."
+    ]
 
 
 @pytest.mark.timing

@@ -105,21 +105,3 @@ def test_a_worker_is_killed_during_a_load(
 def _waits(url: str) -> bool:
     """Whether a task waits for a row."""
     return bool(ask(url, "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"))
-
-
-def test_files_of_one_machine_are_refused(cluster: Cluster, python: Python, project: Path) -> None:
-    (project / "weft.toml").write_text(cluster.settings)
-    process = python(
-        """
-        weft.load([{"id": 1}], target="t", connection=weft.SQLiteConnection("a.db"))
-        try:
-            weft.load("SELECT * FROM t", source=weft.SQLiteConnection("a.db"), target="t",
-                      connection=weft.SQLiteConnection("b.db"))
-        except weft.DeclarationError as error:
-            print(error.what)
-        """,
-        WEFT_SPARK_MASTER="",
-    )
-    assert finish(process) == [
-        "The source of this load is on this machine, and Spark's workers on a cluster cannot open it."
-    ]

@@ -32,15 +32,6 @@ print(session._running.jvm.process.pid, flush=True)
 """
 
 
-@pytest.mark.timing
-def test_ends_with_a_killed_process(python: Python) -> None:
-    process = python(START + "time.sleep(600)")
-    assert process.stdout is not None
-    pid = int(process.stdout.readline())
-    process.kill()
-    wait_until_gone(pid)
-
-
 @pytest.mark.full
 @pytest.mark.timing
 def test_ends_with_a_killed_process_that_has_a_forked_child(python: Python) -> None:
@@ -114,21 +105,32 @@ def test_a_forked_child_has_a_session_of_its_own(python: Python) -> None:
     ]
 
 
-def test_nothing_of_spark_is_on_the_terminal(python: Python, project: Path) -> None:
-    """Neither of the JVM, nor of the workers, nor of a failing task, nor of a process that ends without stopping."""
+def test_a_program_with_much_of_its_own(python: Python, project: Path) -> None:
+    """Workers find a module that is on the path of the program alone, its handler of interrupts stays, and nothing of
+    Spark is on the terminal: neither of the JVM, nor of the workers, nor of a failing task, nor of an end without a
+    stop."""
+    (project / "beside").mkdir()
+    (project / "beside" / "helpers.py").write_text("def double(number):\n    return 2 * number\n")
     process = python("""
+        import asyncio
+        sys.path.insert(0, os.path.abspath("beside"))
+        import helpers
+        def mine(*_):
+            pass
+        signal.signal(signal.SIGINT, mine)
         def noisy(_):
             print("a worker prints")
             os.write(2, b"and complains\\n")
             raise ValueError("a task fails")
-        context = weft.spark().sparkContext
-        print(context.parallelize([1, 2], 2).map(str).count())
+        context = asyncio.run(asyncio.to_thread(weft.spark)).sparkContext
+        print(signal.getsignal(signal.SIGINT) is mine)
+        print(context.parallelize([1, 2], 2).map(helpers.double).collect())
         try:
             context.parallelize([1], 1).map(noisy).collect()
         except Exception as error:
             print("a task fails" in str(error))
     """)
-    assert finish(process) == ["2", "True"]
+    assert finish(process) == ["True", "[2, 4]", "True"]
     log = (project / ".weft" / "spark.log").read_text()
     assert "and complains" in log
     assert "a worker prints" in log
@@ -136,8 +138,10 @@ def test_nothing_of_spark_is_on_the_terminal(python: Python, project: Path) -> N
 
 
 @pytest.mark.timing
-def test_an_interrupt_cancels_and_does_not_end_spark(python: Python, project: Path) -> None:
+def test_an_interrupt_cancels_and_a_kill_ends_spark(python: Python, project: Path) -> None:
+    """After an interrupt Spark goes on. After a kill of its process it ends."""
     process = python("""
+        from weft.engine import session
         def slow(_):
             open("begun", "x").close()
             time.sleep(600)
@@ -147,23 +151,27 @@ def test_an_interrupt_cancels_and_does_not_end_spark(python: Python, project: Pa
         except KeyboardInterrupt:
             print("interrupted")
         print(weft.spark().range(3).count())
+        print(session._running.jvm.process.pid, flush=True)
+        time.sleep(600)
     """)
-    wait_until((project / "begun").exists, "the task to begin")
+    assert process.stdout is not None
+    wait_until((project / "begun").exists, "the task to begin", 60)
     process.send_signal(signal.SIGINT)
-    assert finish(process) == ["interrupted", "3"]
+    assert [process.stdout.readline() for _ in range(2)] == ["interrupted\n", "3\n"]
+    pid = int(process.stdout.readline())
+    process.kill()
+    wait_until_gone(pid)
+    assert process.communicate() == ("", "")
 
 
-@pytest.mark.brief("thread")
-@pytest.mark.parametrize("way", ["spark", "thread"])
-def test_others_handle_interrupts_themselves(python: Python, way: str) -> None:
-    call = "weft.spark()" if way == "spark" else "asyncio.run(asyncio.to_thread(weft.spark))"
+@pytest.mark.full
+def test_the_main_thread_leaves_interrupts_to_others_too(python: Python) -> None:
     lines = finish(
-        python(f"""
-        import asyncio
+        python("""
         def mine(*_):
             pass
         signal.signal(signal.SIGINT, mine)
-        {call}
+        weft.spark()
         print(signal.getsignal(signal.SIGINT) is mine)
         """)
     )

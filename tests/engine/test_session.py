@@ -51,26 +51,14 @@ def test_workers_run_this_python(plain_spark: SparkSession) -> None:
     assert plain_spark.sparkContext.parallelize([1], 1).map(executable).collect() == [sys.executable]
 
 
-def test_workers_find_what_the_driver_finds(python: Python, project: Path) -> None:
-    """A module beside a script, which is on the path of the script alone."""
-    (project / "beside").mkdir()
-    (project / "beside" / "helpers.py").write_text("def double(number):\n    return 2 * number\n")
-    lines = finish(
-        python("""
-        sys.path.insert(0, os.path.abspath("beside"))
-        import helpers
-        print(weft.spark().sparkContext.parallelize([4], 1).map(helpers.double).collect())
-        """)
-    )
-    assert lines == ["[8]"]
-
-
 def test_nothing_is_left_for_children(plain_spark: SparkSession) -> None:
     assert not {name for name in os.environ if name.startswith("PYSPARK_")}
 
 
-def test_what_is_given_back_at_stop(python: Python) -> None:
-    """Stopping ends the JVM and calls what was to be closed; the next use starts another one."""
+@pytest.mark.timing
+def test_one_that_ended_is_replaced(python: Python) -> None:
+    """One that was stopped, here or by its user, and one whose JVM was killed. Stopping ends the JVM and calls what was
+    to be closed; so does the end of the process."""
     lines = finish(
         python("""
         from weft.engine import session
@@ -81,14 +69,26 @@ def test_what_is_given_back_at_stop(python: Python) -> None:
         print(process.poll(), session.running())
         session.stop()
         print(weft.spark().range(3).count())
+
+        weft.spark().stop()
+        print(session.running(), weft.spark().range(4).count())
+
+        spark = weft.spark()
+        session._running.jvm.process.kill()
+        session._running.jvm.process.wait()
+        try:
+            spark.range(3).count()
+        except Exception:
+            print("died")
+        print(weft.spark().range(5).count())
         session.at_stop(lambda: print("closed at the end"))
         print(os.listdir(), sorted(os.listdir(".weft")))
         """)
     )
-    assert lines == ["closed", "0 None", "3", "['.weft'] ['spark.log']", "closed at the end"]
+    replaced = ["closed", "0 None", "3", "None 4", "died", "5"]
+    assert lines == [*replaced, "['.weft'] ['spark.log']", "closed at the end"]
 
 
-@pytest.mark.timing
 def test_a_session_of_ones_own_is_used(python: Python) -> None:
     """Of whoever made one before, with settings of their own; a thread that never saw it finds it too."""
     lines = finish(
@@ -113,26 +113,6 @@ def test_a_session_of_ones_own_is_used(python: Python) -> None:
         """)
     )
     assert lines == ["True Asia/Tokyo", "True", "2 True"]
-
-
-@pytest.mark.timing
-def test_a_session_that_died_is_replaced(python: Python) -> None:
-    lines = finish(
-        python("""
-        from weft.engine import session
-        spark = weft.spark()
-        session._running.jvm.process.kill()
-        session._running.jvm.process.wait()
-        try:
-            spark.range(3).count()
-        except Exception as error:
-            print(type(error).__name__)
-        print(weft.spark().range(3).count())
-        weft.spark().stop()
-        print(session.running(), weft.spark().range(4).count())
-        """)
-    )
-    assert lines[1:] == ["3", "None 4"]
 
 
 def test_what_keeps_it_from_starting_is_told(python: Python, project: Path) -> None:

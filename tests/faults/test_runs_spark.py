@@ -52,6 +52,7 @@ if "TASK_STEP" in os.environ:
     steps.setLevel(logging.DEBUG)
     steps.addHandler(Killer())
 """
+STEPS = ("claimed", "produced", "loaded", "executed", "recorded")
 TASK_STEPS = ("begun", "claimed", "staged", "moved", "recorded", "committed")
 
 
@@ -118,17 +119,11 @@ def copy(place: Place, commands: Commands, project: Path) -> Iterator[Copy]:  # 
 def test_killed_at_each_step(copy: Copy, count: Repeat) -> None:
     if copy.place.database.tables.dialect == "mysql" and count(10) == 1:
         pytest.skip("in full: the run is the same for every target")
-    ended = copy.commands.run(copy.place, "run-due")
-    assert ended.code == 0, ended
-    assert "(spark)" in ended.out
-    assert copy.loaded() == copy.ids
-    steps = ended.steps
-    assert steps == [f"run {step}" for step in ("claimed", "produced", "loaded", "executed", "recorded")]
     rounds = count(10)
     for number in range(rounds):
         # Each is two starts of Spark: in brief one, of what a run without Spark does not have (test_runs_killed).
-        for at, step in enumerate(steps if rounds > 1 else ()):
-            copy.interrupted(at=at, is_last=step == "run recorded")
+        for at, step in enumerate(STEPS if rounds > 1 else ()):
+            copy.interrupted(at=at, is_last=step == STEPS[-1])
         for turn, step in enumerate(TASK_STEPS):
             if rounds == 1 and step != "committed":
                 continue
@@ -138,4 +133,6 @@ def test_killed_at_each_step(copy: Copy, count: Repeat) -> None:
     copy.place.at(copy.slot)
     ended = copy.commands.run(copy.place, "run-due")
     assert ended.code == 0, ended
+    assert "(spark)" in ended.out
+    assert ended.steps == [f"run {step}" for step in STEPS]
     assert copy.loaded() == copy.ids

@@ -15,8 +15,6 @@ from pipelines.conftest import database  # noqa: F401 - fixture
 from servers import wait_until
 from weft.operate.runlog import open_run_log
 
-pytestmark = pytest.mark.timing
-
 PIPELINE = """
 @weft.pipeline(
     schedule="0 * * * *",
@@ -86,6 +84,7 @@ RUNNING = {
 }
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("database", ["postgres", "mysql"], indirect=True)
 def test_told_to_stop_in_a_long_statement(place: Place, commands: Commands) -> None:  # noqa: F811
     """The statement is ended in the database too: the next run does not meet its locks."""
@@ -134,6 +133,7 @@ def expire(place: Place) -> None:  # noqa: F811
         book.update(session, book.claims, {"expires_at": datetime(2000, 1, 1, tzinfo=UTC)}, "owner IS NOT NULL", ())
 
 
+@pytest.mark.timing
 def test_stopped_for_longer_than_its_lease(
     raw: Place,
     commands: Commands,
@@ -168,6 +168,7 @@ def test_stopped_for_longer_than_its_lease(
         assert raw.runs("copy") == before
 
 
+@pytest.mark.timing
 def test_what_was_read_long_ago_does_not_replace_newer_rows(
     place: Place,  # noqa: F811
     commands: Commands,

@@ -531,9 +531,9 @@ def test_nothing_is_left_of_earlier_starts(numbers: Any, caplog: pytest.LogCaptu
             Supervisor(copies(numbers, nobody), restarts, [witness]).run()
         assert witness.starts == times
 
-    start(2)
+    start(1)
     before = _alive()
-    start(10)
+    start(4)
     wait_until(lambda: all(count <= before[name] + 1 for name, count in _alive().items()), f"{before}, and one more")
 
 
