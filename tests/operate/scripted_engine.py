@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -100,8 +101,11 @@ class ScriptedEngine:
 
     def wait(self) -> None:
         assert self._thread is not None
-        self._thread.join(PATIENCE)
-        assert not self._thread.is_alive()
+        ends = time.monotonic() + PATIENCE
+        while self._thread.is_alive():
+            # A signal that arrives just before a join is handled after it.
+            self._thread.join(0.05)
+            assert time.monotonic() < ends
         if self._error is not None:
             raise self._error
 

@@ -122,6 +122,8 @@ def failing_rows(
             try:
                 attempt(rows.slice(first, end - first))
             except WeftError as error:
+                if end == first:  # no row is to blame
+                    raise
                 if end - first == 1:
                     bad.append((first, error.what))
                     return True

@@ -15,6 +15,9 @@ from weft.errors import ConnectionFailedError, WeftError
 from weft.pipelines.streaming.execution import Report
 from weft.pipelines.streaming.spec import StreamingPipeline
 
+# A signal that arrives just before a call that waits is handled after it: in one call without end, never.
+_WAIT_SECONDS = 1.0
+
 
 class SparkEngine:
     """Runs a streaming pipeline as a query of Spark's (`weft.pipelines.streaming.execution.StreamingEngine`)."""
@@ -61,7 +64,8 @@ class SparkEngine:
     def wait(self) -> None:
         assert self._query is not None
         try:
-            self._query.wait()
+            while not self._query.wait(_WAIT_SECONDS):
+                pass
         except Exception as error:
             if _lost_jvm(error):
                 raise ConnectionFailedError(
