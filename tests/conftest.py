@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -56,7 +57,7 @@ FEW_ROWS = {
 """Settings of Spark for tests: a query takes them longer to plan than to run."""
 
 _MEMORY = "/dev/shm"
-_MEMORY_BYTES = 8 << 30
+_MEMORY_BYTES = 12 << 30
 
 _missing_packages: set[str] = set()
 
@@ -64,10 +65,12 @@ _missing_packages: set[str] = set()
 def _keep_files_in_memory() -> None:
     """Where there is room, the temporary files of a run, of its servers too, are in memory: to wait for the disk takes
     longer than the rest of a publish, and what a killed process has written is there without it too."""
-    if not os.path.isdir(_MEMORY):
+    if not os.path.isdir(_MEMORY) or "--full" in sys.argv:  # which writes more than memory holds
         return
     found = os.statvfs(_MEMORY)
-    is_large = found.f_bavail * found.f_frsize >= _MEMORY_BYTES
+    memory = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    available = int(memory["MemAvailable"].removesuffix("kB")) << 10
+    is_large = min(found.f_bavail * found.f_frsize, available) >= _MEMORY_BYTES
     if is_large and not found.f_flag & os.ST_NOEXEC:  # some tests start what they wrote
         tempfile.tempdir = os.environ["TMPDIR"] = _MEMORY
 
@@ -122,7 +125,8 @@ def project(
     monkeypatch.setenv("WEFT_CACHE", str(pytestconfig.rootpath / ".cache" / "weft"))
     # Whichever test starts the run's one session, it is the session that the others expect.
     monkeypatch.setenv("WEFT_SPARK_MASTER", "local[2]")
-    monkeypatch.setenv("JDK_JAVA_OPTIONS", _NO_COMPILING)
+    if not pytestconfig.getoption("--full"):
+        monkeypatch.setenv("JDK_JAVA_OPTIONS", _NO_COMPILING)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -300,6 +304,7 @@ def plain_spark(spark_cache: str, _spark_project: Path) -> Any:
     with pytest.MonkeyPatch.context() as patch, use(Project(_spark_project)):
         patch.setenv("WEFT_CACHE", spark_cache)
         patch.setenv("WEFT_SPARK_MASTER", "local[2]")
+        patch.chdir(_spark_project)  # the folder of a test is removed when it ends, and the JVM would start no Python
         return session.spark()
 
 

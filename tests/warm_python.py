@@ -76,13 +76,13 @@ if is_weft:
 elif arguments[:1] != ["-m"] or not arguments[1].startswith("pyspark."):
     os.execv({python!r}, [{python!r}, *arguments])
 import json, socket
+request = {{"arguments": arguments, "environment": dict(os.environ),
+    "folder": os.getcwd(), "parent": None,
+    "new_session": False}}
+if is_weft:
+    request["python"] = os.path.join(os.path.dirname(path), "python")
 with socket.socket(socket.AF_UNIX) as warm:
     warm.connect({address!r})
-    request = {{"arguments": arguments, "environment": dict(os.environ),
-        "folder": os.getcwd(), "parent": None,
-        "new_session": False}}
-    if is_weft:
-        request["python"] = os.path.join(os.path.dirname(path), "python")
     socket.send_fds(warm, [json.dumps(request).encode() + b"\\n"], [0, 1, 2])
     code = warm.recv(3)  # once the fork has ended; nothing, if it was killed
 sys.exit(int(code or 1))
@@ -158,7 +158,8 @@ def _warm(owner: int) -> Path:
     """Start the warm process, which ends with this one; the folder with its socket."""
     folder = tempfile.TemporaryDirectory(prefix="weft-python-")
     address = str(Path(folder.name, "socket"))
-    warm = subprocess.Popen([sys.executable, __file__, address], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    command = [sys.executable, __file__, address]
+    warm = subprocess.Popen(command, cwd=folder.name, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert warm.stdin is not None and warm.stdout is not None
     with warm.stdout:
         assert warm.stdout.readline() == b"ready\n"
@@ -212,7 +213,10 @@ def become(asking: socket.socket) -> list[str]:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     data, files, _, _ = socket.recv_fds(asking, 1 << 20, 3)
     while not data.endswith(b"\n"):
-        data += asking.recv(1 << 20)
+        more = asking.recv(1 << 20)
+        if not more:  # who asked is gone
+            os._exit(1)
+        data += more
     request = json.loads(data)
     if request["parent"] is not None:
         between = os.getpid()

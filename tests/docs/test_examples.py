@@ -28,7 +28,7 @@ runpy.run_path(sys.argv.pop(1), run_name="__main__")
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda each: each.name)
 def test_example(example: Path, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a narrow terminal too; and the demo leaves the user's own database alone. Spark compiles its queries here."""
-    monkeypatch.delenv("JDK_JAVA_OPTIONS")
+    monkeypatch.delenv("JDK_JAVA_OPTIONS", raising=False)
     monkeypatch.setenv("COLUMNS", "40")
     command, run = ["-W", "error", str(example)], subprocess.run
     if example.name == "demo.py":

@@ -30,7 +30,8 @@ print(answer, ".jsa" in maps)
 
 def test_is_used(plain_spark: SparkSession) -> None:
     assert session._running is not None
-    assert ".jsa" in Path(f"/proc/{session._running.jvm.process.pid}/maps").read_text()
+    _, used = archive_files.archive_files(find_java())
+    assert str(used) in Path(f"/proc/{session._running.jvm.process.pid}/maps").read_text()
 
 
 @pytest.mark.full

@@ -17,6 +17,8 @@ from systems.tables.test_modes import in_order
 from weft.systems.load import Load
 from weft.systems.sql import watermarks
 
+pytestmark = pytest.mark.timing
+
 PIPELINE = """
 name, mode = os.environ["NAME"], os.environ["MODE"]
 

@@ -15,6 +15,8 @@ from pipelines.conftest import database  # noqa: F401 - fixture
 from servers import wait_until
 from weft.operate.runlog import open_run_log
 
+pytestmark = pytest.mark.timing
+
 PIPELINE = """
 @weft.pipeline(
     schedule="0 * * * *",
@@ -84,7 +86,6 @@ RUNNING = {
 }
 
 
-@pytest.mark.timing
 @pytest.mark.parametrize("database", ["postgres", "mysql"], indirect=True)
 def test_told_to_stop_in_a_long_statement(place: Place, commands: Commands) -> None:  # noqa: F811
     """The statement is ended in the database too: the next run does not meet its locks."""
@@ -133,7 +134,6 @@ def expire(place: Place) -> None:  # noqa: F811
         book.update(session, book.claims, {"expires_at": datetime(2000, 1, 1, tzinfo=UTC)}, "owner IS NOT NULL", ())
 
 
-@pytest.mark.timing
 def test_stopped_for_longer_than_its_lease(
     raw: Place,
     commands: Commands,
@@ -168,7 +168,6 @@ def test_stopped_for_longer_than_its_lease(
         assert raw.runs("copy") == before
 
 
-@pytest.mark.timing
 def test_what_was_read_long_ago_does_not_replace_newer_rows(
     place: Place,  # noqa: F811
     commands: Commands,

@@ -13,6 +13,8 @@ import warm_python
 from servers import wait_until
 from weft.server import access
 
+# One of twenty guesses comes back every five seconds: a mistyped key locks nobody out for long.
+assert (access._FAILURES.burst, access._FAILURES.per_second) == (20, 0.2)
 # Who guessed too often is not let in again while a test runs.
 STREAMS = """
 import weft.server.access

@@ -23,7 +23,6 @@ STREAMS = """
     @weft.stream(fields={"b": "bytes", "o": "bytes?"}, validate_schema=True)
     def blobs(): ...
 """
-CONSTANTS = {"weft.server.worker._HEADER_SECONDS": 2.0}
 ORDERS = "/api/v1/streams/orders"
 JSON = {"content-type": "application/json"}
 
@@ -292,8 +291,9 @@ def test_large_body_in_the_packet_of_its_headers(service):
 
 
 @pytest.mark.timing
-def test_slow_headers(service):
-    with service.connect() as silent, service.connect() as slow, service.connect() as second:
+def test_slow_headers(server):
+    served = server(STREAMS, constants={"weft.server.worker._HEADER_SECONDS": 2.0})
+    with served.connect() as silent, served.connect() as slow, served.connect() as second:
         second.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert second.recv(65536).startswith(b"HTTP/1.1 200 ")
         for connection in (slow, second):

@@ -140,9 +140,9 @@ class Pages(Protocol):
 
 def name_columns(names: Sequence[bytes], reserved: Container[str]) -> list[str]:
     """Name a column for each field of an entry. A second one of a name is `name#2`, so that none hides another."""
-    columns: list[str] = []
+    columns: dict[str, None] = {}
     for name in names:
         text = name.decode(errors="backslashreplace")
         numbered = (text if number == 1 else f"{text}#{number}" for number in count(1))
-        columns.append(next(each for each in numbered if each not in reserved and each not in columns))
-    return columns
+        columns[next(each for each in numbered if each not in reserved and each not in columns)] = None
+    return list(columns)

@@ -96,9 +96,12 @@ def _chunks(driver: Any) -> Iterator[tuple[bytearray, list[int]]]:
     file = driver._rfile
     data, starts, position, more = bytearray(), list[int](), 0, True
     while more:
-        received = file.read1(_CHUNK_BYTES)
+        try:
+            received = file.read1(_CHUNK_BYTES)
+        except OSError as error:  # as PyMySQL does
+            raise _lost(f" ({error})") from None
         if not received:
-            raise pymysql.OperationalError(CR.CR_SERVER_LOST, "Lost connection to MySQL server during query")
+            raise _lost()
         data += received
         # Parsed as it comes: after the last packet nothing follows, and a read would wait indefinitely.
         position, more = _rows(data, position, starts)
@@ -106,6 +109,10 @@ def _chunks(driver: Any) -> Iterator[tuple[bytearray, list[int]]]:
             rest = data[position:]
             yield data, starts
             data, starts, position = rest, [], 0
+
+
+def _lost(why: str = "") -> pymysql.OperationalError:
+    return pymysql.OperationalError(CR.CR_SERVER_LOST, f"Lost connection to MySQL server during query{why}")
 
 
 def _rows(data: bytearray, position: int, starts: list[int]) -> tuple[int, bool]:
@@ -192,10 +199,11 @@ def _cast(array: pa.Array, field: pa.Field) -> pa.Array:
     kind = field.type
     if pa.types.is_binary(kind):
         return array
-    texts = array.cast(pa.string())
-    if pa.types.is_string(kind):
-        return texts
+    texts = array
     try:
+        texts = array.cast(pa.string())
+        if pa.types.is_string(kind):
+            return texts
         if pa.types.is_timestamp(kind):
             # Arrow wants a zone with each text of a zoned column; the session's zone is UTC, and no text says so.
             return texts.cast(pa.timestamp("us")).cast(kind)

@@ -16,7 +16,7 @@ from contextlib import suppress
 from datetime import date, datetime
 from functools import lru_cache
 from itertools import chain
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 from uuid import UUID
 
 import msgspec
@@ -32,9 +32,6 @@ from weft.systems.sql.driver import Session
 from weft.systems.sql.log import SqlLog
 from weft.systems.sql.store import SqlStore, bound, contiguous, publish_ids
 from weft.types import FieldType, from_sql
-
-if TYPE_CHECKING:
-    pass
 
 # One INSERT takes no more than this, unless a single event does: the server parses a statement as a whole.
 _STATEMENT_BYTES = 4 * 1024 * 1024

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from functools import lru_cache
 from itertools import accumulate, chain
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -30,9 +30,6 @@ from weft.systems.sql.log import SqlLog
 from weft.systems.sql.store import SqlStore
 from weft.systems.sql.tokens import quote_name
 from weft.types import FieldType, from_sql, round_float32
-
-if TYPE_CHECKING:
-    pass
 
 # ALTER TABLE waits no longer than this at a time: everybody who comes to the table meanwhile waits behind it.
 _ALTER_LOCK = "100ms"

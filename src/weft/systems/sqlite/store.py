@@ -12,7 +12,7 @@ from datetime import UTC, date, datetime
 from decimal import Decimal
 from functools import lru_cache
 from itertools import chain, repeat
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import Any, ClassVar, cast
 from uuid import UUID
 
 from weft.systems.base import Connection
@@ -23,9 +23,6 @@ from weft.systems.sql.store import SqlStore, bound, contiguous, publish_ids
 from weft.systems.sql.tokens import quote_name
 from weft.systems.sqlite.sessions import SqliteSessions
 from weft.types import FieldType, comparable, from_sql
-
-if TYPE_CHECKING:
-    pass
 
 # Reading `data_version` costs some microseconds: at this pace a waiting process uses 1-3 % of a core and wakes within
 # milliseconds.
