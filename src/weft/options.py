@@ -29,7 +29,7 @@ class Option:
     """What the annotation of an option says besides its name and type."""
 
     says: str = ""
-    """One sentence, for the tables in the docs that are made of the options."""
+    """One sentence, for the docs and the JSON Schema; empty where neither lists the option."""
     default: str | None = None
     """The default in words, where the value itself does not say it."""
     check: Check | None = None
@@ -123,12 +123,12 @@ def errors_at(where: str) -> Iterator[None]:
 
 
 def refuse_unknown(
-    options: Iterable[str], known: Collection[str], where: str, listed: str = "Options", noun: str = "option"
+    options: Iterable[str], known: Collection[str], where: str, title: str = "Options", noun: str = "option"
 ) -> None:
     """Raise for an unknown option, with the nearest known one."""
     for name in options:
         if name not in known:
-            hint = did_you_mean(str(name), known, f"{listed}: {', '.join(known)}.")
+            hint = did_you_mean(str(name), known, f"{title}: {', '.join(known)}.")
             raise DeclarationError(f"{where} has no {noun} {name!r}.", hint=hint)
 
 

@@ -1,4 +1,4 @@
-"""Field types: what each takes from a caller, and what it is in Arrow and in each SQL dialect. One table.
+"""Field types: what each takes from a caller, and what it is in Arrow and in each SQL dialect.
 
 A type has one *canonical* Python form, which is what a reader gets back: `str`, `bool`, `int`, `float`, `Decimal`,
 `date`, `datetime` (aware, UTC), any JSON value, `bytes`, `UUID`. `check_column` turns what a caller gave into that

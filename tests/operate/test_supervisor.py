@@ -313,6 +313,25 @@ def test_signals_that_are_ignored_stay_so() -> None:
 
 @pytest.mark.timing
 @pytest.mark.usefixtures("handlers")
+def test_a_signal_ends_a_query_without_new_rows(numbers: Any) -> None:
+    class Stopping(Witness):
+        wants_idle = True
+        was_idle = False
+
+        def idle(self) -> None:
+            if self.batches and not self.was_idle:  # a second signal would end the process
+                self.was_idle = True
+                send(signal.SIGTERM)()
+
+    weft.publish_sync(numbers, {"n": 1})
+    witness = Stopping()
+    engine = SparkEngine(make(name="copies", source=numbers, target="default", target_table="copies"))
+    Supervisor(engine, QUICK, [witness]).run()
+    assert (witness.starts, witness.failures, witness.was_idle) == (1, [], True)
+
+
+@pytest.mark.timing
+@pytest.mark.usefixtures("handlers")
 def test_a_script_is_stopped_as_the_command_is(numbers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """SIGTERM ends the call, and what comes after it in the script is done."""
     engine = ScriptedEngine([1, send(signal.SIGTERM)])

@@ -86,7 +86,7 @@ class Connection:
     def refuse_unknown(cls, fields: typing.Iterable[str]) -> None:
         """Raise for a field that this kind of connection does not have, naming the nearest one that it has."""
         known = [each.name for each in dataclasses.fields(cls)]
-        refuse_unknown(fields, known, cls.__name__, "Its fields", "field")
+        refuse_unknown(fields, known, cls.__name__, "Its fields", noun="field")
 
     @classmethod
     def from_fields(cls, fields: typing.Mapping[str, Any], *, name: str | None) -> Self:

@@ -56,7 +56,9 @@ class MergeOptions(TypedDict, total=False):
     ]
     compare_columns: Annotated[
         Columns | None,
-        Option("The columns in which a changed row differs.", default="those that are written", check=column_names),
+        Option(
+            "The columns that are compared to find changed rows.", default="those that are written", check=column_names
+        ),
     ]
     deduplicate_by: Annotated[
         Columns | None,

@@ -15,8 +15,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from weft.errors import DeclarationError
-from weft.types import FieldType, comparable
+from weft.types import FieldType
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -258,27 +257,3 @@ class Store(Protocol):
 
     def close(self) -> None:
         """Close connections and threads. Later calls raise `ConnectionFailedError`."""
-
-
-def declare(log: Log, fields: dict[str, FieldType]) -> None:
-    """Give a stream the declared fields that it lacks; raise where it stores one in another way. None is changed."""
-    present = log.fields(fresh=True)
-    spelled = {comparable(name): name for name in present}
-    for name in fields:
-        stored_as = spelled.get(comparable(name), name)
-        if stored_as != name:
-            raise DeclarationError(
-                f"Field {name!r} of stream {log.schema}.{log.name} is stored as {stored_as!r}.",
-                hint="Databases take names that differ in case or accents for one: keep the stored name.",
-            )
-    missing = {name: kind for name, kind in fields.items() if name not in present}
-    if missing:
-        log.add_fields(missing)
-        present = log.fields(fresh=True)
-    for name, kind in fields.items():
-        stored = present[name]
-        if (stored.base, stored.precision, stored.scale) != (kind.base, kind.precision, kind.scale):
-            raise DeclarationError(
-                f"Field {name!r} of stream {log.schema}.{log.name} is declared {kind}, but stored as {stored}.",
-                hint="Stored data is never converted: keep the stored type, or give the field another name.",
-            )

@@ -307,7 +307,9 @@ def _published_events(target: Target, connection: Connection, rows: Input, key: 
     first = list(itertools.islice(parts, 2))
     once = f"{key} {target.name}" if len(first) == 1 else None
     read = stored = 0
-    for events in itertools.chain(first, parts):
+    publishes = itertools.chain(first, parts)
+    del first  # else two publishes would be held to the end
+    for events in publishes:
         reply = publish_sync(ready.stream, events, connection=connection, idempotency_key=once)
         read += len(events)
         stored += reply["rows_received"] - reply["rows_deduplicated"]

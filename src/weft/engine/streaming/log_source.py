@@ -12,19 +12,18 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime
-from functools import cached_property
 from typing import Any
 
 import pyarrow as pa
 
 from weft.engine.readers import StreamReader, stream_reader
-from weft.errors import DeclarationError, StorageError, WeftError
+from weft.engine.streaming.log_offsets import Offsets
+from weft.errors import DeclarationError, WeftError
 from weft.spark_support.folder import Location
 from weft.spark_support.sessions import read_source
 from weft.streams import runtime
 from weft.streams.declare import Stream
-from weft.systems.base import system_for
-from weft.systems.log import META_TYPES, Log, Store
+from weft.systems.log import META_TYPES, Log
 from weft.systems.stream_source import (
     EVENT_TIME,
     MAX_ROWS,
@@ -68,8 +67,10 @@ class LogSource(StreamSource):
         self._stream = stream
 
     def follow(self, spark: Any, start: str) -> Any:
-        reader, settings = stream_reader(self._stream, self.connection), self.settings
-        return _stream(spark, Offsets(reader, start, settings.max_rows or MAX_ROWS, settings.wait_seconds))
+        now, settings = stream_reader(self._stream, self.connection), self.settings
+        limit = settings.max_rows or MAX_ROWS
+        offsets = Offsets(now.connection, now.stream_schema, now.stream, start, limit, settings.wait_seconds)
+        return _stream(spark, offsets)
 
     def take(self, frame: Any) -> EventRows:
         """Return the events between two offsets, with the columns that the stream has now."""
@@ -158,71 +159,6 @@ class LogSource(StreamSource):
             note = f"retention removed the events of {self.name} up to {floor:,}."
             first = floor + 1
         return Rewind(first - 1, first, f"event {first:,} of {self.name}; it was at {position:,}", note)
-
-
-# -------------------------------------------------------------------------------- the offsets as a data source of Spark
-
-
-@dataclass
-class Offsets:
-    """The offsets of a stream, opened in the process in which Spark asks for them."""
-
-    reader: StreamReader
-    start: str = "earliest"
-    max_rows: int = 1_000_000
-    wait_seconds: float = 0.1
-    """How long to wait for new events: meanwhile the query cannot end, and its other sources wait too."""
-
-    end: int | None = None
-    """Where to stop, if anywhere."""
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Leave out what is open: the reader is copied to tasks, which read nothing but their range."""
-        return {name: getattr(self, name) for name in self.__dataclass_fields__}
-
-    @cached_property
-    def store(self) -> Store:
-        connection = self.reader.connection
-        opened: Store = system_for(connection.kind).load_log()(connection)
-        return opened
-
-    @cached_property
-    def log(self) -> Log:
-        self._seen: object = None
-        return self.store.open(self.reader.stream_schema, self.reader.stream, {})
-
-    def first(self) -> int:
-        """Return the offset after which a new checkpoint begins."""
-        if self.start == "earliest":
-            return self.log.floor()
-        if self.start == "latest":
-            return self.log.head()
-        if self.start.isdecimal():
-            after, head = int(self.start) - 1, self.log.head()
-            if after > head:
-                raise DeclarationError(
-                    f"The stream {self.reader.stream!r} cannot start at {self.start}: its last event is {head}.",
-                    hint="latest begins with what comes next.",
-                )
-            return after
-        raise DeclarationError(
-            f"The stream {self.reader.stream!r} cannot start at {self.start!r}.",
-            hint="earliest, latest, or the offset of an event.",
-        )
-
-    def following(self, after: int) -> int:
-        """Return the last offset of the next batch; `after` itself where nothing new came within `wait_seconds`."""
-        log = self.log
-        head = log.head() if self.end is None else self.end
-        if head <= after and self.end is None:
-            self._seen = self.store.changed(self._seen, self.wait_seconds)
-            head = log.head()
-        if head < after:
-            raise StorageError(
-                f"The stream {self.reader.stream!r} ends at offset {head}, and was read up to {after}: it is another "
-                "one, or an older copy. To start again: weft checkpoints reset.",
-            )
-        return after if head <= after else log.bound(after, head, self.max_rows)
 
 
 def _stream(spark: Any, offsets: Offsets) -> Any:

@@ -1,7 +1,8 @@
 """The options of a streaming pipeline: name, type, default, check and sentence of each, once.
 
 The decorator, the function, the TOML file with its JSON Schema and the table in docs/streaming.md are made of them. A
-new option is a line here, and a field of `StreamingPipeline` that keeps its value.
+new option is a line here (not in `LATER` any more), a field of `StreamingPipeline` that keeps its value, and a row of
+the table of TOML keys in docs/streaming.md; `make docs` writes the rest.
 """
 
 from __future__ import annotations

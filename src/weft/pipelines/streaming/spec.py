@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, Self, Unpack, get_args
@@ -318,6 +319,9 @@ class Lookup:
             raise DeclarationError(f"{where}: schema is that of a table, and there is a query.")
 
 
+# Else `help` would show that of `__new__`.
+_lookup = inspect.signature(Lookup.__init__)
+Lookup.__signature__ = _lookup.replace(parameters=list(_lookup.parameters.values())[1:])  # type: ignore[attr-defined]
 SOURCE_OPTIONS, TARGET_OPTIONS, LOOKUP_OPTIONS = map(options_of, (Source, Target, Lookup))
 
 

@@ -147,7 +147,7 @@ def send(connection: KafkaConnection, topic: str, records: Iterable[tuple[bytes 
     )
     with suppress(library.KafkaException):  # then the messages fail, each with its reason
         # A producer that is idempotent asks for its id at once if it has a connection, and else half a second later.
-        producer.list_topics(topic, SECONDS)
+        producer.list_topics(topic, 2 * _STEP)
     count = 0
     for key, value in records:
         count += 1

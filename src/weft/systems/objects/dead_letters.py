@@ -31,7 +31,7 @@ class BucketLetters(LetterFiles):
         return self._holder.filesystem()
 
     def _names(self) -> list[str]:
-        names = (path.rpartition("/")[2] for path in list_files(self._holder, self._folder))
+        names = (path.rpartition("/")[2] for path in list_files(self._holder, self._folder, store=self._client))
         return sorted(name for name in names if name.endswith(".json"))
 
     def _read(self, name: str) -> bytes | None:

@@ -70,8 +70,8 @@ def read_files(
     own: Any = sessions.own_session(spark)
     parts = []
     for kind, heads in _group_files(own, connection, f"{connection.root}/{prefix.strip('/')}", paths).items():
-        options, paths = connection.options.with_format(kind.format), list(heads)
-        for rows in _read(own, paths, options, kind, known, list(heads.values()), bad_column):
+        options, alike = connection.options.with_format(kind.format), list(heads)
+        for rows in _read(own, alike, options, kind, known, list(heads.values()), bad_column):
             if not rows.columns:
                 continue
             added = {}

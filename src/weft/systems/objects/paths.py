@@ -40,13 +40,13 @@ def client(connection: Any) -> Any:
     return connection.filesystem() if hasattr(connection, "filesystem") else fs.LocalFileSystem()
 
 
-def list_files(connection: Any, folder: str, *, recursive: bool = False) -> list[str]:
-    """Return the paths of the files in a folder; none where it is not there."""
+def list_files(connection: Any, folder: str, *, recursive: bool = False, store: Any = None) -> list[str]:
+    """Return the paths of the files in a folder; none where it is not there. `store`: a client that is open."""
     from pyarrow import fs
 
     selector = fs.FileSelector(folder.rstrip("/") or "/", recursive=recursive, allow_not_found=True)
     try:
-        return [each.path for each in client(connection).get_file_info(selector) if each.is_file]
+        return [each.path for each in (store or client(connection)).get_file_info(selector) if each.is_file]
     except OSError as error:
         raise connection.failed(error) from None
 

@@ -14,7 +14,8 @@ import msgspec
 import redis
 
 from weft.errors import ConnectionFailedError, DeclarationError, SchemaError, WeftError
-from weft.systems.log import EXTRA, Appended, Batch, declare
+from weft.systems.declare import declare
+from weft.systems.log import EXTRA, Appended, Batch
 from weft.systems.redis import client, ids, scripts, values
 from weft.systems.redis.connection import RedisConnection
 from weft.systems.redis.log import RedisLog

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from weft.errors import DeclarationError
 from weft.systems.base import Connection
-from weft.systems.log import EXTRA, META_TYPES, PUBLISH_ID, PUBLISHED_AT, ROWID, Appended, Batch, declare
+from weft.systems.declare import declare
+from weft.systems.log import EXTRA, META_TYPES, PUBLISH_ID, PUBLISHED_AT, ROWID, Appended, Batch
 from weft.systems.sql.driver import Session, SqlDriver
 from weft.systems.sql.log import SqlLog
 from weft.types import FieldType

@@ -1,0 +1,74 @@
+"""The offsets of a stream, for Spark's query. Spark's Python processes import this module, so it imports little."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from weft.errors import DeclarationError, StorageError
+from weft.systems.base import Connection, system_for
+from weft.systems.log import Log, Store
+
+
+@dataclass
+class Offsets:
+    """The offsets of a stream, opened in the process in which Spark asks for them."""
+
+    connection: Connection
+    schema: str
+    name: str
+    start: str = "earliest"
+    max_rows: int = 1_000_000
+    wait_seconds: float = 0.1
+    """How long to wait for new events: meanwhile the query cannot end, and its other sources wait too."""
+
+    end: int | None = None
+    """Where to stop, if anywhere."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what is open: the reader is copied to tasks, which read nothing but their range."""
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
+    @cached_property
+    def store(self) -> Store:
+        opened: Store = system_for(self.connection.kind).load_log()(self.connection)
+        return opened
+
+    @cached_property
+    def log(self) -> Log:
+        self._seen: object = None
+        return self.store.open(self.schema, self.name, {})
+
+    def first(self) -> int:
+        """Return the offset after which a new checkpoint begins."""
+        if self.start == "earliest":
+            return self.log.floor()
+        if self.start == "latest":
+            return self.log.head()
+        if self.start.isdecimal():
+            after, head = int(self.start) - 1, self.log.head()
+            if after > head:
+                raise DeclarationError(
+                    f"The stream {self.name!r} cannot start at {self.start}: its last event is {head}.",
+                    hint="latest begins with what comes next.",
+                )
+            return after
+        raise DeclarationError(
+            f"The stream {self.name!r} cannot start at {self.start!r}.",
+            hint="earliest, latest, or the offset of an event.",
+        )
+
+    def following(self, after: int) -> int:
+        """Return the last offset of the next batch; `after` itself where nothing new came within `wait_seconds`."""
+        log = self.log
+        head = log.head() if self.end is None else self.end
+        if head <= after and self.end is None:
+            self._seen = self.store.changed(self._seen, self.wait_seconds)
+            head = log.head()
+        if head < after:
+            raise StorageError(
+                f"The stream {self.name!r} ends at offset {head}, and was read up to {after}: it is another "
+                "one, or an older copy. To start again: weft checkpoints reset.",
+            )
+        return after if head <= after else log.bound(after, head, self.max_rows)
