@@ -174,7 +174,10 @@ class Query:
 
     def _committed(self) -> int:
         progress = self._query.lastProgress
-        return -1 if progress is None else int(progress["batchId"])
+        if progress is None:
+            return -1
+        # The report of a look that found nothing has the number of the batch that comes next.
+        return int(progress["batchId"]) - (0 if "addBatch" in progress["durationMs"] else 1)
 
     def _carry_out(self, frame: Any, batch_id: int) -> None:
         self._started.wait()
