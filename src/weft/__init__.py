@@ -137,14 +137,32 @@ _NAMES_OF_MODULES = {
 _MODULE_OF = {name: module for module, names in _NAMES_OF_MODULES.items() for name in names.split()}
 # Reached as attributes too, without an import of their own: `weft.testing.…`.
 _SUBMODULES = (
-    *("connections", "errors", "expectations", "normalize", "project", "settings"),
-    *("streaming", "streams", "systems", "testing", "transforms", "types"),
+    "connections",
+    "errors",
+    "expectations",
+    "normalize",
+    "project",
+    "settings",
+    "streaming",
+    "streams",
+    "systems",
+    "testing",
+    "transforms",
+    "types",
 )
 
 # Names that are known from elsewhere, and refused until what they stand for is there.
 _LATER = (
-    *("Aggregation", "CDC", "Join", "KinesisConnection", "PubSubConnection", "RabbitMQConnection"),
-    *("SchemaRegistryConnection", "StateStore", "Watermark", "Window"),
+    "Aggregation",
+    "CDC",
+    "Join",
+    "KinesisConnection",
+    "PubSubConnection",
+    "RabbitMQConnection",
+    "SchemaRegistryConnection",
+    "StateStore",
+    "Watermark",
+    "Window",
 )
 
 __all__ = sorted(_MODULE_OF)

@@ -47,6 +47,7 @@ def apikey() -> None:
 
 @contextmanager
 def _keys() -> Iterator[KeyTable]:
+    """The table of keys. Its connection may be one that the project's modules register."""
     with needs_server():
         from weft.server.keys import key_table
     with key_table() as table:

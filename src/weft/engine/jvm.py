@@ -71,7 +71,7 @@ PROFILES: dict[Profile, tuple[str, ...]] = {
     # The first compiler alone, and the collector that needs no threads. With as much room for code as both compilers
     # have: Java gives one alone 48 MB, which Spark filled after twenty minutes of many queries. Then nothing is
     # compiled any more, and threads die in which a method is needed for the first time.
-    # Spark's classes exceed the size at which Java first collects all garbage, and twice that: for nothing.
+    # Java collects all garbage when classes reach a size that Spark's exceed twice, and finds none in them.
     "quick": (
         "-XX:+UseSerialGC",
         "-XX:TieredStopAtLevel=1",

@@ -219,7 +219,7 @@ def read_all(reader: RowReader) -> Iterator[pa.RecordBatch]:
 
 
 def read_first(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Return the same batches, all of which have been read when this returns; they are kept in a file until then.
+    """Return the same batches, all of which have been read when this returns; a file keeps them until they are used.
 
     A SQLite or DuckDB file has one writer. A load that held it while it waits for a slow source would keep every
     publisher out: so the rows come first, and the transaction lasts as long as writing takes."""

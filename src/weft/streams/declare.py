@@ -28,8 +28,14 @@ _FIELD = re.compile(r"[^\W\d][\w .@#$:/-]*")
 _SYSTEM_COLUMNS = frozenset({"tableoid", "ctid", "xmin", "xmax", "cmin", "cmax"})
 _DEFAULT_HORIZON_DAYS = 30.0
 _KEPT_AS_DECLARED = (
-    *("schema", "connection", "cursor", "description", "owner", "validate_schema"),
-    *("on_schema_drift", "max_deliveries"),
+    "schema",
+    "connection",
+    "cursor",
+    "description",
+    "owner",
+    "validate_schema",
+    "on_schema_drift",
+    "max_deliveries",
 )
 _SLOWEST = 0.001
 

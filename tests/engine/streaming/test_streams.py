@@ -77,6 +77,24 @@ def test_rows_with_one_key_in_a_batch(way: str, project: Path) -> None:
     assert sorted(map(tuple, weft.read("last", source=lake).select("id", "name").collect())) == wanted
 
 
+@pytest.mark.usefixtures("here")
+def test_a_look_that_finds_nothing_is_no_commit(plain_spark: Any) -> None:
+    """Spark reports it with the number of the batch that comes next; a stop must still wait for that batch's commit."""
+    events = declare(n="int64")
+    weft.publish_sync(events, {"n": 1})
+    setting = "spark.sql.streaming.noDataProgressEventInterval"
+    plain_spark.conf.set(setting, "100")
+    query = Query(make(name="copy", source=events, target="default", target_table=(None, "copies")))
+    try:
+        query.start()
+        wait_until(lambda: (query._query.lastProgress or {"batchId": 0})["batchId"] == 1, "a report of nothing")
+        assert query._committed() == 0
+    finally:
+        plain_spark.conf.unset(setting)
+        query.stop()
+    query.wait()
+
+
 @pytest.mark.brief("tasks")
 @pytest.mark.usefixtures("here")
 def test_the_last_of_events_that_came_together(way: str, project: Path) -> None:

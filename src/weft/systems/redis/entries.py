@@ -81,7 +81,7 @@ class RedisReader:
     async def read(self, part: Part, count: int, wait: float) -> list[StreamEntry]:
         """Make one request, and another if a stream was created again."""
         entries = await self.with_retries(lambda: self._read(part, count, wait), *part)
-        if not entries and self.looks(part) and await self.with_retries(lambda: self._begun_anew(part), *part):
+        if not entries and self.looks(part) and await self.with_retries(lambda: self._was_recreated(part), *part):
             entries = await self.with_retries(lambda: self._read(part, count, 0), *part)
         return entries
 
@@ -105,15 +105,15 @@ class RedisReader:
                 new += read
         return new
 
-    async def _begun_anew(self, part: Part) -> bool:
+    async def _was_recreated(self, part: Part) -> bool:
         """Return whether a stream was removed and created again, with identifiers below those that were read."""
-        anew = False
+        is_new = False
         for stream in part:
             last = await self.last_identifier(stream)
             if last is not None and order_of(last) < order_of(self._positions[stream]):
                 self._positions[stream] = BEGINNING
-                anew = True
-        return anew
+                is_new = True
+        return is_new
 
     def looks(self, part: Part) -> bool:
         """Return whether it is time to look for entries that are not announced."""
