@@ -1,18 +1,22 @@
-"""A fresh run log on each database.
+"""A fresh run log on each database, and a stream for streaming pipelines.
 
 def test_something(log):         runs on SQLite, PostgreSQL, MariaDB, DuckDB and in memory (-k duckdb: on that one)
 def test_something(log_url):     the same without memory: an empty database that several processes can open
+def test_something(numbers):     a stream of a fresh project
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import servers
+import weft
 from weft.operate.runlog import RunLog, open_run_log
+from weft.project import Project, use
 
 KINDS = ["sqlite", "postgres", "mysql", "duckdb"]
 
@@ -41,3 +45,16 @@ def log(
     for url in _url(request.param, tmp_path, shared_server):
         with open_run_log(url) as opened:
             yield opened
+
+
+@pytest.fixture
+def numbers() -> Iterator[Any]:
+    """A stream of a fresh project."""
+    with use(Project()) as project:
+
+        @weft.stream(fields={"n": "int64"})
+        def numbers() -> None:
+            pass
+
+        yield numbers
+        weft.streams.close(project)
