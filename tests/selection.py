@@ -97,6 +97,13 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 @pytest.hookimpl(optionalhook=True)
+def pytest_xdist_node_collection_finished(node: Any) -> None:
+    """End the run where a file of tests cannot be imported: xdist would run all others before it fails."""
+    if node.config.pluginmanager.get_plugin("session").testsfailed:
+        pytest.exit("A file of tests cannot be imported.", returncode=2)
+
+
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     from xdist.scheduler import LoadScopeScheduling
 

@@ -390,7 +390,6 @@ KINDS: dict[str, type[Server]] = {
 }
 
 _servers: list[Server] = []
-_claimed_ports: list[socket.socket] = []
 
 
 @functools.cache
@@ -443,7 +442,7 @@ def free_port() -> int:
             except OSError:
                 claim.close()
                 continue
-        _claimed_ports.append(claim)
+        claim.detach()  # the process closes it when it ends
         return port
     raise RuntimeError("there is no free port between 15000 and 32000")
 

@@ -12,7 +12,7 @@ import pytest
 import servers
 import weft
 from faults.test_disk_full import mounted
-from faults.test_locked import LIMIT
+from faults.test_locked import limit_waiting
 from systems.tables.test_modes import rows_of
 from weft.errors import BusyError, ConnectionFailedError, StorageError
 from weft.systems.base import system_for
@@ -72,8 +72,7 @@ LOCKS = {"sqlite": "BEGIN EXCLUSIVE", "postgres": 'LOCK TABLE "t_append" IN ACCE
 
 @pytest.mark.timing
 def test_the_target_is_locked(system: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    place = {"sqlite": "sqlite.sessions", "postgres": "postgres.sessions", "mysql": "mysql.driver"}[system.kind]
-    monkeypatch.setattr(f"weft.systems.{place}.LOCK_SECONDS", LIMIT)
+    limit_waiting(system.kind, monkeypatch)
     tables, other = opened(system.url), opened(system.url)
     load(tables, "append", [], batches(1), "first")
     holder = other.driver.connect("read")
