@@ -9,7 +9,7 @@ from pathlib import Path
 from mypy import api
 
 from weft.operate.run_options import RunKeywords, Running
-from weft.pipelines.streaming.options import KEPT, OPTIONS
+from weft.pipelines.streaming.options import FIELD_OPTIONS, OPTIONS
 from weft.pipelines.streaming.spec import StreamingPipeline
 from weft.systems.file_options import FileKeywords
 from weft.systems.load import Load, LoadOptions
@@ -39,5 +39,5 @@ def test_keywords_are_the_fields_behind_them() -> None:
 
 def test_every_field_of_a_streaming_pipeline_is_said_by_an_option() -> None:
     names = {each.name for each in fields(StreamingPipeline)}
-    assert names - {each.field for each in KEPT.values()} == {"sources", "targets", "dead_letters", "place", "origin"}
-    assert all(option.says.endswith(".") for option in OPTIONS.values())
+    assert names - {each.field for each in FIELD_OPTIONS.values()} == {"sources", "targets", "dead_letters", "place", "origin"}
+    assert all(option.description.endswith(".") for option in OPTIONS.values())

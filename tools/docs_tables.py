@@ -36,7 +36,7 @@ _DEFAULTS = {each.name: each.default for each in dataclasses.fields(StreamingPip
 def table(title: str, options: Mapping[str, Option]) -> str:
     """Return options as a table of Markdown."""
     lines = [f"| {title} | says | default |", "| --- | --- | --- |"]
-    lines += [f"| `{name}` | {each.says} | {_default(each)} |" for name, each in options.items()]
+    lines += [f"| `{name}` | {each.description} | {_default(each)} |" for name, each in options.items()]
     return "\n".join(line.replace("|  |", "| |") for line in lines) + "\n"
 
 

@@ -28,7 +28,7 @@ Check = Callable[[Any, str, str], Any]
 class Option:
     """What the annotation of an option says besides its name and type."""
 
-    says: str = ""
+    description: str = ""
     """One sentence, for the docs and the JSON Schema; empty where neither lists the option."""
     default: str | None = None
     """The default in words, where the value itself does not say it."""

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 import weft
+from weft.engine.streaming.batch_id import BatchId
 from weft.engine.streaming.dead_letters import DeadLetterBox
 from weft.pipelines.streaming.declare import find
 from weft.project import Project
@@ -64,7 +65,7 @@ def flows(local: Project, project: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     local.load_modules(["flows"])
     box = DeadLetterBox(find("copies"))
     for number, letter in enumerate(LETTERS):
-        box.put([letter], "query", number, letter.stage)
+        box.put([letter], BatchId("query", number), letter.stage)
 
 
 def listed(call: Any, *arguments: str) -> list[dict[str, Any]]:

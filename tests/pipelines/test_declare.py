@@ -149,4 +149,4 @@ def test_an_unknown_upstream(local: Project) -> None:
     declare("one")
     declare("two", "onne")
     with pytest.raises(NotFoundError, match=r"'two' .* depends on 'onne'[\s\S]*Did you mean 'one'"):
-        graph.refuse_unknown(local.pipelines)
+        graph.refuse_unknown_dependencies(local.pipelines)

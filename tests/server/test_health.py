@@ -70,6 +70,7 @@ def test_a_database_that_hangs_holds_up_nobody(server: Callable[..., Any], silen
     served.publish("near", {"a": 1})
 
 
+@pytest.mark.timing
 def test_a_stream_that_cannot_be_looked_at_leaves_the_others(server: Callable[..., Any]) -> None:
     served = server(STREAMS, env={"WEFT_DSN_FAR": "postgresql://me:s3cret@127.0.0.1:1/none"})
     for _ in range(3):

@@ -19,6 +19,7 @@ import warm_python
 import weft
 from servers import wait_until
 from weft.cli import cli
+from weft.engine.streaming.batch_id import BatchId
 from weft.engine.streaming.dead_letters import DeadLetterBox
 from weft.engine.streaming.query import Query
 from weft.pipelines.streaming.declare import find
@@ -160,7 +161,8 @@ def test_a_source_and_its_dead_letters(spool: Any, call: Any) -> None:
     assert letter["payload"] == "{ no JSON"
     (box,) = shown(call, "dlq", "list")
     assert box["place"] == "queue failed of the connection 'spool'"
-    DeadLetterBox(find("orders")).put([DeadLetter("read", "Once bad.", "orders", '{"n": 9}', "2")], "query", 7, "read")
+    letter = DeadLetter("read", "Once bad.", "orders", '{"n": 9}', "2")
+    DeadLetterBox(find("orders")).put([letter], BatchId("query", 7), "read")
     call("dlq", "replay", "orders", "--all")
     assert rows()[-1] == (9,)
     (letter,) = shown(call, "dlq", "list", "orders")

@@ -101,7 +101,7 @@ def _modules(modules: tuple[str, ...]) -> str:
     project.load_modules(modules)
     from weft.pipelines import graph
 
-    graph.refuse_unknown(project.pipelines)
+    graph.refuse_unknown_dependencies(project.pipelines)
     return (
         f"streams: {len(project.streams)}, pipelines: {len(project.pipelines)}, "
         f"streaming pipelines: {len(project.streaming_pipelines)}"

@@ -85,7 +85,7 @@ def declared() -> dict[str, Pipeline]:
                 "Only streaming pipelines are declared.", hint="weft consume-list lists them, weft consume runs one."
             )
         raise none_declared("pipeline")
-    graph.refuse_unknown(project.pipelines)
+    graph.refuse_unknown_dependencies(project.pipelines)
     return project.pipelines
 
 

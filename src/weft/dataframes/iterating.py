@@ -16,7 +16,7 @@ from typing import Any, Protocol, Self, Unpack
 import pyarrow as pa
 
 from weft.dataframes.layout import frame_of, join
-from weft.dataframes.options import Options, ReadOptions, refuse_unknown, wait_of, whole_number
+from weft.dataframes.options import Options, ReadOptions, refuse_unknown_options, wait_of, whole_number
 from weft.dataframes.reading import fetch, open_feed
 from weft.errors import ConnectionFailedError, SettingsError, WeftError
 from weft.streams.declare import Stream
@@ -326,7 +326,7 @@ def iter_stream(
     after `count` rows, or at `end_id`. After `block_ms` without entries it goes on waiting, or with `yield_on_idle`
     yields a frame without rows. The other parameters are those of `read_stream`; with `auto_ack` a batch is
     acknowledged when it is handed over. A lost connection is opened again, and no entry is missed."""
-    refuse_unknown(iter_stream, ReadOptions, options)
+    refuse_unknown_options(iter_stream, ReadOptions, options)
     asked, wait_seconds = Options(**options), wait_of(whole_number("block_ms", block_ms))
     return StreamBatches(
         lambda stopped: open_feed(url, stream, asked, iterates=True, stopped=stopped),
@@ -345,7 +345,7 @@ def iter_stream_async(
     **options: Unpack[IterOptions],
 ) -> AsyncStreamBatches:
     """`iter_stream` for asyncio, with the same parameters. `batch_timeout_ms` is another name of `block_ms`."""
-    refuse_unknown(iter_stream_async, IterOptions, options)
+    refuse_unknown_options(iter_stream_async, IterOptions, options)
     if batch_timeout_ms is not None:
         options["block_ms"] = batch_timeout_ms
     return AsyncStreamBatches(iter_stream(url, stream, **options))

@@ -83,7 +83,9 @@ class Options:
         )
 
 
-def refuse_unknown(function: Callable[..., Any], typed: type[ScanOptions], options: Mapping[str, object]) -> None:
+def refuse_unknown_options(
+    function: Callable[..., Any], typed: type[ScanOptions], options: Mapping[str, object]
+) -> None:
     """Refuse an option that a function does not have, as Python does, naming the nearest one that it has."""
     known = [*inspect.signature(function).parameters, *typed.__annotations__]
     for name in options:

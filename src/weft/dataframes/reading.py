@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeGuard, Unpack
 import pyarrow as pa
 
 from weft.dataframes.layout import Layout, frame_of, join
-from weft.dataframes.options import Options, ReadOptions, refuse_unknown, wait_of, whole_number
+from weft.dataframes.options import Options, ReadOptions, refuse_unknown_options, wait_of, whole_number
 from weft.errors import SettingsError
 from weft.project import connect, current
 from weft.streams.declare import Stream
@@ -122,7 +122,7 @@ def read_stream(
     acknowledged once the frame is made. `claim_idle` claims entries that a member of the group has held unacknowledged
     for so many milliseconds, before new ones; `include_delivery` adds how often each was delivered. A missing group is
     created, and starts with `start_id`."""
-    refuse_unknown(read_stream, ReadOptions, options)
+    refuse_unknown_options(read_stream, ReadOptions, options)
     asked, wait_seconds = Options(**options), wait_of(block_ms)
     with closing(open_feed(url, stream, asked)) as feed:
         frame = read_frame(feed, asked, wait_seconds)

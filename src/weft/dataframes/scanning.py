@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any, Literal, Unpack
 
 from weft.dataframes.layout import Layout, To, frame_of, join, polars
-from weft.dataframes.options import Options, ScanOptions, refuse_unknown
+from weft.dataframes.options import Options, ScanOptions, refuse_unknown_options
 from weft.dataframes.reading import batches_of, find_connection, is_declared, open_feed, open_pages, read_frame
 from weft.errors import SettingsError
 from weft.streams.declare import Stream
@@ -30,7 +30,7 @@ def scan_stream(
     With `to="spark"` it is a Spark DataFrame, whose tasks read ranges of ids at the same time; filters of the id and
     the timestamp make less of the stream be read.
     """
-    refuse_unknown(scan_stream, ScanOptions, options)
+    refuse_unknown_options(scan_stream, ScanOptions, options)
     asked = Options(to=to, **options)
     if to == "spark":
         return _scan_with_spark(url, stream, asked)
@@ -47,7 +47,7 @@ def read_streams(
 ) -> Any:
     """Return the entries of every stream of Redis whose key matches a pattern (`events:*`), stream by stream in the
     order of their keys, which are in `stream_column`. The other parameters are those of `read_stream`."""
-    refuse_unknown(read_streams, ScanOptions, options)
+    refuse_unknown_options(read_streams, ScanOptions, options)
     asked = Options(to=to, stream_column=stream_column, **options)
     with closing(_open_many(url, pattern, asked, asked.layout)) as feed:
         return read_frame(feed, asked)
@@ -62,7 +62,7 @@ def scan_streams(
     **options: Unpack[ScanOptions],
 ) -> Any:
     """Return a LazyFrame of what `read_streams` reads. The keys are looked for when it is collected."""
-    refuse_unknown(scan_streams, ScanOptions, options)
+    refuse_unknown_options(scan_streams, ScanOptions, options)
     asked = Options(to=to, stream_column=stream_column, **options)
     return _scan(lambda layout: _open_many(url, pattern, asked, layout), asked)
 

@@ -17,7 +17,7 @@ from weft.engine.readers import RowReader, opened_parts
 from weft.errors import DeclarationError, NotFoundError, WeftError
 from weft.project import current
 from weft.spark_support import outcome, sessions
-from weft.systems import files_by_path, load_checks
+from weft.systems import files_by_path, frame_checks
 from weft.systems.base import Connection, system_for, systems
 from weft.systems.load import Counts, Load
 from weft.systems.sql.checks import refuse_unknown_columns
@@ -65,14 +65,12 @@ def _read_path(spark: Any, path: str) -> Any:
     return files_by_path.read(connectors.with_jars(spark, files_by_path.jars_for(path)), path)
 
 
-def write(
-    frame: Any, connection: Connection, load: Load, put_aside: Callable[[pa.Table], None] | None = None
-) -> Counts:
-    """Write a DataFrame to a target, which gives rows without a key to `put_aside`."""
+def write(frame: Any, connection: Connection, load: Load, reject: Callable[[pa.Table], None] | None = None) -> Counts:
+    """Write a DataFrame to a target, which gives rows without a key to `reject`."""
     refuse(connection, load)
     spark = connectors.ready(frame.sparkSession, connection)
     with _loading(connection, load):
-        return target_of(connection).write(frame, load, spark, put_aside)
+        return target_of(connection).write(frame, load, spark, reject)
 
 
 def last_value(connection: Connection, load: Load, column: str) -> tuple[Any, int]:
@@ -200,13 +198,13 @@ class DryRun:
         load.check_source(frame.columns)
         self.load, self.target = load, target_of(connection)
         self.spark = sessions.own_session(connectors.ready(frame.sparkSession, connection))
-        self.frame = load_checks.without_void(sessions.moved_to(frame, self.spark))
+        self.frame = frame_checks.without_void(sessions.moved_to(frame, self.spark))
         connection.configure(self.spark)
         self.stored = self.target.stored(load, self.spark)
         if self.stored is not None and (load.mode != "truncate" or self.target.keeps_columns):
-            self.frame = load_checks.cast_to_table(self.frame, self.stored.schema, load)
-            self.stored = load_checks.with_all_columns(
-                self.stored, load_checks.extended_schema(self.stored.schema, self.frame)
+            self.frame = frame_checks.cast_to_table(self.frame, self.stored.schema, load)
+            self.stored = frame_checks.with_all_columns(
+                self.stored, frame_checks.extended_schema(self.stored.schema, self.frame)
             )
 
     @property
@@ -226,10 +224,10 @@ class DryRun:
     def _counts(self, frame: Any) -> Counts:
         load, stored = self.load, self.stored
         if load.keys:
-            frame, total, kept = load_checks.checked_keys(frame, load)
+            frame, total, kept = frame_checks.checked_keys(frame, load)
         else:
             total = kept = frame.count()
-        load_checks.refuse_empty(load, total)
+        frame_checks.refuse_empty(load, total)
         if load.tracks_rows:
             changed = self.target.changes(frame, stored, load)
             unchanged = kept - changed.inserted - changed.updated

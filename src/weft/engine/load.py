@@ -109,7 +109,7 @@ class Job:
     engine: Engine | None = None
     transform_sql: str | None = None
     projection: Projection | None = None
-    put_aside: Callable[[pa.Table], None] | None = None
+    reject: Callable[[pa.Table], None] | None = None
     """Takes the rows without a key from a load into a Delta table, where they are not refused."""
 
     def run(self, data: Input, opened: SqlTables | None = None) -> tuple[Counts, str]:
@@ -266,7 +266,7 @@ class Job:
             frame = frames.of(data, reader, self.source) if frame is None else frame
             frame = frame_projection.projected(frame, self.load)
             with frame_projection.expected(frame, self.load) as (checked, warnings):
-                return replace(files.write(checked, self.connection, self.load, self.put_aside), warnings=warnings)
+                return replace(files.write(checked, self.connection, self.load, self.reject), warnings=warnings)
 
 
 def _is_same(one: SqlTables, other: SqlTables) -> bool:

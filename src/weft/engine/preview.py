@@ -26,7 +26,7 @@ from weft.engine.readers import (
     reader_for,
     stored_columns,
 )
-from weft.errors import LoadRefusedError, WeftError
+from weft.errors import WeftError
 from weft.pipelines.declare import Pipeline, PipelineTarget
 from weft.project import current
 from weft.spark_support import outcome
@@ -173,10 +173,10 @@ def _compare(result: Preview, load: Load, schema: pa.Schema, tables: SqlTables) 
     if columns is None:
         result.creates = create_statement(tables, load, written)
         return
-    present = {column.name for column in columns}
+    present = [column.name for column in columns]
     result.adds = [name for name in written.names if name not in present]
     if result.adds and (load.declared is None or load.declared.on_drift != "evolve"):
-        result.refused = LoadRefusedError(f"The table {load.name} has no column {result.adds[0]!r}.")
+        result.refused = load.no_column(result.adds[0], present)
         result.adds = []
 
 

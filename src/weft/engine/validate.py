@@ -48,7 +48,7 @@ def validate(pipeline: Pipeline) -> Iterator[ValidationResult]:
 def _upstream(pipeline: Pipeline) -> str:
     from weft.pipelines import graph
 
-    graph.refuse_unknown({**current().pipelines, pipeline.name: pipeline})
+    graph.refuse_unknown_dependencies({**current().pipelines, pipeline.name: pipeline})
     return ", ".join(pipeline.depends_on) or "none"
 
 

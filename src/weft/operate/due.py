@@ -41,7 +41,7 @@ class Planner:
 
     def due(self, names: Sequence[str] = ()) -> list[Due]:
         """Return whether each pipeline is due now, in the order in which they run."""
-        graph.refuse_unknown(self.project.pipelines)
+        graph.refuse_unknown_dependencies(self.project.pipelines)
         states, now = self.log.latest(list(self.project.pipelines)), self.now
         return [due_now(each, states, now) for each in self.chosen(names)]
 

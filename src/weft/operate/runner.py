@@ -177,7 +177,7 @@ class Runner(Planner):
 
     def run_due(self, names: Sequence[str] = ()) -> Iterator[Outcome]:
         """Run the pipelines that are due, each after those that it depends on."""
-        graph.refuse_unknown(self.project.pipelines)
+        graph.refuse_unknown_dependencies(self.project.pipelines)
         chosen = self.chosen(names)
         states = self.log.latest(list(self.project.pipelines))
         for pipeline in chosen:

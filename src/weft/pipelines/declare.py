@@ -343,8 +343,8 @@ def _refuse_key_checks(target: PipelineTarget, where: str) -> None:
         return
     keys = set(target.options.get("keys") or ())
     for check in target.expectations:
-        is_put_aside = (check.reaction or target.on_quality_failure) == "quarantine"
-        if check.kind in ("not_null", "unique") and is_put_aside and set(check.columns) <= keys:
+        is_quarantined = (check.reaction or target.on_quality_failure) == "quarantine"
+        if check.kind in ("not_null", "unique") and is_quarantined and set(check.columns) <= keys:
             raise DeclarationError(
                 f"{where}: {check} is about the key, which must be right for all rows.",
                 hint="Filter such rows out in the source, or use deduplicate_by.",

@@ -29,7 +29,7 @@ def refuse_cycles(pipelines: Mapping[str, Pipeline]) -> None:
         ) from None
 
 
-def refuse_unknown(pipelines: Mapping[str, Pipeline]) -> None:
+def refuse_unknown_dependencies(pipelines: Mapping[str, Pipeline]) -> None:
     """Raise where a pipeline depends on one that is not declared."""
     for each in pipelines.values():
         for name in each.depends_on:

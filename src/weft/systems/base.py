@@ -57,7 +57,7 @@ class Connection:
 
     def __new__(cls, *args: object, **fields: object) -> Self:
         # Before __init__, which would answer an unknown field with a bare TypeError.
-        cls.refuse_unknown(fields)
+        cls.refuse_unknown_fields(fields)
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
@@ -83,7 +83,7 @@ class Connection:
         return f"{type(self).__name__}({', '.join(shown)})"
 
     @classmethod
-    def refuse_unknown(cls, fields: typing.Iterable[str]) -> None:
+    def refuse_unknown_fields(cls, fields: typing.Iterable[str]) -> None:
         """Raise for a field that this kind of connection does not have, naming the nearest one that it has."""
         known = [each.name for each in dataclasses.fields(cls)]
         refuse_unknown(fields, known, cls.__name__, "Its fields", noun="field")
@@ -91,7 +91,7 @@ class Connection:
     @classmethod
     def from_fields(cls, fields: typing.Mapping[str, Any], *, name: str | None) -> Self:
         """A connection from fields that were read from a file or a class body."""
-        cls.refuse_unknown(fields)
+        cls.refuse_unknown_fields(fields)
         for each in dataclasses.fields(cls):
             if each.default is dataclasses.MISSING and each.name not in fields:
                 raise DeclarationError(f"{cls.__name__} needs the field {each.name!r}.")

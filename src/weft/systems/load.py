@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypedDict, get_args
 from uuid import uuid4
 
-from weft.errors import DeclarationError, did_you_mean, listed
+from weft.errors import DeclarationError, LoadRefusedError, did_you_mean, listed
 from weft.options import Option, column_names, refuse_unknown
 from weft.systems.expectation import Expectation
 from weft.systems.watermark import Watermark
@@ -237,6 +237,11 @@ class Load:
                         f"The source of {self.name} has a column {name!r}, which scd2 keeps itself.",
                         hint="Leave it out of the SELECT, or give it another name.",
                     )
+
+    def no_column(self, name: str, present: Sequence[str]) -> LoadRefusedError:
+        """Return the error of a column that the source has and the table does not."""
+        hint = did_you_mean(name, present, f"Its columns: {', '.join(present[:30])}.")
+        return LoadRefusedError(f"The table {self.name} has no column {name!r}, which the source has.", hint=hint)
 
     def written(self, source: pa.Schema) -> pa.Schema:
         """Return the columns that are written, of a source with these."""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
-PutAside = Callable[[pa.Table], None]
+Reject = Callable[[pa.Table], None]
 
 
 class ArrowRows(Protocol):
@@ -64,8 +64,8 @@ class SparkTarget(ABC):
         return ""
 
     @abstractmethod
-    def write(self, frame: DataFrame, load: Load, spark: SparkSession, put_aside: PutAside | None = None) -> Counts:
-        """Commit the rows of a DataFrame under the key of a load. Rows without a key go to `put_aside`, where there is
+    def write(self, frame: DataFrame, load: Load, spark: SparkSession, reject: Reject | None = None) -> Counts:
+        """Commit the rows of a DataFrame under the key of a load. Rows without a key go to `reject`, where there is
         one, before the commit."""
 
     def copy(self, rows: ArrowRows, load: Load, spark: SparkSession) -> Counts | None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import weft
 from engine.streaming.conftest import declare
+from weft.engine.streaming.batch_id import BatchId
 from weft.engine.streaming.dead_letters import DeadLetterBox
 from weft.engine.streaming.replay import Replay, Replayed
 from weft.pipelines.streaming.declare import make
@@ -30,7 +31,7 @@ def unread(*numbers: int) -> list[DeadLetter]:
 
 
 def put(pipeline: Any, letters: list[DeadLetter], batch: int = 0) -> None:
-    DeadLetterBox(pipeline).put(letters, "query", batch, "read")
+    DeadLetterBox(pipeline).put(letters, BatchId("query", batch), "read")
 
 
 def letters_of(pipeline: Any) -> list[StoredLetter]:

@@ -8,7 +8,7 @@ import pytest
 
 import weft
 from engine.streaming.conftest import declare, rows, run_once
-from weft.engine.streaming.commits import commit_key
+from weft.engine.streaming.targets import commit_key
 from weft.systems.load import KEY_LENGTH
 
 pytestmark = pytest.mark.usefixtures("plain_spark", "here")

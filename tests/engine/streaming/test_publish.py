@@ -12,7 +12,7 @@ import pytest
 import weft
 from conftest import System
 from engine.streaming.conftest import declare, run_once
-from weft.engine.streaming import commits
+from weft.engine.streaming import targets
 
 pytestmark = pytest.mark.usefixtures("plain_spark", "here")
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("plain_spark", "here")
 @pytest.mark.brief("driver-2", "tasks-100000")
 @pytest.mark.parametrize("size", [100_000, 2])
 def test_a_stream_is_cleaned_into_another(size: int, way: str, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(commits, "_EVENTS", size)
+    monkeypatch.setattr(targets, "_EVENTS", size)
     events, clean = declare(n="int64", name="string"), declare("clean", n="int64", name="string")
     weft.publish_sync(events, [{"n": n, "name": " x "} for n in range(6)])
     pipeline: dict[str, Any] = {

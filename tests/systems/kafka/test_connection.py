@@ -13,7 +13,7 @@ import pytest
 from kafka_server import PASSWORD, SCRAM, USER
 from servers import wait_until
 from weft import ConnectionFailedError, DeclarationError, KafkaConnection, NotFoundError, SettingsError
-from weft.systems.kafka import client, options, source
+from weft.systems.kafka import client, messages, options
 from weft.systems.kafka.target import TopicTarget
 from weft.systems.load import Load
 
@@ -125,7 +125,7 @@ def test_sign_in(kafka: Any, spark: Any, mechanism: str) -> None:
     assert TopicTarget(made).write(frame, Load.declare(target=topic), spark).inserted == 1
     assert client.send(made, topic, [(None, b'{"n": 2}')]) == 1
     read = spark.read.format("kafka").options(**options.for_spark(made)).option("subscribe", topic).load()
-    with closing(source.rows(read, made)) as rows:
+    with closing(messages.rows(read, made)) as rows:
         good = rows.good
         assert sorted(row.n for row in good.collect()) == [1, 2]
 
@@ -160,10 +160,10 @@ def test_a_topic_that_is_not_there(kafka: Any, connection: KafkaConnection, spar
     topic = kafka.create_topic()
     for ask in (
         lambda: client.admin(connection).latest(f"{topic}x"),
-        lambda: source.stream(spark, connection, f"{topic}x"),
+        lambda: messages.stream(spark, connection, f"{topic}x"),
         lambda: client.send(connection, f"{topic}x", []),
     ):
         with pytest.raises(NotFoundError, match=rf"no topic of the connection 'events' named '{topic}x'[\s\S]*{topic}"):
             ask()
     with pytest.raises(DeclarationError, match="cannot be a topic"):
-        source.stream(spark, connection, f"{topic},{topic}")
+        messages.stream(spark, connection, f"{topic},{topic}")

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from weft import DeclarationError, KafkaConnection
-from weft.systems.kafka import client, source
+from weft.systems.kafka import client, messages
 from weft.systems.kafka.stream_source import KafkaSource
 from weft.systems.kafka.target import TopicTarget
 from weft.systems.load import Load
@@ -37,7 +37,7 @@ def test_json(kafka: Any, connection: KafkaConnection, batch: Batch) -> None:
     topic = kafka.create_topic(partitions=2)
     kafka.produce(topic, [b'{"id": 1, "name": "a"}', b"bad", None], timestamp=milliseconds(NOON))
     kafka.produce(topic, [b'{"ID": 2.5, "deep": {"x": [1]}, "at": "2026-01-01"}'], 1, timestamp=milliseconds(NOON))
-    with closing(source.rows(batch(topic), connection, {"at": pa.date32()})) as rows:
+    with closing(messages.rows(batch(topic), connection, {"at": pa.date32()})) as rows:
         good, bad = rows.good, rows.bad
         assert (rows.good_rows, rows.bad_rows, rows.tombstones) == (2, 1, 1)
         assert dict(good.dtypes) == {
@@ -62,7 +62,7 @@ def test_messages_are_read_once(kafka: Any, connection: KafkaConnection, batch: 
 
     topic = kafka.create_topic()
     kafka.produce(topic, [b'{"n": 1}', b"bad"])
-    with closing(source.rows(batch(topic), connection)) as rows:
+    with closing(messages.rows(batch(topic), connection)) as rows:
         good, bad = rows.good, rows.bad
         kafka.admin.delete_records([TopicPartition(topic, 0, 2)])[TopicPartition(topic, 0)].result(30)
         for _ in range(2):
@@ -74,7 +74,7 @@ def test_what_was_kept_is_let_go(kafka: Any, connection: KafkaConnection, batch:
     topic = kafka.create_topic()
     kafka.produce(topic, [b'{"n": 1}'])
     before = spark.sparkContext._jsc.getPersistentRDDs().size()
-    with closing(source.rows(batch(topic), connection)) as rows:
+    with closing(messages.rows(batch(topic), connection)) as rows:
         good = rows.good
         assert good.count() == 1
         assert spark.sparkContext._jsc.getPersistentRDDs().size() == before + 1
@@ -84,7 +84,7 @@ def test_what_was_kept_is_let_go(kafka: Any, connection: KafkaConnection, batch:
 def test_nothing_but_tombstones(kafka: Any, connection: KafkaConnection, batch: Batch) -> None:
     topic = kafka.create_topic()
     kafka.produce(topic, [None, None], key=b"k")
-    with closing(source.rows(batch(topic), connection)) as rows:
+    with closing(messages.rows(batch(topic), connection)) as rows:
         good, bad = rows.good, rows.bad
         assert (rows.good_rows, rows.bad_rows, rows.tombstones) == (0, 0, 2)
         assert good.columns == ["_event_ts"]
@@ -92,7 +92,7 @@ def test_nothing_but_tombstones(kafka: Any, connection: KafkaConnection, batch: 
 
 
 def test_an_empty_topic(kafka: Any, connection: KafkaConnection, batch: Batch) -> None:
-    with closing(source.rows(batch(kafka.create_topic()), connection, {"n": pa.int64()})) as rows:
+    with closing(messages.rows(batch(kafka.create_topic()), connection, {"n": pa.int64()})) as rows:
         good, bad = rows.good, rows.bad
         assert (rows.good_rows, rows.bad_rows, rows.tombstones) == (0, 0, 0)
         assert good.count() == bad.count() == 0
@@ -104,7 +104,7 @@ def test_columns_that_spark_gives_a_meaning_to(kafka: Any, connection: KafkaConn
     kafka.produce(
         topic, [json.dumps({**dict.fromkeys(names, 1), "nothing": None}).encode()], timestamp=milliseconds(NOON)
     )
-    with closing(source.rows(batch(topic), connection)) as rows:
+    with closing(messages.rows(batch(topic), connection)) as rows:
         good = rows.good
         assert dict(good.dtypes)["nothing"] == "void"
         (row,) = good.toArrow().to_pylist()
@@ -121,10 +121,10 @@ def _add(batches: Any, more: int) -> Any:
 def test_rows_in_a_task(kafka: Any, connection: KafkaConnection, batch: Batch) -> None:
     topic = kafka.create_topic()
     kafka.produce(topic, [b'{"n": 1}', b'{"n": 2}', b"bad"])
-    with closing(source.rows(batch(topic), connection)) as rows:
+    with closing(messages.rows(batch(topic), connection)) as rows:
         assert rows.packed is not None
         assert rows.columns is not None
-        unpack = functools.partial(source.unpack, pa.schema([rows.columns.field("n")]))
+        unpack = functools.partial(messages.unpack, pa.schema([rows.columns.field("n")]))
         found = rows.packed.mapInArrow(lambda batches: _add(unpack(batches), more=10), "total bigint").collect()
         assert [row.total for row in found] == [13]
 
@@ -133,7 +133,7 @@ def test_raw_bytes(kafka: Any, batch: Batch) -> None:
     topic = kafka.create_topic()
     kafka.produce(topic, [b"\xff\n", None], key=b"k", timestamp=milliseconds(NOON))
     raw = KafkaConnection(kafka.bootstrap, payload_format="raw_bytes")
-    with closing(source.rows(batch(topic), raw)) as rows:
+    with closing(messages.rows(batch(topic), raw)) as rows:
         good, bad = rows.good, rows.bad
         assert good.toArrow().to_pylist() == [
             {"key": b"k", "value": value, "topic": topic, "partition": 0, "offset": number, "_event_ts": NOON}
@@ -155,9 +155,9 @@ def test_rows_there_and_back(kafka: Any, connection: KafkaConnection, batch: Bat
     ]
     frame = spark.createDataFrame(rows, schema)
     assert write(frame, connection, topic, "id") == 2
-    messages = kafka.messages(topic)
-    assert {message.key() for message in messages} == {b"1", b"2"}
-    assert all(message.headers() == [("weft-batch-id", b"load 7")] for message in messages)
+    sent = kafka.messages(topic)
+    assert {message.key() for message in sent} == {b"1", b"2"}
+    assert all(message.headers() == [("weft-batch-id", b"load 7")] for message in sent)
     known = {
         "price": pa.decimal128(10, 2),
         "day": pa.date32(),
@@ -165,7 +165,7 @@ def test_rows_there_and_back(kafka: Any, connection: KafkaConnection, batch: Bat
         "local": pa.timestamp("us"),
         "data": pa.binary(),
     }
-    with closing(source.rows(batch(topic), connection, known)) as rows:
+    with closing(messages.rows(batch(topic), connection, known)) as rows:
         good, bad = rows.good, rows.bad
         assert bad.count() == 0
         found = good.drop("_event_ts").orderBy("id").toArrow().to_pylist()

@@ -13,7 +13,7 @@ import pytest
 
 import servers
 from weft import KafkaConnection
-from weft.systems.kafka import client, source
+from weft.systems.kafka import client, messages
 
 # A broker takes its time to start again.
 
@@ -40,11 +40,11 @@ def follow(spark: Any, tmp_path: Path) -> Iterator[Follow]:
         found: list[list[int]] = []
 
         def take(frame: Any, _: int) -> None:
-            with closing(source.rows(frame, connection)) as rows:
+            with closing(messages.rows(frame, connection)) as rows:
                 good = rows.good
                 found.append(sorted(row.n for row in good.collect()))
 
-        stream = source.stream(spark, connection, topic, **options)
+        stream = messages.stream(spark, connection, topic, **options)
         queries.append(stream.writeStream.foreachBatch(take).option("checkpointLocation", str(tmp_path)).start())
         return found
 
@@ -63,7 +63,7 @@ def reads(found: list[list[int]], wanted: list[int]) -> None:
 
 
 def test_the_columns_of_messages(spark: Any, kafka: Any, connection: KafkaConnection) -> None:
-    frame = source.stream(spark, connection, kafka.create_topic())
+    frame = messages.stream(spark, connection, kafka.create_topic())
     assert set(frame.columns) >= {"key", "value", "topic", "partition", "offset", "timestamp"}
 
 

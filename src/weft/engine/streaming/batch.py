@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from weft.engine import inputs
-from weft.engine.streaming.commits import NO_STORE, Commits
+from weft.engine.streaming.batch_id import BatchId
 from weft.engine.streaming.dead_letters import DeadLetterBox
-from weft.engine.streaming.progress import Watched
+from weft.engine.streaming.progress import OpenedSource
 from weft.engine.streaming.source_state import Columns
+from weft.engine.streaming.targets import NO_STORE, Targets
 from weft.engine.streaming.transform import Transform, TypedRows, together
 from weft.errors import ConnectionFailedError, DeclarationError, LoadRefusedError, WeftError
 from weft.pipelines.streaming.spec import StreamingPipeline
@@ -43,79 +44,79 @@ class Batches:
     def __init__(
         self,
         pipeline: StreamingPipeline,
-        sources: Sequence[Watched],
+        sources: Sequence[OpenedSource],
         columns: Columns,
         box: DeadLetterBox | None = None,
     ) -> None:
         self.pipeline, self.sources, self._columns = pipeline, sources, columns
         self._box = box or DeadLetterBox(pipeline)
-        self.transform, self.commits = Transform(pipeline, columns), Commits(pipeline, self._box)
+        self.transform, self.targets = Transform(pipeline, columns), Targets(pipeline, self._box)
 
     def close(self) -> None:
         """Release what batches share."""
         self.transform.close()
-        self.commits.close()
+        self.targets.close()
 
-    def run(self, frame: Any, checkpoint: str, batch_id: int) -> BatchResult:
+    def run(self, frame: Any, batch: BatchId) -> BatchResult:
         """Carry out the batch that Spark made of all sources."""
         _steps.debug("begun")
         try:
-            result = self._attempted(frame, checkpoint, batch_id)
+            result = self._attempted(frame, batch)
         except WeftError as error:
             if isinstance(error, ConnectionFailedError):
                 raise
             # After a crash its sources may no longer have its rows, which the targets have.
-            if not self.commits.finish(self.pipeline.targets, checkpoint, batch_id):
-                self._note_stored(error, checkpoint, batch_id)
+            if not self.targets.finish(self.pipeline.targets, batch):
+                self._note_stored(error, batch)
                 raise
-            result = BatchResult(batch_id)
+            result = BatchResult(batch.number)
         _steps.debug("done")
         return result
 
-    def _note_stored(self, error: WeftError, checkpoint: str, batch_id: int) -> None:
+    def _note_stored(self, error: WeftError, batch: BatchId) -> None:
         """Add to an error which targets have the batch: after a reset they would get its rows a second time."""
         having = [
             f"{each.name} of {current().connection(each.connection).label}"
             for each in self.pipeline.targets
-            if self.commits.has(each, checkpoint, batch_id)
+            if self.targets.has(each, batch)
         ]
         if having:
             error.add_note(f"stored already in {', '.join(having)}: after a reset its rows would be there twice")
 
-    def _attempted(self, frame: Any, checkpoint: str, batch_id: int) -> BatchResult:
+    def _attempted(self, frame: Any, batch: BatchId) -> BatchResult:
         parts: list[BatchRows] = []
         split_parts: list[BatchRows] = []
         try:
             for source, part in zip(self.sources, split(frame, self.sources), strict=True):
                 parts.append(source.take(part))
             try:
-                return self._run(parts, frame.sparkSession, checkpoint, batch_id)
+                return self._run(parts, frame.sparkSession, batch)
             except WeftError as error:
                 # A row of a file that cannot be parsed: Spark does not report which.
                 if isinstance(error, _NOT_READING):
                     raise
-                split_parts = self._split(parts, checkpoint)
+                split_parts = self._split(parts, batch.query_id)
                 if split_parts == parts:
                     raise
-                return self._run(split_parts, frame.sparkSession, checkpoint, batch_id)
+                return self._run(split_parts, frame.sparkSession, batch)
         finally:
             for each in {id(each): each for each in (*parts, *split_parts)}.values():
                 each.close()
 
-    def _run(self, parts: Sequence[BatchRows], spark: Any, checkpoint: str, batch_id: int) -> BatchResult:
+    def _run(self, parts: Sequence[BatchRows], spark: Any, batch: BatchId) -> BatchResult:
         """Carry out the steps of a batch: split off what cannot be parsed, transform the rest, commit it."""
         counts: dict[str, Counts] = {}
-        rejected = sum(self._put_unparsed(each, checkpoint, batch_id) for each in parts)
-        filled = [each for each in self._typed(parts, checkpoint) if each.size != 0]
+        rejected = sum(self._put_unparsed(each, batch) for each in parts)
+        filled = [each for each in self._typed(parts, batch.query_id) if each.size != 0]
         if filled:
-            rows, letters, with_origins = self.transform.run(filled, spark, checkpoint)
-            if letters and self.commits.is_done(self.pipeline.targets, checkpoint, batch_id):
+            rows, letters, with_origins = self.transform.run(filled, spark, batch.query_id)
+            if letters and self.targets.is_done(self.pipeline.targets, batch):
                 letters = []  # what failed then is stored; what fails by other SQL now is in the targets
-            self._box.put(letters, checkpoint, batch_id, "transform")
+            self._box.put(letters, batch, "transform")
             rejected += len(letters)
             try:
                 for target in self.pipeline.targets:
-                    loaded = self.commits.load(target, rows, checkpoint, batch_id, with_origins)
+                    loaded = self.targets.load(target, rows, batch, with_origins)
                     # Two may have one name, in two databases.
                     counts[target.name] = counts[target.name] + loaded if target.name in counts else loaded
                     _steps.debug("loaded")
@@ -123,9 +124,9 @@ class Batches:
                 if isinstance(rows, inputs.Frame):
                     rows.frame.unpersist()
         rejected += sum(each.quarantined for each in counts.values())
-        return BatchResult(batch_id, counts, rejected)
+        return BatchResult(batch.number, counts, rejected)
 
-    def _put_unparsed(self, rows: BatchRows, checkpoint: str, batch_id: int) -> int:
+    def _put_unparsed(self, rows: BatchRows, batch: BatchId) -> int:
         """Store what could not be parsed as dead letters, and return how many there are."""
         if rows.bad and self.pipeline.transform_on_error == "fail" and self.pipeline.dead_letters is None:
             first = rows.bad[0]
@@ -134,29 +135,29 @@ class Batches:
                 f"{first.error}",
                 hint=NO_STORE,
             )
-        self._box.put(rows.bad, checkpoint, batch_id, f"read {rows.source}")
+        self._box.put(rows.bad, batch, f"read {rows.source}")
         return len(rows.bad)
 
-    def _typed(self, parts: Sequence[BatchRows], checkpoint: str) -> Iterator[TypedRows]:
+    def _typed(self, parts: Sequence[BatchRows], query_id: str) -> Iterator[TypedRows]:
         """Yield the rows of each source, those of files under the types that their columns had."""
         for each in parts:
-            rows = each.read(self._columns.types(each.source, checkpoint)) if isinstance(each, UntypedRows) else each
+            rows = each.read(self._columns.types(each.source, query_id)) if isinstance(each, UntypedRows) else each
             if rows is not None:
                 yield rows
 
-    def _split(self, parts: Sequence[BatchRows], checkpoint: str) -> list[BatchRows]:
+    def _split(self, parts: Sequence[BatchRows], query_id: str) -> list[BatchRows]:
         """Return the rows again, with those of files apart that cannot be parsed."""
         again = list(parts)
         for number, each in enumerate(parts):
             if isinstance(each, UntypedRows):
                 with suppress(WeftError):  # the error that the batch failed with says more
-                    rows = each.split(self._columns.types(each.source, checkpoint))
+                    rows = each.split(self._columns.types(each.source, query_id))
                     if rows is not None and rows.bad:
                         again[number] = rows
         return again
 
 
-def split(frame: Any, sources: Sequence[Watched]) -> list[Any]:
+def split(frame: Any, sources: Sequence[OpenedSource]) -> list[Any]:
     """Return the parts of a batch, one a source, as `joined` put them together."""
     if len(sources) == 1:
         return [frame]

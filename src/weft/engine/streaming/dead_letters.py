@@ -15,6 +15,7 @@ import pyarrow as pa
 from weft.engine import connectors, files, session
 from weft.engine.readers import opened_tables
 from weft.engine.streaming import row_origin
+from weft.engine.streaming.batch_id import BatchId
 from weft.engine.streaming.row_origin import ORIGIN
 from weft.errors import DeclarationError, WeftError
 from weft.pipelines.streaming.spec import Source, StreamingPipeline, Target
@@ -59,7 +60,7 @@ class DeadLetterBox:
             )
         return self._store
 
-    def put(self, letters: Sequence[DeadLetter], checkpoint: str, batch_id: int, part: str) -> None:
+    def put(self, letters: Sequence[DeadLetter], batch: BatchId, part: str) -> None:
         """Store the letters of a batch. The same ones of the same batch again change nothing."""
         if not letters or self._store is None:
             return
@@ -69,14 +70,14 @@ class DeadLetterBox:
         for each in letters:
             seen[each] += 1
             # By what it says: a batch that is tried again under other SQL may have other letters, in another order.
-            letter_id = digest(repr((checkpoint, batch_id, part, tuple(vars(each).values()), seen[each])))
+            letter_id = digest(repr((*batch, part, tuple(vars(each).values()), seen[each])))
             stored.append(
                 StoredLetter(
                     **vars(each),
                     failed_at=now,
                     letter_id=letter_id,
                     pipeline=self.pipeline.name,
-                    batch=None if self._replays else batch_id,
+                    batch=None if self._replays else batch.number,
                     replays=self._replays,
                 )
             )

@@ -25,7 +25,7 @@ _LOOK_SECONDS = 1.0
 _LOOK_SHARE = 20
 
 
-class Watched:
+class OpenedSource:
     """An opened source, and what the batch in hand took from it."""
 
     def __init__(self, source: StreamSource) -> None:
@@ -68,10 +68,10 @@ class SourceLag:
         self._positions = {**dict(zip(self._sources, positions, strict=False)), **self._positions}
         self._home, self._opened = self._checkpoint.home, {}
 
-    def moved(self, watched: Sequence[Watched], batch_id: int) -> None:
+    def moved(self, opened: Sequence[OpenedSource], batch_id: int) -> None:
         """Take note of a batch that was carried out."""
         self._batch = batch_id
-        for each in watched:
+        for each in opened:
             position = None if each.rows is None else each.source.reached(each.rows, each.reported)
             if position is not None:
                 self._positions[each.name] = position
@@ -94,9 +94,9 @@ class SourceLag:
         """Return the same in words."""
         return {name: counted(count, self._opened[name].unit) for name, count in self.now().items()}
 
-    def consumed(self, watched: Sequence[Watched]) -> int:
+    def consumed(self, opened: Sequence[OpenedSource]) -> int:
         """Return how many rows the batch had, at most, as far as it is known."""
-        return sum(each.source.count(each.rows) for each in watched if each.rows is not None)
+        return sum(each.source.count(each.rows) for each in opened if each.rows is not None)
 
     def _look(self) -> None:
         if not self._checkpoint.is_open:  # not before the pipeline runs, whose session opens it
@@ -122,9 +122,9 @@ class SourceLag:
         self._known = known
 
 
-def warn_of_removed(watched: Sequence[Watched], checkpoint: Checkpoint, batch_id: int) -> None:
+def warn_of_removed(opened: Sequence[OpenedSource], checkpoint: Checkpoint, batch_id: int) -> None:
     """Log the files that were gone when their batch read them: Spark skips them, and reports it in its own log only."""
-    for number, each in enumerate(watched):
+    for number, each in enumerate(opened):
         if not isinstance(each.rows, UntypedRows):
             continue
         with suppress(WeftError, OSError):  # a bucket that does not answer now: the batch is done

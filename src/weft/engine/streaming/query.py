@@ -14,8 +14,9 @@ from weakref import WeakMethod
 
 from weft.engine import session
 from weft.engine.streaming.batch import Batches, BatchResult, joined
+from weft.engine.streaming.batch_id import BatchId
 from weft.engine.streaming.checkpoint import Checkpoint, prepared_session
-from weft.engine.streaming.progress import Watched, listen, warn_of_removed
+from weft.engine.streaming.progress import OpenedSource, listen, warn_of_removed
 from weft.engine.streaming.source_state import Columns, Sources, Starts
 from weft.engine.streaming.sources import open_source, refuse_unreachable
 from weft.errors import NotFoundError
@@ -56,7 +57,7 @@ class Query:
         self.pipeline, self.once, self._written, self._idle = pipeline, once, written, idle
         self.checkpoint, self.spark = checkpoint or Checkpoint.of(pipeline), spark
         self._is_lock_ours = checkpoint is None
-        self.watched: list[Watched] = []
+        self.sources: list[OpenedSource] = []
         self.seconds = 0.0
         """How long the last batch took."""
         self._started, self._stopping = threading.Event(), threading.Event()
@@ -76,8 +77,8 @@ class Query:
             self.checkpoint.lock.take()
         try:
             sources, pause = self.pipeline.sources, self.pipeline.idle_pause_seconds
-            self.watched = [Watched(open_source(each, pause / len(sources))) for each in sources]
-            opened = [each.source for each in self.watched]
+            self.sources = [OpenedSource(open_source(each, pause / len(sources))) for each in sources]
+            opened = [each.source for each in self.sources]
             first = session.spark()
             if self.spark is None or self.spark.sparkContext is not first.sparkContext:  # that one's JVM ended
                 self.spark = first.newSession()
@@ -92,7 +93,7 @@ class Query:
             is_heard = self._idle is not None or any(each.wants_commits for each in opened)
             if is_heard:  # each time, not once in ten seconds
                 spark.conf.set("spark.sql.streaming.noDataProgressEventInterval", "0")
-            self._batches = Batches(self.pipeline, self.watched, Columns(self.checkpoint.home))
+            self._batches = Batches(self.pipeline, self.sources, Columns(self.checkpoint.home))
             noted = Sources(self.checkpoint.home)
             self._noted = None if noted.check(self.pipeline) else noted
             starts = Starts(self.checkpoint.home).settle(sources)
@@ -112,7 +113,7 @@ class Query:
             with outcome.explained(f"start {self.pipeline.name}"):
                 self._query = writer.start()
             if is_heard:  # no batch is done before `_started`
-                listen(spark, self._query.runId, self._idle or (lambda: None), partial(_report_commit, self.watched))
+                listen(spark, self._query.runId, self._idle or (lambda: None), partial(_report_commit, self.sources))
             self._started.set()
         except BaseException as error:
             self._unlock()
@@ -130,7 +131,7 @@ class Query:
                     ended = self._query.awaitTermination(seconds)
                 except PySparkException as error:
                     if not isinstance(self._failure, StoppedError):
-                        for each in self.watched:
+                        for each in self.sources:
                             each.source.check(self.pipeline.name, str(error))
                         raise self._failure or error from None
                     ended = True
@@ -192,8 +193,8 @@ class Query:
                 if self._noted is not None:
                     self._noted.note(self.pipeline)
                     self._noted = None
-                result = self._batches.run(frame, str(self._query.id), batch_id)
-                warn_of_removed(self.watched, self.checkpoint, batch_id)
+                result = self._batches.run(frame, BatchId(str(self._query.id), batch_id))
+                warn_of_removed(self.sources, self.checkpoint, batch_id)
                 self.checkpoint.lock.check()  # after it Spark writes to its log
             except BaseException as error:
                 # Spark reports it in its own words; the caller of `wait` gets the error itself.
@@ -206,6 +207,6 @@ class Query:
             _log.exception("%s goes on, but could not report batch %d", self.pipeline.name, batch_id)
 
 
-def _report_commit(watched: list[Watched], positions: list[Any]) -> None:
-    for each, position in zip(watched, positions, strict=True):
+def _report_commit(opened: list[OpenedSource], positions: list[Any]) -> None:
+    for each, position in zip(opened, positions, strict=True):
         each.committed(position)

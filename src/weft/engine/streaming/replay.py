@@ -32,6 +32,7 @@ import pyarrow as pa
 from weft.engine import connectors, files, frame_projection, session
 from weft.engine.readers import opened_tables, stored_columns
 from weft.engine.streaming.batch import Batches
+from weft.engine.streaming.batch_id import BatchId
 from weft.engine.streaming.checkpoint import Checkpoint
 from weft.engine.streaming.dead_letters import DeadLetterBox, failing_rows, note_of, without_rows
 from weft.engine.streaming.functions import selecting_also
@@ -178,17 +179,18 @@ class Replay:
         # and still be a letter.
         tried = [each for each in letters if _id_again(each) not in returned]
         if tried:
-            key, box = f"replay {note.letter_id}", DeadLetterBox(self.pipeline, replays=tried[0].replays + 1)
+            batch = BatchId(f"replay {note.letter_id}", 0)
+            box = DeadLetterBox(self.pipeline, replays=tried[0].replays + 1)
             batches = Batches(self.pipeline, (), self._columns(), box)
             targets = self._targets(tried[0])
             try:
                 rows, failed, placed = self._rows(tried, targets, batches)
-                if failed and is_begun and self._is_done(failed, targets, batches, key):
+                if failed and is_begun and self._is_done(failed, targets, batches, batch):
                     failed, targets = [], ()
                 box.put_stored(failed)
                 _steps.debug("given back")
                 for target in targets if len(failed) < len(tried) else ():
-                    batches.commits.load(target, memory_of(rows), key, 0, placed)
+                    batches.targets.load(target, memory_of(rows), batch, placed)
                     is_begun = True
                     _steps.debug("loaded")
             except WeftError as error:
@@ -207,11 +209,13 @@ class Replay:
         _steps.debug("removed")
         self.box.remove([note.letter_id])
 
-    def _is_done(self, failed: Sequence[StoredLetter], targets: Sequence[Target], batches: Batches, key: str) -> bool:
+    def _is_done(
+        self, failed: Sequence[StoredLetter], targets: Sequence[Target], batches: Batches, batch: BatchId
+    ) -> bool:
         """Return whether all targets have a set of which some letters fail now. Where only some targets have it, these
         letters can be neither loaded nor stored again."""
-        having = [each.name for each in targets if batches.commits.has(each, key, 0)]
-        if having and not batches.commits.finish(targets, key, 0):
+        having = [each.name for each in targets if batches.targets.has(each, batch)]
+        if having and not batches.targets.finish(targets, batch):
             raise WeftError(
                 f"A replay that was interrupted cannot be finished: {', '.join(having)} has its rows already, and of "
                 f"its letters {len(failed):,} now fail, the first with: {failed[0].error}",

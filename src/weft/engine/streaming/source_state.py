@@ -121,15 +121,15 @@ class Columns(_Kept):
 
     def __init__(self, checkpoint: Location) -> None:
         super().__init__(checkpoint)
-        self._checkpoint = ""
+        self._query_id = ""
         self._known: dict[str, dict[str, Any]] = {}
 
-    def complete(self, frame: Any, source: str, checkpoint: str) -> Any:
+    def complete(self, frame: Any, source: str, query_id: str) -> Any:
         """A batch with all columns that its source has had. One of nulls alone has the type that it had before."""
         from pyspark.sql import functions as F
         from pyspark.sql.types import NullType, StructField
 
-        known = self._of(source, checkpoint)
+        known = self._of(source, query_id)
         fields = {field.name: field for field in frame.schema}
         # SQL takes `Id` and `id` for one column.
         here = {name.lower(): name for name in fields}
@@ -148,15 +148,15 @@ class Columns(_Kept):
             for name in [each for each in known if each.lower() in newer]:
                 del known[name]
             known.update(new)
-            self._write({"checkpoint": self._checkpoint, "columns": self._known})
+            self._write({"checkpoint": self._query_id, "columns": self._known})
         # Each step over a DataFrame takes as long as to write some thousand rows.
         return frame.withColumns(missing) if missing else frame
 
-    def types(self, source: str, checkpoint: str) -> dict[str, Any]:
+    def types(self, source: str, query_id: str) -> dict[str, Any]:
         """Return the types that the columns of a source had last."""
         from pyspark.sql.types import StructField
 
-        return {name: StructField.fromJson(text).dataType for name, text in self._of(source, checkpoint).items()}
+        return {name: StructField.fromJson(text).dataType for name, text in self._of(source, query_id).items()}
 
     def kept(self, source: str) -> list[pa.Field]:
         """Return all columns that a source has had."""
@@ -167,10 +167,10 @@ class Columns(_Kept):
         kinds = {name: StructField.fromJson(text).dataType for name, text in columns.items()}
         return [pa.field(name, to_arrow_type(kind, timezone="UTC")) for name, kind in kinds.items()]
 
-    def _of(self, source: str, checkpoint: str) -> dict[str, Any]:
-        if checkpoint != self._checkpoint:
+    def _of(self, source: str, query_id: str) -> dict[str, Any]:
+        if query_id != self._query_id:
             stored = self._read()
             # That of a checkpoint that was reset says nothing.
-            is_its_own = stored is not None and stored["checkpoint"] == checkpoint
-            self._checkpoint, self._known = checkpoint, stored["columns"] if is_its_own else {}
+            is_its_own = stored is not None and stored["checkpoint"] == query_id
+            self._query_id, self._known = query_id, stored["columns"] if is_its_own else {}
         return self._known.setdefault(source, {})

@@ -51,7 +51,7 @@ class SparkEngine:
 
         def written(batch: BatchResult) -> None:
             committed()
-            self.lag.moved(query.watched, batch.batch_id)
+            self.lag.moved(query.sources, batch.batch_id)
             # The first look can be a batch of nothing.
             if report is not None and (batch.counts or batch.dead_letters):
                 report(self._report(query, batch))
@@ -85,7 +85,7 @@ class SparkEngine:
 
     def _report(self, query: Query, batch: BatchResult) -> Report:
         counts = batch.counts.values()
-        consumed = self.lag.consumed(query.watched) if self.pipeline.transform_sql is not None else 0
+        consumed = self.lag.consumed(query.sources) if self.pipeline.transform_sql is not None else 0
         if not consumed:  # without SQL each target was given all there is
             consumed = sum(each.rows_read for each in counts) // len(self.pipeline.targets)
         return Report(

@@ -53,27 +53,27 @@ class Transform:
         for each in self._lookups or ():
             each.close()
 
-    def run(self, parts: Sequence[TypedRows], spark: Any, checkpoint: str) -> Transformed:
+    def run(self, parts: Sequence[TypedRows], spark: Any, query_id: str) -> Transformed:
         """Return the rows for the targets, with those apart that the SQL fails for."""
         sql = self._pipeline.transform_sql
         is_small = all(each.size is not None for each in parts) and sum(each.size or 0 for each in parts) <= SMALL
 
         def with_origins() -> pa.Table:
-            rows = self._with_origins(parts, spark, is_small, checkpoint)
+            rows = self._with_origins(parts, spark, is_small, query_id)
             result = rows if sql is None else self._transformed(rows, functions.selecting_also(sql, ORIGIN))
             with outcome.explained(f"read the batch of {self._pipeline.name}"):
                 return result.toArrow()
 
         if len(parts) == 1 and sql is None and (as_is := self._as_is(parts[0], is_small)) is not None:
             return Transformed(as_is, [], with_origins)
-        result = self._result(parts, spark, is_small, checkpoint)
+        result = self._result(parts, spark, is_small, query_id)
         if sql is None or self._pipeline.transform_on_error == "fail":
             return Transformed(self._materialized(result, is_small), [], with_origins)
         try:
             return Transformed(self._materialized(result, is_small, now=True), [], with_origins)
         except WeftError as error:
             with outcome.explained(f"read the batch of {self._pipeline.name}"):
-                source = self._with_origins(parts, spark, is_small, checkpoint).toArrow()
+                source = self._with_origins(parts, spark, is_small, query_id).toArrow()
             return self._split(source, sql, spark, error)
 
     def attempt(self, rows: pa.Table, sql: str, spark: Any) -> pa.Table:
@@ -112,7 +112,7 @@ class Transform:
                 return memory_of(pa.Table.from_batches(rows, schema))
         return inputs.Frame(frame.select(*map(quoted, schema.names)), packed)
 
-    def _result(self, parts: Sequence[TypedRows], spark: Any, is_small: bool, checkpoint: str) -> Any:
+    def _result(self, parts: Sequence[TypedRows], spark: Any, is_small: bool, query_id: str) -> Any:
         """Return what the SQL makes of the rows, or the rows as they are.
 
         The time of rows is left out where it is costly and the SQL was seen not to ask for it.
@@ -120,7 +120,7 @@ class Transform:
         sql = self._pipeline.transform_sql
 
         def whole(timed: bool) -> Any:
-            rows = [self._frame(each, spark, is_small, checkpoint, timed=timed) for each in parts]
+            rows = [self._frame(each, spark, is_small, query_id, timed=timed) for each in parts]
             # The session of the query, in which the lookups are.
             return moved_to(together(rows), spark)
 
@@ -143,13 +143,13 @@ class Transform:
                 self._needs_time = references(result, FILE_METADATA)
         return result
 
-    def _with_origins(self, parts: Sequence[TypedRows], spark: Any, is_small: bool, checkpoint: str) -> Any:
+    def _with_origins(self, parts: Sequence[TypedRows], spark: Any, is_small: bool, query_id: str) -> Any:
         """Return the rows again, each with its origin."""
         from pyspark.sql import functions as F
 
         named = []
         for each in parts:
-            rows = self._frame(each, spark, is_small, checkpoint, with_offsets=True)
+            rows = self._frame(each, spark, is_small, query_id, with_offsets=True)
             column = next((name for name in (OFFSET, ROWID) if name in rows.columns), None)
             offset = F.lit(None) if column is None else F.col(column)
             origin = F.struct(F.lit(each.source).alias("source"), offset.cast("string").alias("offset"))
@@ -161,14 +161,14 @@ class Transform:
         rows: TypedRows,
         spark: Any,
         is_small: bool,
-        checkpoint: str,
+        query_id: str,
         *,
         timed: bool = True,
         with_offsets: bool = False,
     ) -> Any:
         if isinstance(rows, FrameRows):
             frame = rows.with_offsets() if with_offsets else rows.frame(timed=timed)
-            return self._columns.complete(frame, rows.source, checkpoint)
+            return self._columns.complete(frame, rows.source, query_id)
         gathered = rows.gather() if is_small else None
         if gathered is not None:
             return frames.from_memory(spark, _memory(gathered))

@@ -13,9 +13,9 @@ from weft.engine import inputs, session
 from weft.engine.frames import from_memory
 from weft.engine.readers import opened_tables, stored_columns
 from weft.engine.streaming import functions
-from weft.engine.streaming.commits import topic_target
 from weft.engine.streaming.dead_letters import DeadLetterBox
 from weft.engine.streaming.sources import open_source, refuse_unreachable
+from weft.engine.streaming.targets import topic_target
 from weft.engine.streaming.transform import together
 from weft.engine.validate import ValidationResult, open_connection, run_check
 from weft.errors import DeclarationError, WeftError, did_you_mean
@@ -103,15 +103,17 @@ def _target(target: Target, columns: list[str]) -> str:
             return f"{there}, {detail}" if detail else there
         runtime.find(target.stream)
         return there
-    _refuse_unknown(target, "key", target.primary_key, columns, "the rows")
-    _refuse_unknown(target, "deduplicate_by", target.options.get("deduplicate_by", ()), columns, "the rows")
+    _refuse_unknown_columns(target, "key", target.primary_key, columns, "the rows")
+    _refuse_unknown_columns(target, "deduplicate_by", target.options.get("deduplicate_by", ()), columns, "the rows")
     if target.table is None or system_for(connection.kind).tables is None:
         return f"{there}, {_mode(target)}"
     with opened_tables(connection) as tables:
         stored = stored_columns(tables, *target.table)
     if stored is None:
         return f"{there}, {_mode(target)}; creates the table"
-    _refuse_unknown(target, "key", target.primary_key, [each.name for each in stored], f"the table {target.name}")
+    _refuse_unknown_columns(
+        target, "key", target.primary_key, [each.name for each in stored], f"the table {target.name}"
+    )
     return f"{there}, {_mode(target)}; the table is there"
 
 
@@ -128,7 +130,7 @@ def _mode(target: Target) -> str:
     return f"{target.mode}, where a batch may have each key once (else say deduplicate_by)" if is_open else target.mode
 
 
-def _refuse_unknown(target: Target, what: str, names: tuple[str, ...], columns: list[str], where: str) -> None:
+def _refuse_unknown_columns(target: Target, what: str, names: tuple[str, ...], columns: list[str], where: str) -> None:
     if not columns or target.mode != "merge":
         return
     for name in names:

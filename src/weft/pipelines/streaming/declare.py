@@ -20,7 +20,7 @@ from weft.pipelines.streaming.endpoints import (
     delivery_to,
     identity,
 )
-from weft.pipelines.streaming.options import KEPT, LATER, OPTIONS, StreamingOptions
+from weft.pipelines.streaming.options import FIELD_OPTIONS, LATER, OPTIONS, StreamingOptions
 from weft.pipelines.streaming.spec import LOAD_OPTIONS, DeadLetters, Source, StreamingPipeline, Target
 from weft.pipelines.table import table_of
 from weft.project import build_connection, current
@@ -104,8 +104,8 @@ def assemble(
     values: dict[str, Any] = {"name": OPTIONS["name"].checked(said.pop("name", ""), where, word("name"))}
     parts: dict[str, Any] = {"sources": _sources(said, inline, where), "targets": _targets(said, where, word)}
     for name, value in said.items():
-        if name in KEPT:
-            values[KEPT[name].field] = KEPT[name].checked(value, where, word(name))
+        if name in FIELD_OPTIONS:
+            values[FIELD_OPTIONS[name].field] = FIELD_OPTIONS[name].checked(value, where, word(name))
     pipeline = StreamingPipeline(**values, **parts)
     pipeline = replace(pipeline, dead_letters=_dead_letters(said, pipeline, where))
     _check(pipeline, said, where, word)

@@ -95,7 +95,7 @@ def _key(key: Key) -> dict[str, Any]:
         "named": {"type": "object", "additionalProperties": inside},
         "object": {"type": "object"},
     }
-    return {"description": key.says, **_any_of([kinds[kind] for kind in key.kinds])}
+    return {"description": key.description, **_any_of([kinds[kind] for kind in key.kinds])}
 
 
 def _fields(hints: dict[str, Any]) -> dict[str, Any]:

@@ -364,5 +364,5 @@ class StreamingOptions(TypedDict, total=False):
 
 OPTIONS = options_of(StreamingOptions)
 _FIELDS = {each.name for each in fields(StreamingPipeline)} - {"sources", "targets"}
-KEPT = {name: option for name, option in OPTIONS.items() if option.field in _FIELDS}
+FIELD_OPTIONS = {name: option for name, option in OPTIONS.items() if option.field in _FIELDS}
 """The options whose checked values are fields of a pipeline; the others make its sources, targets and dead letters."""

@@ -142,7 +142,7 @@ class _Table:
                 one_of(value, key.choices, name, self.where)
         for name, key in known.items():
             if key.needed and name not in self.values:
-                raise DeclarationError(f"{self.where}: {name} is missing.", hint=key.says)
+                raise DeclarationError(f"{self.where}: {name} is missing.", hint=key.description)
 
     def _meant(self, name: str, more: tuple[str, ...]) -> str:
         known = (*TABLES[self.kind], *more)

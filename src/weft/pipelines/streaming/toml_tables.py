@@ -40,7 +40,7 @@ _KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
 class Key:
     """What one key takes. `inside` names its table in `TABLES`."""
 
-    says: str
+    description: str
     kinds: tuple[str, ...] = ("text",)
     inside: str | None = None
     choices: tuple[str, ...] = ()
@@ -81,14 +81,14 @@ def _kind_of(variant: Any) -> Kind | None:
 
 def _key(option: Option, needed: bool = False) -> Key:
     # A link leads nowhere outside the docs.
-    says = re.sub(r"\[([^\]]+)\]\([^)]+\)", r"\1", option.says)
+    description = re.sub(r"\[([^\]]+)\]\([^)]+\)", r"\1", option.description)
     if option.kinds:
-        return Key(says, option.kinds, option.inside, needed=needed)
+        return Key(description, option.kinds, option.inside, needed=needed)
     if structure := structure_of(option.type):
         kind, held = structure
-        return Key(says, (kind,), held.__name__.lower(), needed=needed)
+        return Key(description, (kind,), held.__name__.lower(), needed=needed)
     kinds = tuple(filter(None, map(_kind_of, variants(option.type))))
-    return Key(says, kinds, choices=choices(option.type), needed=needed)
+    return Key(description, kinds, choices=choices(option.type), needed=needed)
 
 
 def _keys(options: Mapping[str, Option]) -> dict[str, Key]:

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from weft.errors import DeclarationError
-from weft.pipelines.streaming.options import KEPT
+from weft.pipelines.streaming.options import FIELD_OPTIONS
 from weft.pipelines.streaming.spec import (
     LOAD_OPTIONS,
     DeadLetters,
@@ -40,7 +40,7 @@ def to_toml(pipeline: StreamingPipeline) -> str:
         **_one_or_several("target", [_target(each, where) for each in pipeline.targets]),
     }
     defaults = {each.name: each.default for each in dataclasses.fields(pipeline)}
-    for option in KEPT.values():
+    for option in FIELD_OPTIONS.values():
         value = getattr(pipeline, option.field)
         if option.key is None or value is None or value == defaults[option.field]:
             continue

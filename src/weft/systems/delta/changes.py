@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from weft.spark_support.lazy import F, T
 from weft.spark_support.sessions import TIME_FORMATS, quoted
+from weft.systems.frame_checks import column
 from weft.systems.load import IS_CURRENT, ROW_HASH, VALID_FROM, VALID_TO, Load
-from weft.systems.load_checks import column
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

@@ -24,9 +24,9 @@ from weft.spark_support.folder import folder_for
 from weft.spark_support.lazy import T
 from weft.systems.base import Connection
 from weft.systems.delta.table import DeltaTable, properties, retried, writer
+from weft.systems.frame_checks import refuse_empty
 from weft.systems.lease import table_lock
 from weft.systems.load import Counts, Load
-from weft.systems.load_checks import refuse_empty
 from weft.systems.objects import parquet
 from weft.systems.objects.parquet import Range, WrittenFile
 from weft.systems.target import ArrowRows

@@ -14,10 +14,10 @@ from weft.spark_support.lazy import F
 from weft.systems.base import Connection
 from weft.systems.delta import changes, copy
 from weft.systems.delta.table import DeltaTable, properties, read, retried, writer
+from weft.systems.frame_checks import cast_to_table, checked_keys, extended_schema, refuse_empty, without_void
 from weft.systems.lease import table_lock
 from weft.systems.load import IS_CURRENT, MODES, VALID_FROM, VALID_TO, Counts, Load
-from weft.systems.load_checks import cast_to_table, checked_keys, extended_schema, refuse_empty, without_void
-from weft.systems.target import ArrowRows, PutAside, SparkTarget
+from weft.systems.target import ArrowRows, Reject, SparkTarget
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -32,14 +32,14 @@ class DeltaTarget(SparkTarget):
     modes = MODES
     keeps_columns = True
 
-    def write(self, frame: DataFrame, load: Load, spark: SparkSession, put_aside: PutAside | None = None) -> Counts:
+    def write(self, frame: DataFrame, load: Load, spark: SparkSession, reject: Reject | None = None) -> Counts:
         load.check_source(frame.columns)
         if load.on_bad_rows == "quarantine":
             raise LoadRefusedError(
                 f"on_bad_rows='quarantine' is not supported for Delta tables ({load.name}).",
                 hint="Delta takes every row whose types fit; filter in the source.",
             )
-        return _Write(frame, self.connection, load, spark, put_aside).run()
+        return _Write(frame, self.connection, load, spark, reject).run()
 
     def copy(self, rows: ArrowRows, load: Load, spark: SparkSession) -> Counts | None:
         return copy.copy(rows, self.connection, load, spark=spark)
@@ -83,10 +83,10 @@ class _Write:
         connection: Connection,
         load: Load,
         spark: SparkSession,
-        put_aside: PutAside | None,
+        reject: Reject | None,
     ) -> None:
         connection.configure(spark)
-        self.load, self.put_aside = load, put_aside
+        self.load, self.reject = load, reject
         self.label = f"weft {uuid4()}"
         self.spark: Any = sessions.own_session(spark)
         self.frame = without_void(sessions.moved_to(frame, self.spark))
@@ -127,17 +127,17 @@ class _Write:
             self.spark.conf.set(f"spark.databricks.delta.{name}", value)
 
     def _checked(self, source: DataFrame, columns: StructType | None) -> Counts:
-        load, put_aside, aside = self.load, self.put_aside, 0
+        load, reject, aside = self.load, self.reject, 0
 
         def put(rows: DataFrame) -> None:  # before the commit, and so again where the load is tried again
             nonlocal aside
-            assert put_aside is not None
+            assert reject is not None
             table = rows.toArrow()
-            put_aside(table)
+            reject(table)
             aside = len(table)
 
         if load.keys:
-            source, total, kept = checked_keys(source, load, put if put_aside is not None else None)
+            source, total, kept = checked_keys(source, load, put if reject is not None else None)
         else:
             total = kept = source.count()
         refuse_empty(load, total)

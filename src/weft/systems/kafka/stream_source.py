@@ -12,7 +12,7 @@ from weft.errors import DeclarationError, NotFoundError, StorageError, WeftError
 from weft.spark_support import outcome
 from weft.spark_support.folder import Location
 from weft.systems.dead_letter_store import DeadLetter
-from weft.systems.kafka import source as kafka
+from weft.systems.kafka import messages
 from weft.systems.kafka.client import Admin, admin
 from weft.systems.kafka.options import partition_offsets
 from weft.systems.stream_source import MAX_ROWS, OFFSET, FrameRows, Packed, Rewind, StreamSource
@@ -35,7 +35,7 @@ class MessageRows(FrameRows):
 
     def with_offsets(self) -> DataFrame:
         """Return the rows with partition:offset of each: the messages are read and parsed again."""
-        return kafka.with_offsets(self.messages, self.parsed, OFFSET)
+        return messages.with_offsets(self.messages, self.parsed, OFFSET)
 
     def close(self) -> None:
         self.parsed.close()
@@ -53,11 +53,11 @@ class KafkaSource(StreamSource):
 
     def follow(self, spark: SparkSession, start: str) -> DataFrame:
         most = self.settings.max_rows or MAX_ROWS
-        return kafka.stream(spark, self.connection, self.name, start=start, max_rows=most)
+        return messages.stream(spark, self.connection, self.name, start=start, max_rows=most)
 
     def take(self, frame: DataFrame) -> MessageRows:
         with outcome.explained(f"read the topic {self.name}"):
-            parsed = kafka.rows(frame, self.connection)
+            parsed = messages.rows(frame, self.connection)
             bad = tuple(
                 DeadLetter(
                     "read",
@@ -70,7 +70,7 @@ class KafkaSource(StreamSource):
             )
         packed = None
         if parsed.packed is not None and parsed.columns is not None:
-            packed = Packed(parsed.packed, parsed.columns, kafka.unpack)
+            packed = Packed(parsed.packed, parsed.columns, messages.unpack)
         return MessageRows(self.name, parsed.good, parsed.good_rows, bad, packed, frame, parsed)
 
     def committed(self, position: Mapping[str, Mapping[str, int]]) -> None:

@@ -16,7 +16,7 @@ from weft.systems.codecs.json import JsonCodec
 from weft.systems.kafka import client, options
 from weft.systems.kafka.stream_source import show_partitions
 from weft.systems.load import Counts, Load
-from weft.systems.target import PutAside, SparkTarget
+from weft.systems.target import Reject, SparkTarget
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -33,7 +33,7 @@ class TopicTarget(SparkTarget):
     def validate(self, name: str) -> str:
         return show_partitions(self.connection, name)
 
-    def write(self, frame: DataFrame, load: Load, spark: SparkSession, put_aside: PutAside | None = None) -> Counts:
+    def write(self, frame: DataFrame, load: Load, spark: SparkSession, reject: Reject | None = None) -> Counts:
         """Send each row as a JSON object, with the key of the load in a header.
 
         The key of a message is the text of its key column, or a JSON object of several: rows of one key stay in order,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from weft.errors import LoadRefusedError
 from weft.spark_support.lazy import F, T
 from weft.spark_support.sessions import TIME_FORMATS
-from weft.systems.load_checks import column
+from weft.systems.frame_checks import column
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -13,7 +13,7 @@ from uuid import uuid4
 from weft.errors import StorageError
 from weft.spark_support.lazy import F, T
 from weft.spark_support.sessions import java_class
-from weft.systems.load_checks import column
+from weft.systems.frame_checks import column
 from weft.systems.objects.formats import SPARK_FORMAT
 from weft.systems.objects.options import FileOptions
 from weft.systems.objects.sampling import Head, known_schema

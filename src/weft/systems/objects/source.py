@@ -10,7 +10,7 @@ from weft.errors import NotFoundError
 from weft.spark_support import sessions
 from weft.spark_support.folder import GLOB, folder_for
 from weft.spark_support.lazy import T
-from weft.systems.load_checks import with_all_columns
+from weft.systems.frame_checks import with_all_columns
 from weft.systems.objects.encoding import EMPTY, decoded, file_schema
 from weft.systems.objects.formats import SPARK_FORMAT, format_from_path, is_tab_separated
 from weft.systems.objects.manifest import Manifest, TableState

@@ -12,8 +12,7 @@ from weft.errors import DeclarationError, LoadRefusedError
 from weft.spark_support import sessions
 from weft.spark_support.folder import folder_for
 from weft.spark_support.lazy import F, T
-from weft.systems.load import Counts, Load
-from weft.systems.load_checks import (
+from weft.systems.frame_checks import (
     cast_to_table,
     checked_keys,
     column,
@@ -22,12 +21,13 @@ from weft.systems.load_checks import (
     with_all_columns,
     without_void,
 )
+from weft.systems.load import Counts, Load
 from weft.systems.objects import parquet, source
 from weft.systems.objects.encoding import encoded, refuse_unwritable
 from weft.systems.objects.formats import EXTENSIONS, SPARK_FORMAT
 from weft.systems.objects.manifest import Manifest, StagedFiles, TableState
 from weft.systems.objects.paths import table_path
-from weft.systems.target import ArrowRows, PutAside, SparkTarget
+from weft.systems.target import ArrowRows, Reject, SparkTarget
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -53,7 +53,7 @@ class FileTarget(SparkTarget):
             )
         super().check(load)
 
-    def write(self, frame: DataFrame, load: Load, spark: SparkSession, put_aside: PutAside | None = None) -> Counts:
+    def write(self, frame: DataFrame, load: Load, spark: SparkSession, reject: Reject | None = None) -> Counts:
         load.check_source(frame.columns)
         return _Write(frame, self.connection, load, spark).run()
 

@@ -119,7 +119,7 @@ class Checks:
         return self.tables.temporary(self.move.stage)
 
     @property
-    def may_put_aside(self) -> bool:
+    def may_quarantine(self) -> bool:
         """Whether rows may go from the staging table."""
         return any(check.reaction == "quarantine" for check in self.load.checks)
 
@@ -135,7 +135,7 @@ class Checks:
                 problem = self._whole(check, rows)
             elif count := self._count(bad := self._bad(check)):
                 if check.reaction == "quarantine":
-                    aside += self._put_aside(check, bad, count, f"expectation {check}")
+                    aside += self._quarantine(check, bad, count, f"expectation {check}")
                 else:
                     problem = f"{count:,} of {rows:,} rows: {quarantine.name_of(self._rows(bad, 1)[0], load)}"
             if problem is not None and check.reaction == "warn":
@@ -153,7 +153,7 @@ class Checks:
         """Put the rows aside that have no key."""
         check = Expectation("not_null", self.load.keys)
         bad = self._bad(check)
-        self.keyless = self._put_aside(check, bad, self._count(bad), quarantine.keyless(self.load))
+        self.keyless = self._quarantine(check, bad, self._count(bad), quarantine.keyless(self.load))
 
     def _whole(self, check: Expectation, rows: int) -> str | None:
         latest = None
@@ -188,7 +188,7 @@ class Checks:
         rows = self.session.rows(f"SELECT {names} FROM {self.stage} AS s WHERE {bad} LIMIT {most}")
         return [dict(zip(self.columns, row, strict=True)) for row in rows]
 
-    def _put_aside(self, check: Expectation, bad: str, count: int, why: str) -> int:
+    def _quarantine(self, check: Expectation, bad: str, count: int, why: str) -> int:
         if count > MOST_ASIDE:
             raise LoadRefusedError(
                 f"{count:,} rows for {self.load.name} break {check}: too many to put aside, and nothing was written.",

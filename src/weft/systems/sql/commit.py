@@ -327,7 +327,7 @@ class _Commit:
         expected = checks.Checks(self.transaction, move, is_trial=self.is_trial)
         moving = self.rows_read - self._check_keys(move, expected)
         reached("checked")
-        if expected.may_put_aside and load.handle_deletes:
+        if expected.may_quarantine and load.handle_deletes:
             move.remember_keys()
         if not tables.savepoints and bad is None:
             quarantine.keep(self.transaction)

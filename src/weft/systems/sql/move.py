@@ -116,10 +116,10 @@ class Move:
         """The columns of which no two staged rows may have the same values."""
         return list(self.load.keys)
 
-    def check_keys(self, rows: int, put_aside: Callable[[], None] | None = None) -> int:
+    def check_keys(self, rows: int, reject: Callable[[], None] | None = None) -> int:
         """Refuse null keys and rows that share one, or keep the right one of them; return how many were left out.
 
-        `put_aside` takes rows without a key from the staging table, where they are not refused."""
+        `reject` takes rows without a key from the staging table, where they are not refused."""
         load, tables = self.load, self.tables
         if not load.keys:
             return 0
@@ -142,8 +142,8 @@ class Move:
         if not shared:
             return 0
         if nulls := self.session.value(f"SELECT count(*) FROM {stage} WHERE {null}"):
-            if put_aside is not None:
-                put_aside()
+            if reject is not None:
+                reject()
                 return int(nulls) + self.check_keys(rows - nulls)
             raise LoadRefusedError(
                 f"{nulls:,} of {rows:,} source rows of {load.name} have no key ({', '.join(load.keys)} is null).",

@@ -195,7 +195,7 @@ class BadRows:
         def aside(number: int) -> None:
             (row,) = batch.slice(number, 1).to_pylist()
             row.pop(ROW, None)
-            self._put_aside(row, NOWHERE)
+            self._quarantine(row, NOWHERE)
 
         self._halve(0, batch.num_rows, copy, aside)
         return rows, sent
@@ -354,9 +354,9 @@ class BadRows:
             f"SELECT {self.tables.listed(names)} FROM {self.tables.temporary(table)} "
             f"WHERE {self.tables.quote(ROW)} = {number}"
         )
-        self._put_aside(dict(zip(names, row or (), strict=False)), number)
+        self._quarantine(dict(zip(names, row or (), strict=False)), number)
 
-    def _put_aside(self, row: dict[str, object], number: int) -> None:
+    def _quarantine(self, row: dict[str, object], number: int) -> None:
         """Count a row that was rejected last, and store it with the reason."""
         self.count += 1
         if not self.tables.savepoints:
@@ -403,8 +403,8 @@ class RejectedRows(BadRows):
     def _refuse_deletes(self) -> None:
         """The load has failed already."""
 
-    def _put_aside(self, row: dict[str, object], number: int) -> None:
-        super()._put_aside(row, number)
+    def _quarantine(self, row: dict[str, object], number: int) -> None:
+        super()._quarantine(row, number)
         reason = self._reason
         self._named.append(f"{name_of(row, self.load, getattr(reason, 'field', None))}: {reason.what}")
         if len(self._named) == _NAMED_ROWS:

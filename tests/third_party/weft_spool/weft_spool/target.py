@@ -19,7 +19,7 @@ class SpoolTarget(SparkTarget):
         """Return how many messages the queue has."""
         return counted(self.connection.queue(name).count(), "messages")
 
-    def write(self, frame: Any, load: Load, spark: Any, put_aside: Any = None) -> Counts:
+    def write(self, frame: Any, load: Load, spark: Any, reject: Any = None) -> Counts:
         """Append the rows."""
         encoded = frame.select(codec_of("json").encoded(frame.columns).alias("value"))
         count = self.connection.queue(load.table).append(row.value.encode() for row in encoded.toLocalIterator())

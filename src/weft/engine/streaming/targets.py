@@ -19,6 +19,7 @@ from weft.engine.load import Job
 from weft.engine.projection import TableProjection
 from weft.engine.readers import open_tables, read_all, stored_columns
 from weft.engine.streaming import dead_letters
+from weft.engine.streaming.batch_id import BatchId
 from weft.engine.streaming.transform import WithOrigins
 from weft.errors import LoadRefusedError, WeftError
 from weft.pipelines import declare
@@ -42,8 +43,8 @@ _EVENTS = 100_000
 NO_STORE = "Name a place where such rows go alone: dead_letter_stream, dead_letter_table, dead_letter_path …"
 
 
-class Commits:
-    """Commits the batches of a pipeline to its targets."""
+class Targets:
+    """Writes the batches of a pipeline to its targets, each once."""
 
     def __init__(self, pipeline: StreamingPipeline, box: dead_letters.DeadLetterBox) -> None:
         check_targets(pipeline, f"Streaming pipeline {pipeline.name!r}")
@@ -56,12 +57,12 @@ class Commits:
         for tables in self._tables.values():
             tables.close()
 
-    def load(self, target: Target, rows: Input, checkpoint: str, batch_id: int, with_origins: WithOrigins) -> Counts:
-        """Load rows into a target, once under this checkpoint and number. Of those that it rejects `with_origins` names
+    def load(self, target: Target, rows: Input, batch: BatchId, with_origins: WithOrigins) -> Counts:
+        """Load rows into a target, once under the id of their batch. Of those that it rejects `with_origins` names
         the origins."""
         if target.stream is not None:
-            return published(self._pipeline, target, rows, checkpoint, batch_id)
-        connection, load = self._planned(target, checkpoint, batch_id)
+            return published(self._pipeline, target, rows, batch)
+        connection, load = self._planned(target, batch)
         on_drift = self._pipeline.on_drift
         try:
             with self._opened(connection) as tables:
@@ -73,41 +74,41 @@ class Commits:
                 job = Job(load, connection, projection=columns)
                 if self._pipeline.dead_letters is not None:
                     part = self._part(target, connection)
-                    job.put_aside = functools.partial(self._put_keyless, load, checkpoint, part, with_origins)
+                    job.reject = functools.partial(self._put_keyless, load, batch, part, with_origins)
                 counts, _ = job.run(_selected(rows, columns, load), tables)
         except WeftError as error:
             if isinstance(error, LoadRefusedError) and error.can_quarantine:
                 error = LoadRefusedError(error.what, hint=NO_STORE)
-            error.add_note(f"target {target.name} of {self._pipeline.name}, batch {batch_id}")
+            error.add_note(f"target {target.name} of {self._pipeline.name}, batch {batch.number}")
             raise error from error.__cause__
         if counts.quarantined or counts.replayed:
-            self._put_aside(target, checkpoint, batch_id, with_origins)
+            self._store_rejected(target, batch, with_origins)
         return counts
 
-    def has(self, target: Target, checkpoint: str, batch_id: int) -> bool:
+    def has(self, target: Target, batch: BatchId) -> bool:
         """Return whether a target's ledger has a batch; streams and topics keep none."""
         if target.stream is not None:
             return False
-        connection, load = self._planned(target, checkpoint, batch_id)
+        connection, load = self._planned(target, batch)
         try:
             with self._opened(connection) as tables:
                 return files.has(connection, load) if tables is None else ledger.is_committed(tables, load)
         except WeftError:  # there is no ledger, or it cannot be read
             return False
 
-    def finish(self, targets: Sequence[Target], checkpoint: str, batch_id: int) -> bool:
+    def finish(self, targets: Sequence[Target], batch: BatchId) -> bool:
         """Finish a batch that all of these targets have, without its rows; `False` where one does not have it."""
-        if not self.is_done(targets, checkpoint, batch_id):
+        if not self.is_done(targets, batch):
             return False
         for each in targets:
-            self._put_aside(each, checkpoint, batch_id, lambda: pa.table({}))
+            self._store_rejected(each, batch, lambda: pa.table({}))
         return True
 
-    def is_done(self, targets: Sequence[Target], checkpoint: str, batch_id: int) -> bool:
+    def is_done(self, targets: Sequence[Target], batch: BatchId) -> bool:
         """Return whether the ledgers of all of these targets have a batch."""
-        return all(self.has(each, checkpoint, batch_id) for each in targets)
+        return all(self.has(each, batch) for each in targets)
 
-    def _planned(self, target: Target, checkpoint: str, batch_id: int) -> tuple[Connection, Load]:
+    def _planned(self, target: Target, batch: BatchId) -> tuple[Connection, Load]:
         connection: Connection = target.connection_with_options(current().connection(target.connection))
         options = target.load_options
         if self._pipeline.dead_letters is not None and system_for(connection.kind).tables is not None:
@@ -117,23 +118,23 @@ class Commits:
             mode=target.mode,
             keys=target.primary_key if target.mode == "merge" else (),
             pipeline=self._pipeline.name,
-            commit_key=commit_key(checkpoint, target.name),
-            batch_id=batch_id,
+            commit_key=commit_key(batch.query_id, target.name),
+            batch_id=batch.number,
             moment=datetime.now(UTC),
             **options,
         )
         is_recorded = delivery_to(self._pipeline, target) == "exactly_once"
         return connection, replace(load, is_recorded=is_recorded)
 
-    def _put_aside(self, target: Target, checkpoint: str, batch_id: int, with_origins: WithOrigins) -> None:
+    def _store_rejected(self, target: Target, batch: BatchId, with_origins: WithOrigins) -> None:
         """Store what a target rejected of a batch as letters."""
-        connection, load = self._planned(target, checkpoint, batch_id)
+        connection, load = self._planned(target, batch)
         if self._pipeline.dead_letters is None or load.on_bad_rows != "quarantine":
             return
         # First into the box, then out of the target's own: a crash between repeats what the box knows already.
         with dead_letters.rejected(connection, load, self._from) as letters:
             named = dead_letters.name_origins(letters, with_origins) if letters else []
-            self._box.put(named, checkpoint, batch_id, self._part(target, connection))
+            self._box.put(named, batch, self._part(target, connection))
 
     def _part(self, target: Target, connection: Connection) -> str:
         """Where in a batch a target rejects rows: letters are named by it. Two may have one name, in two databases."""
@@ -141,10 +142,10 @@ class Commits:
         is_shared = [each.name for each in self._pipeline.targets].count(target.name) > 1
         return f"{part} {connection!r}" if is_shared else part
 
-    def _put_keyless(self, load: Load, checkpoint: str, part: str, with_origins: WithOrigins, rows: pa.Table) -> None:
+    def _put_keyless(self, load: Load, batch: BatchId, part: str, with_origins: WithOrigins, rows: pa.Table) -> None:
         """Store rows without a key as letters, before the target commits the others: it has no quarantine."""
         letters = dead_letters.name_origins(dead_letters.keyless(rows, load, self._from), with_origins)
-        self._box.put(letters, checkpoint, load.batch_id, part)
+        self._box.put(letters, batch, part)
 
     @contextmanager
     def _opened(self, connection: Connection) -> Iterator[SqlTables | None]:
@@ -163,10 +164,10 @@ class Commits:
                 tables.close()
 
 
-def commit_key(checkpoint: str, target: str) -> str:
-    """Return the key of a checkpoint's batches in the ledger of a target, no longer than a ledger takes."""
-    key = f"{checkpoint} {target}"
-    return key if len(key) <= KEY_LENGTH else f"{checkpoint} {sha256(target.encode()).hexdigest()}"
+def commit_key(query_id: str, target: str) -> str:
+    """Return the key of a query's batches in the ledger of a target, no longer than a ledger takes."""
+    key = f"{query_id} {target}"
+    return key if len(key) <= KEY_LENGTH else f"{query_id} {sha256(target.encode()).hexdigest()}"
 
 
 def _selected(rows: Input, columns: TargetColumns | DeclaredColumns, load: Load) -> Input:
@@ -266,17 +267,17 @@ def _is_own(name: str) -> bool:
 # --------------------------------------------------------------------------------------------------- streams and topics
 
 
-def published(pipeline: StreamingPipeline, target: Target, rows: Input, checkpoint: str, batch_id: int) -> Counts:
+def published(pipeline: StreamingPipeline, target: Target, rows: Input, batch: BatchId) -> Counts:
     """Publish the rows of a batch to a topic or stream."""
     connection, topic = current().connection(target.connection), topic_target(target)
     if topic is None:
-        return _published_events(target, connection, rows, f"{checkpoint} {batch_id}")
+        return _published_events(target, connection, rows, f"{batch.query_id} {batch.number}")
     load = Load(
         table=target.name,
         keys=target.primary_key,
         pipeline=pipeline.name,
-        checkpoint_id=checkpoint,
-        batch_id=batch_id,
+        checkpoint_id=batch.query_id,
+        batch_id=batch.number,
         moment=datetime.now(UTC),
     )
     frame = frames.of(rows, rows.reader if isinstance(rows, inputs.Readable) else None, None)

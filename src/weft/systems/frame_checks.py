@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
-from weft.errors import LoadRefusedError, did_you_mean
+from weft.errors import LoadRefusedError
 from weft.spark_support.lazy import F, T
 from weft.spark_support.sessions import java_class, quoted
 from weft.systems.load import MOST_ASIDE, Load
@@ -49,10 +49,7 @@ def cast_to_table(frame: DataFrame, table: StructType, load: Load) -> DataFrame:
             chosen.append(column(field.name))
             continue
         if wanted is None:
-            hint = did_you_mean(field.name, types, f"Its columns: {', '.join(list(types)[:30])}.")
-            raise LoadRefusedError(
-                f"The table {load.name} has no column {field.name!r}, which the source has.", hint=hint
-            )
+            raise load.no_column(field.name, list(types))
         if not _fits(frame, field.dataType, wanted):
             raise LoadRefusedError(
                 f"The column {field.name!r} of {load.name} is {wanted.simpleString()}, and "
@@ -105,12 +102,12 @@ def refuse_empty(load: Load, rows: int) -> None:
 
 
 def checked_keys(
-    frame: DataFrame, load: Load, put_aside: Callable[[DataFrame], None] | None = None
+    frame: DataFrame, load: Load, reject: Callable[[DataFrame], None] | None = None
 ) -> tuple[DataFrame, int, int]:
     """Return one row for each key, how many rows there were, and how many are left. Raise if rows have no key or share
     one.
 
-    Rows without a key go to `put_aside`, if there is one."""
+    Rows without a key go to `reject`, if there is one."""
     event = load.event_timestamp_column
     # Several events of one key are its history. Two at one instant would be a contradiction.
     keys = [*load.keys, *([event] if event is not None and not load.deduplicate_by else [])]
@@ -125,8 +122,8 @@ def checked_keys(
     )
     total, nulls, timeless, different, most = totals.collect()[0]
     if nulls:
-        if put_aside is not None and nulls <= MOST_ASIDE:
-            put_aside(frame.where(has_null))
+        if reject is not None and nulls <= MOST_ASIDE:
+            reject(frame.where(has_null))
             kept, _, left = checked_keys(frame.where(~has_null), load)
             return kept, total, left
         raise LoadRefusedError(

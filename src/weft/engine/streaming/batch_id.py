@@ -1,0 +1,11 @@
+"""What names a micro-batch: targets and stores of dead letters recognise by it what they have."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class BatchId(NamedTuple):
+    query_id: str
+    """Of Spark's query, which its checkpoint keeps; or the name of a replay."""
+    number: int
