@@ -102,10 +102,10 @@ def _watch_offsets(killer: Killer) -> None:
 
 def _watch_publishes(killer: Killer) -> None:
     """A batch is several publishes, and one of them is done."""
-    from weft.engine.streaming import commits
+    from weft.engine.streaming import targets
     from weft.streams import publishing
 
-    commits._EVENTS = 7
+    targets._EVENTS = 7
     real = publishing.publish_sync
 
     def publish_sync(*given: Any, **options: Any) -> Any:
@@ -169,6 +169,20 @@ def declared(targets: list[dict[str, Any]]) -> list[Any]:
     return made
 
 
+def in_lakes(targets: list[dict[str, Any]]) -> dict[str, list[int]]:
+    """The numbers in files and Delta tables, by connection: a caller without Spark cannot read them."""
+    import weft
+
+    found = {}
+    for each in targets:
+        if not each["connection"].get("kind", "").startswith(("delta", "object_store")):
+            continue
+        connection, target = weft.connect(**each["connection"]), each["target"]
+        rows = weft.read(target.get("table") or target["prefix"], source=connection).select("n").collect()
+        found[each["connection"]["name"]] = [row["n"] for row in rows]
+    return found
+
+
 def main(job: dict[str, Any]) -> None:
     import weft
     from weft.engine.streaming import transform
@@ -196,6 +210,8 @@ def main(job: dict[str, Any]) -> None:
         transform_sql="SELECT n, name FROM source" if job["has_sql"] else None,
     )
     supervise(SparkEngine(pipeline), Running(once=True))
+    if job["point"] is None:
+        print(json.dumps(in_lakes(job["targets"])))
 
 
 if __name__ == "__main__":

@@ -67,17 +67,19 @@ class Place:
     def declare(self) -> list[weft.Target]:
         return streaming_process.declared(self.described())
 
-    def check(self, published: int) -> None:
-        """Tables and files have each number once, topics and streams have it."""
-        for number, found in enumerate(self._found()):
+    def check(self, published: int, in_lakes: dict[str, list[int]] | None = None) -> None:
+        """Tables and files have each number once, topics and streams have it. `in_lakes` is what a process with Spark
+        has read."""
+        in_lakes = streaming_process.in_lakes(self.described()) if in_lakes is None else in_lakes
+        for number, found in enumerate(self._found(in_lakes)):
             counted = Counter(found)
             missing = sorted(set(range(published)) - counted.keys())
             twice = sorted(n for n, times in counted.items() if times > 1 and not self.is_stream)
             assert (missing, twice, len(counted)) == ([], [], published), (self.kind, self.targets[number])
 
-    def _found(self) -> Iterator[list[int]]:
+    def _found(self, in_lakes: dict[str, list[int]]) -> Iterator[list[int]]:
         connection = weft.connect(name=f"look_{self.kind}", **self.connection)
-        for target, declared in zip(self.targets, self.declare(), strict=True):
+        for number, (target, declared) in enumerate(zip(self.targets, self.declare(), strict=True)):
             (name,) = (target[key] for key in ("table", "prefix", "stream") if key in target)
             if self.messages is not None:
                 yield [json.loads(each.value())["n"] for each in self.messages(name)]
@@ -85,7 +87,7 @@ class Place:
                 log = open_stream(declared.stream, connection).log
                 yield [n for each in log.read_arrow(log.floor(), log.head(), ["n"]) for n in each["n"].to_pylist()]
             elif self.is_lake:
-                yield [row["n"] for row in weft.read(name, source=connection).select("n").collect()]
+                yield in_lakes[f"{self.kind}_{number}"]
             else:
                 yield [n for (n,) in rows(name, "n", connection)]
 

@@ -82,7 +82,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("kinds", [TOGETHER, *alone], ids="-".join)
 
 
-@pytest.mark.usefixtures("here", "spark")
+@pytest.mark.usefixtures("here")
 @pytest.mark.timeout(4 * 3600)
 def test_killed_at_six_points(
     kinds: tuple[str, ...],
@@ -117,5 +117,6 @@ def test_killed_at_six_points(
             before = point
     ended = runs.run(None)
     assert ended.returncode == 0, ended.stderr
+    in_lakes = json.loads(ended.stdout.splitlines()[-1])
     for place in places:
-        place.check(published)
+        place.check(published, in_lakes)

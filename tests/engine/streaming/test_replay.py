@@ -273,7 +273,7 @@ def test_what_only_fails_together_leaves_the_letters_alone() -> None:
     assert rows("copies") == [(2**62,)]
 
 
-@pytest.mark.brief("sqlite", "postgres")
+@pytest.mark.brief("postgres")
 @pytest.mark.usefixtures("plain_spark", "streams")
 def test_values_of_every_type() -> None:
     """A row that is replayed is the row that was published."""
