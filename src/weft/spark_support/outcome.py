@@ -7,11 +7,15 @@ the one line that matters.
 from __future__ import annotations
 
 import pickle
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from weft.errors import WeftError
+
+# The class of an error of Java, before the condition by which Spark names it.
+_CLASS = re.compile(r"^[\w.$]+: (?=\[[A-Z_.]+\])")
 
 
 def of(work: Callable[[], Any], *, finally_: Callable[[], None] = lambda: None) -> bytes:
@@ -53,6 +57,7 @@ def explained(what: str) -> Iterator[None]:
 def _useful_line(text: str) -> str:
     # Py4J's first line names the call, and the next one why it failed.
     lines = [line.strip().removeprefix(": ") for line in text.splitlines() if line.strip()]
+    lines = [_CLASS.sub("", line) for line in lines]
     lines = [line for line in lines if not line.startswith("An error occurred while calling ")] or lines
     ours = [
         line for line in lines if "Error" in line and not line.startswith(("at ", "File ", "org.apache", "Traceback"))

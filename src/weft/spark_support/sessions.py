@@ -79,10 +79,14 @@ def active(spark: Any) -> Iterator[None]:
 
 def moved_to(frame: Any, spark: Any) -> Any:
     """Return a DataFrame as one of another session, whose settings then count for it."""
+    return of_plan(spark, frame._jdf.queryExecution().analyzed())
+
+
+def of_plan(spark: Any, plan: Any) -> Any:
+    """Return the DataFrame of a logical plan."""
     from pyspark.sql import DataFrame
 
     dataset = java_class(spark, "org.apache.spark.sql.classic.Dataset")
-    plan = frame._jdf.queryExecution().analyzed()
     return DataFrame(dataset.ofRows(spark._jsparkSession, plan), spark)
 
 

@@ -17,7 +17,7 @@ from weft.engine.readers import opened_tables
 from weft.engine.streaming import row_origin
 from weft.engine.streaming.batch_id import BatchId
 from weft.engine.streaming.row_origin import ORIGIN
-from weft.errors import DeclarationError, WeftError
+from weft.errors import DeclarationError
 from weft.pipelines.streaming.spec import Source, StreamingPipeline, Target
 from weft.project import current
 from weft.settings import interpolate
@@ -105,43 +105,7 @@ class DeadLetterBox:
             self.store.remove(ids)
 
 
-# ----------------------------------------------------------------------------------------------- rows that are to blame
-
-
-def failing_rows(
-    rows: pa.Table, attempt: Callable[[pa.Table], pa.Table], *, is_known: bool = False
-) -> tuple[pa.Table, list[tuple[int, str]]]:
-    """Return the rows that can be transformed, and the numbers of those that cannot, each with the reason. `is_known`:
-    all together have failed.
-
-    They are found by halving, with as few failed attempts as possible: after each one Spark restarts Python's workers.
-    """
-    bad: list[tuple[int, str]] = []
-
-    def fails(first: int, end: int, *, is_known: bool = False) -> bool:
-        if not is_known or end - first == 1:
-            try:
-                attempt(rows.slice(first, end - first))
-            except WeftError as error:
-                if end == first:  # no row is to blame
-                    raise
-                if end - first == 1:
-                    bad.append((first, error.what))
-                    return True
-            else:
-                return False
-        middle = (first + end) // 2
-        # Where the first half is good, it is the other one that fails.
-        fails(middle, end, is_known=not fails(first, middle))
-        return True
-
-    fails(0, len(rows), is_known=is_known and len(rows) > 0)
-    return without_rows(rows, {number for number, _ in bad}), bad
-
-
-def without_rows(rows: pa.Table, numbers: Collection[int]) -> pa.Table:
-    """Return the rows but for those with these numbers."""
-    return rows.take(pa.array([number for number in range(len(rows)) if number not in numbers], pa.int64()))
+# ----------------------------------------------------------------------------------------------- letters of rows
 
 
 def letter_of(row: dict[str, Any], why: str) -> DeadLetter:

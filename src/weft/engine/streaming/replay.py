@@ -34,7 +34,8 @@ from weft.engine.readers import opened_tables, stored_columns
 from weft.engine.streaming.batch import Batches
 from weft.engine.streaming.batch_id import BatchId
 from weft.engine.streaming.checkpoint import Checkpoint
-from weft.engine.streaming.dead_letters import DeadLetterBox, failing_rows, note_of, without_rows
+from weft.engine.streaming.dead_letters import DeadLetterBox, note_of
+from weft.engine.streaming.failing_rows import without_rows
 from weft.engine.streaming.functions import selecting_also
 from weft.engine.streaming.lock import opened
 from weft.engine.streaming.row_origin import ORIGIN, origin_of
@@ -247,13 +248,13 @@ class Replay:
             used = [each.connection for each in self.pipeline.sources]
             used += [each.connection for each in self.pipeline.targets]
             spark = connectors.ready(session.spark().newSession(), *map(current().connection, used))
+            attempts = batches.transform.over(sql, spark)
             # What fails without any row is no row's fault: a column or a lookup that is not there.
-            batches.transform.attempt(rows.slice(0, 0), sql, spark)
-            kept, blame = failing_rows(rows, lambda part: batches.transform.attempt(part, sql, spark))
-            failed += [_again(letters[numbers[number]], "transform", why) for number, why in blame]
-            rows = _without_voids(batches.transform.attempt(kept, sql, spark)) if len(kept) else kept
-            placed = without_rows(placed, {number for number, _ in blame})
-            return rows, failed, lambda: batches.transform.attempt(placed, selecting_also(sql, ORIGIN), spark)
+            attempts.attempt(rows.slice(0, 0))
+            result, blame = attempts.split(rows)
+            failed += [_again(letters[numbers[number]], "transform", why) for number, why in blame.items()]
+            named = batches.transform.over(selecting_also(sql, ORIGIN), spark)
+            return _without_voids(result), failed, lambda: named.attempt(without_rows(placed, blame))
         return rows, failed, lambda: placed
 
 

@@ -13,6 +13,7 @@ import pyarrow as pa
 from weft.engine import frames, inputs
 from weft.engine.inputs import Input
 from weft.engine.streaming import dead_letters, functions
+from weft.engine.streaming.failing_rows import FailingRows, without_rows
 from weft.engine.streaming.log_source import SMALL
 from weft.engine.streaming.lookups import LookupTable
 from weft.engine.streaming.row_origin import ORIGIN
@@ -71,29 +72,26 @@ class Transform:
             return Transformed(self._materialized(result, is_small), [], with_origins)
         try:
             return Transformed(self._materialized(result, is_small, now=True), [], with_origins)
-        except WeftError as error:
+        except WeftError:
             with outcome.explained(f"read the batch of {self._pipeline.name}"):
                 source = self._with_origins(parts, spark, is_small, query_id).toArrow()
-            return self._split(source, sql, spark, error)
+            return self._split(source, sql, spark)
 
-    def attempt(self, rows: pa.Table, sql: str, spark: Any) -> pa.Table:
-        """Return what the SQL makes of rows that this process has."""
-        result = self._transformed(frames.from_memory(spark, memory_of(rows)), sql)
-        with outcome.explained(f"run the batch of {self._pipeline.name}"):
-            return result.toArrow()
-
-    def _split(self, source: pa.Table, sql: str, spark: Any, error: WeftError) -> Transformed:
-        """Return what the SQL makes of the rows that it does not fail for."""
-        good, bad = dead_letters.failing_rows(
-            source.drop_columns([ORIGIN]), lambda part: self.attempt(part, sql, spark), is_known=True
+    def over(self, sql: str, spark: Any) -> FailingRows:
+        """Run SQL over rows that this process has, and find those that it fails for."""
+        return FailingRows(
+            f"run the batch of {self._pipeline.name}",
+            lambda rows: frames.from_memory(spark, memory_of(rows)),
+            lambda frame: self._transformed(frame, sql),
         )
-        if not bad:  # no row alone is to blame
-            raise error from None
-        rejected = [dead_letters.letter_of(source.slice(row, 1).to_pylist()[0], why) for row, why in bad]
-        named = dead_letters.without_rows(source, {row for row, _ in bad})
-        # Of no rows SQL may make one, such as a sum of nothing.
-        result = memory_of(self.attempt(good, sql, spark).slice(0, None if len(good) else 0))
-        return Transformed(result, rejected, lambda: self.attempt(named, functions.selecting_also(sql, ORIGIN), spark))
+
+    def _split(self, source: pa.Table, sql: str, spark: Any) -> Transformed:
+        """Return what the SQL makes of the rows that it does not fail for."""
+        result, bad = self.over(sql, spark).split(source.drop_columns([ORIGIN]), is_known=True)
+        rows = source.take(pa.array(bad, pa.int64())).to_pylist()
+        rejected = [dead_letters.letter_of(row, why) for row, why in zip(rows, bad.values(), strict=True)]
+        named = self.over(functions.selecting_also(sql, ORIGIN), spark)
+        return Transformed(memory_of(result), rejected, lambda: named.attempt(without_rows(source, bad)))
 
     def _as_is(self, rows: TypedRows, is_small: bool) -> Input | None:
         """Return the rows of the only source without a DataFrame between; `None` where there must be one."""
