@@ -237,7 +237,7 @@ def publish(
         run = _Publish(stream, connection, source, batch_size, on_error, written, say, done=skip)
         source.pausing, source.note = run.flush, say
         try:
-            for record in source.records(stream, skip):
+            for record in source.records(stream, skip, lambda: open_stream(stream, connection).log.fields()):
                 run.add(record)
                 if not run.batch:
                     advance(run.received)

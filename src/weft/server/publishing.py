@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -35,15 +36,20 @@ async def publish(request: Request) -> Response:
     unpacked = bodies.unpack(body, headers, service.limits.body_bytes)
     with service.room(ready.stream, len(unpacked), publishing=True):
         events = bodies.events(unpacked, headers, service.limits.body_events)
-        _decode_bytes(events, ready.log)
+        _decode_fields(events, unpacked, headers, ready.log)
         done = await publish_to(ready, events, key)
         request.app.state.metrics.published(done, len(unpacked))
         return json_response(done, 202)
 
 
-def _decode_bytes(events: Any, log: Log) -> None:
-    """Decode the base64 of fields that hold bytes. Another text stays, and the stream refuses it."""
-    binary = [(name, kind) for name, kind in log.fields().items() if kind.base == "bytes"]
+def _decode_fields(events: Any, body: bytes, headers: Mapping[str, str], log: Log) -> None:
+    """Decode the numbers of fields that hold decimals, and the base64 of those that hold bytes. Another text stays, and
+    the stream refuses it."""
+    fields = log.fields()
+    decimals = tuple(name for name, kind in fields.items() if kind.base == "decimal")
+    if decimals:
+        bodies.restore_decimals(events, body, headers, decimals)
+    binary = [(name, kind) for name, kind in fields.items() if kind.base == "bytes"]
     if binary:
         for event in events if isinstance(events, list) else [events]:
             for name, kind in binary:

@@ -201,6 +201,7 @@ def _one(
     strict = stream.validate_schema or stream.on_schema_drift != "evolve"
     row: dict[str, Any] = {}
     extra: dict[str, Any] = {}
+    misfits: dict[str, str] = {}
     if stream.validate_schema:
         for name, kind in stream.fields.items():
             if not kind.nullable and event.get(name) is None:
@@ -221,18 +222,20 @@ def _one(
         try:
             checked = check_value(value, known)
         except ValueError as problem:
+            misfits[key] = f"it must be {known}, but {problem}"
             if strict:
-                raise _error(stream, index, key, value, f"it must be {known}, but {problem}") from None
+                raise _error(stream, index, key, value, misfits[key]) from None
             extra[key] = value
             continue
         if log.forbidden and _has_forbidden([checked], known, log.forbidden):
             extra[key] = value  # escaped in JSON it can be stored, and comes back the same
         else:
             row[key] = checked
-    return row, _extra_text(stream, index, extra) if extra else None
+    return row, _extra_text(stream, index, extra, misfits) if extra else None
 
 
-def _extra_text(stream: Stream, index: int, extra: dict[str, Any]) -> str:
+def _extra_text(stream: Stream, index: int, extra: dict[str, Any], misfits: dict[str, str]) -> str:
+    """Return what fits no column as JSON. `misfits` says of values that have a column why they do not fit it."""
     try:
         return str(check_value(extra, META_TYPES[EXTRA]))
     except ValueError as problem:
@@ -240,7 +243,9 @@ def _extra_text(stream: Stream, index: int, extra: dict[str, Any]) -> str:
             try:
                 check_value({key: value}, META_TYPES[EXTRA])
             except ValueError as culprit:
-                raise _error(stream, index, key, value, f"it does not fit a column, and {culprit}") from None
+                first = misfits.get(key, "it has no column")
+                told = f"{first}; and what fits no column must be JSON, but {culprit}"
+                raise _error(stream, index, key, value, told) from None
         raise _error(stream, index, EXTRA, list(extra), f"of all that fits no column together, {problem}") from None
 
 
