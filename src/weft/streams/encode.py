@@ -290,10 +290,12 @@ def to_batch(
     encoded: Encoded,
     key_fields: tuple[str, ...] | None = None,
     publish_key: str | None = None,
+    published: list[dict[str, Any]] | None = None,
 ) -> Batch:
     """Return the batch of what fits, with idempotency keys where the stream (or the caller) names fields for them.
 
-    An event without such a key has one under the `publish_key`: its number in the publish.
+    An event without such a key has one under the `publish_key`: its number in the publish. `published`: all events that
+    came under this key, also those that do not fit.
     """
     batch = Batch(log, publishes, encoded.columns, encoded.values, encoded.extra, nulls=encoded.nulls)
     names = stream.key_fields if key_fields is None else key_fields
@@ -304,6 +306,8 @@ def to_batch(
     if publish_key is not None:
         known = batch.keys or [None] * len(encoded.events)
         batch.keys = [_key(("publish", publish_key, at)) if key is None else key for at, key in enumerate(known)]
+        if published is not None:
+            batch.publish_keys = _key(("publish", publish_key)), _key(("publish", publish_key, _canonical(published)))
     if batch.keys is not None:
         batch.key_horizon = stream.key_horizon_days * 86_400
     return batch
@@ -317,6 +321,14 @@ def _key_column(name: str, encoded: Encoded) -> list[Any]:
         return values
     # A value that does not fit its column is in `_weft_extra`: it is not a null.
     return [event.get(name) if value is None else value for value, event in zip(values, encoded.events, strict=True)]
+
+
+def _canonical(events: list[dict[str, Any]]) -> str:
+    """Return a text that is the same for the same events, whatever the order of their keys."""
+    try:
+        return json.dumps(events, sort_keys=True, default=repr)
+    except TypeError:  # keys of several types, which a quarantine takes
+        return repr(events)
 
 
 def _key(values: tuple[object, ...]) -> bytes:
