@@ -203,6 +203,10 @@ class Log(Protocol):
     def first_since(self, moment: datetime) -> int:
         """Return the first offset published at or after `moment`; one past the head if there is none."""
 
+    def expired(self, before: datetime, now: datetime) -> int:
+        """Return the last offset of the events that are older than a moment; 0 if there are none. The time of an event
+        may be after `now`, by a clock that was ahead: then it is older than the moment if one behind it is."""
+
     def lease(
         self, consumer: str, member: str, limit: int, seconds: float, *, max_deliveries: int | None = None
     ) -> Leased:
