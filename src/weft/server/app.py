@@ -26,6 +26,7 @@ from weft.server.requests import QuickRequest, Requests
 from weft.server.service import Service, json_response, load_modules, service_of
 from weft.server.tickets import SECONDS as TICKET_SECONDS
 from weft.streams.declare import Stream
+from weft.streams.events import with_texts
 from weft.streams.retention import aware
 from weft.streams.runtime import Opened
 
@@ -134,7 +135,8 @@ async def details(request: Request) -> Response:
 
     def read() -> dict[str, Any]:
         columns = {name: str(kind) for name, kind in log.fields(fresh=True).items()}
-        return {"columns": columns, "row_count": log.count(), "head": log.head(), "floor": log.floor()}
+        state = {"columns": columns, "row_count": log.count(), "head": log.head(), "floor": log.floor()}
+        return with_texts(state, "head", "floor")
 
     return json_response(_described(ready.stream) | await ready.hub.in_thread(read))
 

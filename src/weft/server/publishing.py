@@ -13,6 +13,7 @@ from weft.server import bodies
 from weft.server.access import webhook_id
 from weft.server.problems import Problem
 from weft.server.service import json_response, service_of
+from weft.streams.events import with_texts
 from weft.streams.publishing import KEY_CHARACTERS, publish_to
 from weft.systems.log import Log
 from weft.types import from_json
@@ -39,7 +40,7 @@ async def publish(request: Request) -> Response:
         _decode_fields(events, unpacked, headers, ready.log)
         done = await publish_to(ready, events, key)
         request.app.state.metrics.published(done, len(unpacked))
-        return json_response(done, 202)
+        return json_response(with_texts(done, "first_rowid", "last_rowid"), 202)
 
 
 def _decode_fields(events: Any, body: bytes, headers: Mapping[str, str], log: Log) -> None:
