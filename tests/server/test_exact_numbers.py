@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from weft.project import Project
-from workers import declare
+from workers import declare, start
 
 DIGITS = "12345678901234567890.123456789012345678"
 LINES = {"content-type": "application/x-ndjson"}
@@ -38,6 +38,19 @@ def test_decimals_keep_their_digits(orders: Any, body: str, headers: dict[str, s
     assert orders.post("/api/v1/streams/orders", content=body, headers=headers).status_code == 202
     last = stored(orders)[-1]
     assert (last["id"], last["amount"]) == (1, DIGITS)
+
+
+def test_decimals_of_a_column_that_another_process_added(orders: Any) -> None:
+    orders.post("/api/v1/streams/orders", json={"id": 1})
+    known = start("""
+        from decimal import Decimal
+        declare("orders", fields={"id": "int64"})
+        answer(weft.publish_sync("orders", {"total": Decimal("1.5")}))
+    """)
+    known.answer()
+    body = f'{{"total": {DIGITS}}}'
+    assert orders.post("/api/v1/streams/orders", content=body, headers=JSON).status_code == 202
+    assert stored(orders)[-1]["total"] == DIGITS
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from typing import IO
 
 import click
@@ -238,7 +239,8 @@ def publish(
         run = _Publish(stream, connection, source, batch_size, on_error, written, say, done=skip)
         source.pausing, source.note = run.flush, say
         try:
-            for record in source.records(stream, skip, lambda: open_stream(stream, connection).log.fields()):
+            columns = cache(lambda: open_stream(stream, connection).log.fields())
+            for record in source.records(stream, skip, columns):
                 run.add(record)
                 if not run.batch:
                     advance(run.received)

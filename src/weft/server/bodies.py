@@ -206,17 +206,18 @@ def events(body: bytes, headers: Mapping[str, str], most: int) -> Any:
     return parsed
 
 
-def restore_decimals(events: Any, body: bytes, headers: Mapping[str, str], names: tuple[str, ...]) -> None:
+def restore_decimals(
+    events: list[dict[str, Any]], body: bytes, headers: Mapping[str, str], names: tuple[str, ...]
+) -> None:
     """Put a decimal in the place of each float among these fields that is not the number that the body has."""
-    several: list[dict[str, Any]] = events if isinstance(events, list) else [events]
-    if not any(float in set(map(type, map(methodcaller("get", name), several))) for name in names):
+    if not any(float in set(map(type, map(methodcaller("get", name), events))) for name in names):
         return
     decoder, list_decoder = _decimal_decoders(names)
     if media_type(headers) in _LINES:
         written = decoder.decode_lines(body)
     else:
-        written = list_decoder.decode(body) if isinstance(events, list) else [decoder.decode(body)]
-    for event, texts in zip(several, written, strict=True):
+        written = list_decoder.decode(body) if body.lstrip().startswith(b"[") else [decoder.decode(body)]
+    for event, texts in zip(events, written, strict=True):
         for name, text in texts.items():
             if type(event[name]) is float:
                 event[name] = exact_number(event[name], str(memoryview(text), "ascii"))
