@@ -14,13 +14,12 @@ from operator import itemgetter
 from typing import Any
 
 from weft.errors import SchemaError, did_you_mean
-from weft.streams.declare import Stream, can_be_column
+from weft.streams.declare import MAX_NEW_COLUMNS, Stream, can_be_column
 from weft.systems.log import EXTRA, META_TYPES, RESERVED_PREFIX, Batch, Log
 from weft.types import FieldType, check_column, check_value, comparable, dump_json, infer, to_json
 
-# A stream whose events have more keys than this keeps the others in `_weft_extra`: databases limit the columns of a
-# row.
-MAX_INFERRED_COLUMNS = 100
+# Columns that one publish adds to a table that has some: one event of odd keys does not use up what a stream may have.
+_NEW_COLUMNS_A_PUBLISH = 20
 
 
 @dataclass(slots=True)
@@ -133,7 +132,7 @@ def encode(stream: Stream, log: Log, events: list[dict[str, Any]]) -> Encoded:
     # Another process may have added columns. A stream without any takes them from its first events.
     fields = log.fields(fresh=True)
     if (stream.on_schema_drift == "evolve" or not fields) and not stream.validate_schema:
-        new = _new_fields(fields, events)
+        new = _new_fields(stream, fields, events)
         if new:
             # First whether the events can be stored at all: a publish that is refused leaves no columns behind.
             _by_event(stream, log, events, {**fields, **new})
@@ -161,11 +160,16 @@ def _check_keys(stream: Stream, index: int, event: dict[str, Any]) -> None:
                 raise _error(stream, index, ascii(key), event[key], "the key holds a lone surrogate") from None
 
 
-def _new_fields(fields: dict[str, FieldType], events: list[dict[str, Any]]) -> dict[str, FieldType]:
+def _new_fields(stream: Stream, fields: dict[str, FieldType], events: list[dict[str, Any]]) -> dict[str, FieldType]:
+    room = min(stream.max_new_columns - len(fields.keys() - stream.fields.keys()), MAX_NEW_COLUMNS - len(fields))
+    if fields:
+        room = min(room, _NEW_COLUMNS_A_PUBLISH)
     used = {comparable(name) for name in fields}
     new: dict[str, FieldType] = {}
     for key in dict.fromkeys(key for event in events for key in event if key not in fields):
-        if not can_be_column(key) or comparable(key) in used or len(fields) + len(new) >= MAX_INFERRED_COLUMNS:
+        if len(new) >= room:
+            break
+        if not can_be_column(key) or comparable(key) in used:
             continue
         kind = infer([event.get(key) for event in events])
         if kind is not None:
