@@ -374,10 +374,10 @@ def _timestamp(value: Any, _: FieldType) -> datetime:
             value = datetime.fromisoformat(value)
         except ValueError:
             raise ValueError("it is not a timestamp such as '2026-01-31T12:00:00Z'") from None
-    if not isinstance(value, datetime):
-        raise _wrong(value)
     if getattr(value, "nanosecond", 0):  # of a pandas Timestamp
         raise ValueError("it is finer than a microsecond")
+    if type(value) is not datetime:
+        raise _wrong(value)
     try:
         moment: datetime = value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
         # UTC repeats no hour: `fold` means nothing there, but two equal times would not look the same.

@@ -15,6 +15,7 @@ from typing import Any
 
 from weft.errors import SchemaError, did_you_mean
 from weft.streams.declare import MAX_NEW_COLUMNS, Stream, can_be_column
+from weft.streams.plain import plain_events
 from weft.systems.log import EXTRA, META_TYPES, RESERVED_PREFIX, Batch, Log
 from weft.types import FieldType, check_column, check_value, comparable, dump_json, infer, to_json
 
@@ -125,6 +126,7 @@ def _has_forbidden(column: list[Any], kind: FieldType, forbidden: str) -> bool:
 
 def encode(stream: Stream, log: Log, events: list[dict[str, Any]]) -> Encoded:
     """Encode events one by one. May add columns; raises `SchemaError` for the first event that cannot be stored."""
+    events = plain_events(events)
     for index, event in enumerate(events):
         _check_keys(stream, index, event)
     if not events:
