@@ -250,7 +250,7 @@ def _extra_text(stream: Stream, index: int, extra: dict[str, Any], misfits: dict
                 check_value({key: value}, META_TYPES[EXTRA])
             except ValueError as culprit:
                 first = misfits.get(key, "it has no column")
-                told = f"{first}; and what fits no column must be JSON, but {culprit}"
+                told = f"{first}; and what fits no column is kept as JSON, but {culprit}"
                 raise _error(stream, index, key, value, told) from None
         raise _error(stream, index, EXTRA, list(extra), f"of all that fits no column together, {problem}") from None
 
