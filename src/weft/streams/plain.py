@@ -5,10 +5,12 @@ from __future__ import annotations
 from datetime import date, datetime
 from decimal import Decimal
 from enum import Enum
+from operator import is_
 from types import NoneType
 from typing import Any
 from uuid import UUID
 
+_BASES: tuple[Any, ...] = (int, float, Decimal, bytes)
 _PLAIN = frozenset({NoneType, str, bool, int, float, Decimal, date, datetime, bytes, UUID})
 
 
@@ -29,9 +31,12 @@ def plain(value: Any) -> Any:
     if kind in _PLAIN:
         return value
     if isinstance(value, dict):
-        return {_text(key): plain(each) for key, each in value.items()}
+        made = {_text(key): plain(each) for key, each in value.items()}
+        is_plain = kind is dict and all(map(is_, made, value)) and all(map(is_, made.values(), value.values()))
+        return value if is_plain else made
     if isinstance(value, list):
-        return [plain(each) for each in value]
+        items = [plain(each) for each in value]
+        return value if kind is list and all(map(is_, items, value)) else items
     if isinstance(value, Enum):
         return plain(value.value)
     if isinstance(value, datetime):
@@ -40,11 +45,9 @@ def plain(value: Any) -> Any:
         return date(value.year, value.month, value.day)
     if isinstance(value, str):
         return str.__str__(value)  # whatever the subclass makes of it
-    for base in (int, float, Decimal):
+    for base in _BASES:
         if isinstance(value, base):
             return base(value)
-    if isinstance(value, bytes | bytearray | memoryview):
-        return bytes(value)
     package = kind.__module__.partition(".")[0]
     if package == "numpy":
         return _of_numpy(value)
