@@ -226,7 +226,8 @@ def dump_json(value: object) -> str:
     except UnicodeEncodeError:
         raise ValueError(_SURROGATE) from None
     except TypeError as error:
-        raise ValueError(f"it is not JSON: {error}") from None
+        kind = re.search(r"type (\w+) is not", str(error))
+        raise ValueError(f"it is not JSON: it holds a {kind[1]}" if kind else "its keys are not texts") from None
     except ValueError as error:
         if "JSON compliant" in str(error):
             raise ValueError(f"it holds {_NOT_FINITE}") from None
@@ -373,10 +374,10 @@ def _timestamp(value: Any, _: FieldType) -> datetime:
             value = datetime.fromisoformat(value)
         except ValueError:
             raise ValueError("it is not a timestamp such as '2026-01-31T12:00:00Z'") from None
-    if not isinstance(value, datetime):
-        raise _wrong(value)
     if getattr(value, "nanosecond", 0):  # of a pandas Timestamp
         raise ValueError("it is finer than a microsecond")
+    if type(value) is not datetime:
+        raise _wrong(value)
     try:
         moment: datetime = value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
         # UTC repeats no hour: `fold` means nothing there, but two equal times would not look the same.
@@ -501,6 +502,19 @@ def to_json(value: object) -> object:
 
         return base64.b64encode(value).decode()
     raise TypeError(f"{type(value).__name__} is not JSON")
+
+
+def exact_number(number: float, text: str) -> float | Decimal:
+    """Return the number that a JSON text has: the float that it was read as, or a `Decimal` where that is another
+    number."""
+    # A float keeps fifteen digits, whatever they are; only an exponent can take it out of range.
+    if len(text) <= 15 and "e" not in text and "E" not in text:
+        return number
+    try:
+        written = Decimal(text)
+    except InvalidOperation:  # an exponent of twenty digits
+        return Decimal("NaN")
+    return number if written == Decimal(repr(number)) else written
 
 
 def from_json(value: object, kind: FieldType) -> object:

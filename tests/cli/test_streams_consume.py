@@ -80,9 +80,11 @@ def test_ack_of_some(offsets, call) -> None:
 
 def test_ack_from_standard_input(offsets, call) -> None:
     lines = call("streams", "consume", "numbers", "mine", "--format", "json").stdout
+    # As jq writes them: what is beyond 2^53 is rounded.
+    lines = "\n".join(json.dumps(json.loads(line, parse_int=float)) for line in lines.splitlines())
     assert call("streams", "ack", "numbers", "mine", "-", stdin=lines + "\n").stdout == "10 events acknowledged\n"
     assert group(call) == (0, 0)
-    for bad in ("5", "{}", "nonsense", '{"_weft_rowid": "1"}'):
+    for bad in ("5", "{}", "nonsense", '{"_weft_rowid": "x"}'):
         done = call("streams", "ack", "numbers", "mine", "-", stdin=f"{bad}\n", code=1)
         assert done.stderr.startswith("error: Standard input, line 1: it is not a consumed event")
 

@@ -92,6 +92,7 @@ def test_all_systems_and_the_report(streams, call) -> None:
     assert report.pop("events_per_second") > 0
     first, last = report.pop("first_rowid"), report.pop("last_rowid")
     assert first >= 1 and last >= 2500
+    assert (report.pop("first_rowid_text"), report.pop("last_rowid_text")) == (str(first), str(last))
     assert report == {"stream": "numbers", "published": 2500, "deduplicated": 1, "quarantined": 1, "rejected": 0}
     assert [event["n"] for event in drain("numbers")] == list(range(2500))
     again = call("streams", "publish", "numbers", "a.ndjson").stdout

@@ -10,6 +10,7 @@ from uuid import UUID
 
 import pytest
 
+import weft
 from workers import declare, drain, plain
 
 TYPES = {
@@ -65,6 +66,22 @@ def test_json(streams, call) -> None:
     declare("all", fields=TYPES)
     call("streams", "publish", "all", "-", stdin=NDJSON)
     assert [plain(event) for event in drain("all")] == [VALUES]
+
+
+def test_decimals_of_columns_that_are_not_declared(streams, call) -> None:
+    declare("grown")
+    weft.publish_sync("grown", {"amount": Decimal("1.5")})
+    call("streams", "publish", "grown", "-", stdin='{"amount": 12345678901234567890.123456789012345678}\n')
+    call("streams", "publish", "grown", "-", stdin='[{"amount": 12345678901234567890.123456789012345678}]\n')
+    assert [event["amount"] for event in drain("grown")] == [Decimal("1.5"), VALUES["decimal"], VALUES["decimal"]]
+
+
+def test_decimals_that_do_not_fit(local, call) -> None:
+    declare("prices", fields={"price": "decimal(10,2)"})
+    call("streams", "publish", "prices", "-", stdin='{"price": 1.005}\n')
+    assert [event["price"] for event in drain("prices")] == [1.005]
+    done = call("streams", "publish", "prices", "-", stdin='{"price": 1.00500000000000000001}\n', code=1)
+    assert "it must be decimal(10,2), but it does not fit decimal(10,2) without rounding" in done.stderr
 
 
 def test_what_is_printed_can_be_published(local, call) -> None:

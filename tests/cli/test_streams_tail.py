@@ -110,7 +110,8 @@ def test_json_is_whole(streams, call) -> None:
     event = json.loads(line)
     published = datetime.fromisoformat(event.pop("_weft_published_at"))
     assert abs((datetime.now(UTC) - published).total_seconds()) < 60
-    assert event.keys() == {"n", "s", "extra key", "_weft_rowid", "_weft_publish_id"}
+    assert event.keys() == {"n", "s", "extra key", "_weft_rowid", "_weft_rowid_text", "_weft_publish_id"}
+    assert event["_weft_rowid_text"] == str(event["_weft_rowid"])
     assert (event["s"], event["extra key"]) == (None, {"a": "é"})
 
 

@@ -136,3 +136,35 @@ def test_what_only_redis_has(sales: Stream) -> None:
         weft.read_stream(weft.connect(url="sqlite:///other.db"), "sale")
     with pytest.raises(SettingsError, match="needs Redis"):
         weft.read_streams(weft.connect(url="sqlite:///other.db"), "sal*")
+
+
+def test_a_group_gives_what_a_plain_read_gives(streams: Any) -> None:
+    """Also of JSON, and of values that fit no column."""
+
+    @weft.stream(fields={**dict.fromkeys("ijk", "int64"), "f": "float64", "s": "string", "d": "decimal(10,2)"})
+    def mixed():
+        pass
+
+    @weft.stream(fields={"j": "json", "t": "timestamp", "b": "bool"})
+    def documents():
+        pass
+
+    at = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+    rows: dict[str, list[dict[str, Any]]] = {
+        "mixed": [
+            {"i": 1, "f": 1.5, "s": "a", "d": "1.00", "other": 1},
+            {"i": "1", "f": "1.5", "s": 5, "d": 1.005, "other": "1"},
+            {"i": 1.0, "f": -0.0, "s": {"a": "é"}, "d": "x", "j": True, "other": True},
+            {"i": 2**63, "f": 2**63 + 1, "s": True, "d": [1], "j": 7, "other": {"a": ["é", 1.0]}},
+        ],
+        "documents": [{"j": value, "t": at} for value in ("1", 1, 1.0, True, "é", {"é": ["a", 1]}, [], "null", None)],
+    }
+    rows["documents"] += [{"t": 5, "b": 1}, {"t": "soon", "b": "true"}]
+    for name, events in rows.items():
+        for event in events:
+            weft.publish_sync(name, event)
+        plain = weft.read_stream("default", name)
+        grouped = weft.read_stream("default", name, group="g", consumer="c", auto_ack=True)
+        assert grouped.columns == plain.columns
+        assert grouped.rows() == plain.rows()
+    assert weft.read_stream("default", "documents")["j"].to_list()[:2] == ['"1"', "1"]

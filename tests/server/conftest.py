@@ -13,17 +13,26 @@ def test_something(server):
 
 `server(code, "--workers", "2", toml="[server]…", env={…}, constants={…})`: see `served.start`. What is still running
 ends with the test, and a service that did not end well fails it.
+
+def test_something(streams, http):   the service in the test's own process, on each system
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
 
 from served import Served, start
+from weft.project import Project
+from weft.server import app
 
 
 @pytest.fixture
@@ -61,3 +70,27 @@ def _ended(started: list[Served], given: Any) -> Iterator[Any]:
         codes = [each.stop() if each.code is None else 0 for each in started]
     for served, code in zip(started, codes, strict=True):
         assert code == 0, served.log_file.read_text()
+
+
+@pytest.fixture(params=["sqlite", "postgres", "mysql", "redis"])
+def system(request: pytest.FixtureRequest, open_system: Callable[[str], AbstractContextManager[Any]]) -> Iterator[Any]:
+    """As for all tests, and Redis too."""
+    with open_system(request.param) as found:
+        yield found
+
+
+@pytest.fixture
+def http(streams: Project, project: Path) -> Iterator[Any]:
+    """`http.request(method, path, …)` asks the service of the streams that a test declares, in its own process."""
+    # Redis holds no keys.
+    (project / "weft.toml").write_text('[server]\nkeys = "safe"\n[connections.safe]\nurl = "sqlite:///safe.db"\n')
+    application = app()
+    with asyncio.Runner() as runner:
+        client = httpx.AsyncClient(transport=httpx.ASGITransport(application), base_url="http://localhost")
+
+        def request(method: str, path: str, **options: Any) -> httpx.Response:
+            return runner.run(client.request(method, path, **options))
+
+        yield SimpleNamespace(request=request, get=partial(request, "GET"), post=partial(request, "POST"))
+        runner.run(client.aclose())
+        runner.run(application.state.service.stop())

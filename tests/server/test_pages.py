@@ -131,6 +131,16 @@ def test_what_comes_from_events_is_text(service: Any, open_page: Callable[..., P
     assert page.locator("#main img, #main script, #main iframe").count() == 0
 
 
+def test_numbers_of_64_bits_are_whole(service: Any, open_page: Callable[..., Page]) -> None:
+    service.publish("clicks", {"id": 9223372036854775807, "deep": {"n": [-9007199254740993, 0.1]}})
+    page = open_page(service.url)
+    first = tail_of(page, "clicks").first
+    expect(first.locator(".fields")).to_contain_text("9223372036854775807")
+    first.locator("summary").click()
+    for text in ("9223372036854775807", "-9007199254740993", "0.1"):
+        expect(first.locator("pre")).to_contain_text(text)
+
+
 def test_the_tail_filters_and_pauses(service: Any, open_page: Callable[..., Page]) -> None:
     page = open_page(service.url)
     page.get_by_label("Only where").fill("kind=b")

@@ -42,6 +42,10 @@ STREAMS = """
 ARGUMENTS = ("--workers", "2")
 
 
+def rewound(to: int) -> dict[str, Any]:
+    return {"stream": "orders", "resumed_after": to, "resumed_after_text": str(to)}
+
+
 def test_frames(service):
     """As the seed has them, with an id."""
     with service.client.stream("GET", f"{PREFIX}/orders/subscribe") as answer:
@@ -252,7 +256,7 @@ def test_an_offset_beyond_the_end_is_not_waited_for(service):
     for query in ({"since": head + 1000}, {"headers": {"last-event-id": str(head + 1000)}}):
         with service.subscribe("orders", **query) as found:
             next(found)
-            assert next(found) == ("stream.rewound", {"stream": "orders", "resumed_after": head, "id": head})
+            assert next(found) == ("stream.rewound", {**rewound(head), "id": head})
             head = service.publish("orders", {"n": 501})["last_rowid"]
             assert next(found)[1]["id"] == head
 
@@ -267,7 +271,7 @@ def test_follows_a_stream_that_was_set_back(server):
             database.execute('DELETE FROM "events.orders" WHERE _weft_rowid > 4')
             database.execute("UPDATE sqlite_sequence SET seq = 4 WHERE name = 'events.orders'")
         database.close()
-        assert next(found) == ("stream.rewound", {"stream": "orders", "resumed_after": 4, "id": 4})
+        assert next(found) == ("stream.rewound", {**rewound(4), "id": 4})
         served.publish("orders", {"n": 500})
         kind, data = next(found)
         assert (kind, data["id"], data["event"]["n"]) == ("stream.event", 5, 500)

@@ -256,7 +256,7 @@ def test_another_consumers_events(orders: Any) -> None:
 
 
 NOT_EVENTS: list[Any] = [
-    *({"_weft_rowid": wrong} for wrong in (None, "1", True, 0, -1, 2**63, 1.0)),
+    *({"_weft_rowid": wrong} for wrong in (None, "1.0", "x", "-1", "9" * 20, True, 0, -1, 2**63, 1.0)),
     {},
     {"n": 1},
     5,

@@ -347,7 +347,45 @@ def test_both_kinds_of_keys(streams: Project) -> None:
     """The key of an event comes first; what has none is known by that of its publish."""
     declare(**KEYED)
     weft.publish_sync("orders", [{"id": 1}, {"id": None}], idempotency_key="a")
-    again = weft.publish_sync("orders", [{"id": 1}, {"id": None}, {"id": 2}], idempotency_key="a")
+    again = weft.publish_sync("orders", [{"id": 1}, {"id": None}], idempotency_key="a")
     assert again["rows_deduplicated"] == 2
     assert weft.publish_sync("orders", [{"id": 1}, {"id": None}], idempotency_key="b")["rows_deduplicated"] == 1
-    assert ids() == [1, None, 2, None]
+    assert ids() == [1, None, None]
+
+
+@pytest.mark.parametrize("other", [[{"id": 1}], [{"id": 1}, {"id": 2}, {"id": 3}], [{"id": 3}, {"id": 2}]])
+def test_the_key_of_a_publish_with_other_events(streams: Project, other: list[dict[str, Any]]) -> None:
+    declare(fields={"id": "int64"})
+    events = [{"id": 1, "more": {"a": 1, "b": 2}}, {"id": 2}]
+    weft.publish_sync("orders", events, idempotency_key="a")
+    with pytest.raises(weft.SettingsError, match=r"idempotency key of this publish to 'orders' .* Nothing was stored"):
+        weft.publish_sync("orders", other, idempotency_key="a")
+    # The same events, in another order of their keys.
+    events[0] = {"more": {"b": 2, "a": 1}, "id": 1}
+    assert weft.publish_sync("orders", events, idempotency_key="a")["rows_deduplicated"] == 2
+    assert weft.publish_sync("orders", other, idempotency_key="b")["rows_deduplicated"] == 0
+    assert ids() == [1, 2, *(each["id"] for each in other)]
+
+
+def test_the_key_of_a_publish_at_once_with_other_events(streams: Project) -> None:
+    """Of those that wait for one commit, the first is stored."""
+    declare(fields={"id": "int64"})
+
+    async def publish_all() -> list[Any]:
+        publishes = [weft.publish("orders", {"id": n // 2}, idempotency_key="a") for n in range(8)]
+        return await asyncio.gather(*publishes, return_exceptions=True)
+
+    results = asyncio.run(publish_all())
+    refused = [each for each in results if isinstance(each, weft.SettingsError)]
+    assert (len(refused), sum(each["rows_deduplicated"] for each in results if isinstance(each, dict))) == (6, 1)
+    assert len(ids()) == 1
+
+
+def test_the_key_of_a_publish_that_went_to_quarantine(streams: Project) -> None:
+    declare(fields={"id": "int64"}, on_schema_drift="quarantine")
+    weft.publish_sync("orders", {"id": "x"}, idempotency_key="a")
+    assert weft.publish_sync("orders", {"id": "x"}, idempotency_key="a")["rows_quarantined"] == 1
+    with pytest.raises(weft.SettingsError, match="Nothing was stored"):
+        weft.publish_sync("orders", {"id": 1}, idempotency_key="a")
+    assert ids() == []
+    assert len(drain("orders__quarantine")) == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
@@ -15,11 +16,13 @@ from marks import on_tables
 from servers import wait_until
 from weft import DeclarationError, EventsLostError, LeaseLostError, SettingsError
 from weft.project import Project
+from weft.systems.redis.client import open_client
 from weft.testing import Clock
 from workers import declare, drain, execute, log_of, next_millisecond, rowids, wait_until_expired
 
 NUMBER = {"n": "int64"}
 OLD = datetime(2020, 1, 1, tzinfo=UTC)
+TABLE = {"sqlite": '"events.orders"', "postgres": "events.orders", "mysql": "`events.orders`"}
 
 
 def publish(*numbers: int) -> dict[str, Any]:
@@ -54,9 +57,8 @@ def group(consumer: str = "c") -> dict[str, Any]:
 
 def make_old(system: Any, below: int) -> None:
     """Let events have been published long ago: a server has a clock of its own, which no test can move."""
-    table = {"sqlite": '"events.orders"', "postgres": "events.orders", "mysql": "`events.orders`"}[system.kind]
     moment = f"{OLD:%Y-%m-%d %H:%M:%S}" if system.kind == "mysql" else OLD.isoformat(timespec="microseconds")
-    execute(system, f"UPDATE {table} SET _weft_published_at = '{moment}' WHERE n < {below}")
+    execute(system, f"UPDATE {TABLE[system.kind]} SET _weft_published_at = '{moment}' WHERE n < {below}")
 
 
 # ------------------------------------------------------------------------------------------------------------- policies
@@ -100,6 +102,33 @@ def test_max_age_by_the_clock(streams: Project) -> None:
     clock.move(days=-1)  # a clock that was set back removes nothing more
     assert weft.trim_sync("orders") == 0
     assert stored() == [2, 3]
+
+
+def test_an_event_of_the_future_does_not_stop_it(streams: Project, system: Any) -> None:
+    declare(fields=NUMBER, retention={"max_age_days": 30})
+    publish(0)
+    if system.kind == "redis":
+        with closing(open_client(system.connection)) as client:
+            client.xadd("orders", {"n": 1}, id=f"{4_000_000_000_000}-0")
+            publish(2)
+            assert weft.trim_sync("orders") == 0
+            for _ in range(2):  # 20 days pass, and 20 more
+                for key, seen in client.zrange("weft:{orders}:ages", 0, -1, withscores=True):
+                    client.zadd("weft:{orders}:ages", {key: seen - 20 * 86_400_000})
+                publish(3)
+                weft.trim_sync("orders")
+            assert stored() == [3, 3]
+            return
+    publish(1, 2, 3, 4, 5)
+    make_old(system, below=4)
+    # The event 1, and the last one: nothing says that it is old.
+    ahead = "2150-01-01 00:00:00" if system.kind == "mysql" else "2150-01-01T00:00:00.000000+00:00"
+    execute(system, f"UPDATE {TABLE[system.kind]} SET _weft_published_at = '{ahead}' WHERE n IN (1, 5)")
+    weft.trim_sync("orders")
+    assert stored() == [4, 5]
+    make_old(system, below=5)
+    weft.trim_sync("orders")
+    assert stored() == [5]
 
 
 @on_tables
@@ -197,7 +226,7 @@ def test_malformed_arguments(streams: Project) -> None:
     declare(fields=NUMBER)
     publish(0, 1)
     wrong: list[tuple[str, Any]] = [
-        *(("before", value) for value in ("yesterday", "1", 1.5, True, date(2026, 1, 1), -1)),
+        *(("before", value) for value in ("yesterday", "1.0", "-1", 1.5, True, date(2026, 1, 1), -1)),
         *(("max_rows", value) for value in (-1, "1", 1.0, True)),
     ]
     for option, value in wrong:

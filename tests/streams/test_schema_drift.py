@@ -250,6 +250,31 @@ def test_five_hundred_keys(streams: Project) -> None:
     assert len(columns()) <= 100
 
 
+def test_odd_keys_do_not_use_the_columns_up(streams: Project) -> None:
+    declare(fields={"n": "int64"})
+    odd = {f"odd_{n:03}": n for n in range(100)}
+    weft.publish_sync("orders", odd)
+    assert len(columns()) == 21
+    weft.publish_sync("orders", {"n": 1, "useful": "x"})
+    assert "useful" in columns()
+    first, second = drain("orders")
+    assert (plain(first), plain(second)) == (odd, {"n": 1, "useful": "x"})
+
+
+def test_a_limit_of_new_columns(streams: Project) -> None:
+    declare(fields={"n": "int64"}, max_new_columns=2)
+    weft.publish_sync("orders", {"a": 1, "b": 1, "c": 1})
+    weft.publish_sync("orders", {"d": 1})
+    assert sorted(columns()) == ["a", "b", "n"]
+    declare("closed", fields={"n": "int64"}, max_new_columns=0)
+    weft.publish_sync("closed", {"n": 1, "a": {"b": 1}})
+    assert list(log_of("closed").fields()) == ["n"]
+    assert plain(drain("closed")[0]) == {"n": 1, "a": {"b": 1}}
+    for wrong in (-1, 101, 1.0, True, "5", None):
+        with pytest.raises(weft.DeclarationError, match="max_new_columns"):
+            declare("wrong", max_new_columns=wrong)
+
+
 @pytest.mark.parametrize("size", [30, 40, 41, 90, 800, 9000])
 def test_many_columns_of_text(streams: Project, size: int) -> None:
     """A row of a hundred texts, of lengths that databases store in different places."""

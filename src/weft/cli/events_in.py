@@ -15,13 +15,12 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from decimal import Decimal
 from itertools import chain
 from typing import IO, TYPE_CHECKING, Any, Self
 
 from weft.cli.common import plural
 from weft.errors import SchemaError, WeftError, nearest
-from weft.types import FieldType, check_value, from_json
+from weft.types import FieldType, check_value, exact_number, from_json
 
 if TYPE_CHECKING:
     from weft.streams import Stream
@@ -93,15 +92,15 @@ class EventInput:
         """Return how many bytes of the file were read; of a compressed one, compressed bytes."""
         return self._file.tell() if self.size is not None else 0
 
-    def records(self, stream: Stream, skip: int = 0) -> Iterator[Record]:
-        """Yield the events after the first `skip`. Values of CSV are parsed by the types of the stream's fields."""
-        fields = stream.fields
+    def records(self, stream: Stream, skip: int, columns: Callable[[], Mapping[str, FieldType]]) -> Iterator[Record]:
+        """Yield the events after the first `skip`. Values of CSV are parsed by the types of the stream's fields, bytes
+        and decimals of JSON by those of its `columns`, which may be more."""
         read: Callable[[Iterator[bytes], Stream], Iterator[_Raw]]
-        decode: Callable[[Any, str, Mapping[str, FieldType]], dict[str, Any]]
+        decode: Callable[[Any, str, Callable[[], Mapping[str, FieldType]]], dict[str, Any]]
         try:
             layout, lines = self._sniffed(stream)
             if layout == "csv":
-                read, decode = self._read_csv, _event_of_row
+                read, decode, columns = self._read_csv, _event_of_row, lambda: stream.fields
             elif layout == "ndjson":
                 read, decode = self._read_ndjson, _event_of_line
             else:
@@ -110,7 +109,7 @@ class EventInput:
                 if number <= skip:
                     continue
                 try:
-                    yield Record(number, line, raw, decode(payload, raw, fields))
+                    yield Record(number, line, raw, decode(payload, raw, columns))
                 except _BadRecordError as problem:
                     yield Record(number, line, raw, None, str(problem))
         except (OSError, EOFError, zlib.error) as error:
@@ -340,31 +339,30 @@ def _not_utf8(error: UnicodeDecodeError) -> str:
     return f"it is not UTF-8: byte 0x{error.object[error.start]:02x}"
 
 
-def _event_of_line(content: bytes, raw: str, fields: Mapping[str, FieldType]) -> dict[str, Any]:
+def _event_of_line(content: bytes, raw: str, columns: Callable[[], Mapping[str, FieldType]]) -> dict[str, Any]:
     try:
-        return _event_of_value(_decode_json.decode(content.decode()), raw, fields)
+        return _event_of_value(_decode_json.decode(content.decode()), raw, columns)
     except UnicodeDecodeError as error:
         raise _BadRecordError(f", column {error.start + 1}: {_not_utf8(error)}") from None
     except (ValueError, RecursionError) as error:
         raise _BadRecordError(_json_problem(error)) from None
 
 
-def _event_of_value(value: Any, raw: str, fields: Mapping[str, FieldType]) -> dict[str, Any]:
+def _event_of_value(value: Any, raw: str, columns: Callable[[], Mapping[str, FieldType]]) -> dict[str, Any]:
     if not isinstance(value, dict):
         kinds = {list: "a list", str: "a string", type(None): "null", bool: "a boolean"}
         raise _BadRecordError(f": an event must be a JSON object, not {kinds.get(type(value), 'a number')}")
-    for name, kind in fields.items():
+    for name, kind in columns().items():
         item = value.get(name)
         if kind.base == "bytes" and item is not None:
             value[name] = _converted(name, item, kind, from_json)
         elif kind.base == "decimal" and type(item) is float:
-            # A float would round what a decimal can hold exactly.
-            value[name] = json.loads(raw, parse_float=Decimal)[name]
+            value[name] = exact_number(item, json.loads(raw, parse_float=str)[name])
     return value
 
 
 def _event_of_row(
-    payload: tuple[list[str], list[str] | csv.Error], raw: str, fields: Mapping[str, FieldType]
+    payload: tuple[list[str], list[str] | csv.Error], raw: str, columns: Callable[[], Mapping[str, FieldType]]
 ) -> dict[str, Any]:
     header, row = payload
     if isinstance(row, csv.Error):
@@ -377,7 +375,7 @@ def _event_of_row(
             continue
         if not text.isascii() and re.search("[\udc80-\udcff]", text):
             raise _BadRecordError(f", field {name!r} = {text[:80]!a}: it is not UTF-8")
-        kind = fields.get(name)
+        kind = columns().get(name)
         parse = _PARSERS.get(kind.base) if kind is not None else None
         event[name] = text if parse is None or kind is None else _converted(name, text, kind, parse)
     return event

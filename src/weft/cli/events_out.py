@@ -13,6 +13,8 @@ from typing import Any
 import click
 
 from weft.cli.common import escaped, one_line
+from weft.streams.events import with_texts
+from weft.systems.log import ROWID
 from weft.types import to_json
 
 # On a terminal a longer value is cut, so that the next events are in sight.
@@ -30,7 +32,7 @@ def print_events(events: Iterable[Mapping[str, Any]], output: str) -> None:
 
 def to_ndjson(event: Mapping[str, Any]) -> str:
     """Return an event as one line of JSON. Unicode's line separators are escaped: some readers split lines at them."""
-    return escaped(json.dumps(event, ensure_ascii=False, default=to_json))
+    return escaped(json.dumps(with_texts({**event}, ROWID), ensure_ascii=False, default=to_json))
 
 
 def as_text(value: object) -> str:

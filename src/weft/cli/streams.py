@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 
@@ -18,6 +19,7 @@ from weft.cli.streams_tail import tail
 from weft.errors import NotFoundError, WeftError
 from weft.project import DEFAULT, current
 from weft.streams import Stream, close, trim_sync
+from weft.streams.events import with_texts
 from weft.streams.runtime import derived_streams, open_hub, stored_log
 from weft.systems.base import Connection
 from weft.systems.log import PUBLISHED_AT, Log
@@ -191,7 +193,9 @@ def show(name: str, connection: str | None, output: str) -> None:
     columns = _columns(stream, log, is_declared)
     groups = log.groups() if log else []
     if output == "json":
-        print_json({**details, **held, "columns": columns, "consumers": groups, "declared": is_declared})
+        consumers = [with_texts(asdict(each), "position") for each in groups]
+        held = with_texts(held, "head", "floor")
+        print_json({**details, **held, "columns": columns, "consumers": consumers, "declared": is_declared})
         return
     if stream.retention:
         details["retention"] = _retention(stream.retention)

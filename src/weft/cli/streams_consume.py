@@ -9,6 +9,7 @@ import re
 import socket
 import sys
 from collections.abc import Iterator
+from dataclasses import asdict
 from datetime import datetime
 from functools import wraps
 from typing import Any
@@ -20,6 +21,7 @@ from weft.cli.events_out import print_events
 from weft.cli.streams_common import of_stream, print_groups
 from weft.errors import SchemaError
 from weft.streams import Stream, ack_sync, consume_sync, nack_sync, reset_sync
+from weft.streams.events import offset_of, with_texts
 from weft.streams.runtime import stored_log
 from weft.systems.log import ROWID, Log
 
@@ -189,10 +191,10 @@ def _rowids_of_stdin() -> Iterator[int]:
         if not line.strip():
             continue
         try:
-            rowid = json.loads(line)[ROWID]
-            if type(rowid) is not int:
+            rowid = offset_of(json.loads(line))
+            if rowid is None:
                 raise TypeError
-        except (ValueError, TypeError, LookupError):
+        except (ValueError, TypeError, AttributeError):
             raise SchemaError(
                 f"Standard input, line {number:,}: it is not a consumed event, a JSON object with {ROWID}.",
                 hint="For example: weft streams consume NAME CONSUMER --format json | weft streams ack NAME CONSUMER -",
@@ -212,7 +214,7 @@ def groups(stream: Stream, connection: str | None, output: str) -> None:
     log = stored_log(stream, connection)
     consumers = log.groups() if log else []
     if output == "json":
-        print_json(consumers)
+        print_json([with_texts(asdict(each), "position") for each in consumers])
     elif consumers:
         print_groups(consumers)
     else:
@@ -244,7 +246,7 @@ def reset(
     confirm(f"{consumer} of {stream.name} {state}. Move it to {to}?", yes)
     position = reset_sync(stream, consumer, to, connection=connection)
     if output == "json":
-        print_json({"consumer": consumer, "position": position})
+        print_json(with_texts({"consumer": consumer, "position": position}, "position"))
     else:
         click.echo(f"{consumer} goes on after offset {position}")
         if known is None:

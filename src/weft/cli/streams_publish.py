@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from typing import IO
 
 import click
@@ -19,6 +20,7 @@ from weft.cli.streams_common import of_stream
 from weft.errors import SchemaError, WeftError
 from weft.streams import Stream, publish_sync
 from weft.streams.encode import encode, encode_quickly
+from weft.streams.events import with_texts
 from weft.streams.runtime import open_stream
 
 # A batch is published early when it holds so much: events may be megabytes long.
@@ -237,7 +239,8 @@ def publish(
         run = _Publish(stream, connection, source, batch_size, on_error, written, say, done=skip)
         source.pausing, source.note = run.flush, say
         try:
-            for record in source.records(stream, skip):
+            columns = cache(lambda: open_stream(stream, connection).log.fields())
+            for record in source.records(stream, skip, columns):
                 run.add(record)
                 if not run.batch:
                     advance(run.received)
@@ -256,19 +259,18 @@ def publish(
 def _report(run: _Publish, seconds: float, output: str) -> None:
     rate = run.received / seconds if seconds else 0.0
     if output == "json":
-        print_json(
-            {
-                "stream": run.stream.name,
-                "published": run.published,
-                "deduplicated": run.deduplicated,
-                "quarantined": run.quarantined,
-                "rejected": run.rejected,
-                "first_rowid": run.first_rowid,
-                "last_rowid": run.last_rowid,
-                "seconds": round(seconds, 3),
-                "events_per_second": round(rate),
-            }
-        )
+        report = {
+            "stream": run.stream.name,
+            "published": run.published,
+            "deduplicated": run.deduplicated,
+            "quarantined": run.quarantined,
+            "rejected": run.rejected,
+            "first_rowid": run.first_rowid,
+            "last_rowid": run.last_rowid,
+            "seconds": round(seconds, 3),
+            "events_per_second": round(rate),
+        }
+        print_json(with_texts(report, "first_rowid", "last_rowid"))
         return
     if not run.received and not run.rejected:
         after = f" after the first {run.done:,}" if run.done else ""

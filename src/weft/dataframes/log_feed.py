@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
+from datetime import date, datetime
+from decimal import Decimal
+from types import NoneType
 from typing import Any
+from uuid import UUID
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -20,7 +24,7 @@ from weft.systems.base import Connection
 from weft.systems.entries import Membership
 from weft.systems.log import EXTRA, META_TYPES, PUBLISHED_AT, ROWID
 from weft.systems.pages import FeedPage, PageFeed, name_columns
-from weft.types import FieldType, to_json
+from weft.types import FieldType, check_column, dump_json
 
 _EVENTS_A_PAGE = 50_000
 _EVENTS_A_LEASE = 100_000
@@ -189,11 +193,8 @@ class LogGroupFeed(_LogFeed):
         )
         if not events:
             return None
-        types = {**self.opened.log.fields(), **META_TYPES}
-        names = dict.fromkeys(name for event in events for name in event)
-        columns = {name: _array([event.get(name) for event in events], types.get(name)) for name in names}
         self._unconfirmed = events
-        return self._page(pa.RecordBatch.from_arrays(list(columns.values()), list(columns)))
+        return self._page(_batch(events, self.opened.log.fields(fresh=True)))
 
     def confirm(self) -> None:
         events, self._unconfirmed = self._unconfirmed, []
@@ -201,17 +202,53 @@ class LogGroupFeed(_LogFeed):
             ack_sync(self.opened.stream, self._group, events, connection=self.opened.hub.connection)
 
 
-def _array(values: Sequence[Any], kind: FieldType | None) -> pa.Array:
-    if kind is not None and kind.base not in ("json", "uuid"):
-        try:
-            return pa.array(values, kind.arrow)
-        except (pa.ArrowInvalid, pa.ArrowTypeError):  # what did not fit the column when it was published
-            pass
-    return pa.array([None if value is None else _text(value) for value in values], pa.string())
+def _batch(events: Sequence[dict[str, Any]], fields: dict[str, FieldType]) -> pa.RecordBatch:
+    """Return events as a range read gives them: in their columns, and what fits no column as the JSON of another."""
+    extras: dict[int, dict[str, Any]] = {}
+    arrays: dict[str, pa.Array] = {}
+    for name in dict.fromkeys(name for event in events for name in event):
+        values = [event.get(name) for event in events]
+        kind = fields.get(name) or META_TYPES.get(name)
+        if kind is None or not _fit(values, kind):
+            for row, value in enumerate(values):
+                if value is not None and (kind is None or not _fit([value], kind)):
+                    extras.setdefault(row, {})[name] = value
+                    values[row] = None
+        if kind is not None:
+            convert = _TO_TEXT.get(kind.base)
+            texts = values if convert is None else [None if value is None else convert(value) for value in values]
+            arrays[name] = pa.array(texts, kind.arrow)
+    if extras:
+        texts = [json.dumps(extras[row]) if row in extras else None for row in range(len(events))]
+        arrays[EXTRA] = pa.array(texts, pa.string())
+    return pa.RecordBatch.from_arrays(list(arrays.values()), list(arrays))
 
 
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, default=to_json).strip('"')
+_PYTHON: dict[str, type] = {
+    "string": str,
+    "bool": bool,
+    "int32": int,
+    "int64": int,
+    "float32": float,
+    "float64": float,
+    "decimal": Decimal,
+    "date": date,
+    "timestamp": datetime,
+    "bytes": bytes,
+    "uuid": UUID,
+}
+"""What a value of a column is in Python."""
+_TO_TEXT: dict[str, Callable[[Any], str]] = {"json": dump_json, "uuid": str}
+
+
+def _fit(values: list[Any], kind: FieldType) -> bool:
+    """Return whether these are values of a column. Others did not fit it when they were published."""
+    if kind.base == "json":
+        return True
+    python = _PYTHON[kind.base]
+    if not {*map(type, values)} <= {python, NoneType}:
+        return False
+    return python not in (int, float) or check_column(values, kind)[0] is not None  # of these, some are out of range
 
 
 def acknowledge(connection: Connection, stream: str | Stream, group: str, ids: Sequence[str]) -> int:

@@ -12,10 +12,10 @@ import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
-from weft.server import bodies, consuming, health, metrics, openapi, overview, pages
+from weft.server import bodies, consuming, cors, health, metrics, openapi, overview, pages
 from weft.server.access import opened_by
 from weft.server.consuming import moment, query, whole
 from weft.server.limits import Limits
@@ -26,6 +26,7 @@ from weft.server.requests import QuickRequest, Requests
 from weft.server.service import Service, json_response, load_modules, service_of
 from weft.server.tickets import SECONDS as TICKET_SECONDS
 from weft.streams.declare import Stream
+from weft.streams.events import with_texts
 from weft.streams.retention import aware
 from weft.streams.runtime import Opened
 
@@ -41,13 +42,16 @@ def app(
     limits: Limits | None = None,
     runtime: str | Path | None = None,
     guarded: bool = False,
+    origins: Iterable[str] | None = None,
 ) -> Starlette:
     """Return the service for the streams of this project: those of `modules` and of the modules that weft.toml lists.
 
     Mount it, or give it to any ASGI server; `weft serve` does the latter. `limits` are otherwise those of weft.toml.
     Several processes share rate limits and tickets through the folder `runtime`. `guarded` refuses requests for other
-    names than those of this machine while a stream is open: for a service that others should not reach.
+    names than those of this machine while a stream is open: for a service that others should not reach. Pages of
+    `origins` (otherwise those of weft.toml) may use it from a browser.
     """
+    allowed = cors.checked(origins)
     service = Service(limits, runtime, load_modules(modules))
 
     @contextlib.asynccontextmanager
@@ -62,7 +66,7 @@ def app(
     one = f"{_STREAMS}/{{name}}"
     publishing = Route(one, publish, methods=["POST"])
     application = _App(
-        Requests(_publish, guarded=guarded),
+        Requests(_publish, guarded=guarded, origins=allowed),
         publishing,
         routes=[
             publishing,
@@ -83,6 +87,7 @@ def app(
             Route("/openapi.json", openapi.openapi),
             Route("/", partial(pages.page, name="dashboard.html")),
             Route("/docs", partial(pages.page, name="docs.html")),
+            Route("/docs/", lambda _: RedirectResponse("../docs"), include_in_schema=False),
             Route("/static/{file}", pages.page),
         ],
         exception_handlers={HTTPException: _http_error},
@@ -93,7 +98,7 @@ def app(
     application.state.overview = overview.Overview()
     application.state.health = health.Health()
     application.state.metrics = metrics.ServerMetrics()
-    application.add_middleware(Requests, guarded=guarded)
+    application.add_middleware(Requests, guarded=guarded, origins=allowed)
     return application
 
 
@@ -106,6 +111,11 @@ class _App(Starlette):
         self._route = route
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"].endswith("/"):
+            # Forgiven, but not where relative links of a page would lead elsewhere. A redirect would lose a body.
+            path = scope["path"].rstrip("/")
+            if path.removeprefix(scope.get("root_path", "")) not in ("", "/docs"):
+                scope["path"] = path
         if scope["type"] == "http" and scope["method"] == "POST" and not scope.get("root_path"):
             path = scope["path"]
             name = path[len(_STREAMS) + 1 :]
@@ -134,7 +144,8 @@ async def details(request: Request) -> Response:
 
     def read() -> dict[str, Any]:
         columns = {name: str(kind) for name, kind in log.fields(fresh=True).items()}
-        return {"columns": columns, "row_count": log.count(), "head": log.head(), "floor": log.floor()}
+        state = {"columns": columns, "row_count": log.count(), "head": log.head(), "floor": log.floor()}
+        return with_texts(state, "head", "floor")
 
     return json_response(_described(ready.stream) | await ready.hub.in_thread(read))
 

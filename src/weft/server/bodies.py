@@ -6,14 +6,16 @@ import asyncio
 import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, TypeVar
+from functools import lru_cache
+from operator import methodcaller
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 import msgspec
 import pyarrow as pa
 from starlette.requests import Request
 
 from weft.server.problems import Problem, bad_parameter, later
-from weft.types import to_json
+from weft.types import exact_number, to_json
 
 if TYPE_CHECKING:
     from starlette.types import Scope
@@ -202,6 +204,30 @@ def events(body: bytes, headers: Mapping[str, str], most: int) -> Any:
         if len(event) > _KEYS:
             raise _bad_event(index, None, f"it has {len(event):,} fields, of {_KEYS:,} that it may have")
     return parsed
+
+
+def restore_decimals(
+    events: list[dict[str, Any]], body: bytes, headers: Mapping[str, str], names: tuple[str, ...]
+) -> None:
+    """Put a decimal in the place of each float among these fields that is not the number that the body has."""
+    if not any(float in set(map(type, map(methodcaller("get", name), events))) for name in names):
+        return
+    decoder, list_decoder = _decimal_decoders(names)
+    if media_type(headers) in _LINES:
+        written = decoder.decode_lines(body)
+    else:
+        written = list_decoder.decode(body) if body.lstrip().startswith(b"[") else [decoder.decode(body)]
+    for event, texts in zip(events, written, strict=True):
+        for name, text in texts.items():
+            if type(event[name]) is float:
+                event[name] = exact_number(event[name], str(memoryview(text), "ascii"))
+
+
+@lru_cache(maxsize=256)
+def _decimal_decoders(names: tuple[str, ...]) -> tuple[msgspec.json.Decoder[Any], msgspec.json.Decoder[Any]]:
+    """Return decoders of an event and of a list of them that read these fields alone, as the texts that they are."""
+    kind = TypedDict("Texts", dict.fromkeys(names, msgspec.Raw), total=False)  # type: ignore[misc]
+    return msgspec.json.Decoder(kind), msgspec.json.Decoder(list[kind])
 
 
 def media_type(headers: Mapping[str, str]) -> str:

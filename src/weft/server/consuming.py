@@ -21,11 +21,11 @@ from weft.server.keys import Scope
 from weft.server.problems import Problem, bad_parameter
 from weft.server.service import json_response, service_of
 from weft.streams import consuming
-from weft.streams.events import Event, Lease, in_rounds
+from weft.streams.events import ROWID_TEXT, Lease, as_offset, in_rounds, restore, with_texts
 from weft.streams.runtime import Opened
+from weft.systems.log import ROWID
 
 _NAME = Annotated[str, Meta(min_length=1, max_length=200)]
-_ROWIDS = list[dict[str, Any]]
 _TURN_SECONDS = 1.0
 
 
@@ -42,10 +42,17 @@ class Consume(_Body, kw_only=True):
     wait: Annotated[float, Meta(ge=0)] = 0
 
 
+class Delivered(msgspec.Struct):
+    """An event of a batch, by its offset. The rest of it may come back too, in whatever form: it is not read."""
+
+    rowid: int | float | str | None = msgspec.field(name=ROWID, default=None)
+    rowid_text: str | None = msgspec.field(name=ROWID_TEXT, default=None)
+
+
 class Ack(_Body, kw_only=True):
     """The body of `/ack`."""
 
-    events: _ROWIDS
+    events: list[Delivered]
     token: _NAME | None = None
     member: _NAME | None = None
 
@@ -86,7 +93,8 @@ async def consume(request: Request) -> Response:
     # A name that reveals nothing of this machine.
     member = asked.member or f"http:{secrets.token_hex(8)}"
     deadline = time.monotonic() + min(asked.wait, service.limits.wait_seconds)
-    page = AnswerPage(service.limits.page_bytes)
+    # All of it can be sent back with the ack, also by a client that escapes each letter.
+    page = AnswerPage(min(service.limits.page_bytes, service.limits.body_bytes // 4))
     service.answers.require_room()
     room: AbstractContextManager[None] | None = service.room(ready.stream)
     events: list[dict[str, Any]] = []
@@ -149,31 +157,29 @@ async def nack(request: Request) -> Response:
     return _done(ready, asked, returned=done)
 
 
-def _leased(ready: Opened, asked: Ack) -> _ROWIDS:
+def _leased(ready: Opened, asked: Ack) -> list[dict[str, Any]]:
+    events: list[dict[str, Any]] = [{ROWID: each.rowid, ROWID_TEXT: each.rowid_text} for each in asked.events]
     if asked.token is None:
-        return asked.events
+        return events
     lease = Lease(ready.stream.name, asked.consumer, asked.token)
-    events: _ROWIDS = []
-    for each in asked.events:
-        event = Event(each)
-        event.lease = lease
-        events.append(event)
-    return events
+    return [restore(event, lease) for event in events]
 
 
 async def reset(request: Request) -> Response:
     ready, asked = await _open(request, Reset, "admin")
-    to = asked.to if isinstance(asked.to, int) or asked.to in ("start", "end") else moment(asked.to, "to")
+    is_known = as_offset(asked.to) is not None or asked.to in ("start", "end")
+    to = asked.to if is_known else moment(str(asked.to), "to")
     with service_of(request).room(ready.stream):
         position = await consuming.reset(ready.stream, asked.consumer, to)
-    return _done(ready, asked, position=position)
+    return _done(ready, asked, **with_texts({"position": position}, "position"))
 
 
 async def groups(request: Request) -> Response:
     service = service_of(request)
     ready = await service.open(request, "read")
     with service.room(ready.stream):
-        return json_response({"stream": ready.stream.name, "groups": await consuming.groups(ready.stream)})
+        found = [with_texts(group, "position") for group in await consuming.groups(ready.stream)]
+        return json_response({"stream": ready.stream.name, "groups": found})
 
 
 async def events(request: Request) -> Response:
@@ -188,9 +194,8 @@ async def events(request: Request) -> Response:
     with service.room(ready.stream):
         start = await ready.hub.in_thread(_fill, page, ready, after, limit)
     following = start if page.last is None else page.last
-    return service.answers.json(
-        {"stream": ready.stream.name, "events": page.events, "count": len(page.events), "next": following}
-    )
+    answer = {"stream": ready.stream.name, "events": page.events, "count": len(page.events), "next": following}
+    return service.answers.json(with_texts(answer, "next"))
 
 
 def _fill(page: AnswerPage, ready: Opened, after: int | None, limit: int) -> int:

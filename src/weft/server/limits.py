@@ -40,8 +40,10 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     @classmethod
     def of_project(cls) -> Limits:
         settings = dict(read_project_file(current().root).get("server", {}))
-        settings.pop("keys", None)
-        known = (*cls.__struct_fields__, "keys")
+        others = ("keys", "origins")
+        known = (*cls.__struct_fields__, *others)
+        for name in others:
+            settings.pop(name, None)
         for name, value in settings.items():
             if name not in known:
                 hint = did_you_mean(name, known, f"There are {', '.join(known)}.")

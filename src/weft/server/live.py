@@ -19,7 +19,7 @@ from weft.server.answers import Answers
 from weft.server.keys import CACHED_SECONDS
 from weft.server.limits import Limits
 from weft.server.problems import Problem
-from weft.streams.events import read_after
+from weft.streams.events import read_after, with_texts
 from weft.streams.runtime import Opened
 from weft.systems.log import ROWID
 
@@ -221,7 +221,10 @@ def read(ready: Opened, after: int, limit: int) -> list[tuple[Event, bytes]]:
     if not events and (head := log.head()) < after:
         raise Moved(head)
     name = ready.stream.name
-    return [(event, frame("stream.event", {"stream": name, "event": event}, event[ROWID])) for event in events]
+    return [
+        (event, frame("stream.event", {"stream": name, "event": with_texts(event, ROWID)}, event[ROWID]))
+        for event in events
+    ]
 
 
 def frame(kind: str, data: object, offset: int | None = None) -> bytes:
@@ -298,6 +301,7 @@ class EventStream:
                 body = await self._next(feed)
             except Moved as moved:
                 notice = {"stream": self.ready.stream.name, "resumed_after": moved.to}
+                with_texts(notice, "resumed_after")
                 if moved.to > self.position:
                     await write(frame("stream.lost", {**notice, "lost": moved.lost}, moved.to))
                 else:
@@ -317,7 +321,8 @@ class EventStream:
             if not self.feeds.stopping:
                 await feed.wait(min(_IDLE_SECONDS, max(0.0, silent_at - now())))
         closing = {"stream": self.ready.stream.name, "reason": reason, "resume_after": self.position}
-        await write(b"retry: 1000\n" + frame("stream.closing", closing), more=False)
+        last = frame("stream.closing", with_texts(closing, "resume_after"))
+        await write(b"retry: 1000\n" + last, more=False)
 
     async def _next(self, feed: Feed) -> bytes | None:
         """Return the bytes to send next: `None` where there is no event yet, empty where the filter drops them all."""

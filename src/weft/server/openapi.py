@@ -231,7 +231,7 @@ def _publish(operation: str, summary: str, event: dict[str, Any]) -> dict[str, A
             {
                 "name": "Idempotency-Key",
                 "in": "header",
-                "description": "A publish with a key that was seen is not stored again.",
+                "description": "The same events under the same key are stored once; others are refused with 422.",
                 "schema": {"type": "string", "minLength": 1, "maxLength": 255},
             },
             {

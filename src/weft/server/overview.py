@@ -20,6 +20,7 @@ from weft.server.consuming import query
 from weft.server.service import json_response, service_of
 from weft.settings import read_project_file
 from weft.streams.declare import Stream
+from weft.streams.events import with_texts
 from weft.streams.runtime import open_stream
 from weft.systems.base import Connection
 
@@ -198,6 +199,7 @@ async def overview(request: Request) -> Response:
         standing = known.standings[stream.name]
         row = {"name": stream.name, "description": stream.description, **vars(standing), "lag": standing.lag}
         del row["count_after"], row["history"]
+        with_texts(row, "head", "floor")
         rows.append(row | ({"history": list(standing.history)} if with_history else {}))
     answer = {"at": datetime.now(UTC), "streams": rows, "complete": all_of_them}
     return json_response(answer | (await known.pipelines() if all_of_them else {"pipelines": [], "problem": None}))

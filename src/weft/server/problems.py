@@ -88,6 +88,8 @@ def of_error(error: BaseException, request_id: str, stream: str | None = None) -
     for cls, status, kind, title, members in _OF_CLIENTS:
         if isinstance(error, cls):
             more: dict[str, Any] = {} if error.hint is None else {"hint": error.hint}
+            if isinstance(error, LeaseLostError):
+                more["rowids_text"] = list(map(str, error.rowids))
             return Problem(status, kind, title, error.what, **more, **{name: getattr(error, name) for name in members})
     where = "" if stream is None else f" of {stream!r}"
     if isinstance(error, StorageError):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -12,8 +14,10 @@ from weft.server import bodies
 from weft.server.access import webhook_id
 from weft.server.problems import Problem
 from weft.server.service import json_response, service_of
+from weft.streams.encode import keys_of
+from weft.streams.events import with_texts
 from weft.streams.publishing import KEY_CHARACTERS, publish_to
-from weft.systems.log import Log
+from weft.streams.runtime import Opened
 from weft.types import from_json
 
 
@@ -35,18 +39,26 @@ async def publish(request: Request) -> Response:
     unpacked = bodies.unpack(body, headers, service.limits.body_bytes)
     with service.room(ready.stream, len(unpacked), publishing=True):
         events = bodies.events(unpacked, headers, service.limits.body_events)
-        _decode_bytes(events, ready.log)
+        await _decode_fields(events, unpacked, headers, ready)
         done = await publish_to(ready, events, key)
         request.app.state.metrics.published(done, len(unpacked))
-        return json_response(done, 202)
+        return json_response(with_texts(done, "first_rowid", "last_rowid"), 202)
 
 
-def _decode_bytes(events: Any, log: Log) -> None:
-    """Decode the base64 of fields that hold bytes. Another text stays, and the stream refuses it."""
-    binary = [(name, kind) for name, kind in log.fields().items() if kind.base == "bytes"]
+async def _decode_fields(events: Any, body: bytes, headers: Mapping[str, str], ready: Opened) -> None:
+    """Decode the numbers of fields that hold decimals, and the base64 of those that hold bytes. Another text stays, and
+    the stream refuses it."""
+    several: list[dict[str, Any]] = events if isinstance(events, list) else [events]
+    fields = ready.log.fields()
+    if several and not keys_of(several) <= fields.keys():  # another process may have added columns
+        fields = await ready.hub.in_thread(partial(ready.log.fields, fresh=True))
+    decimals = tuple(name for name, kind in fields.items() if kind.base == "decimal")
+    if decimals:
+        bodies.restore_decimals(several, body, headers, decimals)
+    binary = [(name, kind) for name, kind in fields.items() if kind.base == "bytes"]
     if binary:
-        for event in events if isinstance(events, list) else [events]:
+        for event in several:
             for name, kind in binary:
-                if isinstance(event, dict) and name in event:
+                if name in event:
                     with suppress(ValueError):
                         event[name] = from_json(event[name], kind)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from starlette.datastructures import Headers
 from starlette.requests import Request
 
+from weft.server import cors
 from weft.server.problems import Problem, of_error
 
 if TYPE_CHECKING:
@@ -29,11 +30,13 @@ class Requests:
 
     `guarded`: only requests for a name of this machine are answered. A page of another site cannot read from a service
     on the visitor's own machine, unless DNS makes that site's name lead there; then the browser still sends that name.
+    Pages of `origins` may read answers.
     """
 
-    def __init__(self, app: ASGIApp, guarded: bool = False) -> None:
+    def __init__(self, app: ASGIApp, guarded: bool = False, origins: frozenset[bytes] = frozenset()) -> None:
         self.app = app
         self.guarded = guarded
+        self.origins = origins
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -42,6 +45,7 @@ class Requests:
         started = time.perf_counter()
         request_id = scope["weft.request_id"] = _id_of(scope)
         status = 0
+        origin = cors.origin_of(scope, self.origins) if self.origins else None
 
         async def send_counted(message: Message) -> None:
             nonlocal status
@@ -49,12 +53,17 @@ class Requests:
                 status = message["status"]
                 scope["app"].state.metrics.answered(scope, status, time.perf_counter() - started)
                 message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode())]
+                if origin is not None:
+                    cors.allow(message, origin)
             await send(message)
 
         try:
             if self.guarded:
                 _require_local(scope)
-            await self.app(scope, receive, send_counted)
+            if origin is not None and cors.is_preflight(scope):
+                await cors.answer_preflight(scope, send_counted)
+            else:
+                await self.app(scope, receive, send_counted)
         except Exception as error:
             if status:  # a part of the answer was sent: it can only be cut off
                 logger.error("failed after its answer began", exc_info=error, extra={"request_id": request_id})

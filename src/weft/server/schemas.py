@@ -38,6 +38,11 @@ def _map(of: Schema) -> Schema:
     return {"type": "object", "additionalProperties": of}
 
 
+def _offsets(*names: str) -> dict[str, Schema]:
+    """Return the members of offsets, each as a number and as a text."""
+    return {member: schema for name in names for member, schema in ((name, _WHOLE), (f"{name}_text", _TEXT))}
+
+
 _FIELDS: dict[str, Schema] = {
     "string": _TEXT,
     "bool": _FLAG,
@@ -98,6 +103,7 @@ SCHEMAS: dict[str, Schema] = {
             "limit": _WHOLE,
             "lost": _WHOLE,
             "rowids": array(_WHOLE),
+            "rowids_text": array(_TEXT),
         },
         type={"type": "string", "format": "uri"},
         title=_TEXT,
@@ -107,7 +113,7 @@ SCHEMAS: dict[str, Schema] = {
     ),
     "Stream": _object(**_STREAM),
     "StreamList": _object(streams=array(ref("Stream")), count=_WHOLE),
-    "StreamDetails": _object(**_STREAM, columns=_map(_TEXT), row_count=_WHOLE, head=_WHOLE, floor=_WHOLE),
+    "StreamDetails": _object(**_STREAM, columns=_map(_TEXT), row_count=_WHOLE, **_offsets("head", "floor")),
     "Published": _object(
         status={"const": "accepted"},
         stream=_TEXT,
@@ -116,25 +122,24 @@ SCHEMAS: dict[str, Schema] = {
         rows_quarantined=_WHOLE,
         publish_id=_TEXT,
         triggered_models=array(_TEXT),
-        first_rowid=nullable(_WHOLE),
-        last_rowid=nullable(_WHOLE),
+        **{name: nullable(schema) for name, schema in _offsets("first_rowid", "last_rowid").items()},
     ),
     "Batch": _object(
         "`token` goes with the ack.", **_CONSUMED, events=array(ref("Event")), count=_WHOLE, token=nullable(_TEXT)
     ),
     "Acknowledged": _object(**_CONSUMED, acknowledged=_WHOLE),
     "Returned": _object(**_CONSUMED, returned=_WHOLE),
-    "Position": _object(**_CONSUMED, position=_WHOLE),
+    "Position": _object(**_CONSUMED, **_offsets("position")),
     "Group": _object(
         consumer=_TEXT,
-        position=_WHOLE,
+        **_offsets("position"),
         lag=_WHOLE,
         pending=_WHOLE,
         lost=_WHOLE,
         members=array(_object(member=_TEXT, pending=_WHOLE, expires_at=_TIME, deliveries=_WHOLE)),
     ),
     "Groups": _object(stream=_TEXT, groups=array(ref("Group"))),
-    "EventPage": _object(stream=_TEXT, events=array(ref("Event")), count=_WHOLE, next=_WHOLE),
+    "EventPage": _object(stream=_TEXT, events=array(ref("Event")), count=_WHOLE, **_offsets("next")),
     "Ticket": _object(stream=_TEXT, ticket=_TEXT, expires_in=_NUMBER),
     "Health": _object(status={"const": "ok"}),
     "Readiness": _object(
@@ -170,8 +175,7 @@ SCHEMAS: dict[str, Schema] = {
                 {"history": array(array(_NUMBER))},
                 name=_TEXT,
                 description=nullable(_TEXT),
-                head=_WHOLE,
-                floor=_WHOLE,
+                **_offsets("head", "floor"),
                 head_at=_NUMBER,
                 published=_WHOLE,
                 tail=_TEXT,

@@ -17,7 +17,7 @@ import msgspec
 
 from weft.errors import ConnectionFailedError, SettingsError
 from weft.project import current
-from weft.server import logs
+from weft.server import cors, logs
 from weft.server.access import open_streams
 from weft.server.limits import Limits
 from weft.server.metrics import FOLDER as METRICS_FOLDER
@@ -47,6 +47,7 @@ def serve(
     """Serve the streams of this project until SIGTERM or SIGINT."""
     logs.configure(log_format)
     limits, broken = Limits.of_project(), load_modules(modules)
+    cors.checked(None)  # a wrong origin is an error here, not one of every worker
     if not current().streams:
         raise SettingsError(
             " ".join(["There is no stream to serve.", *broken.values()]),

@@ -22,7 +22,7 @@ from weft.errors import EventsLostError, LeaseLostError, SchemaError, SettingsEr
 from weft.project import current
 from weft.streams import retention
 from weft.streams.declare import Stream
-from weft.streams.events import Event, Lease, in_rounds, to_dicts
+from weft.streams.events import Event, Lease, as_offset, in_rounds, offset_of, to_dicts
 from weft.streams.publishing import publish_once
 from weft.streams.retention import aware
 from weft.streams.runtime import Opened, for_asyncio, open_stream, open_stream_async, opened
@@ -351,13 +351,13 @@ def _by_lease(ready: Opened, events: Consumed) -> dict[Lease | None, list[int]]:
         )
     by_lease: dict[Lease | None, dict[int, None]] = {}
     for index, event in enumerate(events):
-        rowid = event.get(ROWID) if isinstance(event, Mapping) else None
-        if type(rowid) is not int or not 0 < rowid < 2**63:
+        rowid = offset_of(event) if isinstance(event, Mapping) else None
+        if rowid is None or not 0 < rowid < 2**63:
             raise SchemaError(
-                f"Event {index} of the ack to {ready.stream.name!r} has no {ROWID}.",
+                f"Event {index} of the ack to {ready.stream.name!r} has no {ROWID} that is an offset.",
                 index=index,
                 field=ROWID,
-                value=rowid,
+                value=event.get(ROWID) if isinstance(event, Mapping) else None,
                 hint="Pass the events that consume returned.",
             )
         by_lease.setdefault(event.lease if isinstance(event, Event) else None, {})[rowid] = None
@@ -426,9 +426,9 @@ def reset_sync(
         position = log.head()
     elif isinstance(to, datetime):
         position = log.first_since(aware(to)) - 1
-    elif type(to) is int and to >= 0:
+    elif (offset := as_offset(to)) is not None:
         # Never past the head: events that are published later must not be skipped.
-        position = min(to - 1, log.head())
+        position = min(offset - 1, log.head())
     else:
         raise SettingsError(f"reset takes 'start', 'end', an offset or a datetime, not {to!r}.")
     position = max(position, log.floor(), 0)

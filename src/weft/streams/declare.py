@@ -27,6 +27,8 @@ _FIELD = re.compile(r"[^\W\d][\w .@#$:/-]*")
 # PostgreSQL has these in every table.
 _SYSTEM_COLUMNS = frozenset({"tableoid", "ctid", "xmin", "xmax", "cmin", "cmax"})
 _DEFAULT_HORIZON_DAYS = 30.0
+# No key of an event makes a table wider than this: databases limit the columns of a row.
+MAX_NEW_COLUMNS = 100
 _KEPT_AS_DECLARED = (
     "schema",
     "connection",
@@ -35,6 +37,7 @@ _KEPT_AS_DECLARED = (
     "owner",
     "validate_schema",
     "on_schema_drift",
+    "max_new_columns",
     "max_deliveries",
 )
 _SLOWEST = 0.001
@@ -60,6 +63,7 @@ class Stream:
     key_fields: tuple[str, ...] = ()
     key_horizon_days: float = _DEFAULT_HORIZON_DAYS
     on_schema_drift: Drift = "evolve"
+    max_new_columns: int = MAX_NEW_COLUMNS
     max_deliveries: int | None = None
     dead_letter: str | None = None
 
@@ -130,6 +134,7 @@ def stream(
     retention: Mapping[str, float] | None = None,
     idempotency_key: str | Sequence[str] | Mapping[str, Any] | None = None,
     on_schema_drift: Drift = "evolve",
+    max_new_columns: int = MAX_NEW_COLUMNS,
     max_deliveries: int | None = None,
     dead_letter: str | bool | None = None,
 ) -> Callable[[Callable[..., Any]], Stream]: ...
@@ -143,8 +148,8 @@ def stream(name: str | Callable[..., Any] | None = None, **options: Any) -> Any:
     `fields` maps names to types (`string`, `bool`, `int32`, `int64`, `float32`, `float64`, `decimal(p,s)`, `date`,
     `timestamp`, `json`, `bytes`, `uuid`; a trailing `?` makes a field optional under `validate_schema`). `retention`
     takes `max_age_days`, `max_rows` or both. `idempotency_key` is a field, a list of fields, or `{"fields": […],
-    "horizon_days": 30}`. `max_deliveries` moves an event that was delivered so often to the stream `dead_letter`
-    (`<name>__dead_letter` unless named).
+    "horizon_days": 30}`. `max_new_columns` limits the columns that undeclared keys add. `max_deliveries` moves an event
+    that was delivered so often to the stream `dead_letter` (`<name>__dead_letter` unless named).
     """
     if callable(name) and not isinstance(name, str):  # @stream without parentheses
         return stream()(name)
@@ -225,6 +230,11 @@ def _make_stream(name: str, options: Mapping[str, Any]) -> Stream:
     drift = options["on_schema_drift"]
     if drift not in ("evolve", "reject", "quarantine"):
         raise DeclarationError(f"{where}: on_schema_drift is {drift!r}; it can be 'evolve', 'reject' or 'quarantine'.")
+    most = options["max_new_columns"]
+    if type(most) is not int or not 0 <= most <= MAX_NEW_COLUMNS:
+        raise DeclarationError(
+            f"{where}: max_new_columns must be a whole number from 0 to {MAX_NEW_COLUMNS}, not {most!r}."
+        )
     retention = _options(options["retention"], "retention", where, {"max_age_days": float, "max_rows": int})
     if options["retention"] is not None and not retention:
         raise DeclarationError(f"{where}: retention needs max_age_days, max_rows or both.")

@@ -14,13 +14,13 @@ from operator import itemgetter
 from typing import Any
 
 from weft.errors import SchemaError, did_you_mean
-from weft.streams.declare import Stream, can_be_column
+from weft.streams.declare import MAX_NEW_COLUMNS, Stream, can_be_column
+from weft.streams.plain import plain_events
 from weft.systems.log import EXTRA, META_TYPES, RESERVED_PREFIX, Batch, Log
 from weft.types import FieldType, check_column, check_value, comparable, dump_json, infer, to_json
 
-# A stream whose events have more keys than this keeps the others in `_weft_extra`: databases limit the columns of a
-# row.
-MAX_INFERRED_COLUMNS = 100
+# Columns that one publish adds to a table that has some: one event of odd keys does not use up what a stream may have.
+_NEW_COLUMNS_A_PUBLISH = 20
 
 
 @dataclass(slots=True)
@@ -126,6 +126,7 @@ def _has_forbidden(column: list[Any], kind: FieldType, forbidden: str) -> bool:
 
 def encode(stream: Stream, log: Log, events: list[dict[str, Any]]) -> Encoded:
     """Encode events one by one. May add columns; raises `SchemaError` for the first event that cannot be stored."""
+    events = plain_events(events)
     for index, event in enumerate(events):
         _check_keys(stream, index, event)
     if not events:
@@ -133,7 +134,7 @@ def encode(stream: Stream, log: Log, events: list[dict[str, Any]]) -> Encoded:
     # Another process may have added columns. A stream without any takes them from its first events.
     fields = log.fields(fresh=True)
     if (stream.on_schema_drift == "evolve" or not fields) and not stream.validate_schema:
-        new = _new_fields(fields, events)
+        new = _new_fields(stream, fields, events)
         if new:
             # First whether the events can be stored at all: a publish that is refused leaves no columns behind.
             _by_event(stream, log, events, {**fields, **new})
@@ -161,11 +162,16 @@ def _check_keys(stream: Stream, index: int, event: dict[str, Any]) -> None:
                 raise _error(stream, index, ascii(key), event[key], "the key holds a lone surrogate") from None
 
 
-def _new_fields(fields: dict[str, FieldType], events: list[dict[str, Any]]) -> dict[str, FieldType]:
+def _new_fields(stream: Stream, fields: dict[str, FieldType], events: list[dict[str, Any]]) -> dict[str, FieldType]:
+    room = min(stream.max_new_columns - len(fields.keys() - stream.fields.keys()), MAX_NEW_COLUMNS - len(fields))
+    if fields:
+        room = min(room, _NEW_COLUMNS_A_PUBLISH)
     used = {comparable(name) for name in fields}
     new: dict[str, FieldType] = {}
     for key in dict.fromkeys(key for event in events for key in event if key not in fields):
-        if not can_be_column(key) or comparable(key) in used or len(fields) + len(new) >= MAX_INFERRED_COLUMNS:
+        if len(new) >= room:
+            break
+        if not can_be_column(key) or comparable(key) in used:
             continue
         kind = infer([event.get(key) for event in events])
         if kind is not None:
@@ -201,6 +207,7 @@ def _one(
     strict = stream.validate_schema or stream.on_schema_drift != "evolve"
     row: dict[str, Any] = {}
     extra: dict[str, Any] = {}
+    misfits: dict[str, str] = {}
     if stream.validate_schema:
         for name, kind in stream.fields.items():
             if not kind.nullable and event.get(name) is None:
@@ -221,18 +228,20 @@ def _one(
         try:
             checked = check_value(value, known)
         except ValueError as problem:
+            misfits[key] = f"it must be {known}, but {problem}"
             if strict:
-                raise _error(stream, index, key, value, f"it must be {known}, but {problem}") from None
+                raise _error(stream, index, key, value, misfits[key]) from None
             extra[key] = value
             continue
         if log.forbidden and _has_forbidden([checked], known, log.forbidden):
             extra[key] = value  # escaped in JSON it can be stored, and comes back the same
         else:
             row[key] = checked
-    return row, _extra_text(stream, index, extra) if extra else None
+    return row, _extra_text(stream, index, extra, misfits) if extra else None
 
 
-def _extra_text(stream: Stream, index: int, extra: dict[str, Any]) -> str:
+def _extra_text(stream: Stream, index: int, extra: dict[str, Any], misfits: dict[str, str]) -> str:
+    """Return what fits no column as JSON. `misfits` says of values that have a column why they do not fit it."""
     try:
         return str(check_value(extra, META_TYPES[EXTRA]))
     except ValueError as problem:
@@ -240,7 +249,9 @@ def _extra_text(stream: Stream, index: int, extra: dict[str, Any]) -> str:
             try:
                 check_value({key: value}, META_TYPES[EXTRA])
             except ValueError as culprit:
-                raise _error(stream, index, key, value, f"it does not fit a column, and {culprit}") from None
+                first = misfits.get(key, "it has no column")
+                told = f"{first}; and what fits no column is kept as JSON, but {culprit}"
+                raise _error(stream, index, key, value, told) from None
         raise _error(stream, index, EXTRA, list(extra), f"of all that fits no column together, {problem}") from None
 
 
@@ -285,10 +296,12 @@ def to_batch(
     encoded: Encoded,
     key_fields: tuple[str, ...] | None = None,
     publish_key: str | None = None,
+    published: list[dict[str, Any]] | None = None,
 ) -> Batch:
     """Return the batch of what fits, with idempotency keys where the stream (or the caller) names fields for them.
 
-    An event without such a key has one under the `publish_key`: its number in the publish.
+    An event without such a key has one under the `publish_key`: its number in the publish. `published`: all events that
+    came under this key, also those that do not fit.
     """
     batch = Batch(log, publishes, encoded.columns, encoded.values, encoded.extra, nulls=encoded.nulls)
     names = stream.key_fields if key_fields is None else key_fields
@@ -299,6 +312,8 @@ def to_batch(
     if publish_key is not None:
         known = batch.keys or [None] * len(encoded.events)
         batch.keys = [_key(("publish", publish_key, at)) if key is None else key for at, key in enumerate(known)]
+        if published is not None:
+            batch.publish_keys = _key(("publish", publish_key)), _key(("publish", publish_key, _canonical(published)))
     if batch.keys is not None:
         batch.key_horizon = stream.key_horizon_days * 86_400
     return batch
@@ -312,6 +327,14 @@ def _key_column(name: str, encoded: Encoded) -> list[Any]:
         return values
     # A value that does not fit its column is in `_weft_extra`: it is not a null.
     return [event.get(name) if value is None else value for value, event in zip(values, encoded.events, strict=True)]
+
+
+def _canonical(events: list[dict[str, Any]]) -> str:
+    """Return a text that is the same for the same events, whatever the order of their keys."""
+    try:
+        return json.dumps(events, sort_keys=True, default=repr)
+    except TypeError:  # keys of several types, which a quarantine takes
+        return repr(events)
 
 
 def _key(values: tuple[object, ...]) -> bytes:

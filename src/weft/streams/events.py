@@ -9,6 +9,8 @@ from typing import Any
 from weft.errors import EventsLostError
 from weft.systems.log import EXTRA, ROWID, Log, LogPage
 
+ROWID_TEXT = f"{ROWID}_text"
+"""The offset of an event as a text, in JSON: a reader whose numbers are 64-bit floats rounds one beyond 2^53."""
 _FIRST_ROUND, _LAST_ROUND = 16, 512
 
 
@@ -30,21 +32,22 @@ class Event(dict[str, Any]):
 
     def copy(self) -> Event:
         """Return a copy under the same lease."""
-        return _restore(self, self.lease)
+        return restore(self, self.lease)
 
     def __or__(self, other: Any) -> Any:
         merged = dict.__or__(self, other)
-        return merged if merged is NotImplemented else _restore(merged, self.lease)
+        return merged if merged is NotImplemented else restore(merged, self.lease)
 
     def __ror__(self, other: Any) -> Any:
         merged = dict.__ror__(self, other)
-        return merged if merged is NotImplemented else _restore(merged, self.lease)
+        return merged if merged is NotImplemented else restore(merged, self.lease)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _restore, (dict(self), self.lease)
+        return restore, (dict(self), self.lease)
 
 
-def _restore(values: Mapping[str, Any] | Iterable[tuple[str, Any]], lease: Lease) -> Event:
+def restore(values: Mapping[str, Any] | Iterable[tuple[str, Any]], lease: Lease) -> Event:
+    """Return an event of a lease."""
     event = Event(values)
     event.lease = lease
     return event
@@ -59,11 +62,30 @@ def to_dicts(page: LogPage, lease: Lease | None = None) -> list[dict[str, Any]]:
     if lease is None:
         events = [dict(zip(names, values, strict=False)) for values in rows]
     else:
-        events = [_restore(zip(names, values, strict=False), lease) for values in rows]
+        events = [restore(zip(names, values, strict=False), lease) for values in rows]
     for event, more in zip(events, extra, strict=False):
         if more:
             event.update(more)
     return events
+
+
+def as_offset(value: object) -> int | None:
+    """Return an offset that is a whole number or its digits; `None` for anything else."""
+    if type(value) is str and len(value) <= 19 and value.isascii() and value.isdigit():
+        value = int(value)
+    return value if type(value) is int and value >= 0 else None
+
+
+def offset_of(event: Mapping[str, Any]) -> int | None:
+    """Return the offset of an event. A text is exact, a number may have been rounded on its way."""
+    return as_offset(event.get(ROWID_TEXT) or event.get(ROWID))
+
+
+def with_texts(answer: dict[str, Any], *offsets: str) -> dict[str, Any]:
+    """Add each of these offsets as a text too, for clients whose numbers are 64-bit floats."""
+    for name in offsets:
+        answer[f"{name}_text"] = None if answer[name] is None else str(answer[name])
+    return answer
 
 
 def events_lost(reader: str, stream: str, lost: int) -> EventsLostError:

@@ -27,7 +27,8 @@ async def publish(
 
     All or nothing: one event that does not fit raises `SchemaError` and nothing is stored. The result names the
     `publish_id`, the first and last `_weft_rowid`, and how many events were received, deduplicated and quarantined.
-    `idempotency_key` names this publish: the same events under the same key again are duplicates.
+    `idempotency_key` names this publish: the same events under the same key again are duplicates, and other events
+    under it raise `SettingsError`.
     """
     ready = opened(stream, connection) or await open_stream_async(stream, connection)
     return await publish_to(ready, events, idempotency_key)
@@ -104,7 +105,8 @@ def _encode(ticket: Ticket) -> list[Batch]:
     """Encode a publish by itself: its stream's batch, then the quarantine's. They are stored together or not at all."""
     stream, log = ticket.ready.stream, ticket.ready.log
     encoded = encode(stream, log, ticket.events)
-    batches = [_batch(ticket, stream, log, encoded)] if encoded.events else []
+    # Also without an event, for the key of the publish.
+    batches = [_batch(ticket, stream, log, encoded, published=ticket.events)] if encoded.events or ticket.key else []
     if encoded.quarantined:
         place = open_stream(stream.quarantine, ticket.ready.hub.connection)
         # Its keys must be forgotten one day too, and only this publishes to it.
@@ -115,10 +117,9 @@ def _encode(ticket: Ticket) -> list[Batch]:
     return batches
 
 
-def _batch(
-    ticket: Ticket, stream: Stream, log: Log, encoded: Encoded, key_fields: tuple[str, ...] | None = None
-) -> Batch:
-    return to_batch(stream, log, [(ticket.publish_id, len(encoded.events))], encoded, key_fields, ticket.key)
+def _batch(ticket: Ticket, stream: Stream, log: Log, encoded: Encoded, **keys: Any) -> Batch:
+    publishes = [(ticket.publish_id, len(encoded.events))]
+    return to_batch(stream, log, publishes, encoded, publish_key=ticket.key, **keys)
 
 
 def publish_once(stream: Stream, connection: Connection | None, records: list[dict[str, Any]], key_field: str) -> None:
@@ -129,7 +130,7 @@ def publish_once(stream: Stream, connection: Connection | None, records: list[di
     ticket = _ticket(ready, records)
     lenient = replace(ready.stream, validate_schema=False, on_schema_drift="evolve")
     encoded = encode(lenient, ready.log, ticket.events)
-    ticket.batches = [_batch(ticket, lenient, ready.log, encoded, (key_field,))]
+    ticket.batches = [_batch(ticket, lenient, ready.log, encoded, key_fields=(key_field,))]
     ready.hub.committer.publish(ticket)
     retention.enforce_soon(ready)
 

@@ -9,12 +9,15 @@ from datetime import UTC, datetime, timedelta
 
 from weft.errors import DeclarationError, SettingsError
 from weft.streams.declare import Stream
+from weft.streams.events import as_offset
 from weft.streams.runtime import Opened, for_asyncio, open_stream
 from weft.systems.base import Connection
 
 _log = logging.getLogger("weft.streams")
 # A process that publishes or consumes looks at most this often whether something is to be removed.
 _INTERVAL_SECONDS = 5.0
+# An event further ahead of the store's clock than this has a wrong time.
+_CLOCKS_DIFFER = timedelta(minutes=1)
 _trimming = threading.Lock()
 
 
@@ -50,8 +53,8 @@ def enforce(ready: Opened) -> int:
     now = ready.hub.store.now()
     cut = 0
     if stream.max_age_days is not None:
-        oldest = datetime.fromtimestamp(now, UTC) - timedelta(days=stream.max_age_days)
-        cut = log.first_since(oldest) - 1
+        today = datetime.fromtimestamp(now, UTC)
+        cut = log.expired(today - timedelta(days=stream.max_age_days), today + _CLOCKS_DIFFER)
     # Counting from the end takes a walk over all that stays: only where there can be too many.
     if stream.max_rows is not None and log.head() - log.floor() > stream.max_rows:
         cut = max(cut, log.nth_last(stream.max_rows + 1) or 0)
@@ -62,7 +65,7 @@ def enforce(ready: Opened) -> int:
 def trim_sync(
     stream: str | Stream,
     *,
-    before: int | datetime | None = None,
+    before: int | str | datetime | None = None,
     max_rows: int | None = None,
     connection: str | Connection | None = None,
 ) -> int:
@@ -76,13 +79,14 @@ def trim_sync(
                 hint="Pass before=… or max_rows=…, or declare retention={…}.",
             )
         return enforce(ready)
-    if before is not None and not isinstance(before, datetime) and (type(before) is not int or before < 0):
+    offset = as_offset(before)
+    if before is not None and not isinstance(before, datetime) and offset is None:
         raise SettingsError(f"before takes an offset or a datetime, not {before!r}.")
     if max_rows is not None and (type(max_rows) is not int or max_rows < 0):
         raise SettingsError(f"max_rows must be a whole number of at least 0, not {max_rows!r}.")
     cut = 0
     if before is not None:
-        cut = (ready.log.first_since(aware(before)) if isinstance(before, datetime) else before) - 1
+        cut = (ready.log.first_since(aware(before)) if isinstance(before, datetime) else offset or 0) - 1
     if max_rows is not None:
         cut = max(cut, ready.log.nth_last(max_rows + 1) or 0)
     return ready.log.trim(cut) if cut > 0 else 0

@@ -10,7 +10,7 @@ from typing import Any
 
 from weft.errors import ConnectionFailedError, SettingsError
 from weft.streams.declare import Stream
-from weft.streams.events import events_lost, read_after
+from weft.streams.events import as_offset, events_lost, read_after
 from weft.streams.retention import aware
 from weft.streams.runtime import Opened, open_stream
 from weft.systems.base import Connection
@@ -52,8 +52,8 @@ def subscribe(
         position = log.floor()
     elif isinstance(since, datetime):
         position = log.first_since(aware(since)) - 1
-    elif type(since) is int and since >= 0:
-        position = since
+    elif (offset := as_offset(since)) is not None:
+        position = offset
     else:
         raise SettingsError(f"since takes an offset, a datetime or 'start', not {since!r}.")
     return Subscription(ready, position, batch_size, timeout, filter_fn)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from weft.errors import SettingsError
 from weft.types import FieldType
 
 if TYPE_CHECKING:
@@ -48,6 +49,9 @@ class Batch:
     """The values that no column holds, as JSON texts."""
     keys: list[bytes | None] | None = None
     """Idempotency keys, one an event; an event whose key was seen within `key_horizon` seconds is not stored again."""
+    publish_keys: tuple[bytes, bytes] | None = None
+    """Of a publish that has a key: this key, and the key together with the events. If the first alone was seen, the key
+    came again with other events: `append` raises the error that `reused_key` returns."""
     key_horizon: float = 0.0
     nulls: tuple[bool, ...] | None = None
     """By column, whether it has nulls; `None` if that is unknown."""
@@ -56,6 +60,15 @@ class Batch:
     def count(self) -> int:
         """How many events there are."""
         return sum(count for _, count in self.publishes)
+
+
+def reused_key(stream: str) -> SettingsError:
+    """Return the error for a publish under the key of another one."""
+    return SettingsError(
+        f"The idempotency key of this publish to {stream!r} is that of an earlier one with other events. "
+        "Nothing was stored.",
+        hint="Take a new key for other events, and the old one to send the same events again.",
+    )
 
 
 class Appended(NamedTuple):
@@ -189,6 +202,10 @@ class Log(Protocol):
 
     def first_since(self, moment: datetime) -> int:
         """Return the first offset published at or after `moment`; one past the head if there is none."""
+
+    def expired(self, before: datetime, now: datetime) -> int:
+        """Return the last offset of the events that are older than a moment; 0 if there are none. The time of an event
+        may be after `now`, by a clock that was ahead: then it is older than the moment if one behind it is."""
 
     def lease(
         self, consumer: str, member: str, limit: int, seconds: float, *, max_deliveries: int | None = None

@@ -343,6 +343,25 @@ def test_numbers_that_json_has_no_word_for(stage: Any, project: Path) -> None:
     assert (letter.payload, letter.replays) == (payloads[3], 1)
 
 
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize("stage", ["read", "store"])
+def test_decimals_keep_their_digits(stage: Any, project: Path) -> None:
+    duck = weft.DuckDBConnection(str(project / "copies.duckdb"), name="duck")
+    pipeline = pipeline_of(
+        source=declare(n="int64", x="decimal(38,18)"),
+        targets=[weft.Target(connection=duck, table=(None, "copies"))],
+        dead_letter_table="failed",
+        dead_letter_connection="default",
+    )
+    exact = Decimal("12345678901234567890.123456789012345678")
+    weft.load([{"n": 0, "x": exact}], target="copies", connection=duck)
+    payloads = [f'{{"n": 1, "x": {exact}}}', '{"n": 2, "x": 1e-30}']
+    put(pipeline, [DeadLetter(stage, "?", "events", each, target="copies") for each in payloads])
+    assert replay_all(pipeline).again == 1
+    assert rows("copies", "n, x", duck) == [(0, exact), (1, exact)]
+    assert [each.payload for each in letters_of(pipeline)] == [payloads[1]]
+
+
 @pytest.mark.usefixtures("plain_spark", "here")
 def test_what_a_stream_has_no_field_for() -> None:
     """It is where it was for the SQL, and no new column of the target."""

@@ -50,6 +50,7 @@ from weft.systems.codecs.json import JsonDecoder
 from weft.systems.dead_letter_store import Stage, StoredLetter, as_json, digest
 from weft.systems.log import EXTRA, ROWID
 from weft.systems.stream_source import EVENT_TIME, StreamSource
+from weft.types import exact_number
 
 # Tests stop a process at each of these steps, by a handler on this logger.
 _steps = logging.getLogger("weft.streaming")
@@ -302,7 +303,7 @@ def _source_rows(
     payloads: list[str | dict[str, Any]] = []
     extras, times = [], []
     for letter in letters:
-        row = _object(letter.payload)
+        row = _object(letter.payload, known)
         times.append(_moment(None if row is None else row.pop(EVENT_TIME, None)) or letter.failed_at)
         # What a stream has no field for is in a column of its own.
         more = {name: row.pop(name) for name in list(row) if name not in known} if row and are_exact else {}
@@ -347,7 +348,7 @@ def _rejected_rows(letters: Sequence[StoredLetter], target: Target) -> tuple[pa.
     binary = [name for name, each in known.items() if pa.types.is_binary(each.type)]
     payloads: list[str | dict[str, Any]] = []
     for letter in letters:
-        row = _object(letter.payload)
+        row = _object(letter.payload, known)
         if row is not None:
             row |= {name: _base64(row[name]) for name in binary if isinstance(row.get(name), str)}
         payloads.append(letter.payload if row is None else row)
@@ -422,12 +423,21 @@ def _is_of_json(kind: pa.DataType) -> bool:
     return not any(each(kind) for each in others)
 
 
-def _object(payload: str) -> dict[str, Any] | None:
+def _object(payload: str, known: Mapping[str, pa.Field]) -> dict[str, Any] | None:
+    """Return the row that a payload is, if it is one, with the decimals that its decimal columns have."""
     try:
         row = json.loads(payload)
     except ValueError:
         return None
-    return row if isinstance(row, dict) else None
+    if not isinstance(row, dict):
+        return None
+    decimals = {name.lower() for name, each in known.items() if pa.types.is_decimal(each.type)}
+    floats = [name for name, each in row.items() if type(each) is float and name.lower() in decimals]
+    if floats:
+        texts = json.loads(payload, parse_float=str)
+        # NaN and Infinity, which are no JSON, are not texts here either.
+        row |= {name: exact_number(row[name], texts[name]) for name in floats if isinstance(texts[name], str)}
+    return row
 
 
 def _moment(value: object) -> datetime | None:

@@ -15,6 +15,12 @@ export class Refused extends Error {
   }
 }
 
+// JSON with all digits of its whole numbers: those beyond 2^53 stay as they are written, for JSON.stringify.
+export const parseJson = (text) =>
+  JSON.parse(text, (_, value, context) =>
+    typeof value === "number" && JSON.rawJSON && !Number.isSafeInteger(value) && /^-?\d+$/.test(context?.source) ? JSON.rawJSON(context.source) : value,
+  );
+
 export async function ask(path, options = {}) {
   const headers = new Headers(options.headers);
   if (key() && !headers.has("authorization")) headers.set("authorization", `Bearer ${key()}`);

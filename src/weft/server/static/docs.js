@@ -1,6 +1,6 @@
 // Reads openapi.json and makes a form of every operation.
 
-import { Refused, address, ask, askJson, key } from "./api.js";
+import { Refused, address, ask, askJson, key, parseJson } from "./api.js";
 import { duration, find, make, say } from "./dom.js";
 import { keyDialog } from "./key.js";
 
@@ -149,7 +149,7 @@ async function send({ url, options }, place, stop) {
 
 function pretty(text) {
   try {
-    return JSON.stringify(JSON.parse(text), null, 2);
+    return JSON.stringify(parseJson(text), null, 2);
   } catch {
     return text || "(nothing)";
   }
@@ -174,7 +174,7 @@ function example(schema, depth = 0) {
     const wanted = depth ? [] : Object.keys(schema.properties || {}).filter((name) => !schema.required || schema.required.includes(name));
     return Object.fromEntries(wanted.map((name) => [name, example(schema.properties[name], depth + 1)]));
   }
-  if (schema.type === "array") return schema.items.type === "object" ? [{ _weft_rowid: 1 }] : [];
+  if (schema.type === "array") return schema.items.type === "object" || schema.items.$ref ? [{ _weft_rowid: 1 }] : [];
   if (schema.type === "integer") return 1;
   if (schema.type === "number") return 1.5;
   if (schema.type === "boolean") return true;

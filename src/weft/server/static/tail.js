@@ -1,6 +1,6 @@
 // Follows a stream by EventSource. What was shown last is remembered, so that nothing is missed after a break.
 
-import { address, askJson, key } from "./api.js";
+import { address, askJson, key, parseJson } from "./api.js";
 import { find, make, plural, say } from "./dom.js";
 
 const SHOWN = 200;
@@ -126,12 +126,12 @@ export class Tail {
 }
 
 function row(message) {
-  const data = JSON.parse(message.data);
+  const data = parseJson(message.data);
   if (message.type === "stream.lost") {
-    return make("li", { class: "lost" }, `${plural(data.lost, "event")} before ${data.resumed_after + 1} were removed by retention.`);
+    return make("li", { class: "lost" }, `${plural(data.lost, "event")} before ${BigInt(data.resumed_after_text) + 1n} were removed by retention.`);
   }
   if (message.type === "stream.rewound") {
-    return make("li", { class: "lost" }, `The stream went back to ${data.resumed_after}: an older state of it was restored.`);
+    return make("li", { class: "lost" }, `The stream went back to ${data.resumed_after_text}: an older state of it was restored.`);
   }
   const event = { ...data.event };
   const at = new Date(event._weft_published_at);

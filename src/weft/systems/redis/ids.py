@@ -58,6 +58,8 @@ class Keys:
         """A sorted set: idempotency keys by when they were seen."""
         self.trims = f"{self.meta}:trims"
         """A sorted set: up to which ids retention removed entries, by how many it had removed then."""
+        self.ages = f"{self.meta}:ages"
+        """A sorted set: last ids that are of the future, by the millisecond at which they were seen."""
 
     @classmethod
     def of(cls, schema: str, name: str) -> Keys:

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger("weft.streams")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 # How many events retention removes in one step: others wait until it ends.
+# How often the age of entries of the future is noted while they grow as old as retention lets them.
+_NOTES = 100
 _TRIM_STEP = 1000
 # Entries of one step of a walk, as the scripts have it.
 _WALK_STEP = 10_000
@@ -245,6 +247,22 @@ class RedisLog:
         milliseconds = math.ceil((moment - _EPOCH) / timedelta(milliseconds=1))
         entries = self._range(max(ids.first_of(milliseconds), 1), None, 1)
         return self._offset(entries[0][0]) if entries else self.head() + 1
+
+    def expired(self, before: datetime, now: datetime) -> int:
+        """After an id of the future, which a client can choose, all others are of the future too. Then it is noted when
+        which id was the last, and an entry is as old as the first note behind it."""
+        removable, head = self.first_since(before) - 1, self.head()
+        oldest, latest = ((each - _EPOCH) // timedelta(milliseconds=1) for each in (before, now))
+        if ids.milliseconds_of(head) <= latest:
+            return removable
+        command, ages = self.store.command, self.keys.ages
+        # So many notes as a policy of days needs, not one at each look.
+        if not command("ZCOUNT", ages, latest - (latest - oldest) // _NOTES, "+inf"):
+            command("ZADD", ages, latest, ids.to_id(head))
+        for seen in command("ZREVRANGEBYSCORE", ages, oldest, "-inf", "LIMIT", 0, 1):
+            command("ZREMRANGEBYSCORE", ages, "-inf", f"({int(command('ZSCORE', ages, seen))}")
+            removable = max(removable, self._offset(seen))
+        return removable
 
     def _range(self, first: int, last: int | None, limit: int) -> list[values.Entry]:
         upto = "+" if last is None else ids.to_id(last)

@@ -15,7 +15,7 @@ import redis
 
 from weft.errors import ConnectionFailedError, DeclarationError, SchemaError, WeftError
 from weft.systems.declare import declare
-from weft.systems.log import EXTRA, Appended, Batch
+from weft.systems.log import EXTRA, Appended, Batch, reused_key
 from weft.systems.redis import client, ids, scripts, values
 from weft.systems.redis.connection import RedisConnection
 from weft.systems.redis.log import RedisLog
@@ -24,6 +24,7 @@ from weft.types import FieldType
 _log = logging.getLogger("weft.streams")
 # What the script for publishes says where it wrote nothing.
 _NOTHING_STORED = "NOTSTORED"
+_REUSED_KEY = "NOTSTORED an idempotency key"
 # Redis takes no longer texts, and this leaves room for its own settings.
 _MOST_BYTES = 500_000_000
 # A call in Lua takes no more words than this.
@@ -174,6 +175,8 @@ class RedisStore:
         try:
             replies = self.script("append", keys, *map(_packed, batches))
         except WeftError as error:
+            if _REUSED_KEY in error.what:
+                raise reused_key(next(_log_of(batch).name for batch in batches if batch.publish_keys)) from None
             if type(error) is not WeftError or _NOTHING_STORED in error.what:
                 raise
             # It failed in the middle, at an unknown place: a retry could store some events twice.
@@ -315,6 +318,7 @@ def _pack_batch(batch: Batch) -> bytes:
         ids.to_id(_log_of(batch).highest),
         list(map(len, columns)),
         joined,
+        _raw(batch.publish_keys or ()),
     )
     return b"".join((_pack(header), *columns))
 

@@ -119,6 +119,22 @@ class SqlLog:
         )
         return head + 1 if offset is None else int(offset)
 
+    def expired(self, before: datetime, now: datetime) -> int:
+        """The last one before the moment that is in front of all that are neither older nor of the future."""
+        moment, until = (literal(each.astimezone(UTC), self.store.dialect) for each in (before, now))
+        published, select = self.store.quote(PUBLISHED_AT), f"SELECT {self.rowid} FROM {self.table} WHERE"
+        head = self.head()
+        kept = self._one(
+            f"{select} {published} >= {moment} AND {published} <= {until} AND {self.rowid} <= ? "
+            f"ORDER BY {self.rowid} LIMIT 1",
+            (head,),
+        )
+        last = self._one(
+            f"{select} {published} < {moment} AND {self.rowid} <= ? ORDER BY {self.rowid} DESC LIMIT 1",
+            (head if kept is None else int(kept) - 1,),
+        )
+        return int(last or 0)
+
     def read(self, after: int, upto: int, limit: int) -> LogPage:
         """Up to `limit` events of a range, in order."""
         with self.store.session("read") as session:

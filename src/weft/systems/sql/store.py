@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from weft.errors import DeclarationError
 from weft.systems.base import Connection
 from weft.systems.declare import declare
-from weft.systems.log import EXTRA, META_TYPES, PUBLISH_ID, PUBLISHED_AT, ROWID, Appended, Batch
+from weft.systems.log import EXTRA, META_TYPES, PUBLISH_ID, PUBLISHED_AT, ROWID, Appended, Batch, reused_key
 from weft.systems.sql.driver import Session, SqlDriver
 from weft.systems.sql.log import SqlLog
 from weft.types import FieldType
@@ -196,7 +196,7 @@ class SqlStore(SqlDriver):
             log = batches[members[0]].log
             assert isinstance(log, SqlLog)
             kept = {i: batches[i] for i in members}
-            if any(batches[i].keys for i in members):
+            if any(batches[i].keys is not None for i in members):
                 kept = self._deduplicate(session, log, kept)
             runs = [i for i in members if kept[i].count]
             ranges: list[tuple[int, int]] = []
@@ -210,12 +210,17 @@ class SqlStore(SqlDriver):
         return results
 
     def _deduplicate(self, session: Session, log: SqlLog, batches: dict[int, Batch]) -> dict[int, Batch]:
-        keys = {key for batch in batches.values() for key in batch.keys or () if key is not None}
+        keys = {key for batch in batches.values() for key in (*(batch.keys or ()), *(batch.publish_keys or ())) if key}
         horizon = max(batch.key_horizon for batch in batches.values())
         fresh = self.claim_keys(session, log, sorted(keys), horizon) if keys else set()
         kept: dict[int, Batch] = {}
         for i, batch in batches.items():
             mask = []
+            if batch.publish_keys is not None:
+                used, same = (key not in fresh for key in batch.publish_keys)
+                if used and not same:
+                    raise reused_key(log.name)
+                fresh.difference_update(batch.publish_keys)
             for key in batch.keys or [None] * batch.count:
                 mask.append(key is None or key in fresh)
                 if key is not None:

@@ -1,9 +1,9 @@
 -- Append batches to streams, all or nothing.
 -- KEYS: for each batch its stream, meta and idempotency keys, or the stream again where it has none.
 -- ARGV: for each batch a MessagePack list of {names, publish ids, their counts, whether there are no nulls, horizon in
--- microseconds, an id that was given out, the bytes of each column, whether it is joined}, and behind it the columns:
--- values one after the other, MessagePack or, of one that is joined, texts that end with a zero byte. There is a column
--- for each name, and one more where there are keys.
+-- microseconds, an id that was given out, the bytes of each column, whether it is joined, the key of a publish and that of
+-- the publish with its events}, and behind it the columns: values one after the other, MessagePack or, of one that is
+-- joined, texts that end with a zero byte. There is a column for each name, and one more where there are keys.
 -- Gives for each batch whether the server knows the stream (it may have been flushed), 1 where it went back to an earlier
 -- state, and for each publish: first id, last id, how many were stored.
 
@@ -36,6 +36,26 @@ for i = 1, #KEYS do
   -- With room for all that one call can bring.
   if i % 3 == 2 and place_in(KEYS[i - 1], KEYS[i], '0-0') > MILLISECONDS - 1000 then
     return redis.error_reply('NOTSTORED the last id of ' .. KEYS[i - 1] .. ' leaves no offset for another entry')
+  end
+end
+
+-- A key of a publish that comes again with other events.
+local function is_seen(seen, key, horizon)
+  local score = call('ZSCORE', seen, key)
+  return score and tonumber(score) >= now - horizon
+end
+local keyed = {}
+for b = 1, #ARGV do
+  local seen = KEYS[3 * b]
+  if seen ~= KEYS[3 * b - 2] then
+    local _, header = cmsgpack.unpack_limit(ARGV[b], 1, 0)
+    local horizon, used, same = header[5], unpack(header[9], 1, 2)
+    local earlier = used and keyed[seen .. used]
+    if earlier and earlier ~= same
+      or used and is_seen(seen, used, horizon) and not is_seen(seen, same, horizon) then
+      return redis.error_reply('NOTSTORED an idempotency key came again with other events')
+    end
+    if used then keyed[seen .. used] = same end
   end
 end
 
@@ -77,6 +97,9 @@ for b = 1, #ARGV do
   local key, meta, seen, data = KEYS[3 * b - 2], KEYS[3 * b - 1], KEYS[3 * b], ARGV[b]
   local at, header = cmsgpack.unpack_limit(data, 1, 0)
   local names, publishes, counts, is_full, horizon, given_out, sizes, joined = unpack(header, 1, 8)
+  for _, key in ipairs(header[9]) do
+    if not is_seen(seen, key, horizon) then call('ZADD', seen, string.format('%d', now), key) end
+  end
   local starts, columns, width, unread = {}, {}, #names, 0
   for c = 1, #sizes do starts[c], at = at, at + sizes[c] end
   for p = 1, #publishes do unread = unread + counts[p] end
@@ -103,8 +126,7 @@ for b = 1, #ARGV do
           local wanted = true
           local unique = #sizes > width and columns[width + 1][r]
           if unique then
-            local score = call('ZSCORE', seen, unique)
-            wanted = not score or tonumber(score) < now - horizon
+            wanted = not is_seen(seen, unique, horizon)
             if wanted then call('ZADD', seen, string.format('%d', now), unique) end
           end
           if wanted then
