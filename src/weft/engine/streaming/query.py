@@ -13,6 +13,7 @@ from typing import Any
 from weakref import WeakMethod
 
 from weft.engine import session
+from weft.engine.frames import QUOTED_NAMES
 from weft.engine.streaming.batch import Batches, BatchResult, joined
 from weft.engine.streaming.batch_id import BatchId
 from weft.engine.streaming.checkpoint import Checkpoint, prepared_session
@@ -28,6 +29,7 @@ _log = logging.getLogger("weft.engine")
 _CONF = {
     "spark.sql.streaming.checkpointFileManagerClass": "org.apache.spark.sql.execution.streaming.checkpointing."
     "FileSystemBasedCheckpointFileManager",
+    QUOTED_NAMES: "true",
 }
 # To compile the plan of a batch, or to plan it again while it runs, takes longer than to run it over a few rows.
 _PROFILES = {"low_latency": {"spark.sql.codegen.wholeStage": "false", "spark.sql.adaptive.enabled": "false"}}
