@@ -87,19 +87,20 @@ def preview(
             ):
                 _preview_tables(result, job, ready.data, reader, tables, rows, trial)
         except WeftError as error:
-            raise _as_of_the_file(error, job.connection, ready.job.connection) from None
+            _name_real_file(error, job.connection, ready.job.connection)
+            raise
         if result.refused is not None:
-            result.refused = _as_of_the_file(result.refused, job.connection, ready.job.connection)
+            _name_real_file(result.refused, job.connection, ready.job.connection)
     if result.counts is not None:
         result.counts = replace(result.counts, warnings=(*ready.warnings, *result.counts.warnings))
     return result
 
 
-def _as_of_the_file(error: WeftError, empty: Connection, meant: Connection) -> WeftError:
-    """Return an error about the empty file as one about the file that is not there yet."""
-    if empty is meant:
-        return error
-    return WeftError(error.what.replace(empty.target, meant.resolved().target), hint=error.hint)
+def _name_real_file(error: WeftError, empty: Connection, real: Connection) -> None:
+    """Let an error about the empty file name the one that is not there yet."""
+    if empty is not real:
+        error.what = error.what.replace(empty.target, real.resolved().target)
+        error.args = (str(error).replace(empty.target, real.resolved().target),)
 
 
 @contextmanager

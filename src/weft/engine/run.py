@@ -284,7 +284,8 @@ def _frame(pipeline: Pipeline, data: Input, source: str | Connection | None) -> 
     frame = frames.of(data, reader_for(data, source, None), source)
     for each in pipeline.transforms_pre:
         if isinstance(each, FilterWhere):
-            frame = frame.where(each.condition)
+            with frames.quoted_names(frame.sparkSession):
+                frame = frame.where(each.condition)
         elif isinstance(each, Limit):
             frame = frame.limit(each.rows)
         elif isinstance(each, Sample):
