@@ -25,10 +25,11 @@ from weft.pipelines.streaming.spec import StreamingPipeline
 from weft.spark_support import outcome
 
 _log = logging.getLogger("weft.engine")
-# A file system of Hadoop's that asks other processes for links and modes takes four fifths of a small batch.
 _CONF = {
+    # A file system of Hadoop's that asks other processes for links and modes takes four fifths of a small batch.
     "spark.sql.streaming.checkpointFileManagerClass": "org.apache.spark.sql.execution.streaming.checkpointing."
     "FileSystemBasedCheckpointFileManager",
+    # Once, not for each batch.
     QUOTED_NAMES: "true",
 }
 # To compile the plan of a batch, or to plan it again while it runs, takes longer than to run it over a few rows.
