@@ -21,7 +21,7 @@ ROWS = [
     {"server", "streaming", "testing"},
     {"operate", "dataframes"},
     {"engine"},
-    {"expectations", "transforms"},
+    {"expectations", "transforms", "config", "patterns"},
     {"pipelines", "consumers", "connections"},
     {"streams"},
     {"project"},

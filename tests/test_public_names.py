@@ -34,6 +34,9 @@ def test_the_package_is_its_own_namespace() -> None:
 def test_modules_are_reached_as_attributes() -> None:
     assert weft.project is sys.modules["weft.project"]
     assert weft.settings is sys.modules["weft.settings"]
+    assert weft.config.connect is weft.connect
+    assert weft.patterns.streams.Consumer is weft.Consumer
+    assert weft.patterns.streams.GroupConsumer is weft.GroupConsumer
 
 
 @pytest.mark.parametrize("name", weft._LATER)

@@ -53,7 +53,7 @@ fields_of_a_connection = weft.streaming_pipeline(
     source_kind="kafka", bootstrap_servers="h:1", source_query="a", target=Events
 )
 weft.streaming_pipeline(source=clicks, target=Events, evry="10s")  # refused
-weft.streaming_pipeline(source=clicks, target=Events, mode="scd2")  # refused
+weft.streaming_pipeline(source=clicks, target=Events, mode="truncate")  # refused
 weft.streaming_pipeline(source=clicks, target=Events, idle_pause_ms="5")  # refused
 weft.streaming_pipeline(source=clicks, target=Events, lookups=[weft.Lookup(table="a")])  # refused
 weft.run_streaming_pipeline(name="p", source=clicks, target=Events, once=True, metrics_port=9000)

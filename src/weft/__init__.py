@@ -13,10 +13,12 @@ from weft import hooks
 
 if TYPE_CHECKING:
     import weft as weft
+    from weft import config as config
     from weft import connections as connections
     from weft import errors as errors
     from weft import expectations as expectations
     from weft import normalize as normalize
+    from weft import patterns as patterns
     from weft import project as project
     from weft import settings as settings
     from weft import streaming as streaming
@@ -137,10 +139,12 @@ _NAMES_OF_MODULES = {
 _MODULE_OF = {name: module for module, names in _NAMES_OF_MODULES.items() for name in names.split()}
 # Reached as attributes too, without an import of their own: `weft.testing.…`.
 _SUBMODULES = (
+    "config",
     "connections",
     "errors",
     "expectations",
     "normalize",
+    "patterns",
     "project",
     "settings",
     "streaming",

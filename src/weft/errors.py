@@ -8,6 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from difflib import get_close_matches
 
+# One of the two is in each error of a database that a publish may end with.
+NOTHING_STORED = "Nothing was stored."
+MAYBE_STORED = "If this was a publish, its events may or may not be stored."
+
 
 class WeftError(Exception):
     """The base of every error that Weft raises on purpose.

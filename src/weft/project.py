@@ -164,7 +164,7 @@ class Project:
 
     def _files(self) -> tuple[tuple[str, dict[str, Any]], ...]:
         return (
-            (settings.PROJECT_FILE, settings.read_project_file(self.root)),
+            (settings.project_file(self.root).name, settings.read_project_file(self.root)),
             (settings.USER_FILE, settings.read_user_file()),
         )
 

@@ -1,6 +1,7 @@
 """Configuration files, `${VAR}` references, and keeping secrets out of what people read.
 
-Two files are read: `weft.toml` in the project's folder and `~/.weft/connections.toml` for what a user has everywhere.
+Two files are read: `weft.toml` (or `.weft.toml`) in the project's folder, and `~/.weft/connections.toml` for what a
+user has everywhere.
 """
 
 from __future__ import annotations
@@ -19,8 +20,10 @@ from urllib.parse import quote, quote_plus, unquote
 from weft.errors import SettingsError, did_you_mean
 
 PROJECT_FILE = "weft.toml"
+_HIDDEN_PROJECT_FILE = ".weft.toml"
 USER_FILE = "~/.weft/connections.toml"
 HIDDEN = "***"
+_SHORT = 2
 
 _PROJECT_KEYS = ("modules", "connections", "spark", "run_log", "alerters", "server")
 _USER_KEYS = ("connections",)
@@ -30,8 +33,16 @@ _USER_KEYS = ("connections",)
 
 
 def project_file(folder: Path) -> Path:
-    """Return where the settings of the project in `folder` are kept."""
-    return folder / PROJECT_FILE
+    """Return where the settings of the project in `folder` are kept: `weft.toml`, or `.weft.toml` if that is there."""
+    file, hidden = folder / PROJECT_FILE, folder / _HIDDEN_PROJECT_FILE
+    if not hidden.exists():
+        return file
+    if file.exists():
+        raise SettingsError(
+            f"Both {PROJECT_FILE} and {_HIDDEN_PROJECT_FILE} are in {folder}, and only one is read.",
+            hint=f"Move what is in {_HIDDEN_PROJECT_FILE} to {PROJECT_FILE}, and remove it.",
+        )
+    return hidden
 
 
 def user_file() -> Path:
@@ -41,7 +52,8 @@ def user_file() -> Path:
 
 def read_project_file(folder: Path) -> dict[str, Any]:
     """Return the contents of `weft.toml` in `folder`; empty when there is none."""
-    settings = _read(project_file(folder), PROJECT_FILE, _PROJECT_KEYS)
+    file = project_file(folder)
+    settings = _read(file, file.name, _PROJECT_KEYS)
     modules = settings.get("modules", [])
     if not isinstance(modules, list) or not all(isinstance(module, str) for module in modules):
         raise SettingsError(
@@ -319,7 +331,7 @@ def url_secrets(url: str) -> set[str]:
         secrets |= {secret, unquote(secret)}
         parts = re.split("[@/?#:,]", secret)
         for part in filter(None, parts):
-            secrets |= {part} if len(part) > 2 else {f"'{part}'", f'"{part}"'}
+            secrets |= {part} if len(part) > _SHORT else {f"'{part}'", f'"{part}"'}
         for piece in re.split("[/?#:,]", url[start:]) if len(parts) > 1 else ():
             while "@" in piece:
                 secrets.add(piece)
@@ -355,5 +367,10 @@ def redact(text: str, secrets: Iterable[str]) -> str:
     forms = {spell(secret) for secret in secrets if secret for spell in spellings}
     # The longest first, so that a secret that is part of another leaves no remainder of it.
     for form in sorted(forms, key=len, reverse=True):
-        text = text.replace(form, HIDDEN)
+        if len(form) == 1:  # it is in many words: only in quotes, or where a URL or a setting has a value
+            text = re.sub(rf"(?<=['\":=]){re.escape(form)}(?=['\"@&;,\s]|$)", HIDDEN, text)
+        elif form.isalnum() and len(form) <= _SHORT:  # a part of many words
+            text = re.sub(rf"(?<!\w){form}(?!\w)", HIDDEN, text)
+        else:
+            text = text.replace(form, HIDDEN)
     return text

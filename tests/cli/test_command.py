@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+import weft
+
 
 @pytest.mark.parametrize("arguments", [["--help"], ["-h"], ["connections", "--help"], ["init", "--help"]])
 def test_help(run, arguments: list[str]) -> None:
@@ -52,6 +54,12 @@ def test_error_is_1_without_a_traceback(run) -> None:
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("error: weft.toml is not valid TOML")
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("module", ["weft", "weft.cli"])
+def test_it_is_also_a_module(project: Path, module: str) -> None:
+    done = subprocess.run([sys.executable, "-m", module, "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout == f"weft {weft.__version__}\n"
 
 
 @pytest.mark.timing

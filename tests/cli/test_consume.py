@@ -323,6 +323,16 @@ def test_on_a_terminal(on_a_terminal: Any, monkeypatch: pytest.MonkeyPatch) -> N
     assert shown.endswith("copies: 10 rows in 1 batch\n")
 
 
+def test_a_start_that_fails_counts_nothing(run_apart: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    fails = "ScriptedEngine([StartFails(weft.SettingsError('no such topic'))])"
+    imports = SCRIPTED.replace("import ScriptedEngine", "import ScriptedEngine, StartFails\nimport weft")
+    Path("scripted.py").write_text(imports.replace("ScriptedEngine([10])", fails))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
+    done = run_apart("consume", "copies", "--once", "--module", "scripted")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "no such topic" in done.stderr
+
+
 @pytest.mark.full
 @pytest.mark.timing
 def test_the_lag_on_a_terminal(on_a_terminal: Any) -> None:

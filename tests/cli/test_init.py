@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import tomllib
+from collections import Counter
 from pathlib import Path
 
 import pytest
+
+from weft.project import Project, use
+from weft.testing import table_rows
 
 
 @pytest.mark.parametrize("folder", [".", "new/project"])
@@ -76,6 +81,8 @@ def test_before_anything_is_published(run, command: tuple[str, ...]) -> None:
     assert failed.returncode == 1
     assert "The table of the stream 'page_views' is created when something is first published to it: " in failed.stderr
     assert "weft streams publish page_views --data" in failed.stderr
+    # Nor a path of ours, which nobody knows.
+    assert "weft-preview" not in failed.stdout + failed.stderr
     run("streams", "publish", "page_views", "--data", '{"user_id": "u_123", "page": "/"}')
     done = run(*command)
     assert done.returncode == 0, done.stderr
@@ -87,6 +94,43 @@ def test_before_anything_is_published_to_a_server(run, system, monkeypatch) -> N
     run("init")
     monkeypatch.setenv("WEFT_DSN", system.url)
     assert "weft streams publish page_views --data" in run("run", "--all").stderr
+
+
+ODD_EVENTS = [
+    {},
+    {"page": None},
+    {"page": 5},
+    {"page": {"path": "/"}},
+    {"page": ""},
+    {"page": "/a"},
+    {"page": "/A"},
+    {"page": "/a "},
+    {"page": "/\u0000"},
+    {"page": "/\U0001f600"},
+    {"page": "/" + "".join(chr(0x4E00 + number) for number in range(4_000))},
+    {"page": "/a", "more": [1]},
+    {"user_id": 7, "timestamp": "yesterday"},
+]
+
+
+@pytest.mark.parametrize("system", ["sqlite", "postgres", "mysql"], indirect=True)
+def test_every_event_that_the_stream_takes_leaves_the_pipeline_well(run, system, monkeypatch) -> None:
+    run("init")
+    assert "kind" not in Path("my_pipelines.py").read_text()
+    monkeypatch.setenv("WEFT_DSN", system.url)
+    Path("odd.ndjson").write_text("".join(json.dumps(event) + "\n" for event in ODD_EVENTS))
+    published = run("streams", "publish", "page_views", "odd.ndjson")
+    assert published.returncode == 0, published.stderr
+    for command in (("run", "views_by_page"), ("run-due",), ("preview", "views_by_page"), ("validate",)):
+        done = run(*command)
+        assert done.returncode == 0, done.stdout + done.stderr
+    views: Counter[str] = Counter()
+    with use(Project()):
+        for row in table_rows("analytics.views_by_page"):
+            # MariaDB groups texts without the blanks at their end, SQLite ends them at a zero, PostgreSQL takes none.
+            views[row["page"].rstrip(" \0")] += row["views"]
+    views.pop("/", None)
+    assert views == {"": 1, "/a": 3, "/A": 1, "/\U0001f600": 1, ODD_EVENTS[10]["page"][:200]: 1}
 
 
 def test_sample_goes_with_the_quickstart(run) -> None:

@@ -101,6 +101,24 @@ def test_run_due_and_status(run: Any, shop: sqlite3.Connection) -> None:
     assert (found["picky"]["status"], found["picky"]["now"]) == ("never run", "no schedule")
 
 
+def test_a_run_log_needs_no_module(run: Any, shop: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run("run", "ingest").returncode == run("run", "counts").returncode == 0
+    log = f"sqlite:///{Path('.weft/runs.db').absolute()}"
+    Path("elsewhere").mkdir()
+    monkeypatch.chdir("elsewhere")
+    found = json.loads(run("status", "--run-log", log, "--format", "json").stdout)
+    assert [(row["pipeline"], row["status"], row["now"]) for row in found] == [
+        ("counts", "succeeded", "not declared here"),
+        ("ingest", "succeeded", "not declared here"),
+    ]
+    assert [line.split()[0] for line in run("status", "counts", "--run-log", log).stdout.splitlines()[1:]] == ["counts"]
+    assert "Did you mean 'counts'?" in run("status", "count", "--run-log", log).stderr
+    listed = json.loads(run("runs", "list", "--run-log", log, "--format", "json").stdout)
+    assert [row["pipeline"] for row in listed] == ["counts", "ingest"]
+    # Without the log there is nothing to show.
+    assert "No pipeline is declared." in run("status").stderr
+
+
 def test_a_failure_is_tried_again_later(run: Any, shop: sqlite3.Connection) -> None:
     shop.execute("ALTER TABLE raw_events RENAME TO away")
     done = run("run-due", "--alerter", "stdout://")

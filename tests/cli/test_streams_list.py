@@ -40,6 +40,21 @@ def test_streams_and_their_sizes(streams, call) -> None:
     assert shown["clicks"][4].endswith(" ago")
 
 
+def test_streams_with_tags(streams, call) -> None:
+    declare("orders", tags=["sales", "pii"])
+    declare("clicks", tags=["web"])
+    declare("notes")
+    weft.publish_sync("notes", {"n": 1})
+
+    def found(*tags: str) -> list[str]:
+        shown = call("streams", "list", "--format", "json", *(part for tag in tags for part in ("--tag", tag)))
+        return [each["name"] for each in json.loads(shown.stdout)]
+
+    assert found("sales") == found("pii", "sales") == ["orders"]
+    assert found() == ["orders", "clicks", "notes"]
+    assert call("streams", "list", "--tag", "web", "--tag", "sales").stderr == "No stream has the tags web, sales.\n"
+
+
 def test_json(streams, call) -> None:
     declare("orders", fields={"id": "int64", "note": "string?"}, retention={"max_age_days": 1.5})
     weft.publish_sync("orders", {"id": 1})
@@ -49,6 +64,7 @@ def test_json(streams, call) -> None:
         "name": "orders",
         "schema": "events",
         "connection": "default",
+        "tags": [],
         "fields": {"id": "int64", "note": "string?"},
         "events": 1,
         "counted": True,

@@ -73,3 +73,16 @@ def test_mistake_names_the_class(fields: dict[str, object], error: type[Exceptio
         weft.connection(type("it", (), fields))
     assert "class it" in str(caught.value)
     assert weft.registered_connections() == {}
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["postgres://${DSN}", "postgres://postgres://me:pw@h/db", "mysql://postgres://h/db", "sqlite:///sqlite:///a.db"],
+)
+def test_a_second_scheme_is_seen(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where a variable holds a whole URL."""
+    monkeypatch.setenv("DSN", "postgresql://me:hunter2@h/db")
+    with pytest.raises(DeclarationError, match=r"has two schemes: (postgres|mysql|sqlite)://") as caught:
+        weft.connect(url=url).resolved()
+    assert "write it alone" in str(caught.value)
+    assert "hunter2" not in str(caught.value)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
 import weft
-from weft.engine.readers import open_tables
+from weft.engine.readers import naming_declared, open_tables
+from weft.engine.run import PipelineRun
 from weft.operate.hints import hint_for
 from weft.project import Project, use
 from weft.systems.sql.tables import Slice
+from weft.testing import table_rows
 
 
 def test_the_table_of_a_stream(system: Any) -> None:
@@ -32,6 +35,36 @@ def test_the_table_of_a_stream(system: Any) -> None:
         batches = tables.read(Slice(sql), tables.describe(sql))
         assert [row["n"] for batch in batches for row in batch.to_pylist()] == [1, 2]
         tables.close()
+        weft.streams.close(project)
+
+
+def test_streams_and_targets_by_their_own_names(system: Any) -> None:
+    """In SQL as PostgreSQL reads it, on every database."""
+    with use(Project()) as project:
+        weft.register_connection(weft.connect(url=system.url, name="default"))
+
+        @weft.stream(fields={"n": "int64"})
+        def numbers() -> None:
+            pass
+
+        @weft.pipeline(target="marts.doubled", incremental_column="n", transforms_post=["SELECT 1 FROM events.numbers"])
+        def doubled() -> str:
+            return """SELECT s.n * 2 AS n, 'from events.numbers' AS origin -- from events.numbers
+                from EVENTS . numbers AS s WHERE s.n > 0"""
+
+        @weft.pipeline(target="total")
+        def total() -> str:
+            return "SELECT sum(d.n) AS n FROM marts.doubled AS d JOIN events.numbers AS s ON s.n * 2 = d.n"
+
+        weft.publish_sync(numbers, [{"n": 1}, {"n": 2}])
+        for pipeline in (doubled, total):
+            PipelineRun(pipeline, "1", datetime.now(UTC)).execute()
+        assert [row["origin"] for row in table_rows("marts.doubled")] == ["from events.numbers"] * 2
+        assert [row["n"] for row in table_rows("total")] == [6]
+        # A stream of another database is not meant.
+        weft.register_connection(weft.connect(url="sqlite:///elsewhere.db", name="elsewhere"))
+        elsewhere = open_tables(project.connection("elsewhere"))
+        assert naming_declared("SELECT n FROM events.numbers", elsewhere) == "SELECT n FROM events.numbers"
         weft.streams.close(project)
 
 

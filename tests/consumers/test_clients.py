@@ -95,6 +95,32 @@ async def test_acks_of_lists(client: Any) -> None:
     assert (await client.xpending("s", "g")).consumers == {}
 
 
+async def test_pending_entries_of_a_range(client: Any) -> None:
+    await fill(client, 4)
+    await client.xgroup_create("s", "g", "0")
+    await client.xreadgroup("g", "a", {"s": ">"}, count=3)
+    await client.xreadgroup("g", "b", {"s": ">"})
+    ids = [entry.identifier for entry in await client.xrange("s")]
+    pending = await client.xpending("s", "g", "-", "+", 10)
+    assert [(each.identifier, each.consumer, each.delivered) for each in pending] == [
+        *((identifier, b"a", 1) for identifier in ids[:3]),
+        (ids[3], b"b", 1),
+    ]
+    assert all(each.idle >= 0 for each in pending)
+    assert [each.identifier for each in await client.xpending("s", "g", ids[1], "+", count=2)] == ids[1:3]
+    assert [each.identifier for each in await client.xpending("s", "g", "-", "+", 10, consumer="b")] == ids[3:]
+    assert await client.xpending("s", "g", "-", "+", 10, idle=3_600_000) == ()
+
+
+async def test_the_last_identifier_is_set(client: Any) -> None:
+    await fill(client, 1)
+    assert await client.xsetid("s", "9999999999999-5") is True
+    assert await client.xadd("s", {"n": 2}) == b"9999999999999-6"
+    assert await client.xsetid("s", "9999999999999-9", entries_added=20, max_deleted_id="9999999999999-7") is True
+    found = await client.xinfo_stream("s")
+    assert (found["entries-added"], found["max-deleted-entry-id"]) == (20, b"9999999999999-7")
+
+
 @pytest.mark.timing
 async def test_connections_that_another_task_closes(need_server: Callable[[str], None]) -> None:
     """As redis-py does after a failover, between looking at a connection and writing to it."""

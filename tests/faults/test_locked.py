@@ -194,6 +194,29 @@ def test_consumers_wait_too(system: Any, publish: Callable[[int], Any]) -> None:
         assert ack_sync(stream, "group", consuming.result(30), connection=connection) == 1
 
 
+@pytest.mark.parametrize("system", ["sqlite"], indirect=True)
+def test_those_who_wait_in_turn_wait_once(
+    system: Any, publish: Callable[[int], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of them wait for the same lock, so none waits for the time of those before it as well."""
+    stream, connection = declared(STREAM), system.connection
+    consume_sync(stream, "group", 1, connection, "one")
+    monkeypatch.setattr("weft.systems.sqlite.sessions.LOCK_SECONDS", 1.0)
+
+    def seconds(member: str) -> float:
+        begin = time.monotonic()
+        with pytest.raises(BusyError, match="Nothing was stored"):
+            consume_sync(stream, "group", 1, connection, member)
+        return time.monotonic() - begin
+
+    with lock(system, 0) as (_, pipe), ThreadPoolExecutor() as threads:
+        assert said(pipe) == "locked"
+        waited = list(threads.map(seconds, "abcdef"))
+        pipe.send("end")
+        assert said(pipe) == "free"
+    assert 1.0 <= min(waited) <= max(waited) < 3.0
+
+
 def limit_waiting(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Wait for locks for a moment, not for thirty seconds."""
     place = {

@@ -12,7 +12,7 @@ import pytest
 import weft
 from pipelines.conftest import Database
 from weft import DeclarationError, LoadRefusedError, pk
-from weft.expectations import row_count
+from weft.expectations import row_count, sql
 from weft.systems.base import Connection
 from weft.transforms import deduplicate_by, filter_where, limit, sample_pct
 from weft.types import BigInt
@@ -304,3 +304,17 @@ def test_no_rows_at_all(database: Database) -> None:
     database.execute(numbers)
     rows.clear()
     assert database.execute(numbers)[0].counts.rows_read == 0
+
+
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+def test_double_quotes_are_names_also_over_frames(database: Database, spark: Any) -> None:
+    """As in the databases: to Spark by itself `"n"` is a text, which is no number."""
+
+    @weft.pipeline(
+        target="few", transforms_pre=[filter_where('"n" < 3')], expectations=[sql('"n" > 0 AND "name" <> \'z\'')]
+    )
+    def few() -> Any:
+        return spark.createDataFrame([(1, "a"), (2, "b"), (3, "z")], "n int, name string")
+
+    database.execute(few)
+    assert [row["n"] for row in database.rows("few")] == [1, 2]

@@ -53,7 +53,7 @@ async def test_get_entry(client: Any, directly: bool) -> None:
     consumer = client.xconsumer(streams=["one", "two", "three"])
     # or directly
     if directly:
-        consumer = weft.Consumer(client, streams=["one", "two", "three"])
+        consumer = weft.patterns.streams.Consumer(client, streams=["one", "two", "three"])
 
     async with client:  # noqa: SIM117, as on the page
         async with consumer:

@@ -16,7 +16,7 @@ import warm_python
 import weft
 from weft.engine.run import PipelineRun
 from weft.operate.runlog import open_run_log
-from weft.operate.runner import Runner
+from weft.operate.runner import Outcome, Runner
 from weft.project import Project, use
 from weft.testing import table_rows
 
@@ -192,9 +192,34 @@ def test_a_5_line_append_pipeline(guide: psycopg.Connection[Any]) -> None:
     assert "2 inserted (pushdown)" in run_weft("run-due", "--module", "my_pipelines")
     assert "succeeded" in run_weft("status", "--module", "my_pipelines")
     assert guide.execute("SELECT event_id, name FROM analytics.events ORDER BY 1").fetchall() == [(1, "a"), (2, None)]
-    guide.execute("UPDATE raw.events SET event_id = event_id + 10")
-    assert "2 inserted" in run_weft("run", "--module", "my_pipelines", "ingest_events")
-    assert guide.execute("SELECT count(*) FROM analytics.events").fetchone() == (4,)
+
+
+def test_the_5_line_append_pipeline_at_two_slots(guide: psycopg.Connection[Any]) -> None:
+    def next_slot(declaration: str) -> Outcome:
+        nonlocal now
+        now += timedelta(minutes=5)
+        project = Project()
+        with use(project), open_run_log("sqlite:///runs.db") as log:
+            module(declaration)
+            project.clock = now.timestamp
+            (outcome,) = Runner(log, PipelineRun).run_due()
+            return outcome
+
+    now = datetime.now(UTC)
+    assert next_slot(APPEND).status == "succeeded"
+    guide.execute("INSERT INTO raw.events VALUES (3, 'c', '2026-03-10 12:00Z')")
+    error = next_slot(APPEND).error
+    # It inserts every row of its query again, and its table has a primary key.
+    assert isinstance(error, weft.LoadRefusedError)
+    assert "rejected 2 rows, and nothing was written:\n    event_id=1, " in error.what
+    hint = str(error.hint)
+    assert -1 < hint.index("incremental_column") < hint.index('mode="merge"') < hint.index("on_bad_rows")
+    # Both ways that it names are right.
+    assert next_slot(APPEND.replace('mode="append"', 'mode="merge"')).status == "succeeded"
+    guide.execute("TRUNCATE analytics.events")
+    incremental = APPEND.replace('mode="append"', 'mode="append", incremental_column="received_at"')
+    assert [next_slot(incremental).status for _ in range(2)] == ["succeeded", "succeeded"]
+    assert guide.execute("SELECT event_id FROM analytics.events ORDER BY 1").fetchall() == [(1,), (2,), (3,)]
 
 
 def test_dependencies_and_retry(guide: psycopg.Connection[Any]) -> None:

@@ -1,6 +1,6 @@
 """The examples of the streaming page that Weft's surface follows, as written there with our name in place of theirs.
 
-HTTP, models and the enforcement of auth and rate limits come later.
+HTTP, auth and rate limits are in test_streaming_page_http.py; models come later.
 """
 
 from __future__ import annotations
@@ -214,6 +214,17 @@ async def test_ack_takes_offsets_alone(user_events: Stream) -> None:
     assert events[0]["_weft_rowid"] == 1
     await ack("user_events", "analytics_worker", [{"_weft_rowid": 1}])
     assert await consume("user_events", "analytics_worker") == []
+
+
+async def test_consume_by_the_names_of_the_page(user_events: Stream) -> None:
+    await publish("user_events", {"user_id": "u_123", "action": "click"})
+    (event,) = await consume(stream_name="user_events", consumer_name="analytics_worker", batch_size=100)
+    await ack("user_events", "analytics_worker", event)
+    assert weft.consume_sync(stream_name=user_events, consumer_name="analytics_worker") == []
+    with pytest.raises(weft.SettingsError, match="consume takes stream, or stream_name in its place: both given"):
+        await consume("user_events", "analytics_worker", stream_name="user_events")
+    with pytest.raises(weft.SettingsError, match="consume takes consumer, or consumer_name in its place: none given"):
+        await consume("user_events")
 
 
 def test_consume_defaults() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import socket
+import sqlite3
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +70,20 @@ def test_a_database_that_hangs_holds_up_nobody(server: Callable[..., Any], silen
     assert found["near"]["problem"] is None
     assert found["far"]["problem"] == "Its database does not answer."
     served.publish("near", {"a": 1})
+
+
+@pytest.mark.timing
+def test_a_locked_database_stores_nothing_and_says_so(server: Callable[..., Any]) -> None:
+    served = server(STREAMS, constants={"weft.systems.sqlite.sessions.LOCK_SECONDS": 0.2})
+    served.publish("near", {"a": 1})
+    with closing(sqlite3.connect(served.folder / ".weft/weft.db", isolation_level=None)) as database:
+        database.execute("BEGIN IMMEDIATE")
+        answer = served.client.post("/api/v1/streams/near", json={"a": 2})
+    assert (answer.status_code, answer.json()["type"]) == (503, "urn:weft:problem:busy")
+    assert answer.json()["detail"] == (
+        "The database of 'near' is locked by somebody else. Nothing was stored. Send it again."
+    )
+    assert served.client.get("/api/v1/streams/near").json()["row_count"] == 1
 
 
 @pytest.mark.timing

@@ -27,6 +27,9 @@ def orders(): ...
 @weft.stream
 def quiet(): ...
 
+@weft.stream(fields={"n": "int64"}, on_schema_drift="quarantine", tags=["odd"])
+def strict(): ...
+
 @weft.table
 class Totals:
     id: Annotated[BigInt, pk()]
@@ -155,6 +158,45 @@ def test_the_tail_filters_and_pauses(service: Any, open_page: Callable[..., Page
     expect(shown).to_have_count(3)
 
 
+def test_a_filter_looks_far_back_and_says_what_is_wrong_with_it(service: Any, open_page: Callable[..., Page]) -> None:
+    service.publish("quiet", [{"kind": "rare"}, *({"kind": "common"} for _ in range(100))])
+    page = open_page(service.url)
+    tail_of(page, "quiet")
+    where, status = page.get_by_label("Only where"), page.locator("#tail-status")
+    for wrong in ("kind", "=rare"):
+        where.fill(wrong)
+        where.press("Enter")
+        expect(status).to_have_text("Only where needs a field and its value, such as action=click.")
+    where.fill("kind=rare")
+    where.press("Enter")
+    expect(page.locator("#tail > li")).to_have_count(1)
+    where.fill("kind=none")
+    where.press("Enter")
+    expect(status).to_contain_text("None of the last 10,000 events has kind=none")
+
+
+def test_tags_and_what_was_put_aside(service: Any, open_page: Callable[..., Page]) -> None:
+    service.publish("strict", [{"n": 1}, {"n": "two"}, {"n": "three"}])
+    page = open_page(service.url)
+    expect(page.locator("#streams tr", has_text="strict")).to_contain_text("2 quarantined")
+    expect(page.locator("#streams tr", has_text="orders").locator(".chip.warn")).to_be_hidden()
+    page.get_by_label("Tag").select_option("odd")
+    expect(page.locator("#streams tr")).to_have_count(1)
+    page.get_by_label("Tag").select_option("All")
+    expect(page.locator("#streams tr")).to_have_count(4)
+    # Numbers have no more digits than people read.
+    shown = page.evaluate(
+        "import('./static/dom.js').then((dom) => [dom.rate(123.456), dom.rate(1.26), dom.duration(0.1234)])"
+    )
+    assert shown == ["123", "1.3", "123 ms"]
+
+
+def test_hidden_streams_are_said_to_be_hidden(server: Callable[..., Any], open_page: Callable[..., Page]) -> None:
+    served = server(STREAMS + '\n@weft.stream(auth={"type": "bearer", "token": "s3cret"})\ndef closed(): ...\n')
+    page = open_page(served.url)
+    expect(page.locator("#streams-note")).to_have_text("More streams are hidden: another key may show them.")
+
+
 @pytest.mark.timing
 def test_a_page_goes_on_after_the_service_restarts(server: Callable[..., Any], open_page: Callable[..., Page]) -> None:
     port = str(free_port())
@@ -215,7 +257,7 @@ def test_a_key_is_asked_for_and_a_ticket_opens_the_tail(
     assert page.evaluate("Object.keys(localStorage).length + document.cookie.length") == 0
     # The key is there after a reload of the tab, and not in another one.
     page.reload()
-    expect(page.locator("#streams tr")).to_have_count(3)
+    expect(page.locator("#streams tr")).to_have_count(4)
     another = open_page(served.url, allowed="401")
     expect(another.locator("#key-dialog")).to_be_visible()
     expect(another.locator("#streams tr")).to_have_count(0)
@@ -263,7 +305,7 @@ def test_a_browser_that_had_no_event_yet_misses_none(
 def test_everything_can_be_reached_by_keyboard(service: Any, open_page: Callable[..., Page]) -> None:
     service.publish("quiet", {"kind": "a"})
     page = open_page(service.url)
-    expect(page.locator("#streams tr")).to_have_count(3)
+    expect(page.locator("#streams tr")).to_have_count(4)
     reached: list[str] = []
     for _ in range(60):
         page.keyboard.press("Tab")
@@ -295,7 +337,7 @@ def test_light_dark_and_narrow(service: Any, open_page: Callable[..., Page]) -> 
     grounds = set()
     for scheme in ("light", "dark"):
         page = open_page(service.url, color_scheme=scheme, viewport={"width": 360, "height": 740})
-        expect(page.locator("#streams tr")).to_have_count(3)
+        expect(page.locator("#streams tr")).to_have_count(4)
         assert page.evaluate("document.documentElement.scrollWidth") <= 360
         grounds.add(page.evaluate("getComputedStyle(document.body).backgroundColor"))
     assert len(grounds) == 2

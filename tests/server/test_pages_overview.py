@@ -98,6 +98,56 @@ def test_streams_with_their_consumers(server: Callable[..., Any], system: Any) -
     assert (stream["problem"], overview["problem"]) == (None, None)
 
 
+REJECTING = """
+@weft.stream(fields={"n": "int64"}, on_schema_drift="quarantine", max_deliveries=1, tags=["web", "odd"])
+def clicks(): ...
+
+@weft.stream(tags=["web"])
+def plain(): ...
+"""
+
+
+def test_what_was_put_aside_is_counted(server: Callable[..., Any], system: Any) -> None:
+    served = server(REJECTING, env={"WEFT_DSN": system.url})
+    url = "/api/v1/streams/clicks"
+    shown = served.client.get(url).json()
+    assert (shown["dead_letters"], shown["quarantined"]) == (0, 0)
+    served.publish("clicks", [{"n": 1}, {"n": 2}, {"n": "three"}, {"n": 4, "more": 5}])
+    taken = served.client.post(f"{url}/consume", json={"consumer": "c", "batch_size": 1}).json()
+    served.client.post(f"{url}/nack", json={"consumer": "c", "events": taken["events"], "delay": 0})
+    served.client.post(f"{url}/consume", json={"consumer": "c"})
+    shown = served.client.get(url).json()
+    assert (shown["row_count"], shown["dead_letters"], shown["quarantined"]) == (2, 1, 2)
+    found = {each["name"]: each for each in served.client.get("/api/v1/overview").json()["streams"]}
+    assert (found["clicks"]["dead_letters"], found["clicks"]["quarantined"]) == (1, 2)
+    assert (found["plain"]["dead_letters"], found["plain"]["quarantined"]) == (None, None)
+    metrics = served.client.get("/metrics").text.splitlines()
+    assert 'weft_stream_dead_letters{stream="clicks"} 1.0' in metrics
+    assert 'weft_stream_quarantined{stream="clicks"} 2.0' in metrics
+    assert not any(line.startswith('weft_stream_quarantined{stream="plain"}') for line in metrics)
+
+
+def test_streams_by_their_tags(server: Callable[..., Any]) -> None:
+    client = server(REJECTING).client
+
+    def found(query: str) -> list[str]:
+        return [each["name"] for each in client.get(f"/api/v1/streams{query}").json()["streams"]]
+
+    assert found("") == found("?tag=web") == ["clicks", "plain"]
+    assert found("?tag=web&tag=odd") == ["clicks"]
+    assert found("?tag=none") == []
+    assert [each["tags"] for each in client.get("/api/v1/overview").json()["streams"]] == [["web", "odd"], ["web"]]
+
+
+def test_many_streams_that_are_opened_at_once_are_no_trouble_of_the_database(server: Callable[..., Any]) -> None:
+    served = server("for number in range(300):\n    weft.stream(f's{number}')(lambda: None)\n")
+    while True:
+        streams = served.client.get("/api/v1/overview").json()["streams"]
+        assert {each["problem"] for each in streams} == {None}
+        if all(each["head_at"] for each in streams):
+            break
+
+
 def test_the_service_loads_no_spark(server: Callable[..., Any]) -> None:
     served = server(PIPELINES)
     assert run(LOADED, served.folder, subprocess.run) == ""

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from weft import settings
+from weft import get_connection, settings
 from weft.errors import SettingsError
+from weft.project import current
 
 
 def test_no_files_are_no_settings(project: Path) -> None:
@@ -25,6 +26,21 @@ def test_every_part_is_read(project: Path) -> None:
         "connections": {"a": {"url": "sqlite:///a.db"}},
         "spark": {"master": "local[2]"},
     }
+
+
+def test_hidden_file_is_read_in_its_place(project: Path) -> None:
+    hidden = project / ".weft.toml"
+    hidden.write_text('[connections.warehouse]\nurl = "sqlite:///w.db"\n')
+    assert settings.read_project_file(project) == {"connections": {"warehouse": {"url": "sqlite:///w.db"}}}
+    assert get_connection("warehouse").resolved().target == str(project / "w.db")
+    assert [info.source for info in current().describe_connections() if info.name == "warehouse"] == [".weft.toml"]
+    hidden.write_text("modles = []")
+    with pytest.raises(SettingsError, match=r"^\.weft\.toml: unknown key 'modles'"):
+        settings.read_project_file(project)
+    # Neither is ignored in silence.
+    (project / "weft.toml").write_text("modules = []")
+    with pytest.raises(SettingsError, match=r"Both weft\.toml and \.weft\.toml are in "):
+        get_connection("warehouse")
 
 
 def test_user_file_is_found_by_home_at_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

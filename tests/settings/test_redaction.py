@@ -103,5 +103,12 @@ def test_short_password_leaves_the_text_readable() -> None:
     assert redact("login of me failed: 28000", url_secrets("postgres://me:me@host/db")) == "login of *** failed: 28000"
 
 
+def test_a_short_password_hides_no_words() -> None:
+    secrets = url_secrets("postgres://me:a@host/db")
+    said = 'a table of postgres://me:a@host/db: password "a" refused, password=a'
+    assert redact(said, secrets) == "a table of postgres://me:***@host/db: password *** refused, password=***"
+    assert redact("something of me", ["me"]) == "something of ***"
+
+
 def test_empty_secret_changes_nothing() -> None:
     assert redact("text", ["", ""]) == "text"

@@ -34,7 +34,7 @@ def test_every_option(registry: Project) -> None:
         "user_events",
         schema="web",
         connection=connection,
-        cursor="at",
+        cursor="rowid",
         fields={"id": "int64", "at": "timestamp?", "price": "decimal(10,2)"},
         description="What users do",
         tags=["web", "pii"],
@@ -49,7 +49,7 @@ def test_every_option(registry: Project) -> None:
         dead_letter="failed_events",
     )
     assert registry.streams == {"user_events": made}
-    assert (made.name, made.schema, made.connection, made.cursor) == ("user_events", "web", connection, "at")
+    assert (made.name, made.schema, made.connection, made.cursor) == ("user_events", "web", connection, "rowid")
     assert {name: str(kind) for name, kind in made.fields.items()} == {
         "id": "int64",
         "at": "timestamp?",
@@ -126,6 +126,8 @@ MALFORMED: list[tuple[str, Any]] = [
     ("schema", "weft"),
     ("connection", 5),
     ("cursor", "no_such_field"),
+    ("cursor", "id"),
+    ("cursor", "_weft_published_at"),
     ("cursor", 5),
     ("cursor", ["rowid"]),
     ("fields", ["id"]),

@@ -135,7 +135,7 @@ class _StatusLine(RunListener):
             with live(self.text):
                 yield
         finally:
-            if self._state != "starts":
+            if self._lag is not None:  # it ran
                 bad = f", {plural(self._bad, 'bad row')}" if self._bad else ""
                 done = f"{plural(self._rows, 'row')} in {plural(self._batches, 'batch', 'es')}{bad}"
                 click.echo(f"{self._name}: {done}")

@@ -25,12 +25,13 @@ from weft.cli.common import (
     run_log_option,
     time_text,
 )
-from weft.errors import NotFoundError
+from weft.errors import NotFoundError, unknown
 from weft.pipelines import graph
 from weft.project import current
 from weft.settings import read_project_file
 
 if TYPE_CHECKING:
+    from weft.operate.records import PipelineState
     from weft.operate.runner import Outcome, Runner
     from weft.pipelines.declare import Pipeline
     from weft.pipelines.execution import Execution
@@ -292,31 +293,29 @@ def run_due(names: tuple[str, ...], run_log: str | None, alerters: tuple[str, ..
 @run_log_option
 @format_option
 def status(names: tuple[str, ...], run_log: str | None, output: str) -> None:
-    """How each pipeline stands: its last run, its attempts, when it is due next, and what it waits for."""
-    declared()
+    """How each pipeline stands: its last run, its attempts, when it is due next, and what it waits for.
+
+    With --run-log and no declared pipeline it shows what the log knows of any.
+    """
+    is_known_by_log_only = run_log is not None and not current().pipelines
+    if not is_known_by_log_only:
+        declared()
+    rows: list[dict[str, Any]] = []
     with open_runner(run_log, read_only=True) as runner:
         now = runner.now
-        rows: list[dict[str, Any]] = []
-        for due in runner.due(names):
+        if is_known_by_log_only:
+            states = runner.log.latest(None)
+            for name in names or sorted(states):
+                if name not in states:
+                    raise unknown("pipeline", name, states, otherwise=f"{runner.log.shown} has no run of it.")
+                rows.append(_standing(states[name]) | {"next_due": None, "now": "not declared here"})
+        for due in () if is_known_by_log_only else runner.due(names):
             state, pipeline = due.state, due.pipeline
-            last = state.last
             stale = pipeline.freshness_sla is not None and (
                 state.succeeded_at is None or (now - state.succeeded_at).total_seconds() > pipeline.freshness_sla
             )
-            rows.append(
-                {
-                    "pipeline": pipeline.name,
-                    "status": state.status or "never run",
-                    "last_run": last.started_at if last is not None else None,
-                    "last_success": state.succeeded_at,
-                    "attempts": last.attempt if last is not None else 0,
-                    "failures": state.failures,
-                    "quarantined": last.quarantined if last is not None else None,
-                    "next_due": None if pipeline.schedule is None else pipeline.schedule.next(now),
-                    "now": due.why + (", stale" if stale else ""),
-                    "error": last.error if last is not None and last.status != "succeeded" else None,
-                }
-            )
+            next_due = None if pipeline.schedule is None else pipeline.schedule.next(now)
+            rows.append(_standing(state) | {"next_due": next_due, "now": due.why + (", stale" if stale else "")})
     if output == "json":
         print_json(rows)
         return
@@ -333,6 +332,21 @@ def status(names: tuple[str, ...], run_log: str | None, output: str) -> None:
     columns = ["pipeline", "status", "last_run", "attempts", "next_due", "now", "quarantined", "error"]
     seldom = ["next_due", "quarantined", "error"]
     print_table(shown, columns, spare=["attempts", "next_due"], seldom=seldom, below="error")
+
+
+def _standing(state: PipelineState) -> dict[str, Any]:
+    """What the run log knows of a pipeline."""
+    last = state.last
+    return {
+        "pipeline": state.pipeline,
+        "status": state.status or "never run",
+        "last_run": last.started_at if last is not None else None,
+        "last_success": state.succeeded_at,
+        "attempts": last.attempt if last is not None else 0,
+        "failures": state.failures,
+        "quarantined": last.quarantined if last is not None else None,
+        "error": last.error if last is not None and last.status != "succeeded" else None,
+    }
 
 
 # -------------------------------------------------------------------------------------------------------------- showing

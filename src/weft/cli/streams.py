@@ -46,24 +46,31 @@ def streams(ctx: click.Context) -> None:
 
 @click.command("list")
 @stream_options
-def list_(connection: str | None, output: str) -> None:
+@click.option("--tag", "tags", metavar="TAG", multiple=True, help="Only streams with this tag; with all of several.")
+def list_(connection: str | None, output: str, tags: tuple[str, ...]) -> None:
     """List the streams, declared or only stored, and how much they hold.
 
     Ends with exit code 1 when a database could not be reached.
     """
     project = current()
     known = [
-        (each, declared) for declared in project.streams.values() for each in (declared, *derived_streams(declared))
+        (each, declared)
+        for declared in project.streams.values()
+        if set(tags) <= set(declared.tags)
+        for each in (declared, *derived_streams(declared))
     ]
     problems: dict[str, WeftError] = {}
     rows = [_listed(stream, declared, connection, problems) for stream, declared in known]
-    for stream in _undeclared([each for each, _ in known], connection, problems):
-        rows.append(_listed(stream, None, None, problems))
+    if not tags:  # those that are not declared have none
+        for stream in _undeclared([each for each, _ in known], connection, problems):
+            rows.append(_listed(stream, None, None, problems))
     if output == "json":
         print_json(rows)
     elif rows:
         _print_list(rows)
-    if not known:
+    if not known and tags and project.streams:
+        click.echo(f"No stream has the tag{'s' if len(tags) > 1 else ''} {', '.join(tags)}.", err=True)
+    elif not known:
         hint = project.elsewhere() or (
             "Name the module that declares them with --module, list it in weft.toml, or start with: weft init"
         )
@@ -117,6 +124,7 @@ def _listed(
         "name": stream.name,
         "schema": stream.schema,
         "connection": where,
+        "tags": list(stream.tags),
         "fields": {name: str(kind) for name, kind in stream.fields.items()},
         "events": None,
         "counted": True,

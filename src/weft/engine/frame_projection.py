@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from weft.columns import canonical_schema
+from weft.engine.frames import quoted_names
 from weft.spark_support.sessions import quoted
 from weft.systems.load import Load
 from weft.systems.sql.checks import condition, is_broken, refuse_broken, refuse_unknown_columns
@@ -60,7 +61,9 @@ def _checked(frame: Any, load: Load) -> tuple[str, ...]:
             wanted.append(F.count_if(F.expr(condition(check, quoted, "spark"))))
         else:
             wanted.append(F.lit(None))
-    (result,) = frame.agg(*(each.alias(f"c{number}") for number, each in enumerate(wanted))).toArrow().to_pylist()
+    with quoted_names(frame.sparkSession):
+        tried = frame.agg(*(each.alias(f"c{number}") for number, each in enumerate(wanted)))
+    (result,) = tried.toArrow().to_pylist()
     rows, *values = result.values()
     failed: list[str] = []
     warnings: list[str] = []

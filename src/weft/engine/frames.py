@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import date, datetime
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
@@ -121,18 +122,43 @@ def from_memory(spark: Any, rows: inputs.Memory) -> Any:
     return spark.createDataFrame(pa.Table.from_batches(list(rows.batches), rows.schema))
 
 
+QUOTED_NAMES = "spark.sql.ansi.doubleQuotedIdentifiers"
+
+
+@contextmanager
+def quoted_names(spark: Any) -> Iterator[None]:
+    """Read "…" in SQL as a name, as the databases do, while the block runs. To Spark alone it is a text, so that each
+    row would have the name of a column in place of its value."""
+    before = spark.conf.get(QUOTED_NAMES)
+    if before == "true":
+        yield
+        return
+    spark.conf.set(QUOTED_NAMES, "true")
+    try:
+        yield
+    finally:
+        spark.conf.set(QUOTED_NAMES, before)
+
+
 def transformed(frame: Any, sql: str) -> Any:
     """Return the result of Spark SQL over the table `source`."""
     from pyspark.errors import AnalysisException
 
-    with outcome.explained("understand transform_sql"):
+    with outcome.explained("understand transform_sql"), quoted_names(frame.sparkSession):
         frame.createOrReplaceTempView("source")
         try:
             return frame.sparkSession.sql(sql)
         except AnalysisException as error:
+            parameters = error.getMessageParameters() or {}
+            name = parameters.get("objectName", "").strip("`")
+            if str(error.getCondition()).startswith("UNRESOLVED_COLUMN") and f'"{name}"' in sql:
+                raise DeclarationError(
+                    f'transform_sql has "{name}", which is not a column of its tables.',
+                    hint=f"In double quotes is a name; a text is in single quotes: '{name}'.",
+                ) from None
             if error.getCondition() != "TABLE_OR_VIEW_NOT_FOUND":
                 raise
-            missing = (error.getMessageParameters() or {}).get("relationName", "")
+            missing = parameters.get("relationName", "")
             views = frame.sparkSession.sql("SHOW VIEWS").collect()
             known = ", ".join(sorted(each.viewName for each in views if each.isTemporary))
             raise DeclarationError(

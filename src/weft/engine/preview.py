@@ -30,7 +30,7 @@ from weft.errors import WeftError
 from weft.pipelines.declare import Pipeline, PipelineTarget
 from weft.project import current
 from weft.spark_support import outcome
-from weft.systems.base import system_for
+from weft.systems.base import Connection, system_for
 from weft.systems.load import Counts, Load
 from weft.systems.sql import commit as sql_commit
 from weft.systems.sql.checks import refuse_unknown_columns
@@ -79,15 +79,28 @@ def preview(
     if system_for(ready.job.connection.kind).tables is None:
         _preview_files(result, ready.job, ready.data, rows, trial)
         return result
-    with (
-        _into_empty_file(ready.job) as job,
-        opened_tables(job.connection) as tables,
-        opened_reader(ready.data, job.source, job.connection, tables) as reader,
-    ):
-        _preview_tables(result, job, ready.data, reader, tables, rows, trial)
+    with _into_empty_file(ready.job) as job:
+        try:
+            with (
+                opened_tables(job.connection) as tables,
+                opened_reader(ready.data, job.source, job.connection, tables) as reader,
+            ):
+                _preview_tables(result, job, ready.data, reader, tables, rows, trial)
+        except WeftError as error:
+            _name_real_file(error, job.connection, ready.job.connection)
+            raise
+        if result.refused is not None:
+            _name_real_file(result.refused, job.connection, ready.job.connection)
     if result.counts is not None:
         result.counts = replace(result.counts, warnings=(*ready.warnings, *result.counts.warnings))
     return result
+
+
+def _name_real_file(error: WeftError, empty: Connection, real: Connection) -> None:
+    """Let an error about the empty file name the one that is not there yet."""
+    if empty is not real:
+        error.what = error.what.replace(empty.target, real.resolved().target)
+        error.args = (str(error).replace(empty.target, real.resolved().target),)
 
 
 @contextmanager

@@ -21,6 +21,7 @@ from weft.systems.base import Connection, system_for
 from weft.systems.log import META_TYPES, PUBLISHED_AT, ROWID, Log
 from weft.systems.sql.prefetch import prefetch
 from weft.systems.sql.tables import Column, Slice, SqlTables, subquery
+from weft.systems.sql.tokens import replaced
 from weft.types import FieldType
 
 # Enough to be worth a task of its own.
@@ -168,6 +169,32 @@ def _field(name: str, kind: FieldType) -> pa.Field:
 # ----------------------------------------------------------------------------------------------------------- from users
 
 
+_AFTER_FROM = r"\b(?:[fF][rR][oO][mM]|[jJ][oO][iI][nN])\s+[A-Za-z_]\w*\s*\.\s*[A-Za-z_]\w*\b(?!\s*[.(])"
+
+
+def naming_declared(sql: str, tables: SqlTables) -> str:
+    """Return a query that names declared streams and targets as this database does: SQLite and MySQL have no schemas,
+    so that `events.page_views` is one word there."""
+    project = current()
+    known: dict[str, tuple[str | Connection | None, str]] = {}
+    if tables.dialect == "sqlite":
+        for target in (target for pipeline in project.pipelines.values() for target in pipeline.targets):
+            table = target.table
+            known[table.full_name.lower()] = target.connection, tables.table(table.schema, table.name)
+    if tables.dialect in ("sqlite", "mysql"):
+        for stream in project.streams.values():
+            name = f"{stream.schema}.{stream.name}"
+            known[name.lower()] = stream.connection, tables.quote(name)
+
+    def named(token: str) -> str:
+        word, name = token.split(maxsplit=1)
+        connection, quoted = known.get("".join(name.split()).lower(), (None, ""))
+        is_here = quoted and project.connection(connection).resolved() == tables.connection
+        return f"{word} {quoted}" if is_here else token
+
+    return replaced(sql, _AFTER_FROM, named, tables.dialect) if known else sql
+
+
 def reader_for(
     data: Input,
     source: str | Connection | None,
@@ -184,7 +211,8 @@ def reader_for(
         if tables is not target:
             # A target's file is made by its first load; one that is only read must be there.
             tables.connection.refuse_missing()
-        return SqlReader(tables, data.text, tables.describe(data.text), partition_by)
+        sql = naming_declared(data.text, tables)
+        return SqlReader(tables, sql, tables.describe(sql), partition_by)
     if isinstance(data, inputs.Events):
         return stream_reader(data.stream, source)
     if isinstance(data, inputs.Readable):

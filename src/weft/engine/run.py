@@ -18,7 +18,7 @@ from weft.engine import incremental, inputs
 from weft.engine.inputs import Input
 from weft.engine.load import Job
 from weft.engine.projection import TableProjection
-from weft.engine.readers import opened_tables, reader_for, stored_columns
+from weft.engine.readers import naming_declared, opened_tables, reader_for, stored_columns
 from weft.errors import DeclarationError, WeftError
 from weft.pipelines.declare import Pipeline, PipelineTarget, refuse_with_watermark
 from weft.pipelines.execution import Loaded, Step
@@ -100,7 +100,7 @@ class PipelineRun:
                 # With what it says: another one in its place is not done yet.
                 key = f"{self.key} after {number} {blake2b(step.encode(), digest_size=8).hexdigest()}"
                 after = Load.declare(target="after", pipeline=self.pipeline.name, commit_key=key, moment=self.moment)
-                replayed = not sql_commit.run_once(tables, after, step)
+                replayed = not sql_commit.run_once(tables, after, naming_declared(step, tables))
         else:
             _call(step, [connection][: _wants(step)])
         text = step if isinstance(step, str) else getattr(step, "__name__", repr(step))
@@ -136,7 +136,8 @@ def prepare_load(pipeline: Pipeline, target: PipelineTarget, load: Load, data: I
     warnings: tuple[str, ...] = ()
     if isinstance(data, inputs.Sql):
         with opened_tables(current().connection(source)) as tables:
-            text, column = _transformed(data.text, pipeline, tables), pipeline.incremental_column
+            text, column = naming_declared(data.text, tables), pipeline.incremental_column
+            text = _transformed(text, pipeline, tables)
             if column is None and incremental.has_watermark(data.text, tables.dialect):
                 column = incremental.watermark_column(data.text, tables.dialect)
             if column is not None:
@@ -283,7 +284,8 @@ def _frame(pipeline: Pipeline, data: Input, source: str | Connection | None) -> 
     frame = frames.of(data, reader_for(data, source, None), source)
     for each in pipeline.transforms_pre:
         if isinstance(each, FilterWhere):
-            frame = frame.where(each.condition)
+            with frames.quoted_names(frame.sparkSession):
+                frame = frame.where(each.condition)
         elif isinstance(each, Limit):
             frame = frame.limit(each.rows)
         elif isinstance(each, Sample):

@@ -187,9 +187,10 @@ class RunLog:
 
     # ---------------------------------------------------------------------------------------------------------- reading
 
-    def latest(self, pipelines: Iterable[str]) -> dict[str, PipelineState]:
-        """Return the state of each of these pipelines; it is empty for those without a run in the log."""
-        wanted = list(dict.fromkeys(pipelines))
+    def latest(self, pipelines: Iterable[str] | None) -> dict[str, PipelineState]:
+        """Return the state of each of these pipelines, which is empty for those without a run in the log; of all that
+        the log knows where `None`."""
+        wanted = list(dict.fromkeys(pipelines or ()))
         states = {name: PipelineState(name, None, None, None, None, 0, is_live=False) for name in wanted}
         listed = len(wanted) <= _LISTED
         where = f" WHERE c.pipeline IN ({', '.join('?' * len(wanted))})" if listed and wanted else ""
@@ -204,7 +205,7 @@ class RunLog:
                 wanted if where else (),
             )
         for name, owner, expires_at, succeeded_at, failures, now, *attempts in rows:
-            if name not in states:
+            if pipelines is not None and name not in states:
                 continue
             width = len(attempts) // 3
             last, scheduled, skipped = (attempt_of(attempts[at : at + width]) for at in (0, width, 2 * width))

@@ -132,9 +132,10 @@ async def _publish(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 async def streams(request: Request) -> Response:
-    """List every declared stream that the caller may read."""
-    query(request)
-    readable = await service_of(request).access.readable(request)
+    """List every declared stream that the caller may read; `?tag=a&tag=b`: those with all of these tags."""
+    query(request, "tag", repeated="tag")
+    tags = set(request.query_params.getlist("tag"))
+    readable = [each for each in await service_of(request).access.readable(request) if tags <= set(each.tags)]
     return json_response({"streams": [_described(stream) for stream in readable], "count": len(readable)})
 
 
@@ -144,7 +145,8 @@ async def details(request: Request) -> Response:
 
     def read() -> dict[str, Any]:
         columns = {name: str(kind) for name, kind in log.fields(fresh=True).items()}
-        state = {"columns": columns, "row_count": log.count(), "head": log.head(), "floor": log.floor()}
+        counts = {"row_count": log.count(), **overview.rejected(ready.stream)}
+        state = {"columns": columns, **counts, "head": log.head(), "floor": log.floor()}
         return with_texts(state, "head", "floor")
 
     return json_response(_described(ready.stream) | await ready.hub.in_thread(read))
@@ -195,6 +197,9 @@ def _position(ready: Opened, since: str | None) -> int:
         return log.head()
     if since == "start":
         return log.floor()
+    if since[:1] == "-" and since[1:].isdigit():
+        first = log.nth_last(whole(since[1:], "since", 1))
+        return log.floor() if first is None else first - 1
     if since.isdigit():
         return whole(since, "since", 0)
     return log.first_since(aware(moment(since, "since"))) - 1

@@ -102,11 +102,14 @@ class _StreamCollector(Collector):
             ("weft_stream_head", "The last offset.", lambda each: each.head),
             ("weft_stream_rows", "Events stored, as last counted.", lambda each: each.rows),
             ("weft_stream_lag", "Events that the consumer furthest behind was not given yet.", lambda each: each.lag),
+            ("weft_stream_dead_letters", "Events in its dead-letter stream.", lambda each: each.dead_letters),
+            ("weft_stream_quarantined", "Events that did not fit, put aside.", lambda each: each.quarantined),
             ("weft_stream_up", "Whether its database answers.", lambda each: int(each.problem is None)),
         ):
             family = GaugeMetricFamily(name, text, labels=["stream"])
             for stream, standing in self._standings.items():
-                family.add_metric([stream], value(standing))
+                if (number := value(standing)) is not None:
+                    family.add_metric([stream], number)
             yield family
 
 

@@ -106,7 +106,10 @@ def document(streams: Sequence[Stream]) -> dict[str, Any]:
 
 def _paths() -> dict[str, Any]:
     text = {"type": "string"}
-    since = {"description": "After this offset, from this time on, or from the `start`.", "type": "string"}
+    since = {
+        "description": "After this offset, from this time on, from the `start`, or with the last 100 (`-100`).",
+        "type": "string",
+    }
     live = {
         "type": "string",
         "description": "`id` is the offset, `event: stream.event`, `data` has stream and event."
@@ -116,7 +119,15 @@ def _paths() -> dict[str, Any]:
     return {
         "/api/v1/streams": {
             "get": _operation(
-                "listStreams", "List streams", "streams", "StreamList", (*_CLOSED, 422), about="Needs the scope read."
+                "listStreams",
+                "List streams",
+                "streams",
+                "StreamList",
+                (*_CLOSED, 422),
+                parameters=[
+                    _query("tag", array({"type": "string"}), "Only streams with this tag; with all of several.")
+                ],
+                about="Needs the scope read.",
             )
         },
         STREAM: {

@@ -21,7 +21,7 @@ from weft.server.service import json_response, service_of
 from weft.settings import read_project_file
 from weft.streams.declare import Stream
 from weft.streams.events import with_texts
-from weft.streams.runtime import open_stream
+from weft.streams.runtime import open_stream, stored_log
 from weft.systems.base import Connection
 
 if TYPE_CHECKING:
@@ -59,6 +59,9 @@ class Standing:
     """Times, and how many events had been published by then."""
     rows: int = 0
     consumers: list[dict[str, Any]] = field(default_factory=list)
+    dead_letters: int | None = None
+    quarantined: int | None = None
+    """`None` where the stream has no place for them."""
     count_after: float = 0.0
     problem: str | None = None
 
@@ -77,6 +80,7 @@ class Standing:
                 {"consumer": group.consumer, "lag": group.lag, "pending": group.pending, "lost": group.lost}
                 for group in log.groups()
             ]
+            self.dead_letters, self.quarantined = rejected(stream).values()
             done = time.monotonic()
             self.count_after = done + (done - started) * _COUNT_SHARE
 
@@ -86,12 +90,27 @@ class Standing:
         return max((each["lag"] for each in self.consumers), default=0)
 
 
+def rejected(stream: Stream) -> dict[str, int | None]:
+    """Count the dead letters of a stream, and the events that did not fit; `None` where it has no place for them."""
+
+    def count(kept: Stream) -> int:
+        log = stored_log(kept)
+        return 0 if log is None else log.count()
+
+    return {
+        "dead_letters": None if stream.max_deliveries is None else count(stream.dead_letters),
+        "quarantined": None if stream.on_schema_drift != "quarantine" else count(stream.quarantine),
+    }
+
+
 class Overview:
     """The last known state of this process's streams and pipelines."""
 
     def __init__(self) -> None:
         self.standings: dict[str, Standing] = defaultdict(Standing)
         self._streams: dict[str | Connection | None, CachedProbe[None]] = {}
+        self._answered: dict[str | Connection | None, float] = defaultdict(float)
+        """When a database last answered, by `time.monotonic`: it may hold more streams than it shows in a second."""
         self._pipelines = CachedProbe(_read_pipelines, fresh_seconds=_RUNS_FRESH_SECONDS)
 
     async def update(self) -> None:
@@ -108,6 +127,7 @@ class Overview:
                 standing = self.standings[stream.name]
                 try:
                     standing.update(stream)
+                    self._answered[connection] = time.monotonic()
                 except Exception as error:  # any error: the other streams are shown
                     if standing.problem != _FAILED:  # once, not every second
                         logger.warning("the state of %s cannot be read: %s", stream.name, error)
@@ -117,6 +137,8 @@ class Overview:
         try:
             await probe.get(_ANSWER_SECONDS)
         except TimeoutError:
+            if time.monotonic() - self._answered[connection] < _ANSWER_SECONDS:
+                return
             for stream in streams():
                 self.standings[stream.name].problem = "Its database does not answer."
 
@@ -197,7 +219,8 @@ async def overview(request: Request) -> Response:
     rows = []
     for stream in streams:
         standing = known.standings[stream.name]
-        row = {"name": stream.name, "description": stream.description, **vars(standing), "lag": standing.lag}
+        row = {"name": stream.name, "description": stream.description, "tags": stream.tags, **vars(standing)}
+        row["lag"] = standing.lag
         del row["count_after"], row["history"]
         with_texts(row, "head", "floor")
         rows.append(row | ({"history": list(standing.history)} if with_history else {}))

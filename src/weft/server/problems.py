@@ -10,6 +10,9 @@ import msgspec
 from starlette.responses import Response
 
 from weft.errors import (
+    MAYBE_STORED,
+    NOTHING_STORED,
+    BusyError,
     ConnectionFailedError,
     EventsLostError,
     LeaseLostError,
@@ -94,11 +97,16 @@ def of_error(error: BaseException, request_id: str, stream: str | None = None) -
     where = "" if stream is None else f" of {stream!r}"
     if isinstance(error, StorageError):
         logger.error("%s storage: %s", request_id, error.what)
-        text = f"The database{where} cannot store more now. Nothing was stored."
+        stored = MAYBE_STORED if MAYBE_STORED in (error.hint or "") else NOTHING_STORED
+        text = f"The database{where} cannot store more now. {stored}"
         return later(503, "storage", "The database is full or read-only", text, _FULL_SECONDS)
+    if isinstance(error, BusyError):
+        logger.warning("%s busy: %s", request_id, error.what)
+        text = f"The database{where} is locked by somebody else. {NOTHING_STORED} Send it again."
+        return later(503, "busy", "The database is busy", text, _RETRY_SECONDS)
     if isinstance(error, ConnectionFailedError):
         logger.warning("%s database: %s", request_id, error.what)
-        text = f"The database{where} does not answer. What was sent may or may not have been stored: send it again."
+        text = f"The database{where} does not answer. {MAYBE_STORED} Send it again."
         return later(503, "database", "The database does not answer", text, _RETRY_SECONDS)
     if isinstance(error, WeftError):
         logger.error("%s failed: %s", request_id, error.what)

@@ -87,6 +87,7 @@ _STREAM: dict[str, Schema] = {
     "auth": nullable({"enum": ["bearer", "api_key", "hmac"]}),
     "rate_limit": nullable(_map(_NUMBER)),
 }
+_REJECTED = {"dead_letters": nullable(_WHOLE), "quarantined": nullable(_WHOLE)}
 _CONSUMED = {"stream": _TEXT, "consumer": _TEXT}
 _STATUS = {"enum": ["running", "succeeded", "failed", "interrupted", "skipped"]}
 
@@ -113,7 +114,9 @@ SCHEMAS: dict[str, Schema] = {
     ),
     "Stream": _object(**_STREAM),
     "StreamList": _object(streams=array(ref("Stream")), count=_WHOLE),
-    "StreamDetails": _object(**_STREAM, columns=_map(_TEXT), row_count=_WHOLE, **_offsets("head", "floor")),
+    "StreamDetails": _object(
+        **_STREAM, columns=_map(_TEXT), row_count=_WHOLE, **_offsets("head", "floor"), **_REJECTED
+    ),
     "Published": _object(
         status={"const": "accepted"},
         stream=_TEXT,
@@ -175,6 +178,7 @@ SCHEMAS: dict[str, Schema] = {
                 {"history": array(array(_NUMBER))},
                 name=_TEXT,
                 description=nullable(_TEXT),
+                tags=array(_TEXT),
                 **_offsets("head", "floor"),
                 head_at=_NUMBER,
                 published=_WHOLE,
@@ -182,6 +186,7 @@ SCHEMAS: dict[str, Schema] = {
                 rows=_WHOLE,
                 lag=_WHOLE,
                 consumers=array(_object(consumer=_TEXT, lag=_WHOLE, pending=_WHOLE, lost=_WHOLE)),
+                **_REJECTED,
                 problem=nullable(_TEXT),
             )
         ),

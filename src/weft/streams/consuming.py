@@ -43,26 +43,32 @@ HasRoom = Callable[[dict[str, Any]], bool]
 
 
 def consume_sync(
-    stream: str | Stream,
-    consumer: str,
+    stream: str | Stream | None = None,
+    consumer: str | None = None,
     batch_size: int = 100,
     connection: str | Connection | None = None,
     member: str | None = None,
     lease: float = 60,
     wait: float = 0,
+    *,
+    stream_name: str | Stream | None = None,
+    consumer_name: str | None = None,
 ) -> list[dict[str, Any]]:
     """Return up to `batch_size` unacknowledged events of `consumer`, leased to this member for `lease` seconds.
 
     First come this member's own unacknowledged events, then those whose lease ran out, then new ones. Workers that
     share a consumer's name share its events. `member` names this worker, so that it gets its events back at once after
     a restart; by default every thread or task is a member of its own. With `wait` the call waits so many seconds for
-    the first event. Raises `EventsLostError` once if retention removed events before they were consumed."""
-    ready = opened(stream, connection) or open_stream(stream, connection)
-    member = _checked(consumer, batch_size, member, lease, wait)
+    the first event. Raises `EventsLostError` once if retention removed events before they were consumed.
+    `stream_name` and `consumer_name` are other names of the first two."""
+    of: str | Stream = _either("stream", stream, stream_name)
+    by: str = _either("consumer", consumer, consumer_name)
+    ready = opened(of, connection) or open_stream(of, connection)
+    member = _checked(by, batch_size, member, lease, wait)
     deadline = time.monotonic() + wait
     while True:
         version = ready.hub.watch.version
-        events = _take(ready, consumer, member, batch_size, lease)
+        events = _take(ready, by, member, batch_size, lease)
         left = deadline - time.monotonic()
         if events or left <= 0:
             return events
@@ -70,25 +76,38 @@ def consume_sync(
 
 
 async def consume(
-    stream: str | Stream,
-    consumer: str,
+    stream: str | Stream | None = None,
+    consumer: str | None = None,
     batch_size: int = 100,
     connection: str | Connection | None = None,
     member: str | None = None,
     lease: float = 60,
     wait: float = 0,
+    *,
+    stream_name: str | Stream | None = None,
+    consumer_name: str | None = None,
 ) -> list[dict[str, Any]]:
     """`consume_sync` for asyncio; waiting takes no thread."""
-    ready = await open_stream_async(stream, connection)
-    member = _checked(consumer, batch_size, member, lease, wait)
+    of: str | Stream = _either("stream", stream, stream_name)
+    by: str = _either("consumer", consumer, consumer_name)
+    ready = await open_stream_async(of, connection)
+    member = _checked(by, batch_size, member, lease, wait)
     deadline = time.monotonic() + wait
     while True:
         version = ready.hub.watch.version
-        events = await consume_now(ready, consumer, batch_size, member=member, lease=lease)
+        events = await consume_now(ready, by, batch_size, member=member, lease=lease)
         left = deadline - time.monotonic()
         if events or left <= 0:
             return events
         await ready.hub.watch.wait_async(version, min(left, _LOOK_SECONDS))
+
+
+def _either(name: str, *values: object) -> Any:
+    """Return the argument that was given, under either of its names."""
+    given = [each for each in values if each is not None]
+    if len(given) != 1:
+        raise SettingsError(f"consume takes {name}, or {name}_name in its place: {'both' if given else 'none'} given.")
+    return given[0]
 
 
 async def consume_now(

@@ -239,10 +239,10 @@ def _make_stream(name: str, options: Mapping[str, Any]) -> Stream:
     if options["retention"] is not None and not retention:
         raise DeclarationError(f"{where}: retention needs max_age_days, max_rows or both.")
     key_fields, horizon = _idempotency(options["idempotency_key"], fields, where)
-    cursor = options["cursor"]
-    if cursor not in ("rowid", "_weft_rowid", "_weft_published_at", *fields):
+    if options["cursor"] != "rowid":
         raise DeclarationError(
-            f"{where}: cursor is {cursor!r}; it can be 'rowid', '_weft_published_at' or a declared field."
+            f"{where}: cursor is {options['cursor']!r}; consumers read by the offset, which is called 'rowid'.",
+            hint="For a pipeline that reads the stream's table by another column, say incremental_column there.",
         )
     max_deliveries, dead_letter = options["max_deliveries"], options["dead_letter"]
     if max_deliveries is not None and (type(max_deliveries) is not int or max_deliveries < 1):

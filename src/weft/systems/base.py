@@ -108,12 +108,21 @@ class Connection:
         schemes = system_for(self.kind).schemes
         scheme = url_scheme(url)
         if scheme in schemes or (scheme is None and not self._is_resolved and settings.has_references(url)):
+            self._refuse_second_scheme(field_name, url)
             return
         problem = f"begins with {scheme}://" if scheme else "is not a URL"
         raise DeclarationError(
             f"The {field_name} of {self.label} {problem}; {self.any_such} needs "
             f"{' or '.join(f'{each}://' for each in schemes)}."
         )
+
+    def _refuse_second_scheme(self, field_name: str, url: str) -> None:
+        second = url_scheme(url.partition("://")[2].lstrip("/"))
+        if any(second in system.schemes for system in systems().values()):
+            raise DeclarationError(
+                f"The {field_name} of {self.label} has two schemes: {url_scheme(url)}:// and {second}://.",
+                hint='Leave one out. If a variable holds a whole URL, write it alone: url = "${WAREHOUSE_DSN}"',
+            )
 
     def resolved(self) -> Self:
         """A copy in which each `${VAR}` has its value from the environment. This is what a system opens."""

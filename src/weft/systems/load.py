@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypedDict, get_
 from uuid import uuid4
 
 from weft.errors import DeclarationError, LoadRefusedError, did_you_mean, listed
-from weft.options import Option, column_names, refuse_unknown
+from weft.options import Option, column_names, refuse_unknown, text_option
 from weft.systems.expectation import Expectation
 from weft.systems.watermark import Watermark
 
@@ -20,7 +20,7 @@ Mode = Literal["append", "truncate", "merge", "scd2"]
 MODES: tuple[str, ...] = get_args(Mode)
 AnyMode = Mode | Literal["scd1"]
 _ALIASES = {"scd1": "merge"}
-_MODES_OF = {
+MODES_OF = {
     "event_timestamp_column": ("scd2",),
     "ttl_seconds": ("scd2",),
     "update_columns": ("merge",),
@@ -32,6 +32,8 @@ UNNAMED = "once:"
 """The prefix of the names of loads without a commit key."""
 MOST_ASIDE = 100_000
 """How many rows a load may reject: they pass through this process. A load with more of them should be looked at."""
+KEYED_MODES = ("merge", "scd2")
+"""The modes in which source rows are matched with stored ones."""
 KEY_LENGTH = 200
 """The length of a text that every database takes as a part of a key."""
 
@@ -47,8 +49,8 @@ Columns = str | Sequence[str]
 """One column or several, by name."""
 
 
-class MergeOptions(TypedDict, total=False):
-    """The options of a merge into a table, of rows or of batches."""
+class KeyedOptions(TypedDict, total=False):
+    """The options of a merge or a history (scd2) in a table, of rows or of batches."""
 
     update_columns: Annotated[
         Columns | None,
@@ -64,12 +66,15 @@ class MergeOptions(TypedDict, total=False):
         Columns | None,
         Option("Of rows with the same key, a merge keeps the greatest in these columns.", check=column_names),
     ]
+    event_timestamp_column: Annotated[
+        str | None,
+        Option("scd2: the column that says since when a row is so.", default="the time of the load", check=text_option),
+    ]
 
 
-class TableOptions(MergeOptions, total=False):
+class TableOptions(KeyedOptions, total=False):
     """The options of any load into a table."""
 
-    event_timestamp_column: str | None
     handle_deletes: Literal["hard", "soft"] | None
     ttl_seconds: float | None
     allow_empty: bool
@@ -187,7 +192,7 @@ class Load:
     @property
     def tracks_rows(self) -> bool:
         """Whether source rows are matched with stored ones."""
-        return self.mode in ("merge", "scd2")
+        return self.mode in KEYED_MODES
 
     def _check(self) -> None:
         if self.tracks_rows and not self.keys:
@@ -206,7 +211,7 @@ class Load:
                 f"The mode {self.mode!r} cannot handle deletes {self.handle_deletes!r}.",
                 hint="merge removes missing rows (hard), scd2 closes their version (soft).",
             )
-        for name, modes in _MODES_OF.items():
+        for name, modes in MODES_OF.items():
             if getattr(self, name) is not None and self.mode not in modes:
                 raise DeclarationError(f"{name} is an option of {' and '.join(modes)}, not of {self.mode}.")
         if self.on_bad_rows not in ("fail", "quarantine"):

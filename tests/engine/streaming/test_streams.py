@@ -13,6 +13,7 @@ import weft
 from conftest import System
 from engine.streaming.conftest import declare, forget_last_commit, rows, run_once
 from servers import wait_until
+from weft.engine import frames
 from weft.engine.streaming.checkpoint import Checkpoint
 from weft.engine.streaming.query import Query
 from weft.errors import BusyError, DeclarationError, LoadRefusedError, WeftError
@@ -75,6 +76,28 @@ def test_rows_with_one_key_in_a_batch(way: str, project: Path) -> None:
     wanted = [(0, "v6"), (1, "v4"), (2, "v5")]
     assert rows("last", "id, name") == wanted
     assert sorted(map(tuple, weft.read("last", source=lake).select("id", "name").collect())) == wanted
+
+
+@pytest.mark.brief("sqlite-driver", "postgres-tasks")
+@pytest.mark.usefixtures("streams")
+def test_the_history_of_each_key(system: System, way: str, project: Path) -> None:
+    events = declare(id="int64", state="string")
+    lake = weft.DeltaLocalConnection(str(project / "lake"), name="lake")
+    targets = [
+        weft.Target(table=(None, "states"), event_timestamp_column="_event_ts"),
+        weft.Target(connection=lake, table=(None, "states"), event_timestamp_column="_event_ts"),
+    ]
+    pipeline: dict[str, Any] = {"name": "states", "source": events, "targets": targets, "mode": "scd2", "keys": ["id"]}
+    for batch in (["a"], ["a", "b", "c"], [], ["c"]):
+        for state in batch:
+            weft.publish_sync(events, {"id": 1, "state": state})
+        run_once(**pipeline, transform_sql="SELECT id, state, _event_ts FROM source")
+    kept = rows("states", "state, valid_from, valid_to, is_current")
+    assert [(state, bool(is_current)) for state, _, _, is_current in kept] == [("a", False), ("b", False), ("c", True)]
+    # Each version ends when the next one begins.
+    assert [until for _, _, until, _ in kept] == [*(began for _, began, _, _ in kept[1:]), None]
+    history = weft.read("states", source=lake).orderBy("valid_from").collect()
+    assert [(row.state, row.is_current) for row in history] == [("a", False), ("b", False), ("c", True)]
 
 
 @pytest.mark.usefixtures("here")
@@ -193,6 +216,33 @@ def test_an_error_is_ours_and_the_batch_comes_again() -> None:
     weft.publish_sync(events, {"n": 2})
     run_once(**pipeline, transform_sql="SELECT n FROM source")
     assert rows("copies") == [(1,), (2,)]
+
+
+@pytest.mark.usefixtures("here")
+def test_double_quotes_are_names_and_single_ones_texts() -> None:
+    """As in the databases, and in the guide's SQL. To Spark by itself both are texts."""
+    events = declare(strike="int64")
+    weft.publish_sync(events, [{"strike": 4500}, {"strike": 4505}])
+    pipeline: dict[str, Any] = {"name": "quotes", "source": events, "target_table": (None, "strikes")}
+    with pytest.raises(DeclarationError, match='transform_sql has "call", which is not a column') as caught:
+        run_once(**pipeline, transform_sql='SELECT strike, "call" AS side FROM source')
+    assert str(caught.value.hint).endswith("a text is in single quotes: 'call'.")
+    run_once(**pipeline, transform_sql="""SELECT "strike", "strike" + 1 AS "the next", 'strike' AS word FROM source""")
+    assert rows("strikes") == [(4500, 4501, "strike"), (4505, 4506, "strike")]
+
+
+def test_what_the_docs_say_of_the_sql(spark: Any) -> None:
+    source = spark.createDataFrame([(2, "b"), (None, "c"), (1, "a")], "n int, Name string")
+    (row,) = frames.transformed(
+        source,
+        r"""SELECT 7 / 2, 7 DIV 2, array(1, 2)[1], element_at(array(1, 2), 1), size(array_agg(n)),
+            max(extract(dow FROM DATE'2026-11-15')), 'a\tb', r'a\tb', max("name"), approx_count_distinct(n),
+            approx_percentile(n, 0.5), try_cast('x' AS INT), try_divide(1, 0) FROM source""",
+    ).collect()
+    assert list(row) == [3.5, 3, 2, 1, 2, 1, "a\tb", "a\\tb", "c", 2, 1, None, None]
+    assert [each.n for each in frames.transformed(source, "SELECT n FROM source ORDER BY n").collect()] == [None, 1, 2]
+    # A session of somebody else's is left as it was.
+    assert spark.conf.get(frames.QUOTED_NAMES) == "false"
 
 
 @pytest.mark.timing

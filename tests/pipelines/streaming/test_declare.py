@@ -351,7 +351,7 @@ LOOKUP = Lookup(connection=WAREHOUSE, table="users")
         ({"target": REDIS}, r"a redis connection is written by stream\.\n.*stream="),
         ({"target": int}, "the class int is not a table"),
         ({"target": customers}, "target_table is that of a connection"),
-        ({"mode": "scd2"}, "a streaming pipeline has no mode 'scd2'"),
+        ({"mode": "scd2"}, r"the mode 'scd2' needs keys\.\n.*keys=\[\"id\"\]"),
         ({"mode": "truncate"}, "no mode 'truncate'"),
         ({"mode": "scd1"}, "no mode 'scd1'.*\n.*'merge'"),
         ({"mode": "merge"}, r"the mode 'merge' needs keys\.\n.*keys=\[\"id\"\]"),

@@ -63,7 +63,7 @@ REFUSED = [
     LEAST.replace("[target.table]", "connection = 'x'\n[target.table]"),
     LEAST.replace(TARGET, ""),
     LEAST + "[[targets]]\nconnection = 'x'",
-    f"mode='scd2'\n{LEAST}",
+    f"mode='truncate'\n{LEAST}",
     f"keys=[1]\n{LEAST}",
     f"idle_pause_ms=0\n{LEAST}",
     f"dead_letter_connection={{url='x'}}\n{LEAST}",

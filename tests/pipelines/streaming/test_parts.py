@@ -113,7 +113,7 @@ def test_names_of_connections_are_checked_when_they_lead_somewhere() -> None:
         (Target, {"table": "a", "prefix": "b"}, "takes one of table, prefix and stream"),
         (Target, {"connection": "x"}, "names no place"),
         (Target, {"table": "a", "handle_deletes": "hard"}, "no option 'handle_deletes'"),
-        (Target, {"table": "a", "mode": "scd2"}, "no mode 'scd2'"),
+        (Target, {"table": "a", "mode": "truncate"}, "no mode 'truncate'"),
         (Target, {"table": "a", "mode": ["merge"]}, "mode is"),
         (Target, {"table": "a", "primary_key": [1]}, "primary_key must be a list of column names"),
         (Target, {"table": ("a", "")}, "table is"),

@@ -72,7 +72,7 @@ pytestmark = pytest.mark.usefixtures("local")
             LEAST + "[target.read_options.csv]\nhas_header = true",
             r": \[target\]: Target public\.events: csv_read_options is",
         ),
-        (at_top("mode = 'scd2'"), r"^pipeline\.toml: mode is 'scd2'"),
+        (at_top("mode = 'truncate'"), r"^pipeline\.toml: mode is 'truncate'"),
         (at_top("mode = 'merge'"), r"^pipeline\.toml, target public\.events: the mode 'merge' needs keys"),
         (at_top("on_drift = 'evolv'"), r": on_drift is 'evolv'\.\n  Did you mean 'evolve'"),
         (at_top("every = '10 parsecs'"), r"^pipeline\.toml: every is '10 parsecs'"),

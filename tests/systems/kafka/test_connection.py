@@ -156,6 +156,13 @@ def test_a_wrong_password_is_told_without_it(kafka: Any, monkeypatch: pytest.Mon
     assert "correct-horse" not in f"{raised.value} {made!r} {made.resolved()!r}"
 
 
+def test_a_password_on_a_listener_without_encryption(kafka: Any) -> None:
+    made = KafkaConnection(kafka.sasl_bootstrap, sasl_plain_username=USER, sasl_plain_password=PASSWORD)
+    with pytest.raises(ConnectionFailedError, match="The protocol is SASL_SSL") as raised:
+        made.check()
+    assert 'security_protocol="SASL_PLAINTEXT"' in str(raised.value.hint)
+
+
 def test_a_topic_that_is_not_there(kafka: Any, connection: KafkaConnection, spark: Any) -> None:
     topic = kafka.create_topic()
     for ask in (

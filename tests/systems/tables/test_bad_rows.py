@@ -134,6 +134,22 @@ def test_rows_that_contradict_each_other_are_named(tables: SqlTables) -> None:
     assert ids(tables) == [1000]
 
 
+@pytest.mark.parametrize("how", ["once", "query"])
+def test_the_hint_about_a_key_that_is_there(tables: SqlTables, how: str) -> None:
+    create(tables, more=", UNIQUE (id)")
+    again = [{"id": 1000, "name": "again", "n": 1}]
+    planned = Load.declare(target="t", commit_key="monday", moment=DAY)
+    sql_commit.prepare(tables, planned, SCHEMA)
+    for carry_out in (sql_commit.attempt, sql_commit.commit):
+        with pytest.raises(LoadRefusedError, match=r"rejected \d rows?, and nothing was written:") as caught:
+            carry_out(tables, planned, as_rows(tables, how, again))
+        hint = str(caught.value.hint)
+        assert -1 < hint.index("incremental_column") < hint.index('mode="merge"') < hint.index("on_bad_rows")
+    with pytest.raises(LoadRefusedError, match="rejected") as caught:
+        load(tables, rows(bad=(3,), count=5))
+    assert "incremental_column" not in str(caught.value.hint)
+
+
 def test_values_that_do_not_fit_are_named(tables: SqlTables) -> None:
     """Where rows are converted on their way, and where a staging table does not take them."""
     if tables.dialect == "sqlite":

@@ -13,6 +13,7 @@ from typing import Any
 from weakref import WeakMethod
 
 from weft.engine import session
+from weft.engine.frames import QUOTED_NAMES
 from weft.engine.streaming.batch import Batches, BatchResult, joined
 from weft.engine.streaming.batch_id import BatchId
 from weft.engine.streaming.checkpoint import Checkpoint, prepared_session
@@ -24,10 +25,12 @@ from weft.pipelines.streaming.spec import StreamingPipeline
 from weft.spark_support import outcome
 
 _log = logging.getLogger("weft.engine")
-# A file system of Hadoop's that asks other processes for links and modes takes four fifths of a small batch.
 _CONF = {
+    # A file system of Hadoop's that asks other processes for links and modes takes four fifths of a small batch.
     "spark.sql.streaming.checkpointFileManagerClass": "org.apache.spark.sql.execution.streaming.checkpointing."
     "FileSystemBasedCheckpointFileManager",
+    # Once, not for each batch.
+    QUOTED_NAMES: "true",
 }
 # To compile the plan of a batch, or to plan it again while it runs, takes longer than to run it over a few rows.
 _PROFILES = {"low_latency": {"spark.sql.codegen.wholeStage": "false", "spark.sql.adaptive.enabled": "false"}}

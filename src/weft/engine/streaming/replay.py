@@ -48,6 +48,7 @@ from weft.project import current
 from weft.systems.base import system_for
 from weft.systems.codecs.json import JsonDecoder
 from weft.systems.dead_letter_store import Stage, StoredLetter, as_json, digest
+from weft.systems.load import KEYED_MODES
 from weft.systems.log import EXTRA, ROWID
 from weft.systems.stream_source import EVENT_TIME, StreamSource
 from weft.types import exact_number
@@ -140,7 +141,7 @@ class Replay:
         """Letters that can be one set: alike in where they go and in how often they went there. Where a target merges
         they are also of one batch, since no key can be twice in a load."""
         batch = ""
-        if any(each.mode == "merge" for each in self.pipeline.targets):
+        if any(each.mode in KEYED_MODES for each in self.pipeline.targets):
             batch = letter.letter_id if letter.batch is None else f"{letter.batch:020}"
         return batch, letter.stage == "store", letter.target or "", letter.replays
 

@@ -31,7 +31,7 @@ from weft.spark_support import outcome
 from weft.spark_support.sessions import quoted
 from weft.streams.declare import Stream
 from weft.systems.base import Connection, system_for
-from weft.systems.load import KEY_LENGTH, Counts, Declared, Load
+from weft.systems.load import KEY_LENGTH, KEYED_MODES, Counts, Declared, Load
 from weft.systems.log import RESERVED_PREFIX
 from weft.systems.sql import ledger
 from weft.systems.sql.tables import SqlTables
@@ -116,7 +116,7 @@ class Targets:
         load = Load.declare(
             target=target.table or (None, target.name),
             mode=target.mode,
-            keys=target.primary_key if target.mode == "merge" else (),
+            keys=target.primary_key if target.mode in KEYED_MODES else (),
             pipeline=self._pipeline.name,
             commit_key=commit_key(batch.query_id, target.name),
             batch_id=batch.number,

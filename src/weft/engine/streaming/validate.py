@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from weft.engine import inputs, session
-from weft.engine.frames import from_memory
+from weft.engine.frames import from_memory, quoted_names
 from weft.engine.readers import opened_tables, stored_columns
 from weft.engine.streaming import functions
 from weft.engine.streaming.dead_letters import DeadLetterBox
@@ -25,6 +25,7 @@ from weft.project import current
 from weft.spark_support import outcome
 from weft.streams import runtime
 from weft.systems.base import system_for
+from weft.systems.load import KEYED_MODES
 
 
 def validate(pipeline: StreamingPipeline) -> Iterator[ValidationResult]:
@@ -73,7 +74,7 @@ def _sql(pipeline: StreamingPipeline, sql: str, columns: list[str], is_there: bo
     """Return the columns of the SQL, where its tables are there and their columns are known before rows come. They are
     added to `columns`."""
     spark = session.spark().newSession()
-    with outcome.explained(f"understand the SQL of {pipeline.name}"):
+    with outcome.explained(f"understand the SQL of {pipeline.name}"), quoted_names(spark):
         spark._jsparkSession.sessionState().sqlParser().parsePlan(sql)
         if not is_there:
             return "it can be parsed"
@@ -105,6 +106,8 @@ def _target(target: Target, columns: list[str]) -> str:
         return there
     _refuse_unknown_columns(target, "key", target.primary_key, columns, "the rows")
     _refuse_unknown_columns(target, "deduplicate_by", target.options.get("deduplicate_by", ()), columns, "the rows")
+    if since := target.options.get("event_timestamp_column"):
+        _refuse_unknown_columns(target, "event_timestamp_column", (since,), columns, "the rows")
     if target.table is None or system_for(connection.kind).tables is None:
         return f"{there}, {_mode(target)}"
     with opened_tables(connection) as tables:
@@ -126,12 +129,13 @@ def _letters(pipeline: StreamingPipeline, letters: DeadLetters) -> str:
 
 def _mode(target: Target) -> str:
     """Return the mode in words: a merge that worked for days would end with the first batch that has a key twice."""
-    is_open = target.mode == "merge" and "deduplicate_by" not in target.options
+    tells_apart = {"deduplicate_by", "event_timestamp_column"} & target.options.keys()
+    is_open = target.mode in KEYED_MODES and not tells_apart
     return f"{target.mode}, where a batch may have each key once (else say deduplicate_by)" if is_open else target.mode
 
 
 def _refuse_unknown_columns(target: Target, what: str, names: tuple[str, ...], columns: list[str], where: str) -> None:
-    if not columns or target.mode != "merge":
+    if not columns or target.mode not in KEYED_MODES:
         return
     for name in names:
         if name not in columns:

@@ -21,13 +21,13 @@ from weft.pipelines.streaming.endpoints import (
     identity,
 )
 from weft.pipelines.streaming.options import FIELD_OPTIONS, LATER, OPTIONS, StreamingOptions
-from weft.pipelines.streaming.spec import LOAD_OPTIONS, DeadLetters, Source, StreamingPipeline, Target
+from weft.pipelines.streaming.spec import DeadLetters, Source, StreamingPipeline, Target
 from weft.pipelines.table import table_of
 from weft.project import build_connection, current
 from weft.streams.declare import Stream
 from weft.systems.base import Connection, system_for
 from weft.systems.endpoint import endpoint_of
-from weft.systems.load import refuse_own
+from weft.systems.load import KEYED_MODES, MODES_OF, refuse_own
 
 LATER_HINT = "This version has SQL, lookups and UDFs over each batch."
 DEAD_LETTERS = ("topic", "stream", "table", "path")
@@ -214,20 +214,22 @@ def _targets(options: Mapping[str, Any], where: str, word: Callable[[str], str])
         own = each if isinstance(each, Target) else _target(each, options, where)
         with errors_at(where):
             targets.append(_complete(own, mode, keys, order))
-    if keys and not any(each.mode == "merge" or each.place == "stream" for each in targets):
+    if keys and not any(each.mode in KEYED_MODES or each.place == "stream" for each in targets):
         raise DeclarationError(f"{where}: the mode 'append' takes no keys.", hint='mode="merge" does.')
-    if order and not any(each.mode == "merge" for each in targets):
+    if order and not any(each.mode in KEYED_MODES for each in targets):
         raise DeclarationError(f"{where}: the mode 'append' takes no deduplicate_by.", hint='mode="merge" does.')
     for each in targets:
-        if each.mode == "merge" and not each.primary_key:
+        if each.mode in KEYED_MODES and not each.primary_key:
             raise DeclarationError(
-                f"{where}, target {each.name}: the mode 'merge' needs keys.",
+                f"{where}, target {each.name}: the mode {each.mode!r} needs keys.",
                 hint=f'For example {word("keys")}=["id"], or {word("target_primary_key")}=["id"].',
             )
-        for option in LOAD_OPTIONS:
-            if option in each.options and each.mode != "merge":
+        for option in each.load_options:
+            modes = MODES_OF.get(option, KEYED_MODES)
+            if each.mode not in modes:
+                named = " and ".join(map(repr, modes))
                 raise DeclarationError(
-                    f"{where}, target {each.name}: {option} is an option of the mode 'merge', not of {each.mode!r}."
+                    f"{where}, target {each.name}: {option} is an option of the mode {named}, not of {each.mode!r}."
                 )
     written = [address(each) for each in targets]
     if repeated := [each.name for each in targets if written.count(address(each)) > 1]:
@@ -255,11 +257,11 @@ def _complete(target: Target, mode: str, keys: tuple[str, ...], order: tuple[str
     """Return a target with what the pipeline says of all of them, checked against its connection where it is known."""
     mode = target.mode if target.has_mode else mode
     declared = target.declared
-    if mode == "merge" or target.place == "stream":
+    if mode in KEYED_MODES or target.place == "stream":
         own = target.primary_key or keys or (declared.keys if declared else ())
     else:
         own = target.primary_key or (declared.primary_key if declared else ())
-    options = {"deduplicate_by": order, **target.options} if mode == "merge" and order else target.options
+    options = {"deduplicate_by": order, **target.options} if mode in KEYED_MODES and order else target.options
     return checked(replace(target, mode=mode, has_mode=True, primary_key=own, options=options))
 
 

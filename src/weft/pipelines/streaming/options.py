@@ -235,8 +235,8 @@ class StreamingOptions(TypedDict, total=False):
     mode: Annotated[
         Mode | None,
         Option(
-            "How rows are written: `append` adds every row, `merge` matches rows by their keys; a target may have a "
-            "mode of its own.",
+            "How rows are written: `append` adds every row, `merge` matches rows by their keys, `scd2` keeps the "
+            "history of each key; a target may have a mode of its own.",
             default="`append`",
             check=check_mode,
         ),
@@ -244,7 +244,7 @@ class StreamingOptions(TypedDict, total=False):
     keys: Annotated[
         Columns | None,
         Option(
-            "The keys of a merge, for every target that has none of its own.",
+            "The keys of a merge or scd2, for every target that has none of its own.",
             default="those of the declared table",
             check=column_names,
         ),

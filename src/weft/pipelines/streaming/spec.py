@@ -15,16 +15,16 @@ from weft.streams.declare import Stream
 from weft.systems.base import AnyConnection, Connection, Settings, system_for
 from weft.systems.endpoint import endpoint_of, endpoint_options, endpoints, is_start
 from weft.systems.file_options import FileKeywords
-from weft.systems.load import Columns, MergeOptions, full_name, refuse_own
+from weft.systems.load import KEYED_MODES, Columns, KeyedOptions, full_name, refuse_own
 
 OnError = Literal["fail", "drop", "dlq"]
 Drift = Literal["evolve", "ignore", "fail"]
 Delivery = Literal["exactly_once", "at_least_once"]
 Profile = Literal["throughput", "low_latency"]
-Mode = Literal["append", "merge"]
+Mode = Literal["append", "merge", "scd2"]
 MODES: tuple[str, ...] = get_args(Mode)
 
-LOAD_OPTIONS = options_of(MergeOptions)
+LOAD_OPTIONS = options_of(KeyedOptions)
 """What the load of a batch into a table takes. The others of `weft.load` are about rows that a batch does not have."""
 
 
@@ -32,7 +32,7 @@ class SourceKeywords(FileKeywords, total=False):
     """What a source takes by name besides its own options. Systems of other packages take theirs in `options`."""
 
 
-class TargetKeywords(FileKeywords, MergeOptions, total=False):
+class TargetKeywords(FileKeywords, KeyedOptions, total=False):
     """What a target takes by name besides its own options. Systems of other packages take theirs in `options`."""
 
 
@@ -180,12 +180,13 @@ class Target:
             str | Stream | None, Option("A topic, a stream of Redis, or a stream of Weft, declared or by its name.")
         ] = None,
         mode: Annotated[
-            Mode | None, Option("How rows are written; `merge` is for tables.", default="the pipeline's")
+            Mode | None, Option("How rows are written; `merge` and `scd2` are for tables.", default="the pipeline's")
         ] = None,
         primary_key: Annotated[
             Columns,
             Option(
-                "The keys of a merge, or of messages.", default="the pipeline's `keys`, those of the declared table"
+                "The keys of a merge or scd2, or of messages.",
+                default="the pipeline's `keys`, those of the declared table",
             ),
         ] = (),
         options: Mapping[str, Any] | None = None,
@@ -253,10 +254,10 @@ class Target:
             )
         if self.table is not None and system_for(connection.kind).tables is not None:
             refuse_own(*self.table, where="Target: ")
-        if self.mode == "merge" and self.place != "table":
+        if self.mode in KEYED_MODES and self.place != "table":
             raise DeclarationError(
-                f"{where}: the mode 'merge' is for tables; a {self.place} is only added to.",
-                hint="A Delta table (delta_local, delta_s3) takes merge." if self.place == "prefix" else None,
+                f"{where}: the mode {self.mode!r} is for tables; a {self.place} is only added to.",
+                hint=f"A Delta table (delta_local, delta_s3) takes {self.mode}." if self.place == "prefix" else None,
             )
         if self.load_options and self.place != "table":
             name = next(iter(self.load_options))
@@ -381,7 +382,8 @@ def check_mode(mode: Any, option: str, where: str) -> str:
     if mode not in MODES and isinstance(mode, str):
         raise DeclarationError(
             f"{where}: a streaming pipeline has no mode {mode!r}.",
-            hint="'append' adds every row, 'merge' matches rows by their keys (scd1 in other words).",
+            hint="'append' adds every row, 'merge' matches rows by their keys (scd1 in other words), 'scd2' keeps "
+            "their history.",
         )
     checked: str = one_of(mode, MODES, option, where)
     return checked
@@ -402,7 +404,7 @@ def _kept(options: Mapping[str, Any] | None, more: Mapping[str, Any], known: tup
     kept = Settings({name: each for name, each in {**(options or {}), **more}.items() if each is not None})
     for name, value in kept.items():
         if name in LOAD_OPTIONS:
-            kept[name] = column_names(value, name, where)
+            kept[name] = LOAD_OPTIONS[name].checked(value, where)
         elif isinstance(value, Mapping):
             # A copy: the caller may change its own later.
             kept[name] = Settings(value)

@@ -72,12 +72,21 @@ function show(overview) {
   if (tail.stream && tail.stream !== followed) tail.open();
   find("tail-panel").hidden = find("chart-panel").hidden = !overview.streams.length;
   chart();
-  keyed(rows.streams, find("streams"), overview.streams, streamRow);
+  listStreams();
   keyed(rows.pipelines, find("pipelines"), overview.pipelines, pipelineRow);
   tiles(overview);
   empty("streams", overview.streams, overview.complete ? noStreams : hiddenStreams);
   empty("pipelines", overview.pipelines, overview.complete ? noPipelines : hiddenPipelines);
+  say(find("streams-note"), overview.complete || !overview.streams.length ? "" : "More streams are hidden: another key may show them.");
   say(find("pipelines-note"), overview.problem || "");
+}
+
+function listStreams() {
+  const tags = [...new Set(latest.streams.flatMap((stream) => stream.tags))].sort();
+  find("tag-field").hidden = !tags.length;
+  choices(find("tag"), ["", ...tags], "All");
+  const tag = find("tag").value;
+  keyed(rows.streams, find("streams"), tag ? latest.streams.filter((stream) => stream.tags.includes(tag)) : latest.streams, streamRow);
 }
 
 function chart() {
@@ -85,11 +94,11 @@ function chart() {
   draw(name ? series.get(name)?.points() || [] : sum([...series.values()]), now);
 }
 
-function choices(select, names) {
+function choices(select, names, all = "All streams") {
   const known = [...select.options].map((option) => option.value);
   if (known.join("\n") === names.join("\n")) return;
   const chosen = select.value;
-  select.replaceChildren(...names.map((name) => make("option", { value: name }, name || "All streams")));
+  select.replaceChildren(...names.map((name) => make("option", { value: name }, name || all)));
   if (names.includes(chosen)) select.value = chosen;
 }
 
@@ -113,6 +122,7 @@ function keyed(known, body, items, build) {
 function streamRow({ name }) {
   const about = make("span", { class: "note block" });
   const trouble = make("span", { class: "chip bad", hidden: true });
+  const rejected = make("span", { class: "chip warn", hidden: true });
   const perSecond = make("td", { class: "number" });
   const spark = sparkline();
   const stored = make("td", { class: "number" });
@@ -127,7 +137,7 @@ function streamRow({ name }) {
   const element = make(
     "tr",
     {},
-    make("th", { scope: "row" }, make("span", { class: "strong" }, name), trouble, about),
+    make("th", { scope: "row" }, make("span", { class: "strong" }, name), trouble, rejected, about),
     perSecond,
     make("td", { class: "wide" }, spark),
     stored,
@@ -139,9 +149,12 @@ function streamRow({ name }) {
     say(about, stream.description || "");
     trouble.hidden = !stream.problem;
     say(trouble, stream.problem || "");
+    const aside = [stream.dead_letters && plural(stream.dead_letters, "dead letter"), stream.quarantined && `${count(stream.quarantined)} quarantined`].filter(Boolean);
+    rejected.hidden = !aside.length;
+    say(rejected, aside.join(", "));
     say(perSecond, rate(series.get(name).now()));
     spark.show(series.get(name).points(), now);
-    say(stored, count(stream.rows));
+    say(stored, stream.head_at ? count(stream.rows) : "–"); // not read yet
     say(consumers, stream.consumers.length ? count(stream.consumers.length) : "–");
     say(lag, stream.consumers.length ? count(stream.lag) : "–");
     const each = stream.consumers.map((one) => `${one.consumer}: ${count(one.lag)} behind, ${count(one.pending)} not acknowledged`);
@@ -182,7 +195,8 @@ function pipelineRow({ name }) {
     say(about, pipeline.description || pipeline.targets.join(", "));
     say(status, pipeline.status ? `${MARKS[pipeline.status]} ${pipeline.status}` : "never ran");
     status.className = `chip ${KINDS[pipeline.status] || ""}`;
-    say(when, last ? ago(last.started_at, now * 1000) : "");
+    const aside = last?.quarantined ? `, ${count(last.quarantined)} quarantined` : "";
+    say(when, last ? ago(last.started_at, now * 1000) + aside : "");
     why.hidden = !last?.error;
     say(text, last?.error || "");
     say(took, duration(last?.seconds));
@@ -253,6 +267,7 @@ function hiddenPipelines() {
 }
 
 find("chart-stream").addEventListener("change", chart);
+find("tag").addEventListener("change", listStreams);
 addEventListener("resize", chart);
 // A page that nobody looks at asks for nothing.
 document.addEventListener("visibilitychange", () => (document.hidden ? clearTimeout(timer) : refresh()));

@@ -19,7 +19,7 @@ export function say(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
 
-const whole = new Intl.NumberFormat();
+const whole = new Intl.NumberFormat(undefined, { maximumFractionDigits: 0 });
 const oneDecimal = new Intl.NumberFormat(undefined, { maximumFractionDigits: 1 });
 
 export const count = (value) => (value == null ? "–" : whole.format(value));

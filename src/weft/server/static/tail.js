@@ -1,10 +1,12 @@
 // Follows a stream by EventSource. What was shown last is remembered, so that nothing is missed after a break.
 
 import { address, askJson, key, parseJson } from "./api.js";
-import { find, make, plural, say } from "./dom.js";
+import { count, find, make, plural, say } from "./dom.js";
 
 const SHOWN = 200;
 const MOST_PAUSE = 10_000;
+// So many of the last events are looked through for those that a filter wants.
+const FILTERED = 10_000;
 
 export class Tail {
   constructor(standing) {
@@ -52,8 +54,9 @@ export class Tail {
     say(this.status, `Connecting to ${name} …`);
     const url = address(`api/v1/streams/${encodeURIComponent(name)}/subscribe`);
     const { tail } = this.standing(name);
-    url.searchParams.set("since", this.last ?? tail);
     const where = (this.where = find("tail-where").value.trim());
+    if (where && where.indexOf("=") < 1) return say(this.status, "Only where needs a field and its value, such as action=click.");
+    url.searchParams.set("since", this.last ?? (where ? -FILTERED : tail));
     if (where) url.searchParams.set("where", where);
     try {
       // An EventSource cannot send a key: it brings a ticket, which is good once.
@@ -121,6 +124,7 @@ export class Tail {
     if (!this.source || this.source.readyState !== EventSource.OPEN) return;
     const shown = this.list.children.length;
     if (this.paused) say(this.status, "Paused. New events are kept for when you resume, the last 200 of them.");
+    else if (this.where && !shown) say(this.status, `Following ${this.stream}. None of the last ${count(FILTERED)} events has ${this.where}. Waiting for one …`);
     else say(this.status, shown ? `Following ${this.stream}. ${plural(shown, "event")} shown, the newest first.` : `Following ${this.stream}. Waiting for its first event …`);
   }
 }

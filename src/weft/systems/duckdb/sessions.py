@@ -14,7 +14,7 @@ from typing import IO, Any, ClassVar
 
 import duckdb
 
-from weft.errors import BusyError, ConnectionFailedError, SchemaError, StorageError, WeftError
+from weft.errors import NOTHING_STORED, BusyError, ConnectionFailedError, SchemaError, StorageError, WeftError
 from weft.systems.base import Connection
 from weft.systems.file import MEMORY, FileConnection
 from weft.systems.sql.driver import Role, SqlDriver
@@ -90,7 +90,7 @@ class DuckDBSessions(SqlDriver):
         if not turn.acquire(timeout=TURN_SECONDS):
             raise BusyError(
                 f"Another load of this process has been writing to {self.connection.label} for {TURN_SECONDS:.0f} s.",
-                hint="Nothing was stored. Try again when it is done.",
+                hint=f"{NOTHING_STORED} Try again when it is done.",
             )
         return turn
 
@@ -168,12 +168,12 @@ class DuckDBSessions(SqlDriver):
     def explain(self, error: BaseException) -> WeftError:
         what = f"DuckDB ({self.connection.target}): {_one_line(error)}"
         if isinstance(error, duckdb.TransactionException) and "onflict" in what:
-            return BusyError(what, hint="Nothing was stored: somebody else changed the same rows. Try again.")
+            return BusyError(what, hint=f"{NOTHING_STORED} Somebody else changed the same rows; try again.")
         if is_rejection(error):
             return SchemaError(what)
         full = "Could not write file" in what or "No space left" in what
         if full or isinstance(error, duckdb.IOException | duckdb.OutOfMemoryException | duckdb.PermissionException):
-            return StorageError(what, hint="Nothing was stored. Check the disk's free space and the file's rights.")
+            return StorageError(what, hint=f"{NOTHING_STORED} Check the disk's free space and the file's rights.")
         if isinstance(error, duckdb.InvalidInputException) and "read-only" in what:
             return StorageError(what, hint="A query of a source may only read.")
         if isinstance(error, duckdb.FatalException | duckdb.InternalException | duckdb.ConnectionException):

@@ -18,7 +18,7 @@ from weft.systems.duckdb.connection import DuckDBConnection
 from weft.systems.duckdb.sessions import DuckDBSessions, is_rejection, waiting_turn
 from weft.systems.file import MEMORY
 from weft.systems.sql.driver import Role, Session, SqlDriver
-from weft.systems.sql.tables import Column, Slice, SqlTables, bare_rows, subquery
+from weft.systems.sql.tables import Column, Slice, SqlTables, bare_rows, causes, subquery
 from weft.systems.sql.tokens import quote_name
 
 # A batch's rows: a multiple of what DuckDB's own vectors have.
@@ -196,6 +196,9 @@ class DuckDBTables(SqlTables):
     def is_rejection(self, error: BaseException) -> bool:
         """Whether DuckDB refused it, or Weft in its place."""
         return isinstance(error, SchemaError) or is_rejection(error)
+
+    def is_duplicate(self, error: BaseException) -> bool:
+        return any(isinstance(cause, duckdb.Error) and "uplicate key" in str(cause) for cause in causes(error))
 
 
 _INCOMING = "_weft_incoming"

@@ -111,7 +111,17 @@ class Admin:
         known = (codes._AUTHENTICATION, codes._SSL, codes._TRANSPORT)
         reason = next((self.errors[code] for code in known if self.errors.get(code)), None)
         refused = codes._AUTHENTICATION in self.errors
-        return self.connection.unreachable(ConnectionError(reason) if reason else error, answered=refused)
+        failed = self.connection.unreachable(ConnectionError(reason) if reason else error, answered=refused)
+        # The client's own guess, and what OpenSSL says of an answer that is not TLS.
+        is_plain = any(words in (reason or "") for words in ("PLAINTEXT broker listener", "wrong version number"))
+        if is_plain and self.connection.security_protocol is None:
+            protocol = self.connection.protocol
+            plain = "SASL_PLAINTEXT" if protocol == "SASL_SSL" else "PLAINTEXT"
+            return ConnectionFailedError(
+                failed.what,
+                hint=f'The protocol is {protocol}. If the listener is not encrypted, say security_protocol="{plain}".',
+            )
+        return failed
 
 
 @lru_cache(maxsize=32)

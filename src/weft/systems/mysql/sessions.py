@@ -9,7 +9,15 @@ import pymysql
 from pymysql.constants import CR, ER
 
 from weft import settings
-from weft.errors import BusyError, ConnectionFailedError, SchemaError, StorageError, WeftError
+from weft.errors import (
+    MAYBE_STORED,
+    NOTHING_STORED,
+    BusyError,
+    ConnectionFailedError,
+    SchemaError,
+    StorageError,
+    WeftError,
+)
 from weft.systems.mysql.connection import MySQLConnection
 from weft.systems.mysql.driver import Driver, connect
 from weft.systems.sql.driver import Role, SqlDriver, readable
@@ -57,13 +65,11 @@ class MySQLSessions(SqlDriver):
         said = settings.redact(said, self.connection.secrets()) or "the connection is closed"
         what = f"MySQL ({self.connection.target}): {said}" + (f" (error {code})." if code else ".")
         if code in _LOST or isinstance(error, pymysql.InterfaceError):
-            return ConnectionFailedError(
-                what, hint="The connection is lost. If this was a publish, its events may or may not be stored."
-            )
+            return ConnectionFailedError(what, hint=f"The connection is lost. {MAYBE_STORED}")
         if code in BUSY:
-            return BusyError(what, hint="Nothing was stored. Somebody else held a lock for too long; try again.")
+            return BusyError(what, hint=f"{NOTHING_STORED} Somebody else held a lock for too long; try again.")
         if code in _FULL:
-            return StorageError(what, hint="Nothing was stored. Free disk space, or use a server that can be written.")
+            return StorageError(what, hint=f"{NOTHING_STORED} Free disk space, or use a server that can be written.")
         if code in _DENIED:
             return WeftError(
                 what,

@@ -26,7 +26,7 @@ from weft.systems.mysql.driver import LOCK_SECONDS, Driver
 from weft.systems.mysql.sessions import MySQLSessions
 from weft.systems.sql.driver import Role, Session, SqlDriver, closed_on_error
 from weft.systems.sql.prefetch import prefetch
-from weft.systems.sql.tables import ROW, Column, Slice, SqlTables, bare_rows, subquery
+from weft.systems.sql.tables import ROW, Column, Slice, SqlTables, bare_rows, causes, subquery
 
 # Keys in the index of a staging table. An index takes 3,072 bytes, four a letter.
 _INDEXED = 4
@@ -324,6 +324,9 @@ class MySQLTables(SqlTables):
         """Whether the server refused it, or Weft in its place."""
         return isinstance(error, SchemaError) or _is_rejection(error)
 
+    def is_duplicate(self, error: BaseException) -> bool:
+        return any(isinstance(cause, pymysql.Error) and cause.args[:1] in _DUPLICATES for cause in causes(error))
+
 
 # Duplicate, null, no default, wrong value, out of range, cut off, wrong date, too long, no such parent, still a child,
 # a check, not JSON, a number beyond the largest.
@@ -331,6 +334,8 @@ _REJECTIONS = {
     *(1048, 1062, 1169, 1216, 1217, 1263, 1264, 1265, 1292, 1364, 1365, 1366, 1367, 1406, 1411, 1416, 1451, 1452, 1586),
     *(1690, 1761, 1762, 1859, 3140, 3141, 3156, 3157, 3819, 4025, 4038),
 }
+
+_DUPLICATES = ((1062,), (1169,), (1586,))
 
 
 def _is_rejection(error: BaseException) -> bool:

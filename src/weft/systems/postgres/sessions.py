@@ -11,7 +11,16 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.types.string import TextBinaryLoader, TextLoader
 
 from weft import settings
-from weft.errors import BusyError, ConnectionFailedError, DeclarationError, SchemaError, StorageError, WeftError
+from weft.errors import (
+    MAYBE_STORED,
+    NOTHING_STORED,
+    BusyError,
+    ConnectionFailedError,
+    DeclarationError,
+    SchemaError,
+    StorageError,
+    WeftError,
+)
 from weft.systems.postgres.connection import PostgresConnection
 from weft.systems.sql.driver import Role, Session, SqlDriver, closed_on_error, readable
 
@@ -118,16 +127,14 @@ class PostgresSessions(SqlDriver):
         what = f"PostgreSQL ({self.connection.target}): {settings.redact(said, self.connection.secrets())}"
         outside = isinstance(error, (psycopg.OperationalError, psycopg.InterfaceError))
         if code.startswith(_LOST) or (outside and not code):
-            return ConnectionFailedError(
-                what, hint="The connection is lost. If this was a publish, its events may or may not be stored."
-            )
+            return ConnectionFailedError(what, hint=f"The connection is lost. {MAYBE_STORED}")
         if code in _BUSY:
-            return BusyError(what, hint="Nothing was stored. Somebody else held a lock for too long; try again.")
+            return BusyError(what, hint=f"{NOTHING_STORED} Somebody else held a lock for too long; try again.")
         if code.startswith(_FULL):
             # A server that cannot write its own log stops at once: it may have been about to confirm a commit.
-            stored = "Nothing was stored."
+            stored = NOTHING_STORED
             if error.diag.severity_nonlocalized in ("FATAL", "PANIC"):
-                stored = "The server stopped. If this was a publish, its events may or may not be stored."
+                stored = f"The server stopped. {MAYBE_STORED}"
             return StorageError(what, hint=f"{stored} Free disk space, or use a server that can be written.")
         if isinstance(error, psycopg.DataError) or code.startswith("54"):
             return SchemaError(what)

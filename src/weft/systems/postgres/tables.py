@@ -316,3 +316,6 @@ class PostgresTables(SqlTables):
         return isinstance(error, SchemaError) or any(
             isinstance(cause, psycopg.Error) and (cause.sqlstate or "")[:2] in ("22", "23") for cause in causes(error)
         )
+
+    def is_duplicate(self, error: BaseException) -> bool:
+        return any(isinstance(cause, psycopg.errors.UniqueViolation) for cause in causes(error))

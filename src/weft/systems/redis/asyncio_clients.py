@@ -31,6 +31,15 @@ class StreamPending(NamedTuple):
     consumers: dict[Any, int]
 
 
+class PendingEntry(NamedTuple):
+    """A pending entry: who has it, for how many milliseconds, and how often it was delivered."""
+
+    identifier: Any
+    consumer: Any
+    idle: int
+    delivered: int
+
+
 class _Streams:
     """The methods that both clients add to redis-py's."""
 
@@ -56,11 +65,38 @@ class _Streams:
         ids = [each.identifier if isinstance(each, StreamEntry) else each for each in listed]
         return int(await super().xack(name, groupname, *ids)) if ids else 0  # type: ignore[misc]
 
-    async def xpending(self, name: Any, groupname: Any) -> StreamPending:
-        """Return the pending entries of a group."""
+    @overload
+    async def xpending(self, name: Any, groupname: Any) -> StreamPending: ...
+    @overload
+    async def xpending(
+        self, name: Any, groupname: Any, start: Any, end: Any, count: int, idle: int | None = None, consumer: Any = None
+    ) -> tuple[PendingEntry, ...]: ...
+    async def xpending(
+        self,
+        name: Any,
+        groupname: Any,
+        start: Any = None,
+        end: Any = None,
+        count: int | None = None,
+        idle: int | None = None,
+        consumer: Any = None,
+    ) -> StreamPending | tuple[PendingEntry, ...]:
+        """Return the pending entries of a group: a summary, or with a range and a count those of the range."""
+        if start is not None or end is not None or count is not None or idle is not None or consumer is not None:
+            found = await super().xpending_range(name, groupname, start, end, count, consumer, idle)  # type: ignore[misc]
+            return tuple(PendingEntry(*each.values()) for each in found)
         reply = await super().xpending(name, groupname)  # type: ignore[misc]
         consumers = {each["name"]: each["pending"] for each in reply["consumers"]}
         return StreamPending(reply["pending"], reply["min"], reply["max"], consumers)
+
+    async def xsetid(
+        self, name: Any, last_id: Any, entries_added: int | None = None, max_deleted_id: Any = None
+    ) -> bool:
+        """Set the last identifier of a stream, by which Redis makes the next."""
+        more = [] if entries_added is None else ["ENTRIESADDED", entries_added]
+        more += [] if max_deleted_id is None else ["MAXDELETEDID", max_deleted_id]
+        reply = await self.execute_command("XSETID", name, last_id, *more)  # type: ignore[attr-defined]
+        return reply in (True, b"OK", "OK")
 
     def _name_entries(self) -> None:
         client: Any = self

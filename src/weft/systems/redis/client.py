@@ -18,7 +18,15 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from weft import settings
-from weft.errors import BusyError, ConnectionFailedError, DeclarationError, StorageError, WeftError
+from weft.errors import (
+    MAYBE_STORED,
+    NOTHING_STORED,
+    BusyError,
+    ConnectionFailedError,
+    DeclarationError,
+    StorageError,
+    WeftError,
+)
 from weft.systems.redis import group_member
 
 if TYPE_CHECKING:
@@ -211,16 +219,14 @@ def explain(connection: Connection, error: BaseException) -> WeftError:
         text = "TRYAGAIN the slot moves to a node that had none"
     what = f"Redis ({connection.target}): {text}"
     if isinstance(error, exceptions.BusyLoadingError) or text.startswith(_BUSY):
-        return BusyError(what, hint="Nothing was stored. The server is busy, or moves this slot; try again.")
+        return BusyError(what, hint=f"{NOTHING_STORED} The server is busy, or moves this slot; try again.")
     if refuses(error) or isinstance(error, exceptions.NoPermissionError):
         return ConnectionFailedError(what, hint="Check username and password, and what the user may do (ACL).")
     if isinstance(error, (exceptions.OutOfMemoryError, exceptions.ReadOnlyError)) or text.startswith(_FULL):
-        return StorageError(what, hint="Nothing was stored. Free memory or disk, or use a server that can be written.")
+        return StorageError(what, hint=f"{NOTHING_STORED} Free memory or disk, or use a server that can be written.")
     if isinstance(error, exceptions.ResponseError) and not isinstance(error, exceptions.ClusterError):
         return WeftError(what)
-    return ConnectionFailedError(
-        what, hint="The connection is lost. If this was a publish, its events may or may not be stored."
-    )
+    return ConnectionFailedError(what, hint=f"The connection is lost. {MAYBE_STORED}")
 
 
 # The last is what redis-py says: every node that it asked sent it on to another, and none of them did anything.

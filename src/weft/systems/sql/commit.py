@@ -111,16 +111,21 @@ def commit(tables: SqlTables, load: Load, rows: SourceRows) -> Counts:
         ledger.check_committed(tables, load, refused)
         return Counts(replayed=True)
     except WeftError as error:
-        refusal = _refusal(attempt) if attempt is not None and tables.is_rejection(error) else None
-        if refusal is None:
-            raise
-        raise refusal from None
+        _name_rejected(attempt, error)
+        raise
     reached("committed")
     return counts
 
 
 class _UndoneError(Exception):
     """Ends an attempt of which nothing may stay."""
+
+
+def _name_rejected(attempt: _Commit | None, error: WeftError) -> None:
+    """Raise the error that names the rows which the target rejected, where that is why an attempt failed."""
+    refusal = _refusal(attempt) if attempt is not None and attempt.tables.is_rejection(error) else None
+    if refusal is not None:
+        raise refusal from None
 
 
 def _refusal(failed: _Commit) -> LoadRefusedError | None:
@@ -148,10 +153,15 @@ def attempt_unmade(tables: SqlTables, load: Load, rows: SourceRows) -> Counts:
 
 
 def _undone(tables: SqlTables, load: Load, rows: SourceRows, work: Callable[[_Trial], Counts]) -> Counts:
-    counts = Counts()
-    with suppress(_UndoneError), tables.driver.session("publish") as session:
-        counts = work(_Trial(tables, session, load, rows))
-        raise _UndoneError
+    counts, trial = Counts(), None
+    try:
+        with suppress(_UndoneError), tables.driver.session("publish") as session:
+            trial = _Trial(tables, session, load, rows)
+            counts = work(trial)
+            raise _UndoneError
+    except WeftError as error:
+        _name_rejected(trial, error)
+        raise
     return counts
 
 

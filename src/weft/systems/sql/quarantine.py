@@ -376,6 +376,7 @@ class RejectedRows(BadRows):
     def __init__(self, transaction: LoadTransaction) -> None:
         super().__init__(transaction, is_trial=True)
         self._named: list[str] = []
+        self._are_duplicates = False
 
     def refusal(self, search: Callable[[], object]) -> LoadRefusedError | None:
         """The error that names the rows which this search finds, or `None` where it finds none."""
@@ -388,10 +389,11 @@ class RejectedRows(BadRows):
             return None
         rows = f"{'at least ' if stopped else ''}{self.count} row{'s' if self.count > 1 else ''}"
         lines = "".join(f"\n    {line}" for line in self._named)
+        aside = f'on_bad_rows="quarantine" puts such rows aside into {table_name(self.load)} and loads the others.'
         return LoadRefusedError(
             f"The table {self.load.name} rejected {rows}, and nothing was written:{lines}",
             can_quarantine=True,
-            hint=f'on_bad_rows="quarantine" puts such rows aside into {table_name(self.load)} and loads the others.',
+            hint=f"{repeated_hint(self.load)} {aside}" if self._are_duplicates else aside,
         )
 
     def unprojected(self, stage: str, select: str, projection: str, names: Sequence[str]) -> LoadRefusedError | None:
@@ -406,9 +408,18 @@ class RejectedRows(BadRows):
     def _quarantine(self, row: dict[str, object], number: int) -> None:
         super()._quarantine(row, number)
         reason = self._reason
+        self._are_duplicates |= self.tables.is_duplicate(self._error)
         self._named.append(f"{name_of(row, self.load, getattr(reason, 'field', None))}: {reason.what}")
         if len(self._named) == _NAMED_ROWS:
             raise EnoughError
+
+
+def repeated_hint(load: Load) -> str:
+    """What to do about rows whose key is there already."""
+    merge = 'mode="merge" updates the rows whose key is there.'
+    if load.mode != "append" or load.watermark is not None:
+        return merge
+    return f'mode="append" inserts all rows of its query: incremental_column of a pipeline reads only new ones, {merge}'
 
 
 def insert(transaction: LoadTransaction, reason: str, row: dict[str, object], number: int | None = None) -> None:

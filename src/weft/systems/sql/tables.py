@@ -307,6 +307,10 @@ class SqlTables(ABC):
     def is_rejection(self, error: BaseException) -> bool:
         """Whether the database refused a value or a row (constraint, range, type), not the whole attempt."""
 
+    def is_duplicate(self, error: BaseException) -> bool:
+        """Whether the database refused a row because a row with its key is there."""
+        return False
+
 
 def check_event_time(column: pa.Field) -> None:
     """Raise where a column is neither a date nor a timestamp."""

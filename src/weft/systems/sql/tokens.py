@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from functools import lru_cache
 
 
@@ -42,9 +43,15 @@ def _pattern(token: str, dialect: str) -> re.Pattern[str]:
     return re.compile(f"{'|'.join(parts)}|(?P<token>{token})", re.DOTALL)
 
 
-def replaced(sql: str, token: str, by: str, dialect: str) -> str:
-    """Replace each token (a regular expression) that is code."""
-    return _pattern(token, dialect).sub(lambda match: match[0] if match["token"] is None else by, sql)
+def replaced(sql: str, token: str, by: str | Callable[[str], str], dialect: str) -> str:
+    """Replace each token (a regular expression) that is code, by a text or by what a function returns for it."""
+
+    def one(match: re.Match[str]) -> str:
+        if match["token"] is None:
+            return match[0]
+        return by if isinstance(by, str) else by(match[0])
+
+    return _pattern(token, dialect).sub(one, sql)
 
 
 def has(sql: str, token: str, dialect: str) -> bool:

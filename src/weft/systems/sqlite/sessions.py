@@ -11,7 +11,15 @@ from contextlib import contextmanager
 from typing import Any, ClassVar
 from weakref import WeakSet
 
-from weft.errors import BusyError, ConnectionFailedError, SchemaError, StorageError, WeftError
+from weft.errors import (
+    MAYBE_STORED,
+    NOTHING_STORED,
+    BusyError,
+    ConnectionFailedError,
+    SchemaError,
+    StorageError,
+    WeftError,
+)
 from weft.systems.base import Connection
 from weft.systems.file import MEMORY
 from weft.systems.sql.driver import Role, Session, SqlDriver, closed_on_error
@@ -41,6 +49,10 @@ class SqliteSessions(SqlDriver):
         self._memory: sqlite3.Connection | None = None
         # One writer of this process at a time: the others wait here without asking SQLite again and again.
         self._writing = threading.Lock()
+        self._asked_at = 0.0
+        """When the one that writes began to wait."""
+        self._busy_since: float | None = None
+        """Since when another process has held the lock."""
         self._in_use = _InUse()
         if not self.in_memory:
             _open_sessions.add(self)
@@ -82,8 +94,11 @@ class SqliteSessions(SqlDriver):
             with self._in_use, super().session(role) as session:
                 yield session
         else:
-            with self._in_use, self._writing, super().session(role) as session:
-                yield session
+            asked_at = time.monotonic()
+            with self._in_use, self._writing:
+                self._asked_at = asked_at
+                with super().session(role) as session:
+                    yield session
 
     def before_fork(self) -> None:
         """Have no connection open while the process forks: the next use opens others, on both sides.
@@ -103,14 +118,19 @@ class SqliteSessions(SqlDriver):
         """Take the write lock at once: a lock taken later could fail in the middle of the work."""
         if role == "read" or driver.in_transaction:
             return
-        deadline = time.monotonic() + LOCK_SECONDS
+        # The writers of this process wait in turn: those after the first have waited for the same lock already.
+        begun_at = time.monotonic()
+        since = begun_at if self._busy_since is None else max(self._asked_at, self._busy_since)
+        deadline = since + LOCK_SECONDS
         while True:
             try:
                 driver.execute("BEGIN IMMEDIATE")
+                self._busy_since = None
                 return
             except sqlite3.OperationalError as error:
                 if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
                     raise
+            self._busy_since = self._busy_since or begun_at
             time.sleep(_RETRY_SECONDS)
 
     def commit(self, driver: sqlite3.Connection, role: Role) -> None:
@@ -144,18 +164,18 @@ class SqliteSessions(SqlDriver):
         if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
             return BusyError(
                 f"{where} has been locked by another process for {LOCK_SECONDS:.0f} seconds.",
-                hint="Nothing was stored. End the other transaction, then try again.",
+                hint=f"{NOTHING_STORED} End the other transaction, then try again.",
             )
         if code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY):
             return StorageError(
                 f"{where} cannot be written: {error}.",
-                hint="Nothing was stored. Free disk space or check its permissions.",
+                hint=f"{NOTHING_STORED} Free disk space or check its permissions.",
             )
         if code == sqlite3.SQLITE_IOERR:
             # The disk may have failed to confirm a commit that it holds nevertheless.
             return StorageError(
                 f"{where} cannot be read or written: {error}.",
-                hint="If this was a publish, its events may or may not be stored. Check the disk and its free space.",
+                hint=f"{MAYBE_STORED} Check the disk and its free space.",
             )
         if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
             return ConnectionFailedError(

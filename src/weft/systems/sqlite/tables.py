@@ -291,6 +291,12 @@ class SqliteTables(SqlTables):
             for cause in causes(error)
         )
 
+    def is_duplicate(self, error: BaseException) -> bool:
+        return any(getattr(cause, "sqlite_errorname", "") in _DUPLICATES for cause in causes(error))
+
+
+_DUPLICATES = ("SQLITE_CONSTRAINT_PRIMARYKEY", "SQLITE_CONSTRAINT_UNIQUE", "SQLITE_CONSTRAINT_ROWID")
+
 
 def _widens(source: pa.Field, target: pa.Field) -> bool:
     if pa.types.is_integer(source.type) and pa.types.is_integer(target.type):

@@ -1,0 +1,5 @@
+"""`python -m weft.cli` is the command `weft`."""
+
+from weft.cli import main
+
+main()
