@@ -25,7 +25,7 @@ from typing import Any
 from weft.engine.config import Profile
 from weft.engine.java import Java
 from weft.engine.log import CONFIGURATION, Log
-from weft.errors import MissingExtraError, SettingsError, StorageError, installing
+from weft.errors import ConnectionFailedError, MissingExtraError, SettingsError, StorageError, WeftError, installing
 
 _PATIENCE = 300.0
 """Seconds for a JVM to answer. It takes two; a machine that swaps may take a minute."""
@@ -159,6 +159,8 @@ def start_jvm(java: Java, conf: Mapping[str, str], *, flags: Sequence[str], log:
         except BaseException:
             _end(process)
             raise
+    except WeftError:  # some are errors of the operating system too
+        raise
     except OSError as error:
         raise StorageError(f"Spark cannot be started: {error.strerror or error}.") from error
     finally:
@@ -172,25 +174,30 @@ def _gateway(process: subprocess.Popen[bytes], answer: Path, log: Log) -> tuple[
     while not answer.exists():
         ended = process.poll()
         if ended is not None or time.monotonic() > deadline:
-            raise _not_started(ended, log)
+            raise not_ready(ended, log)
         time.sleep(0.01)
     data = answer.read_bytes()
     port, length = struct.unpack(">ii", data[:8])
     return port, data[8 : 8 + length].decode()
 
 
-def _not_started(ended: int | None, log: Log) -> SettingsError:
+def not_ready(ended: int | None, log: Log, *, answered: bool = False) -> WeftError:
+    """Return the error of a JVM that ended, or did not answer, before there was a session. One that never answered and
+    ended by itself was told something wrong, and would end so each time."""
+    killed = None if ended is None else -ended if ended < 0 else ended - 128  # Java's own handlers exit with 128 + n
     if ended is None:
         how = f"did not answer within {_PATIENCE:.0f} seconds"
-    elif ended < 0:
-        how = f"was ended by signal {signal.Signals(-ended).name}"
+    elif killed in set(signal.Signals):
+        how = f"was ended by signal {signal.Signals(killed).name}"
     else:
         how = f"ended with code {ended}"
     lines = "".join(f"\n    {line}" for line in log.tail())
-    return SettingsError(
-        f"Spark's JVM {how} before it was ready. It said:{lines or ' nothing.'}",
-        hint=f"Look at [spark] in weft.toml and at JAVA_HOME. The whole log is {log.path}.",
-    )
+    what = f"Spark's JVM {how} before it was ready. It said:{lines or ' nothing.'}"
+    where = f"The whole log is {log.path}."
+    if how.startswith("ended") and not answered:
+        return SettingsError(what, hint=f"Look at [spark] in weft.toml and at JAVA_HOME. {where}")
+    hint = "Where memory ran out, give it less: spark.driver.memory in [spark.conf] of weft.toml."
+    return ConnectionFailedError(what, hint=f"{hint} {where}")
 
 
 def _end(process: subprocess.Popen[bytes], patience: float = _GOODBYE) -> None:
