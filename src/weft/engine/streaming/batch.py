@@ -16,6 +16,7 @@ from weft.engine.streaming.source_state import Columns
 from weft.engine.streaming.targets import NO_STORE, Targets
 from weft.engine.streaming.transform import Transform, TypedRows, together
 from weft.errors import ConnectionFailedError, DeclarationError, LoadRefusedError, WeftError
+from weft.pipelines.streaming.endpoints import label_of
 from weft.pipelines.streaming.spec import StreamingPipeline
 from weft.project import current
 from weft.systems.load import Counts
@@ -33,7 +34,7 @@ class BatchResult:
 
     batch_id: int
     counts: dict[str, Counts] = field(default_factory=dict)
-    """What each target did, by its name."""
+    """What each target did, by its label."""
     dead_letters: int = 0
     """The rejected rows: put aside, or dropped where the pipeline says so."""
 
@@ -117,8 +118,7 @@ class Batches:
             try:
                 for target in self.pipeline.targets:
                     loaded = self.targets.load(target, rows, batch, with_origins)
-                    # Two may have one name, in two databases.
-                    counts[target.name] = counts[target.name] + loaded if target.name in counts else loaded
+                    counts[label_of(self.pipeline, target)] = loaded
                     _steps.debug("loaded")
             finally:
                 if isinstance(rows, inputs.Frame):

@@ -23,7 +23,7 @@ from weft.engine.streaming.batch_id import BatchId
 from weft.engine.streaming.transform import WithOrigins
 from weft.errors import LoadRefusedError, WeftError
 from weft.pipelines import declare
-from weft.pipelines.streaming.endpoints import check_targets, delivery_to
+from weft.pipelines.streaming.endpoints import check_targets, delivery_to, label_of
 from weft.pipelines.streaming.spec import Drift, StreamingPipeline, Target
 from weft.pipelines.table import Table
 from weft.project import current
@@ -73,8 +73,7 @@ class Targets:
                     columns = TargetColumns(_columns(connection, tables, load), on_drift)
                 job = Job(load, connection, projection=columns)
                 if self._pipeline.dead_letters is not None:
-                    part = self._part(target, connection)
-                    job.reject = functools.partial(self._put_keyless, load, batch, part, with_origins)
+                    job.reject = functools.partial(self._put_keyless, load, target, batch, with_origins)
                 counts, _ = job.run(_selected(rows, columns, load), tables)
         except WeftError as error:
             if isinstance(error, LoadRefusedError) and error.can_quarantine:
@@ -132,20 +131,18 @@ class Targets:
         if self._pipeline.dead_letters is None or load.on_bad_rows != "quarantine":
             return
         # First into the box, then out of the target's own: a crash between repeats what the box knows already.
-        with dead_letters.rejected(connection, load, self._from) as letters:
+        label = label_of(self._pipeline, target)
+        with dead_letters.rejected(connection, load, self._from, label) as letters:
             named = dead_letters.name_origins(letters, with_origins) if letters else []
-            self._box.put(named, batch, self._part(target, connection))
+            self._box.put(named, batch, f"store {label}")
 
-    def _part(self, target: Target, connection: Connection) -> str:
-        """Where in a batch a target rejects rows: letters are named by it. Two may have one name, in two databases."""
-        part = f"store {target.name}"
-        is_shared = [each.name for each in self._pipeline.targets].count(target.name) > 1
-        return f"{part} {connection!r}" if is_shared else part
-
-    def _put_keyless(self, load: Load, batch: BatchId, part: str, with_origins: WithOrigins, rows: pa.Table) -> None:
+    def _put_keyless(
+        self, load: Load, target: Target, batch: BatchId, with_origins: WithOrigins, rows: pa.Table
+    ) -> None:
         """Store rows without a key as letters, before the target commits the others: it has no quarantine."""
-        letters = dead_letters.name_origins(dead_letters.keyless(rows, load, self._from), with_origins)
-        self._box.put(letters, batch, part)
+        label = label_of(self._pipeline, target)
+        letters = dead_letters.keyless(rows, load, self._from, label)
+        self._box.put(dead_letters.name_origins(letters, with_origins), batch, f"store {label}")
 
     @contextmanager
     def _opened(self, connection: Connection) -> Iterator[SqlTables | None]:
