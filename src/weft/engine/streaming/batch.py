@@ -12,7 +12,7 @@ from weft.engine import inputs
 from weft.engine.streaming.batch_id import BatchId
 from weft.engine.streaming.dead_letters import DeadLetterBox
 from weft.engine.streaming.progress import OpenedSource
-from weft.engine.streaming.source_state import Columns
+from weft.engine.streaming.source_state import Columns, Written
 from weft.engine.streaming.targets import NO_STORE, Targets
 from weft.engine.streaming.transform import Transform, TypedRows, together
 from weft.errors import ConnectionFailedError, DeclarationError, LoadRefusedError, WeftError
@@ -35,6 +35,8 @@ class BatchResult:
     batch_id: int
     counts: dict[str, Counts] = field(default_factory=dict)
     """What each target did, by its label."""
+    rows_read: int | None = None
+    """How many rows the SQL was given, where the sources do not know."""
     dead_letters: int = 0
     """The rejected rows: put aside, or dropped where the pipeline says so."""
 
@@ -51,7 +53,7 @@ class Batches:
     ) -> None:
         self.pipeline, self.sources, self._columns = pipeline, sources, columns
         self._box = box or DeadLetterBox(pipeline)
-        self.transform, self.targets = Transform(pipeline, columns), Targets(pipeline, self._box)
+        self.transform, self.targets = Transform(pipeline, columns), Targets(pipeline, self._box, Written(columns.home))
 
     def close(self) -> None:
         """Release what batches share."""
@@ -107,6 +109,7 @@ class Batches:
     def _run(self, parts: Sequence[BatchRows], spark: Any, batch: BatchId) -> BatchResult:
         """Carry out the steps of a batch: split off what cannot be parsed, transform the rest, commit it."""
         counts: dict[str, Counts] = {}
+        rows_read = None
         rejected = sum(self._put_unparsed(each, batch) for each in parts)
         filled = [each for each in self._typed(parts, batch.query_id) if each.size != 0]
         if filled:
@@ -120,11 +123,14 @@ class Batches:
                     loaded = self.targets.load(target, rows, batch, with_origins)
                     counts[label_of(self.pipeline, target)] = loaded
                     _steps.debug("loaded")
+                if not all(each.replayed for each in counts.values()):
+                    with suppress(Exception):  # the batch is done, and goes uncounted
+                        rows_read = self.transform.rows_read()
             finally:
                 if isinstance(rows, inputs.Frame):
                     rows.frame.unpersist()
         rejected += sum(each.quarantined for each in counts.values())
-        return BatchResult(batch.number, counts, rejected)
+        return BatchResult(batch.number, counts, rows_read, rejected)
 
     def _put_unparsed(self, rows: BatchRows, batch: BatchId) -> int:
         """Store what could not be parsed as dead letters, and return how many there are."""

@@ -60,12 +60,12 @@ class SparkEngine:
         query = self._query = Query(
             self.pipeline, once=once, written=written, idle=idle, checkpoint=self.checkpoint, spark=self._spark
         )
-        with self._watching_jvm("started"):
+        with self._watching_jvm("started"), self.checkpoint.naming_full_disk():
             query.start()
 
     def wait(self) -> None:
         assert self._query is not None
-        with self._watching_jvm("ran"):
+        with self._watching_jvm("ran"), self.checkpoint.naming_full_disk():
             while not self._query.wait(_WAIT_SECONDS):
                 pass
 
@@ -93,7 +93,9 @@ class SparkEngine:
 
     def _report(self, query: Query, batch: BatchResult) -> Report:
         counts = batch.counts.values()
-        consumed = self.lag.consumed(query.sources) if self.pipeline.transform_sql is not None else 0
+        consumed = batch.rows_read
+        if consumed is None and self.pipeline.transform_sql is not None:
+            consumed = self.lag.consumed(query.sources)
         if not consumed:  # without SQL each target was given all there is
             consumed = sum(each.rows_read for each in counts) // len(self.pipeline.targets)
         return Report(
