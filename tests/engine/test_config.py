@@ -10,6 +10,7 @@ import pytest
 
 from weft import SettingsError
 from weft.engine import config
+from weft.engine.jvm import heap_for
 
 
 @pytest.fixture(autouse=True)
@@ -108,3 +109,11 @@ def test_jars_are_files_of_the_project(tmp_path: Path) -> None:
 def test_what_is_refused(tmp_path: Path, text: str, what: str) -> None:
     with pytest.raises(SettingsError, match=what):
         config.session_conf(settings(tmp_path, text))
+
+
+@pytest.mark.parametrize(
+    ("megabytes", "heap"),
+    [(512, "512m"), (1024, "512m"), (1536, "768m"), (2048, "1024m"), (6144, "1536m"), (65_536, "4096m")],
+)
+def test_the_heap_is_bounded_by_the_memory_there_is(megabytes: int, heap: str) -> None:
+    assert heap_for(megabytes << 20) == heap

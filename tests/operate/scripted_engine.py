@@ -64,7 +64,7 @@ class ScriptedEngine:
         self.lag = Lag()
         self.is_locked = False
         self.once: bool | None = None
-        self.starts = self.batches = 0
+        self.starts = self.batches = self.refused = 0
         self.forgotten: list[Exception] = []
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
@@ -74,6 +74,7 @@ class ScriptedEngine:
     @contextmanager
     def locked(self) -> Iterator[None]:
         if self.is_locked:
+            self.refused += 1
             raise BusyError(f"The pipeline {self.name!r} runs already.")
         self.is_locked = True
         try:

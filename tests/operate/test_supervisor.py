@@ -172,8 +172,53 @@ def test_what_cannot_heal(kind: type[Exception]) -> None:
 def test_one_process_runs_it() -> None:
     engine, witness = ScriptedEngine([1]), Witness()
     with engine.locked(), pytest.raises(weft.BusyError, match="runs already"):
-        Supervisor(engine, AT_ONCE, [witness]).run()
+        Supervisor(engine, None, [witness]).run()
     assert (engine.starts, witness.failures) == (0, [])
+
+
+def test_a_second_one_stands_by(caplog: pytest.LogCaptureFixture) -> None:
+    """It takes over when the first one has ended. Until then it has not failed, however long that takes."""
+    caplog.set_level("INFO", "weft.operate")
+    engine, witness = ScriptedEngine([1]), Witness()
+    limited = Running(restart_on_error=True, min_backoff_ms=1, max_backoff_ms=2, max_restarts=0)
+    with contextlib.ExitStack() as first:
+        first.enter_context(engine.locked())
+        with running(Supervisor(engine, limited, [witness])):
+            wait_until(lambda: engine.refused > 3, "it to try again", PATIENCE)
+            first.close()
+            wait_until(lambda: bool(witness.batches), "the batch", PATIENCE)
+    assert (engine.starts, witness.failures, engine.is_locked) == (1, [], False)
+    stands_by, _ = caplog.messages
+    assert stands_by == "copies stands by: The pipeline 'copies' runs already."
+
+
+def test_one_that_stands_by_is_stopped() -> None:
+    engine = ScriptedEngine([1])
+    with engine.locked(), running(Supervisor(engine, QUICK)):
+        wait_until(lambda: engine.refused > 0, "it to try", PATIENCE)
+    assert engine.starts == 0
+
+
+def test_batches_come_after_the_start() -> None:
+    """Also where the first one is done before the engine's `start` returns."""
+
+    class Eager(ScriptedEngine):
+        def start(self, **options: Any) -> None:
+            super().start(**options)
+            assert self._thread is not None
+            self._thread.join(0.2)
+
+    told: list[str] = []
+
+    class Noting(Witness):
+        def started(self, lag: Lag) -> None:
+            told.append("started")
+
+        def batch(self, report: Report) -> None:
+            told.append("batch")
+
+    Supervisor(Eager([1]), Running(once=True), [Noting()]).run()
+    assert told == ["started", "batch"]
 
 
 def test_what_a_restart_says(caplog: pytest.LogCaptureFixture) -> None:

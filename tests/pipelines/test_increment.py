@@ -11,7 +11,7 @@ import pytest
 import weft
 from pipelines.conftest import Database
 from weft import DeclarationError, LoadRefusedError
-from weft.engine import incremental
+from weft.engine import incremental, session
 from weft.engine.run import PipelineRun, plan_load, prepare_load, produce, understand
 from weft.systems.sql import tokens
 from weft.transforms import filter_where
@@ -485,3 +485,34 @@ def test_texts_of_another_collation(database: Database) -> None:
     database.run("INSERT INTO raw VALUES (2, 'b')")
     database.execute(copy)
     assert ids(database) == [1, 2]
+
+
+@pytest.mark.brief("sqlite-id", "postgres-seen_at", "mysql-id")
+@pytest.mark.parametrize("column", ["id", "seen_at"])
+def test_an_idle_run_into_delta(
+    events: Database, spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, column: str
+) -> None:
+    """It commits nothing. While the table stays as it was when it was last read, Spark is not needed to know that."""
+    weft.connect(kind="delta_local", path=str(tmp_path / "lake"), name="lake")
+
+    @weft.pipeline(target="copies", source_connection="default", target_connection="lake", incremental_column=column)
+    def copy() -> str:
+        return "SELECT id, name, seen_at FROM raw_events"
+
+    def commits() -> int:
+        return len(list((tmp_path / "lake/copies/_delta_log").glob("*.json")))
+
+    assert events.execute(copy)[0].counts.inserted == 2
+    written = commits()
+    assert events.execute(copy)[0].counts.rows_read == 0
+    with monkeypatch.context() as guarded:
+        guarded.setattr(session, "spark", lambda **_: pytest.fail("Spark was started"))
+        (idle,) = events.execute(copy)
+    assert (idle.counts.rows_read, idle.engine, commits()) == (0, "none", written)
+    insert(events, (3, "00:00:03"))
+    assert events.execute(copy)[0].counts.inserted == 1
+    # A commit of another hand counts too.
+    other = "SELECT id + 6 AS id, name, seen_at FROM raw_events WHERE id = 3"
+    weft.load(other, source="default", target="copies", connection="lake")
+    insert(events, (4, "00:00:04"))
+    assert events.execute(copy)[0].counts.inserted == (1 if column == "seen_at" else 0)

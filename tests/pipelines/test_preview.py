@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -92,6 +92,21 @@ def test_a_new_table_and_what_it_demands(database: Database) -> None:
     assert found.refused is not None
     assert "not_null(n): 1 of 2 rows" in found.refused.what
     assert "unique(number): 2 of 2 rows" in found.refused.what
+
+
+@pytest.mark.parametrize("ttl", [None, 86_400 * 30])
+def test_a_new_table_of_versions(database: Database, ttl: float | None) -> None:
+    """Versions by the time of events: what is no change is no version, and old ones are closed at once."""
+    now = datetime.now(UTC).replace(microsecond=0)
+    events = [("a", 90, 1), ("a", 80, 1), ("a", 60, 2), ("b", 50, 1), ("b", 5, 2), ("c", 40, None), ("c", 35, None)]
+    rows = [{"id": key, "at": now - timedelta(days=days), "n": n} for key, days, n in events]
+    made = pipeline(rows, mode="scd2", keys=["id"], event_timestamp_column="at", ttl_seconds=ttl, compare_columns=["n"])
+    told = look(made)
+    assert told.creates is not None
+    assert told.counts is not None
+    assert (told.counts.inserted, told.counts.deleted) == (5, 2 if ttl else 0)
+    (loaded,) = database.execute(made)
+    assert replace(loaded.counts, bytes=0) == replace(told.counts, bytes=0)
 
 
 def test_an_expectation_about_nothing(database: Database) -> None:

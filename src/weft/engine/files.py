@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -17,11 +19,13 @@ from weft.engine.readers import RowReader, opened_parts
 from weft.errors import DeclarationError, NotFoundError, WeftError
 from weft.project import current
 from weft.spark_support import outcome, sessions
+from weft.spark_support.folder import LocalFolder
 from weft.systems import files_by_path, frame_checks
 from weft.systems.base import Connection, system_for, systems
 from weft.systems.load import Counts, Load
 from weft.systems.sql.checks import refuse_unknown_columns
 from weft.systems.target import ArrowRows, SparkTarget
+from weft.systems.watermark import Watermark
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -73,9 +77,27 @@ def write(frame: Any, connection: Connection, load: Load, reject: Callable[[pa.T
         return target_of(connection).write(frame, load, spark, reject)
 
 
-def last_value(connection: Connection, load: Load, column: str) -> tuple[Any, int]:
+def last_watermark(connection: Connection, load: Load, column: str) -> Watermark | None:
     """Return the greatest value of a column in the target, which says how far it has come, and how many it has. `None`
-    for a table that is not there."""
+    for a table that has none. It is kept until the target changes: to read it takes Spark."""
+    state = target_of(connection).state(load)
+    place = f"{connection.kind} {connection.target} {load.name} {column}"
+    kept = current().root.absolute() / ".weft" / "watermarks" / sha256(place.encode()).hexdigest()
+    with suppress(OSError, ValueError, TypeError):
+        found = json.loads(kept.read_bytes())
+        if state is not None and found.pop("state", None) == state:
+            return Watermark(**found)
+    value, rows = _last_value(connection, load, column)
+    if value is None:
+        return None
+    last = Watermark.of(column, value, rows)
+    if state is not None:
+        with suppress(OSError):
+            LocalFolder().write(str(kept), json.dumps({"state": state, **asdict(last)}).encode())
+    return last
+
+
+def _last_value(connection: Connection, load: Load, column: str) -> tuple[Any, int]:
     from pyspark.sql import functions as F
 
     path = f"{load.schema}/{load.table}" if load.schema else load.table

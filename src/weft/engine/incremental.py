@@ -32,6 +32,8 @@ class Increment:
     """How many rows came since the last run that are too old to be read: skipped, unless a lookback reaches them."""
     without_value: int = 0
     """How many rows have no value in the column, and so are never read."""
+    is_empty: bool = False
+    """Whether nothing is new."""
 
 
 def has_watermark(sql: str, dialect: str) -> bool:
@@ -114,7 +116,8 @@ def of_query(
             # Late rows are reported once.
             known = None if last is None or not count_late else replace(last, seen=counts.passed, after=last.text)
             known = known and replace(known, counted=text_of(lower) if lookback is not None else None)
-            return Increment(f"SELECT * FROM {bound} AS q WHERE 1 = 0", known, counts.late(last, lower), counts.empty)
+            nothing = f"SELECT * FROM {bound} AS q WHERE 1 = 0"
+            return Increment(nothing, known, counts.late(last, lower), counts.empty, is_empty=True)
         mark = Watermark.of(column, upper, UNKNOWN, stored)
         if count_late and lookback is None:
             # With those that are read: more of them may come until then.

@@ -25,7 +25,7 @@ from weft.pipelines.execution import Loaded, Step
 from weft.pipelines.transforms import FilterWhere, Limit, Sample
 from weft.project import current
 from weft.systems.base import Connection, system_for
-from weft.systems.load import Load
+from weft.systems.load import Counts, Load
 from weft.systems.sql import commit as sql_commit
 from weft.systems.sql import watermarks
 from weft.systems.sql.tables import SqlTables, subquery
@@ -87,7 +87,7 @@ class PipelineRun:
     def _load(self, target: PipelineTarget, data: Input) -> Loaded:
         started = time.perf_counter()
         ready = prepare_load(self.pipeline, target, plan_load(self.pipeline, target, self.key, self.moment), data)
-        counts, engine = ready.job.run(ready.data)
+        counts, engine = (Counts(), "none") if ready.is_idle else ready.job.run(ready.data)
         counts = replace(counts, warnings=(*ready.warnings, *counts.warnings))
         return Loaded(target.name, counts, engine, time.perf_counter() - started, ready.late, ready.without_value)
 
@@ -126,6 +126,8 @@ class PreparedLoad:
     late: int = 0
     without_value: int = 0
     warnings: tuple[str, ...] = ()
+    is_idle: bool = False
+    """Whether nothing is new and the target, files or a Delta table, stays as it is: then nothing is committed."""
 
 
 def prepare_load(pipeline: Pipeline, target: PipelineTarget, load: Load, data: Input) -> PreparedLoad:
@@ -134,6 +136,7 @@ def prepare_load(pipeline: Pipeline, target: PipelineTarget, load: Load, data: I
     source = source_of(pipeline, target)
     late = without_value = 0
     warnings: tuple[str, ...] = ()
+    is_idle = False
     if isinstance(data, inputs.Sql):
         with opened_tables(current().connection(source)) as tables:
             text, column = naming_declared(data.text, tables), pipeline.incremental_column
@@ -154,11 +157,14 @@ def prepare_load(pipeline: Pipeline, target: PipelineTarget, load: Load, data: I
                 )
                 text, late, without_value = new.sql, new.late, new.without_value
                 load = replace(load, watermark=new.watermark)
+                # Tables keep the watermark of a run that found nothing. Time may close versions, and checks may fail.
+                keeps_none = system_for(connection.kind).tables is None
+                is_idle = keeps_none and new.is_empty and last is not None and not load.ttl_seconds and not load.checks
             data = inputs.Sql(text)
     elif pipeline.incremental_column is not None or pipeline.transforms_pre:
         data = _frame(pipeline, data, source)
     job = Job(load, connection, source, pipeline.engine, projection=TableProjection(target))
-    return PreparedLoad(job, data, late, without_value, warnings)
+    return PreparedLoad(job, data, late, without_value, warnings, is_idle)
 
 
 def _last_watermark(
@@ -186,10 +192,10 @@ def _watermark_of_files(connection: Connection, load: Load, target: PipelineTarg
             f"{load.name} keeps {stored!r} normalized, so it cannot say how far the source was read.",
             hint="Leave the normalizers of the incremental column out, or use a SQL database.",
         )
-    value, rows = files.last_value(connection, load, stored)
+    last = files.last_watermark(connection, load, stored)
     # Where each row that was read has become one, those that the source has more of were never read.
     is_one_each = load.mode == "append" and not load.deduplicate_by
-    return None if value is None else Watermark.of(column, value, rows if is_one_each else UNKNOWN)
+    return last and replace(last, column=column, seen=last.seen if is_one_each else UNKNOWN)
 
 
 def source_of(pipeline: Pipeline, target: PipelineTarget) -> str | Connection | None:

@@ -11,6 +11,7 @@ import logging
 import os
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import zipfile
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 _GATEWAY_VARIABLES = ("PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET")
 _CANCEL_SECONDS = 5.0
 _REACH_SECONDS = 10.0
+# A process that was killed has closed its connections before its parent can see that it ended.
+_ENDING_SECONDS = 1.0
 _CONNECT_VARIABLES = ("SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED", "SPARK_LOCAL_REMOTE")
 
 
@@ -122,6 +125,8 @@ def require_jars(session: SparkSession, jars: Iterable[Path]) -> None:
                 session.sparkContext._jsc.addJar(str(jar))
             loader.addURL(url)
         except Exception:  # a session that another program started, with a loader of another kind
+            if has_lost_jvm():
+                raise
             raise SettingsError(
                 f"{jar.name} cannot be added to the Spark session that runs.",
                 hint="Start the session with it: name it in spark.jars where the session is made.",
@@ -164,21 +169,50 @@ def _discard() -> None:
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
-    _mute_gateway(ended)
+    _mute_gateway(ended.gateway)
     ended.jvm.stop()
     if SparkContext._gateway is ended.gateway:
         SparkContext._gateway = SparkContext._jvm = None
     if SparkContext._active_spark_context is ended.context:
-        SparkContext._active_spark_context = None
-        with suppress(Exception):
-            ended.context._accumulatorServer.shutdown()
+        _drop_context()
     if SparkSession._instantiatedSession is ended.session:
         SparkSession._instantiatedSession = SparkSession._activeSession = None
 
 
-def _mute_gateway(ended: _Running) -> None:
+def _drop_context() -> None:
+    """Have PySpark forget its context without a call to the JVM, which is gone."""
+    from pyspark import SparkContext
+
+    context: Any = SparkContext._active_spark_context
+    SparkContext._active_spark_context = None
+    with suppress(Exception):  # it may have none, or have none yet
+        context._accumulatorServer.shutdown()
+
+
+def has_lost_jvm() -> bool:
+    """Return whether the JVM of the session ended, or can no longer be called. If the session is ours, the next use
+    starts another one."""
+    if "pyspark.core.context" not in sys.modules:
+        return False
+    from pyspark import SparkContext
+
+    with _lock:
+        context: Any = SparkContext._active_spark_context
+        if context is None:
+            return False
+        try:
+            context._jvm.java.lang.System.nanoTime()
+        except Exception:  # which one depends on how far the call came
+            # Waits for its process, which ends a moment after its connections: until then it would be taken for alive.
+            if _running is not None and _running.context is context:
+                _discard()
+            return True
+        return False
+
+
+def _mute_gateway(gateway: Any) -> None:
     """Stop Py4J from releasing objects of the JVM over a gateway that is gone: it would print an error for each."""
-    ended.gateway._gateway_client.is_connected = False
+    gateway._gateway_client.is_connected = False
 
 
 def at_stop(function: Callable[[], object]) -> None:
@@ -222,8 +256,6 @@ def _start(settings: config.SparkSettings) -> _Running:
     except BaseException:
         machine.stop()
         raise
-    if not settings.is_local:
-        ship(session.sparkContext)
     if settings.archive and not flags:
         archive_files.build_in_background(java)
     return _Running(session, session.sparkContext, machine, gateway)
@@ -288,17 +320,29 @@ def connect(machine: jvm.Jvm, conf: Mapping[str, str]) -> tuple[SparkSession, An
         raise MissingExtraError(f"Spark cannot be imported: {error}.", hint=installing("spark")) from error
     _quiet_gateway()
     _patch_interrupts()
-    with _variables(dict(zip(_GATEWAY_VARIABLES, (str(machine.port), machine.secret), strict=True))):
-        gateway = launch_gateway()  # type: ignore[no-untyped-call]
+    gateway = None
     try:
+        with _variables(dict(zip(_GATEWAY_VARIABLES, (str(machine.port), machine.secret), strict=True))):
+            gateway = launch_gateway()  # type: ignore[no-untyped-call]
         SparkContext._ensure_initialized(gateway=gateway)
         with _own_interrupt(), _variables({"PYSPARK_PYTHON": conf.get("spark.pyspark.python")}):
             session = SparkSession.builder.getOrCreate()
+        if not config.is_local(conf["spark.master"]):
+            ship(session.sparkContext)
     except BaseException as error:
-        # Put into words while there is a gateway: the text of an exception of Java's is over there.
-        explained = _no_session(error, conf, machine.log.path) if isinstance(error, Exception) else None
-        SparkContext._gateway = SparkContext._jvm = None
-        gateway.shutdown()
+        try:
+            # Put into words while there is a gateway: the text of an exception of Java's is over there.
+            explained = _no_session(error, conf, machine) if isinstance(error, Exception) else None
+        finally:
+            # A context that lost its JVM while it was made is still the active one, and the next session would be
+            # made of it.
+            _drop_context()
+            SparkContext._gateway = SparkContext._jvm = None
+            SparkSession._instantiatedSession = SparkSession._activeSession = None
+            if gateway is not None:
+                with suppress(Exception):  # the JVM ended
+                    gateway.shutdown()
+                _mute_gateway(gateway)
         raise explained or error from None
     # It prints a traceback when the JVM ends before it does, as at the end of a process.
     session.sparkContext._accumulatorServer.handle_error = lambda *_: None  # type: ignore[method-assign]
@@ -314,14 +358,16 @@ def disconnect(session: SparkSession, gateway: Any) -> None:
     gateway.shutdown()
 
 
-def _no_session(error: Exception, conf: Mapping[str, str], log: Path) -> WeftError:
+def _no_session(error: Exception, conf: Mapping[str, str], machine: jvm.Jvm) -> WeftError:
+    with suppress(subprocess.TimeoutExpired):
+        return jvm.not_ready(machine.process.wait(_ENDING_SECONDS), machine.log, answered=True)
     text = str(error)
     # Of an error in Java the class and the message, without the stack trace.
     reason = (text.partition("\n: ")[2] or text).partition("\n\tat ")[0].strip()
     secrets = (value for key, value in conf.items() if is_secret_name(key))
     return ConnectionFailedError(
         f"A Spark session on {conf['spark.master']} cannot be made: {redact(reason, secrets)}",
-        hint=f"Look at [spark] in weft.toml. Spark's log is {log}.",
+        hint=f"Look at [spark] in weft.toml. Spark's log is {machine.log.path}.",
     )
 
 
@@ -406,7 +452,7 @@ def _at_exit() -> None:
     """The JVM would end by itself when this process has ended. It is waited for, so that nothing is left behind."""
     _call_at_stop()
     if _running is not None:
-        _mute_gateway(_running)
+        _mute_gateway(_running.gateway)
         _running.jvm.stop()
 
 
@@ -429,7 +475,7 @@ def _after_fork() -> None:
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
-    _mute_gateway(parents)  # else what is garbage here is released in the parent's JVM
+    _mute_gateway(parents.gateway)  # else what is garbage here is released in the parent's JVM
     parents.gateway._gateway_client.send_command = _refuse_command
     SparkContext._lock = threading.RLock()
     SparkSession.Builder._lock = threading.RLock()

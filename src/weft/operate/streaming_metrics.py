@@ -34,7 +34,7 @@ class StreamingMetrics(RunListener):
         def counter(name: str, text: str) -> Counter:
             return Counter(f"{_PREFIX}_{name}", text, ["pipeline"], registry=registry).labels(pipeline)
 
-        self._consumed = counter("rows_consumed", "Rows taken from the sources; of files and Delta, after the SQL.")
+        self._consumed = counter("rows_consumed", "Rows taken from the sources, before the SQL.")
         self._rows_written = counter("rows_written", "Rows given to the targets, after the SQL.")
         self._batches = counter("batches", "Batches that had rows.")
         self._iterations = counter("iterations", "Looks at the sources, with those that found nothing.")

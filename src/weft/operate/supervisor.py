@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
-from weft.errors import DeclarationError, MissingExtraError, SettingsError
+from weft.errors import BusyError, DeclarationError, MissingExtraError, SettingsError
 from weft.operate.listener import RunListener
 from weft.operate.run_options import Running
 from weft.operate.runner import described
@@ -38,7 +39,8 @@ class Supervisor:
     def run(self) -> None:
         """Run it. SIGTERM and Ctrl-C finish the batch in hand; then this returns, or raises `KeyboardInterrupt`.
         A listener's `BrokenPipeError` ends it so too, and is raised."""
-        with self.engine.locked(), _signalled(self.stop):
+        with ExitStack() as held, _signalled(self.stop):
+            self._lock(held)
             while not self._stopping.is_set():
                 try:
                     self._run_once()
@@ -53,6 +55,20 @@ class Supervisor:
         if self._unread is not None:
             raise self._unread
 
+    def _lock(self, held: ExitStack) -> None:
+        """Keep other processes out. While another one runs the pipeline, this one stands by if it is to restart."""
+        for attempt in itertools.count(1):
+            try:
+                held.enter_context(self.engine.locked())
+                return
+            except BusyError as error:
+                if not self.running.restart_on_error:
+                    raise
+                if attempt == 1:
+                    _log.info("%s stands by: %s", self.engine.name, error.what)
+            if self._stopping.wait(self.running.backoff_seconds(attempt)):
+                return
+
     def stop(self) -> None:
         """Finish the batch in hand, and end. Does not wait for it."""
         self._stopping.set()
@@ -60,15 +76,24 @@ class Supervisor:
             threading.Thread(target=self.engine.stop, name="weft-stop", daemon=True).start()
 
     def _run_once(self) -> None:
-        self.engine.start(
-            once=self.running.once,
-            committed=self._committed,
-            report=partial(self._notify, "batch") if self.listeners else None,
-            idle=partial(self._notify, "idle") if any(each.wants_idle for each in self.listeners) else None,
-        )
-        self._is_running = True
-        _log.info("%s runs, with its checkpoint in %s", self.engine.name, self.engine.location)
-        self._notify("started", self.engine.lag)
+        told = threading.Event()
+
+        def notify(method: str, *details: object) -> None:
+            told.wait()  # the first batch may be done before the engine's `start` returns
+            self._notify(method, *details)
+
+        try:
+            self.engine.start(
+                once=self.running.once,
+                committed=self._committed,
+                report=partial(notify, "batch") if self.listeners else None,
+                idle=partial(notify, "idle") if any(each.wants_idle for each in self.listeners) else None,
+            )
+            self._is_running = True
+            _log.info("%s runs, with its checkpoint in %s", self.engine.name, self.engine.location)
+            self._notify("started", self.engine.lag)
+        finally:
+            told.set()
         try:
             if self._stopping.is_set():  # by a caller who did not see that it runs
                 self.engine.stop()

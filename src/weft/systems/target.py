@@ -59,6 +59,10 @@ class SparkTarget(ABC):
                 hint='Use on_quality_failure="fail" or "warn", or a SQL database.',
             )
 
+    def state(self, load: Load) -> str | None:
+        """Return a text that changes whenever the target of a load does, where that is known without Spark."""
+        return None
+
     def validate(self, name: str) -> str:
         """Raise if a streaming pipeline could not write to `name`; return details to show. Changes nothing."""
         return ""

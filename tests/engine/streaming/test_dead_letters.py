@@ -203,7 +203,10 @@ def test_rows_that_two_targets_of_one_name_reject(project: Path) -> None:
     }
     run_once(**pipeline)
     letters = _letters("path", project)
-    assert [(each["stage"], each["target"]) for each in letters] == [("store", "strict")] * 2
+    assert [(each["stage"], each["target"]) for each in letters] == [
+        ("store", "strict (default)"),
+        ("store", "strict (second)"),
+    ]
     put_back = (
         "INSERT INTO strict__quarantine VALUES ('2026-01-31 00:00:00', ?, 'strict', "
         "(SELECT checkpoint_id FROM \"weft.commits\" WHERE pipeline = 'strict'), 0, ?)"

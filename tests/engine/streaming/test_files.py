@@ -5,6 +5,7 @@ from __future__ import annotations
 import bz2
 import gzip
 import io
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -17,8 +18,14 @@ import pytest
 import weft
 from engine.streaming.conftest import declare, open_lake, rows, run_once
 from weft.engine.frames import transformed
+from weft.engine.streaming.spark_engine import SparkEngine
 from weft.engine.streaming.transform import Transform
 from weft.errors import NotFoundError
+from weft.operate.listener import RunListener
+from weft.operate.run_options import Running
+from weft.operate.supervisor import supervise
+from weft.pipelines.streaming.declare import make
+from weft.pipelines.streaming.execution import Report
 from weft.spark_support.sessions import FILE_METADATA, moved_to, references
 from weft.systems.objects.file_stream import read_files
 from weft.systems.objects.stream_source import FileSource
@@ -59,6 +66,53 @@ def put(connection: Any, name: str, text: str | bytes) -> None:
 def run_files(source: Any, **declared: Any) -> None:
     """Read what has come under `raw` into the table `rows`."""
     run_once(**{"name": "files", "source": source, "source_query": "raw", "target_table": (None, "rows"), **declared})
+
+
+@pytest.mark.parametrize("on_error", ["fail", "dlq"])
+@pytest.mark.parametrize("target", ["table", "two tables", "stream", "files"])
+@pytest.mark.parametrize("source", ["json", "parquet", "delta"])
+@pytest.mark.brief(
+    "json-table-fail", "parquet-stream-fail", "delta-files-fail", "json-two tables-fail", "json-table-dlq"
+)
+def test_rows_are_counted_before_the_sql(source: str, target: str, on_error: str, project: Path) -> None:
+    lake = weft.ObjectStoreLocalConnection(str(project / "lake"), name="lake")
+    out = weft.ObjectStoreLocalConnection(str(project / "out"), name="out", format="parquet")
+    inbox: Any = lake
+    table = pa.table({"n": list(range(10)), "text": [*map(str, range(9)), "bad"]})
+    if source == "delta":
+        inbox = weft.DeltaLocalConnection(str(project / "delta"), name="delta")
+        weft.load(table, target="raw", connection=inbox, mode="append")
+    elif source == "parquet":
+        Path("lake/raw").mkdir(parents=True)
+        pq.write_table(table, "lake/raw/a.parquet")
+    else:
+        put(lake, "raw/a.jsonl", "".join(f"{json.dumps(row)}\n" for row in table.to_pylist()))
+    number = "CAST(source.text AS INT)" if on_error == "dlq" else "source.n"
+    one = weft.Target(table=(None, "rows"))
+    targets = {
+        "table": [one],
+        "two tables": [one, weft.Target(table=(None, "more"))],
+        "stream": [weft.Target(stream=weft.stream(name="out")(lambda: None))],
+        "files": [weft.Target(connection=out, prefix="rows")],
+    }
+    # A table that is named twice is read twice, and counted once.
+    joined = " JOIN source AS other ON source.n = other.n" if target == "two tables" else ""
+    reports: list[Report] = []
+    listener = RunListener()
+    listener.batch = reports.append  # type: ignore[method-assign]
+    pipeline = make(
+        name="files",
+        source=inbox,
+        source_query="raw",
+        targets=targets[target],
+        transform_sql=f"SELECT {number} AS n FROM source{joined} WHERE source.n > 6",
+        transform_on_error=on_error,
+        **({"dead_letter_path": "failed"} if on_error == "dlq" else {}),
+    )
+    supervise(SparkEngine(pipeline), Running(once=True), [listener])
+    (report,) = reports
+    assert report.consumed == 10
+    assert set(report.written.values()) == {2 if on_error == "dlq" else 3}
 
 
 def test_each_file_is_read_once_whatever_its_name(lake: Callable[..., Any]) -> None:

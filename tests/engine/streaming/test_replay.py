@@ -22,8 +22,13 @@ from weft.engine.readers import open_tables
 from weft.engine.streaming import replay
 from weft.engine.streaming.dead_letters import DeadLetterBox
 from weft.engine.streaming.replay import Replay, Replayed
+from weft.engine.streaming.spark_engine import SparkEngine
 from weft.errors import BusyError, DeclarationError, WeftError
+from weft.operate.listener import RunListener
+from weft.operate.run_options import Running
+from weft.operate.supervisor import supervise
 from weft.pipelines.streaming.declare import make
+from weft.pipelines.streaming.execution import Report
 from weft.project import current
 from weft.spark_support.folder import LocalFolder
 from weft.systems.dead_letter_store import DeadLetter
@@ -429,6 +434,50 @@ def _table(name: str, system: System, column: str) -> None:
         with tables.driver.session("publish") as session:
             session.run(f"DROP TABLE IF EXISTS {name}")
             session.run(f"CREATE TABLE {name} ({column}, {kinds[system.kind]})")
+    finally:
+        tables.close()
+
+
+@pytest.mark.brief("sqlite", "postgres")
+@pytest.mark.usefixtures("streams")
+def test_two_targets_of_one_table_name(system: System) -> None:
+    """Each has counts and letters of its own; a letter goes to the one that rejected it."""
+    second = weft.DuckDBConnection("second.duckdb", name="second")
+    events = weft.stream(name="events", fields={"n": "int64?", "name": "string"})(lambda: None)
+    weft.publish_sync(events, [{"n": None, "name": "a"}, {"n": 2, "name": "b"}, {"n": 3, "name": "c"}])
+    _strict(None)
+    _strict(second)
+    pipeline = make(
+        name="strict",
+        source=events,
+        targets=[
+            weft.Target(table=(None, "strict")),
+            weft.Target(connection=second, table=(None, "strict")),
+        ],
+        dead_letter_path="failed",
+    )
+    reports: list[Report] = []
+    listener = RunListener()
+    listener.batch = reports.append  # type: ignore[method-assign]
+    supervise(SparkEngine(pipeline), Running(once=True), [listener])
+    (report,) = reports
+    labels = ["strict (default)", "strict (second)"]
+    assert (report.written, report.consumed, report.dead) == (dict.fromkeys(labels, 3), 3, 2)
+    assert sorted(each.target or "" for each in letters_of(pipeline)) == labels
+    _strict(second, "n BIGINT")
+    done = replay_all(pipeline)
+    assert (done.letters, done.again, done.held) == (2, 1, {})
+    assert [each.target for each in letters_of(pipeline)] == ["strict (default)"]
+    assert rows("strict", "n, name") == [(2, "b"), (3, "c")]
+    assert rows("strict", "n, name", second) == [(None, "a")]
+
+
+def _strict(connection: Any, column: str = "n BIGINT NOT NULL") -> None:
+    tables = open_tables(current().connection(connection))
+    try:
+        with tables.driver.session("publish") as session:
+            session.run("DROP TABLE IF EXISTS strict")
+            session.run(f"CREATE TABLE strict ({column}, name TEXT)")
     finally:
         tables.close()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from typing import Any
 
 import psycopg
@@ -127,6 +128,11 @@ def test_durability(make_store: Callable[..., PostgresStore], url: str, server_s
     for role, setting in (("publish", expected), ("read", expected), ("keep", "off")):
         with store.session(role) as session:  # type: ignore[arg-type]
             assert session.row("SELECT current_setting('synchronous_commit')") == (setting,)
+
+
+def test_acks_that_wait_for_the_disk(url: str) -> None:
+    with closing(PostgresStore(weft.connect(url=url, durable_acks=True))) as store, store.session("keep") as session:
+        assert session.row("SELECT current_setting('synchronous_commit')") == ("on",)
 
 
 @pytest.fixture

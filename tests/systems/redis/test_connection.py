@@ -6,6 +6,7 @@ import contextlib
 import signal
 import socket
 import subprocess
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,9 @@ import pytest
 import redis_server
 import servers
 import weft
+from servers import wait_until
 from weft import ConnectionFailedError, DeclarationError, RedisConnection, SettingsError
-from weft.systems.redis.client import open_client
+from weft.systems.redis.client import durability_warning, open_client
 
 
 @pytest.mark.parametrize(
@@ -224,6 +226,37 @@ def test_acknowledged_events_survive_a_kill(own_server: servers.Server, project:
     assert [n for n in found if n in stored] == stored
     assert len(found) == len(set(found))
     weft.streams.close()
+
+
+@pytest.mark.timing
+def test_no_warning_while_a_server_loads_its_file(own_server: servers.Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    import redis
+    from redis.backoff import NoBackoff
+    from redis.retry import Retry
+
+    with contextlib.closing(own_server.connect()) as client, client.pipeline(transaction=False) as pipe:
+        for n in range(20_000):
+            pipe.set(f"key {n}", n)
+        pipe.execute()
+    own_server.kill()
+    # It serves clients each time that it has loaded a thousand keys.
+    slow = {**own_server.settings(), "--key-load-delay": "50"}
+    monkeypatch.setattr(own_server, "settings", lambda: slow)
+    starting = threading.Thread(target=own_server.restart)
+    starting.start()
+    try:
+        with contextlib.closing(redis.Redis(port=own_server.port, retry=Retry(NoBackoff(), 0))) as client:
+
+            def is_loading() -> bool:
+                with contextlib.suppress(redis.ConnectionError):
+                    return client.info("persistence")["loading"] == 1
+                return False
+
+            wait_until(is_loading, "the server to load its file")
+            assert durability_warning(client) is None
+            assert is_loading()
+    finally:
+        starting.join()
 
 
 def test_a_server_that_keeps_nothing_is_warned_of(own_server: servers.Server, caplog: pytest.LogCaptureFixture) -> None:

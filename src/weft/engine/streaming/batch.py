@@ -12,10 +12,11 @@ from weft.engine import inputs
 from weft.engine.streaming.batch_id import BatchId
 from weft.engine.streaming.dead_letters import DeadLetterBox
 from weft.engine.streaming.progress import OpenedSource
-from weft.engine.streaming.source_state import Columns
+from weft.engine.streaming.source_state import Columns, Written
 from weft.engine.streaming.targets import NO_STORE, Targets
 from weft.engine.streaming.transform import Transform, TypedRows, together
 from weft.errors import ConnectionFailedError, DeclarationError, LoadRefusedError, WeftError
+from weft.pipelines.streaming.endpoints import label_of
 from weft.pipelines.streaming.spec import StreamingPipeline
 from weft.project import current
 from weft.systems.load import Counts
@@ -33,7 +34,9 @@ class BatchResult:
 
     batch_id: int
     counts: dict[str, Counts] = field(default_factory=dict)
-    """What each target did, by its name."""
+    """What each target did, by its label."""
+    rows_read: int | None = None
+    """How many rows the SQL was given, where the sources do not know."""
     dead_letters: int = 0
     """The rejected rows: put aside, or dropped where the pipeline says so."""
 
@@ -50,7 +53,7 @@ class Batches:
     ) -> None:
         self.pipeline, self.sources, self._columns = pipeline, sources, columns
         self._box = box or DeadLetterBox(pipeline)
-        self.transform, self.targets = Transform(pipeline, columns), Targets(pipeline, self._box)
+        self.transform, self.targets = Transform(pipeline, columns), Targets(pipeline, self._box, Written(columns.home))
 
     def close(self) -> None:
         """Release what batches share."""
@@ -106,6 +109,7 @@ class Batches:
     def _run(self, parts: Sequence[BatchRows], spark: Any, batch: BatchId) -> BatchResult:
         """Carry out the steps of a batch: split off what cannot be parsed, transform the rest, commit it."""
         counts: dict[str, Counts] = {}
+        rows_read = None
         rejected = sum(self._put_unparsed(each, batch) for each in parts)
         filled = [each for each in self._typed(parts, batch.query_id) if each.size != 0]
         if filled:
@@ -117,14 +121,16 @@ class Batches:
             try:
                 for target in self.pipeline.targets:
                     loaded = self.targets.load(target, rows, batch, with_origins)
-                    # Two may have one name, in two databases.
-                    counts[target.name] = counts[target.name] + loaded if target.name in counts else loaded
+                    counts[label_of(self.pipeline, target)] = loaded
                     _steps.debug("loaded")
+                if not all(each.replayed for each in counts.values()):
+                    with suppress(Exception):  # the batch is done, and goes uncounted
+                        rows_read = self.transform.rows_read()
             finally:
                 if isinstance(rows, inputs.Frame):
                     rows.frame.unpersist()
         rejected += sum(each.quarantined for each in counts.values())
-        return BatchResult(batch.number, counts, rejected)
+        return BatchResult(batch.number, counts, rows_read, rejected)
 
     def _put_unparsed(self, rows: BatchRows, batch: BatchId) -> int:
         """Store what could not be parsed as dead letters, and return how many there are."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -30,6 +32,9 @@ _MARK = "~"
 _REWOUND, _MOVING = "rewound", "moving"
 # What the note on a move says between its two steps; before, what is behind the name of what is moved aside.
 _MOVED_ASIDE = "aside"
+_FULL = os.strerror(errno.ENOSPC)
+# What Spark could not write is more than what is left; it removes the part that it wrote.
+_LITTLE_SPACE = 1024 * 1024
 _RESET = "Restore it from a copy, or let the pipeline start again: weft checkpoints reset."
 
 
@@ -93,6 +98,26 @@ class Checkpoint:
     def _located(self, spark: Any) -> Location:
         return Location(*place_of(spark, self.location))
 
+    @contextmanager
+    def naming_full_disk(self) -> Iterator[None]:
+        """Name the checkpoint where its disk is full: Spark's error has no path."""
+        try:
+            yield
+        except Exception as error:
+            if _FULL not in str(error) or not self._has_full_disk():
+                raise
+            raise StorageError(
+                f"The disk of the checkpoint {self.location} is full ({_FULL}).",
+                hint=f"Free some space there, and {self.name} goes on where it was.",
+            ) from error
+
+    def _has_full_disk(self) -> bool:
+        try:
+            disk = os.statvfs(next(each for each in (self.path, *self.path.parents) if each.exists()))
+        except OSError:
+            return False
+        return not self.is_url and disk.f_bavail * disk.f_frsize < _LITTLE_SPACE
+
     # --------------------------------------------------------------------------------------------------------- one only
 
     def hold(self, spark: Any, lost: Callable[[], None]) -> None:
@@ -111,7 +136,8 @@ class Checkpoint:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Keep others from it during the block."""
-        self.lock.take()
+        with self.naming_full_disk():
+            self.lock.take()
         try:
             yield
         finally:

@@ -133,14 +133,14 @@ def name_origins(letters: Sequence[DeadLetter], with_origins: Callable[[], pa.Ta
     return letters
 
 
-def keyless(rows: pa.Table, load: Load, source: str) -> list[DeadLetter]:
+def keyless(rows: pa.Table, load: Load, source: str, target: str) -> list[DeadLetter]:
     """Return the letters of rows without a key, which a target without a quarantine does not get."""
     why = quarantine.keyless(load)
-    return [DeadLetter("store", why, source, quarantine.payload(row), target=load.name) for row in rows.to_pylist()]
+    return [DeadLetter("store", why, source, quarantine.payload(row), target=target) for row in rows.to_pylist()]
 
 
 @contextmanager
-def rejected(connection: Connection, load: Load, source: str) -> Iterator[list[DeadLetter]]:
+def rejected(connection: Connection, load: Load, source: str, target: str) -> Iterator[list[DeadLetter]]:
     """Yield what a target's quarantine has of this batch; it is removed from there at the end."""
     with opened_tables(connection) as tables:
         quarantine.prepare(tables, load)
@@ -149,7 +149,7 @@ def rejected(connection: Connection, load: Load, source: str) -> Iterator[list[D
         key = (load.checkpoint_id, load.batch_id)
         with tables.driver.session("read") as opened:
             rows = opened.rows(f"SELECT {tables.quote('_weft_error')}, payload FROM {place} WHERE {of_batch}", key)
-        yield [DeadLetter("store", error, source, payload, target=load.name) for error, payload in rows]
+        yield [DeadLetter("store", error, source, payload, target=target) for error, payload in rows]
         if rows:
             with tables.driver.session("publish") as opened:
                 opened.run(f"DELETE FROM {place} WHERE {of_batch}", key)

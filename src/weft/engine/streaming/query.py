@@ -119,6 +119,8 @@ class Query:
                 listen(spark, self._query.runId, self._idle or (lambda: None), partial(_report_commit, self.sources))
             self._started.set()
         except BaseException as error:
+            self._stopping.set()
+            self._started.set()  # a batch that Spark has begun ends
             self._unlock()
             if isinstance(error, NotFoundError):
                 error.add_note(f"pipeline {self.pipeline.name}")

@@ -43,6 +43,7 @@ from weft.engine.streaming.source_state import Columns
 from weft.engine.streaming.sources import open_source
 from weft.engine.streaming.transform import WithOrigins, memory_of
 from weft.errors import BusyError, ConnectionFailedError, NotFoundError, WeftError
+from weft.pipelines.streaming.endpoints import label_of
 from weft.pipelines.streaming.spec import StreamingPipeline, Target
 from weft.project import current
 from weft.systems.base import system_for
@@ -124,10 +125,8 @@ class Replay:
         if letter.replays >= self._max:
             self.exhausted = True
             return f"it failed in {letter.replays} replay{'' if letter.replays == 1 else 's'}"
-        if letter.stage == "store":
-            named = [each for each in self.pipeline.targets if each.name == letter.target]
-            if len(named) != 1:
-                return f"the pipeline has {'no target' if not named else 'several targets'} {letter.target!r}"
+        if letter.stage == "store" and not self._targets(letter):
+            return f"the pipeline has no target {letter.target!r}"
         if letter.stage == "read" and letter.source in self._sources:
             return self._sources[letter.source].why_not_replayed(letter.offset)
         return None
@@ -233,7 +232,7 @@ class Replay:
         """Return where the row of a letter goes."""
         if letter.stage != "store":
             return self.pipeline.targets
-        return [each for each in self.pipeline.targets if each.name == letter.target]
+        return [each for each in self.pipeline.targets if label_of(self.pipeline, each) == letter.target]
 
     def _rows(
         self, letters: Sequence[StoredLetter], targets: Sequence[Target], batches: Batches

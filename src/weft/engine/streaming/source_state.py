@@ -1,5 +1,5 @@
-"""What a checkpoint keeps of its sources next to Spark's log: which they are, where those with `start="latest"` began,
-and the columns that they have had.
+"""What a checkpoint keeps next to Spark's log: which its sources are, where those with `start="latest"` began, the
+columns that they have had, and the tables that were written to.
 
 Spark's log knows sources by their order alone: a pipeline that reads another one under the same name would go on in it
 at the position of the one before, and skip what is before that.
@@ -35,6 +35,11 @@ class _Kept:
 
     def __init__(self, checkpoint: Location) -> None:
         self._home, self._file = checkpoint, checkpoint.at(self.NAME)
+
+    @property
+    def home(self) -> Location:
+        """The checkpoint."""
+        return self._home
 
     def _read(self) -> Any:
         """Return what is kept, or `None`."""
@@ -112,6 +117,30 @@ def _begun(sources: Sequence[Source], known: dict[str, str]) -> list[Source]:
         dataclasses.replace(each, start=known.get(each.name, each.start)) if _is_open(each) else each
         for each in sources
     ]
+
+
+class Written(_Kept):
+    """The tables that batches were written to."""
+
+    NAME = "targets.json"
+
+    def __init__(self, checkpoint: Location) -> None:
+        super().__init__(checkpoint)
+        self._known: list[str] | None = None
+
+    def has(self, table: str) -> bool:
+        return table in self._tables()
+
+    def note(self, table: str) -> None:
+        """Remember a table; a replay of letters without a checkpoint leaves none behind."""
+        if not self.has(table) and self._home.at("metadata").read() is not None:
+            self._tables().append(table)
+            self._write(self._tables())
+
+    def _tables(self) -> list[str]:
+        if self._known is None:
+            self._known = self._read() or []
+        return self._known
 
 
 class Columns(_Kept):

@@ -7,11 +7,12 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
 
+from weft.engine import session
 from weft.engine.streaming.batch import BatchResult
 from weft.engine.streaming.checkpoint import Checkpoint
 from weft.engine.streaming.progress import SourceLag
 from weft.engine.streaming.query import Query
-from weft.errors import ConnectionFailedError, WeftError
+from weft.errors import ConnectionFailedError
 from weft.pipelines.streaming.execution import Report
 from weft.pipelines.streaming.spec import StreamingPipeline
 
@@ -59,17 +60,24 @@ class SparkEngine:
         query = self._query = Query(
             self.pipeline, once=once, written=written, idle=idle, checkpoint=self.checkpoint, spark=self._spark
         )
-        query.start()
+        with self._watching_jvm("started"), self.checkpoint.naming_full_disk():
+            query.start()
 
     def wait(self) -> None:
         assert self._query is not None
-        try:
+        with self._watching_jvm("ran"), self.checkpoint.naming_full_disk():
             while not self._query.wait(_WAIT_SECONDS):
                 pass
+
+    @contextmanager
+    def _watching_jvm(self, what: str) -> Iterator[None]:
+        """Name the end of Spark's JVM as the reason of whatever error it caused: some look like a wrong setting."""
+        try:
+            yield
         except Exception as error:
-            if _lost_jvm(error):
+            if session.has_lost_jvm():
                 raise ConnectionFailedError(
-                    f"Spark's JVM ended while {self.name} ran.", hint="What it said last is in .weft/spark.log."
+                    f"Spark's JVM ended while {self.name} {what}.", hint="What it said last is in .weft/spark.log."
                 ) from error
             raise
 
@@ -85,7 +93,9 @@ class SparkEngine:
 
     def _report(self, query: Query, batch: BatchResult) -> Report:
         counts = batch.counts.values()
-        consumed = self.lag.consumed(query.sources) if self.pipeline.transform_sql is not None else 0
+        consumed = batch.rows_read
+        if consumed is None and self.pipeline.transform_sql is not None:
+            consumed = self.lag.consumed(query.sources)
         if not consumed:  # without SQL each target was given all there is
             consumed = sum(each.rows_read for each in counts) // len(self.pipeline.targets)
         return Report(
@@ -98,11 +108,3 @@ class SparkEngine:
             seconds=query.seconds,
             ended_at=datetime.now(UTC),
         )
-
-
-def _lost_jvm(error: Exception) -> bool:
-    """Return whether a call failed because the JVM is gone."""
-    from py4j.protocol import Py4JNetworkError
-
-    cause = error.__cause__ if type(error) is WeftError else error
-    return isinstance(cause, Py4JNetworkError | ConnectionError) and not isinstance(cause, WeftError)

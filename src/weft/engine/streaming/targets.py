@@ -20,10 +20,11 @@ from weft.engine.projection import TableProjection
 from weft.engine.readers import open_tables, read_all, stored_columns
 from weft.engine.streaming import dead_letters
 from weft.engine.streaming.batch_id import BatchId
+from weft.engine.streaming.source_state import Written
 from weft.engine.streaming.transform import WithOrigins
 from weft.errors import LoadRefusedError, WeftError
 from weft.pipelines import declare
-from weft.pipelines.streaming.endpoints import check_targets, delivery_to
+from weft.pipelines.streaming.endpoints import check_targets, delivery_to, label_of
 from weft.pipelines.streaming.spec import Drift, StreamingPipeline, Target
 from weft.pipelines.table import Table
 from weft.project import current
@@ -46,9 +47,9 @@ NO_STORE = "Name a place where such rows go alone: dead_letter_stream, dead_lett
 class Targets:
     """Writes the batches of a pipeline to its targets, each once."""
 
-    def __init__(self, pipeline: StreamingPipeline, box: dead_letters.DeadLetterBox) -> None:
+    def __init__(self, pipeline: StreamingPipeline, box: dead_letters.DeadLetterBox, written: Written) -> None:
         check_targets(pipeline, f"Streaming pipeline {pipeline.name!r}")
-        self._pipeline, self._box = pipeline, box
+        self._pipeline, self._box, self._written = pipeline, box, written
         self._tables: dict[Connection, SqlTables] = {}
         """What stays open: to sign in again for each batch takes longer than to write a few rows."""
         self._from = ", ".join(each.name for each in pipeline.sources)
@@ -66,24 +67,38 @@ class Targets:
         on_drift = self._pipeline.on_drift
         try:
             with self._opened(connection) as tables:
+                present = _columns(connection, tables, load)
+                if target.table is not None and present is None:
+                    self._refuse_gone(target, connection)
                 columns: TargetColumns | DeclaredColumns
                 if target.declared is not None and target.declared.columns:
                     columns = DeclaredColumns.of(target.declared, on_drift)
                 else:
-                    columns = TargetColumns(_columns(connection, tables, load), on_drift)
+                    columns = TargetColumns(present, on_drift)
                 job = Job(load, connection, projection=columns)
                 if self._pipeline.dead_letters is not None:
-                    part = self._part(target, connection)
-                    job.reject = functools.partial(self._put_keyless, load, batch, part, with_origins)
+                    job.reject = functools.partial(self._put_keyless, load, target, batch, with_origins)
                 counts, _ = job.run(_selected(rows, columns, load), tables)
         except WeftError as error:
             if isinstance(error, LoadRefusedError) and error.can_quarantine:
                 error = LoadRefusedError(error.what, hint=NO_STORE)
             error.add_note(f"target {target.name} of {self._pipeline.name}, batch {batch.number}")
             raise error from error.__cause__
+        if target.table is not None:
+            self._written.note(_place_of(target, connection))
         if counts.quarantined or counts.replayed:
             self._store_rejected(target, batch, with_origins)
         return counts
+
+    def _refuse_gone(self, target: Target, connection: Connection) -> None:
+        """Refuse to make a table that earlier batches were written to: it would have the rows from now on alone."""
+        if self._written.has(_place_of(target, connection)):
+            raise LoadRefusedError(
+                f"The table {target.name} of {connection.label} is gone. Earlier batches of {self._pipeline.name} were "
+                "written to it, and a new one would not have their rows.",
+                hint="Create it again, and the pipeline goes on with it. Or have it made and filled with everything "
+                f"that the sources still have: weft checkpoints reset {self._pipeline.name}",
+            )
 
     def has(self, target: Target, batch: BatchId) -> bool:
         """Return whether a target's ledger has a batch; streams and topics keep none."""
@@ -132,20 +147,18 @@ class Targets:
         if self._pipeline.dead_letters is None or load.on_bad_rows != "quarantine":
             return
         # First into the box, then out of the target's own: a crash between repeats what the box knows already.
-        with dead_letters.rejected(connection, load, self._from) as letters:
+        label = label_of(self._pipeline, target)
+        with dead_letters.rejected(connection, load, self._from, label) as letters:
             named = dead_letters.name_origins(letters, with_origins) if letters else []
-            self._box.put(named, batch, self._part(target, connection))
+            self._box.put(named, batch, f"store {label}")
 
-    def _part(self, target: Target, connection: Connection) -> str:
-        """Where in a batch a target rejects rows: letters are named by it. Two may have one name, in two databases."""
-        part = f"store {target.name}"
-        is_shared = [each.name for each in self._pipeline.targets].count(target.name) > 1
-        return f"{part} {connection!r}" if is_shared else part
-
-    def _put_keyless(self, load: Load, batch: BatchId, part: str, with_origins: WithOrigins, rows: pa.Table) -> None:
+    def _put_keyless(
+        self, load: Load, target: Target, batch: BatchId, with_origins: WithOrigins, rows: pa.Table
+    ) -> None:
         """Store rows without a key as letters, before the target commits the others: it has no quarantine."""
-        letters = dead_letters.name_origins(dead_letters.keyless(rows, load, self._from), with_origins)
-        self._box.put(letters, batch, part)
+        label = label_of(self._pipeline, target)
+        letters = dead_letters.keyless(rows, load, self._from, label)
+        self._box.put(dead_letters.name_origins(letters, with_origins), batch, f"store {label}")
 
     @contextmanager
     def _opened(self, connection: Connection) -> Iterator[SqlTables | None]:
@@ -162,6 +175,11 @@ class Targets:
         finally:
             if tables.one_host:
                 tables.close()
+
+
+def _place_of(target: Target, connection: Connection) -> str:
+    """Return which table a target is, without secrets."""
+    return f"{connection.kind} {connection.target} {target.name}"
 
 
 def commit_key(query_id: str, target: str) -> str:

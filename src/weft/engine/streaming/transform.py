@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
@@ -26,6 +27,8 @@ from weft.systems.dead_letter_store import DeadLetter
 from weft.systems.log import ROWID
 from weft.systems.stream_source import OFFSET, FrameRows, Packed, ReaderRows
 
+# Spark reports what was observed after the job, from another thread.
+_OBSERVED_SECONDS = 1.0
 TypedRows = ReaderRows | FrameRows
 WithOrigins = Callable[[], pa.Table]
 """Makes the rows for the targets again, with the column `ORIGIN` where that is possible."""
@@ -49,14 +52,21 @@ class Transform:
         self._seen: tuple[list[tuple[str, str]], int] | None = None
         self._needs_time = True
         """Whether the SQL asks when files were changed, over the columns and lookups that were last seen."""
+        self._count: Callable[[], int] | None = None
+        """Returns how many rows the SQL was given; where the sources do not know that."""
 
     def close(self) -> None:
         for each in self._lookups or ():
             each.close()
 
+    def rows_read(self) -> int | None:
+        """Return how many rows the SQL was given, after a target has them; `None` where the sources know."""
+        return None if self._count is None else self._count()
+
     def run(self, parts: Sequence[TypedRows], spark: Any, query_id: str) -> Transformed:
         """Return the rows for the targets, with those apart that the SQL fails for."""
         sql = self._pipeline.transform_sql
+        self._count = None
         is_small = all(each.size is not None for each in parts) and sum(each.size or 0 for each in parts) <= SMALL
 
         def with_origins() -> pa.Table:
@@ -75,6 +85,7 @@ class Transform:
         except WeftError:
             with outcome.explained(f"read the batch of {self._pipeline.name}"):
                 source = self._with_origins(parts, spark, is_small, query_id).toArrow()
+            self._count = source.__len__
             return self._split(source, sql, spark)
 
     def over(self, sql: str, spark: Any) -> FailingRows:
@@ -115,12 +126,23 @@ class Transform:
 
         The time of rows is left out where it is costly and the SQL was seen not to ask for it.
         """
+        from pyspark.sql import Observation
+        from pyspark.sql import functions as F
+
         sql = self._pipeline.transform_sql
 
         def whole(timed: bool) -> Any:
             rows = [self._frame(each, spark, is_small, query_id, timed=timed) for each in parts]
             # The session of the query, in which the lookups are.
-            return moved_to(together(rows), spark)
+            frame = moved_to(together(rows), spark)
+            if sql is None or all(each.size is not None for each in parts):
+                return frame
+            if all(each.stream is not None for each in self._pipeline.targets):
+                self._count = frame.count  # of rows that are collected to be published, nothing is observed
+                return frame
+            observation = Observation()
+            self._count = functools.partial(_observed_rows, observation, frame)
+            return frame.observe(observation, F.count(F.lit(1)).alias("rows"))
 
         def seen(rows: Any) -> tuple[list[tuple[str, str]], int]:
             return rows.dtypes, sum(each.swaps for each in self._lookups or ())
@@ -196,6 +218,15 @@ class Transform:
             if now:
                 result.count()
         return inputs.Frame(result)
+
+
+def _observed_rows(observation: Any, rows: Any) -> int:
+    """Return how many rows were read; they are counted where no job has reported it."""
+    future = observation._jo.future()
+    deadline = time.monotonic() + _OBSERVED_SECONDS
+    while not future.isCompleted() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return int(observation.get["rows"] if future.isCompleted() else rows.count())
 
 
 def together(parts: Sequence[Any]) -> Any:

@@ -58,6 +58,14 @@ def addresses(part: Source | Target) -> set[tuple[object, ...]]:
     return same_rows
 
 
+def label_of(pipeline: StreamingPipeline, target: Target) -> str:
+    """Return what counts and dead letters call a target: its name, and if others have that too, its connection's."""
+    if [each.name for each in pipeline.targets].count(target.name) == 1:
+        return target.name
+    connection = current().connection(target.connection)
+    return f"{target.name} ({connection.name or f'{connection.kind} {connection.target}'})"
+
+
 def delivery_to(pipeline: StreamingPipeline, target: Target) -> Delivery:
     """Return how often a row may reach a target. A stream does not record batches; every other place must."""
     return "at_least_once" if target.place == "stream" else pipeline.delivery

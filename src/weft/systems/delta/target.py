@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from weft.errors import LoadRefusedError, NotFoundError
 from weft.spark_support import sessions
-from weft.spark_support.folder import folder_for
+from weft.spark_support.folder import LocalFolder, folder_for
 from weft.spark_support.lazy import F
 from weft.systems.base import Connection
 from weft.systems.delta import changes, copy
@@ -17,6 +19,7 @@ from weft.systems.delta.table import DeltaTable, properties, read, retried, writ
 from weft.systems.frame_checks import cast_to_table, checked_keys, extended_schema, refuse_empty, without_void
 from weft.systems.lease import table_lock
 from weft.systems.load import IS_CURRENT, MODES, VALID_FROM, VALID_TO, Counts, Load
+from weft.systems.objects.paths import table_path
 from weft.systems.target import ArrowRows, Reject, SparkTarget
 
 if TYPE_CHECKING:
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 _VIEW = "_weft_changes"
+_COMMIT = re.compile(r"\d{20}\.json")
 
 
 class DeltaTarget(SparkTarget):
@@ -48,6 +52,13 @@ class DeltaTarget(SparkTarget):
         self.connection.configure(spark)
         table = DeltaTable(spark, self.connection, load.schema, load.table)
         return table.version() >= 0 and table.has(load)
+
+    def state(self, load: Load) -> str | None:
+        """The newest commit, of a table on this machine: its name and contents."""
+        path = table_path(self.connection.root, load.schema, load.table)
+        log, folder = f"{path}/_delta_log", LocalFolder()
+        newest = max(filter(_COMMIT.fullmatch, folder.files_in(log)), default=None) if "://" not in path else None
+        return None if newest is None else f"{newest} {sha256(folder.read(f'{log}/{newest}') or b'').hexdigest()}"
 
     def columns(self, load: Load, spark: SparkSession) -> list[str] | None:
         try:

@@ -20,6 +20,8 @@ class PostgresConnection(Connection):
     kind: ClassVar[str] = "postgres"
 
     url: str = field(metadata={"url": True})
+    durable_acks: bool | None = field(default=None, kw_only=True)
+    """Leases and acks wait for the disk, as publishes do: none is forgotten when the server crashes."""
 
     def stream_table(self, stream: Any) -> str:
         """A table in a schema."""

@@ -62,9 +62,9 @@ class PostgresSessions(SqlDriver):
     def connect_as(self, role: Role, *, autocommit: bool) -> psycopg.Connection[Any]:
         """The same, in or out of transactions."""
         # A server that waits for its replicas keeps doing so: only `off` is made stricter.
-        durability = (
-            "'off'" if role == "keep" else "coalesce(nullif(current_setting('synchronous_commit'), 'off'), 'on')"
-        )
+        durability = "coalesce(nullif(current_setting('synchronous_commit'), 'off'), 'on')"
+        if role == "keep" and not self.connection.durable_acks:
+            durability = "'off'"
         try:
             driver = psycopg.connect(**self.parameters(), autocommit=True)
             with closed_on_error(driver):

@@ -163,7 +163,9 @@ def info(client: Client, section: str) -> dict[str, Any]:
 def durability_warning(opened: Client) -> str | None:
     """Return a warning about a server that would lose acknowledged events; `None` where it keeps them."""
     warnings = []
-    if str(info(opened, "persistence").get("aof_enabled")) != "1":
+    persistence = {name: str(value) for name, value in info(opened, "persistence").items()}
+    # While a server loads its append-only file, it says that it has none.
+    if persistence.get("aof_enabled") != "1" and persistence.get("loading") != "1":
         warnings.append(
             "This Redis server has no append-only file: events that it acknowledged are gone when it stops. "
             "Set appendonly yes, and appendfsync always where not even the last second may be lost."

@@ -567,10 +567,11 @@ class _Trial(_Commit):
             expected = checks.Checks(self.transaction, move, is_trial=True)
             left_out = self._check_keys(move, expected)
             aside = expected.run(self.rows_read)
+            counts = move.into_new_table(self.rows_read - left_out - aside)
         unstaged = 0 if bad is None else bad.unstaged
-        return Counts(
+        return replace(
+            counts,
             rows_read=self.rows_read + unstaged,
-            inserted=self.rows_read - left_out - aside,
             quarantined=expected.keyless + aside + unstaged,
             warnings=tuple(expected.warnings),
         )

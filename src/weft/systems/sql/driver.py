@@ -16,7 +16,7 @@ from weft.systems.base import Connection
 from weft.systems.sql.tokens import quote_name, replaced
 
 Role = Literal["publish", "keep", "read"]
-"""`publish` commits wait for the disk; `keep` is bookkeeping, whose loss in a power cut only redelivers; `read` is
+"""`publish` commits wait for the disk; `keep` is bookkeeping, whose loss in a crash only redelivers; `read` is
 autocommit."""
 
 # A pooled connection that was idle for this long is tried before use: servers and firewalls drop idle ones silently.

@@ -79,6 +79,10 @@ class Move:
         )
         return Counts(inserted=int(cursor.rowcount))
 
+    def into_new_table(self, rows: int) -> Counts:
+        """Return what so many staged rows would do to a table that is not there yet."""
+        return Counts(inserted=rows)
+
     # ------------------------------------------------------------------------------------------------------ expressions
 
     def _q(self, name: str) -> str:

@@ -127,6 +127,27 @@ class Scd2ByEvent(Scd2):
             return Counts()
         return self._put_into_history(began)
 
+    def into_new_table(self, rows: int) -> Counts:
+        """Each event that changes something is a version, and the last one of a key is closed where it is too old."""
+        tables, load, event = self.tables, self.load, self.load.event_timestamp_column
+        assert event is not None
+        began = tables.instant(f"s.{self._q(event)}", self.fields[event])
+        digest = tables.row_hash([f"s.{self._q(name)}" for name in load.compared(self.names)])
+        keys, ts, new, before, last = tables.listed(load.keys), *map(self._q, ("_ts", "_hash", "_before", "_last"))
+        line = f"SELECT {tables.listed(load.keys, 's.')}, {began} AS {ts}, {digest} AS {new} FROM {self.source} AS s"
+        compared = f"SELECT l.*, LAG({new}) OVER (PARTITION BY {keys} ORDER BY {ts}) AS {before} FROM ({line}) AS l"
+        versions = (
+            f"SELECT count(*) AS n, max({ts}) AS {last} FROM ({compared}) AS c "
+            f"WHERE {before} IS NULL OR {before} <> {new} GROUP BY {keys}"
+        )
+        is_old = "1 = 0"
+        if load.ttl_seconds is not None:
+            is_old = f"{last} < {tables.add_seconds(self._now(), -load.ttl_seconds)}"
+        row = self.session.row(f"SELECT sum(n), count(CASE WHEN {is_old} THEN 1 END) FROM ({versions}) AS v")
+        assert row is not None
+        inserted = int(row[0] or 0)
+        return Counts(inserted=inserted, unchanged=rows - inserted, deleted=int(row[1]))
+
     def _put_into_history(self, began: str) -> Counts:
         """Put events into the history of their keys: each begins a version where it changes something, ends the one
         before it, and is ended by the one after it, whatever order they come in."""

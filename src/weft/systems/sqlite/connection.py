@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from weft.systems.base import measured
@@ -26,6 +26,9 @@ class SQLiteConnection(FileConnection):
     kind: ClassVar[str] = "sqlite"
     product: ClassVar[str] = "SQLite"
     example: ClassVar[str] = "events.db"
+
+    durable_acks: bool | None = field(default=None, kw_only=True)
+    """Leases and acks wait for the disk, as publishes do: none is forgotten in a power cut."""
 
     @property
     def is_private_memory(self) -> bool:

@@ -34,7 +34,7 @@ _RETRY_SECONDS = 0.0005
 
 class SqliteSessions(SqlDriver):
     """Pooled connections to a SQLite file in WAL mode. Publishes run under `synchronous=FULL`, bookkeeping under
-    NORMAL."""
+    NORMAL unless the connection has `durable_acks`."""
 
     dialect: ClassVar[str] = "sqlite"
     driver_error: ClassVar[type[BaseException]] = sqlite3.Error
@@ -75,7 +75,8 @@ class SqliteSessions(SqlDriver):
         )
         with closed_on_error(driver):
             driver.execute("PRAGMA journal_mode=WAL")
-            driver.execute(f"PRAGMA synchronous={'FULL' if role == 'publish' else 'NORMAL'}")
+            waits = role == "publish" or self.connection.durable_acks
+            driver.execute(f"PRAGMA synchronous={'FULL' if waits else 'NORMAL'}")
             driver.execute("PRAGMA busy_timeout=0")  # `begin` waits by itself
         return driver
 
