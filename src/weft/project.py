@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from threading import RLock
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from weft.pipelines.streaming.spec import StreamingPipeline
     from weft.streams.declare import Stream
 
+Definition = tuple[str, Callable[[], Connection]]
+"""A source of a connection's definition, and how to build it."""
 DEFAULT = "default"
 _ENVIRONMENT = "WEFT_DSN"
 
@@ -91,12 +94,15 @@ class Project:
         return connection
 
     def connection(self, name: AnyConnection | None = None) -> Connection:
-        """Return the connection that `name` leads to (`default` when none is given); a connection stands for itself.
+        """Return the connection that `name` leads to (`default` when none is given).
 
         The first of these wins: `WEFT_DSN_<NAME>`, `WEFT_DSN` (for `default`), `weft.toml` in the project's folder,
-        `~/.weft/connections.toml`, what was registered in code, and for `default` SQLite at `.weft/weft.db`.
+        `~/.weft/connections.toml`, what was registered in code, and for `default` SQLite at `.weft/weft.db`. A
+        connection that is passed itself stands for what was registered; one without a name is always itself.
         """
         if isinstance(name, Connection):
+            for _, define in self._from_outside(name.name) if name.name is not None else ():
+                return define()
             return name
         name = DEFAULT if name is None else name
         if not isinstance(name, str):
@@ -132,25 +138,25 @@ class Project:
         """Return every name that leads to a connection."""
         return [self.where(name) for name in self._names()]
 
-    def _definitions(self, name: str) -> Iterator[tuple[str, Callable[[], Connection]]]:
+    def _definitions(self, name: str) -> Iterator[Definition]:
         """Yield each source that defines `name`, the one that wins first."""
-
-        def built(fields: Mapping[str, Any], where: str) -> Callable[[], Connection]:
-            return lambda: build_connection(name, fields, where)
-
-        for variable in _variables(name):
-            if variable in os.environ:
-                yield f"env {variable}", built({"url": os.environ[variable]}, variable)
-        for source, file in self._files():
-            fields = file.get("connections", {}).get(name)
-            if fields is not None:
-                yield source, built(fields, f"{source}, [connections.{name}]")
+        yield from self._from_outside(name)
         registered = self.connections.get(name)
         if registered is not None:
             yield "code", lambda: registered
         if name == DEFAULT:
-            path = os.path.join(self.root, ".weft", "weft.db")
-            yield "built in", built({"kind": "sqlite", "path": path}, "the built-in default")
+            fields = {"kind": "sqlite", "path": os.path.join(self.root, ".weft", "weft.db")}
+            yield "built in", partial(build_connection, name, fields, "the built-in default")
+
+    def _from_outside(self, name: str) -> Iterator[Definition]:
+        """Yield the sources that win over code: the environment and the files."""
+        for variable in _variables(name):
+            if variable in os.environ:
+                yield f"env {variable}", partial(build_connection, name, {"url": os.environ[variable]}, variable)
+        for source, file in self._files():
+            fields = file.get("connections", {}).get(name)
+            if fields is not None:
+                yield source, partial(build_connection, name, fields, f"{source}, [connections.{name}]")
 
     def _names(self) -> list[str]:
         names = {DEFAULT, *self.connections}

@@ -10,7 +10,7 @@ def test_refund():
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from weft.errors import unknown
-from weft.project import DEFAULT, Project, build_connection, current, use
+from weft.project import DEFAULT, Definition, Project, build_connection, current, use
 from weft.streams.declare import Stream
 from weft.streams.events import to_dicts
 from weft.streams.retention import aware
@@ -99,10 +99,13 @@ class MemoryProject(Project):
 
     def events(self, stream: str | Stream) -> list[dict[str, Any]]:
         """Return everything that a stream holds, in order, as `consume` would give it."""
-        log = open_stream(stream).log
+        log = open_stream(stream, to_read=True).log
         return to_dicts(log.read(0, log.head(), log.count()))
 
-    def _definitions(self, name: str) -> Iterator[tuple[str, Callable[[], Connection]]]:
+    def _from_outside(self, name: str) -> Iterator[Definition]:
+        return iter(())
+
+    def _definitions(self, name: str) -> Iterator[Definition]:
         registered = self.connections.get(name)
         if registered is not None:
             yield "code", lambda: registered

@@ -167,3 +167,27 @@ def test_listing_has_every_name_once_and_no_secret(
 def test_what_is_no_name_is_refused(registry: Project, wrong: Connection) -> None:
     with pytest.raises(DeclarationError, match="name is needed"):
         registry.connection(wrong)
+
+
+def test_a_connection_that_is_passed_itself(
+    name: str, project: Path, registry: Project, write_settings, monkeypatch
+) -> None:
+    """It is what was registered in code: the environment and the files win over it, as for its name."""
+    warehouse = register_connection(SQLiteConnection("code.db", name=name))
+    unregistered = SQLiteConnection("code.db", name=f"{name}2")
+    unnamed = SQLiteConnection("code.db")
+
+    def leads_to(path: str) -> bool:
+        return {each.resolved().path for each in (registry.connection(warehouse), get_connection(name))} == {
+            str(project / path)
+        }
+
+    assert leads_to("code.db")
+    write_settings(table(name, "project.db"))
+    assert leads_to("project.db")
+    monkeypatch.setenv(f"WEFT_DSN_{name.upper()}", "sqlite:///own.db")
+    assert leads_to("own.db")
+    assert registry.connection(unregistered) is unregistered
+    monkeypatch.setenv(f"WEFT_DSN_{name.upper()}2", "sqlite:///own2.db")
+    assert registry.connection(unregistered).resolved().path == str(project / "own2.db")
+    assert registry.connection(unnamed) is unnamed

@@ -168,3 +168,74 @@ def test_a_group_gives_what_a_plain_read_gives(streams: Any) -> None:
         assert grouped.columns == plain.columns
         assert grouped.rows() == plain.rows()
     assert weft.read_stream("default", "documents")["j"].to_list()[:2] == ['"1"', "1"]
+
+
+def test_a_key_is_not_a_stream_that_is_declared_elsewhere(sales: Stream, system: Any, open_system: Any) -> None:
+    """And to read either writes nothing."""
+    import redis
+
+    publish(sales, range(2))
+    with open_system("redis") as other, redis.Redis.from_url(other.url) as client:
+        client.xadd("sales", {"n": "raw"})
+        assert weft.read_stream(other.url, "sales")["n"].to_list() == ["raw"]
+        assert weft.scan_stream(other.url, "sales", schema={"n": "string"}).collect()["n"].to_list() == ["raw"]
+        assert next(iter(weft.iter_stream(other.url, "sales")))["n"].to_list() == ["raw"]
+        # The stream itself is declared, wherever it is read; there is one event of it, which somebody else added.
+        assert weft.read_stream(other.url, sales)["_id"].len() == 1
+        assert client.keys() == [b"sales"]
+    assert weft.read_stream(system.url, "sales")["n"].to_list() == [0, 1]
+
+
+def test_blocking_for_new_events(sales: Stream, later: Callable[..., None]) -> None:
+    """Events of another stream do not end the wait."""
+
+    @weft.stream
+    def others() -> None: ...
+
+    publish(sales, range(3))
+
+    def publish_both() -> None:
+        for n in range(3):
+            weft.publish_sync(others, {"n": n})
+        publish(sales, range(3, 4))
+
+    later(publish_both)
+    assert weft.read_stream("default", "sales", start_id="$", block_ms=20_000)["n"].to_list() == [3]
+    assert len(weft.read_stream("default", "sales", start_id="$", block_ms=1)) == 0
+
+
+def test_iterating_without_an_ack(sales: Stream) -> None:
+    """No event comes twice in one iteration; the next one begins with what was not acknowledged."""
+    publish(sales, range(25))
+    options: dict[str, Any] = {"group": "g", "consumer": "c", "batch_size": 10, "schema": {"n": pl.Int64}}
+    with weft.iter_stream("default", "sales", count=25, **options) as batches:
+        frames = list(batches)
+    assert [frame["n"].to_list() for frame in frames] == [list(range(10)), list(range(10, 20)), list(range(20, 25))]
+    assert weft.ack_entries("default", "sales", "g", frames[0]["_id"]) == 10
+    with weft.iter_stream("default", "sales", count=15, auto_ack=True, **options) as batches:
+        assert sorted(n for frame in batches for n in frame["n"]) == list(range(10, 25))
+    (group,) = weft.groups_sync(sales)
+    assert (group["lag"], group["pending"]) == (0, 0)
+
+
+def test_a_batch_that_nobody_took_is_given_back(sales: Stream) -> None:
+    publish(sales, range(20))
+    options: dict[str, Any] = {"group": "g", "batch_size": 5, "schema": {"n": pl.Int64}}
+    weft.read_stream("default", "sales", group="g", consumer="c", count=20)
+    with weft.iter_stream("default", "sales", consumer="c", auto_ack=True, **options) as batches:
+        assert next(batches)["n"].to_list() == list(range(5))
+    with weft.iter_stream("default", "sales", consumer="other", count=15, auto_ack=True, **options) as batches:
+        assert sorted(n for frame in batches for n in frame["n"]) == list(range(5, 20))
+
+
+@pytest.mark.parametrize("group", [{}, {"group": "g", "consumer": "c", "auto_ack": True}], ids=["alone", "group"])
+def test_iterating_goes_on_when_retention_overtakes_it(
+    sales: Stream, group: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    publish(sales, range(5))
+    with weft.iter_stream("default", "sales", batch_size=5, count=10, schema={"n": pl.Int64}, **group) as batches:
+        assert next(batches)["n"].to_list() == list(range(5))
+        publish(sales, range(5, 20))
+        weft.trim_sync(sales, max_rows=5)
+        assert [n for frame in batches for n in frame["n"]] == list(range(15, 20))
+    assert "removed" in caplog.text

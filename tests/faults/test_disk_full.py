@@ -24,7 +24,7 @@ from faults.actors import actor, declared, said
 from served import PREFIX, start
 from weft.errors import ConnectionFailedError, StorageError
 from weft.project import Project, connect, use
-from weft.streams import ack_sync, consume_sync, publish_sync
+from weft.streams import ack_sync, consume_sync, publish_sync, trim_sync
 from weft.streams.events import to_dicts
 from weft.streams.runtime import close, open_stream
 from weft.systems.base import Connection
@@ -146,6 +146,37 @@ def test_sqlite_on_a_full_disk(tmp_path: Path) -> None:
             close(project)
 
 
+def trim_when_full(publisher: Publisher, fill: Callable[[], None], megabytes: float) -> int:
+    """Fill the disk, and remove all but the last ten events, in a process that has opened nothing yet."""
+    publisher.publish()
+    publisher.consume()
+    fill()
+    publisher.publish_until_refused(megabytes)
+    with contextlib.suppress(StorageError):
+        while True:
+            publisher.publish(1)
+    close()
+    removed = trim_sync(publisher.stream, max_rows=10, connection=publisher.connection)
+    log = open_stream(publisher.stream, publisher.connection).log
+    assert [event["n"] for event in to_dicts(log.read(0, log.head(), 100))] == publisher.acknowledged[-10:]
+    return removed
+
+
+@pytest.mark.parametrize("leave", [MB // 2, 10 * MB], ids=["small", "large"])
+def test_sqlite_trims_on_a_full_disk(tmp_path: Path, leave: int) -> None:
+    """The events that were removed make room for as many others."""
+    with mounted(tmp_path / "disk", 16) as disk, use(Project()) as project:
+        try:
+            publisher = Publisher(connect(url=f"sqlite:///{disk.folder / 'test.db'}"))
+            removed = trim_when_full(publisher, lambda: disk.fill(leave), 16)
+            assert removed > 100
+            for _ in range(removed // 20):
+                publisher.publish()
+            assert trim_sync(publisher.stream, max_rows=10, connection=publisher.connection) > 0
+        finally:
+            close(project)
+
+
 def test_the_service_on_a_full_disk(tmp_path: Path) -> None:
     """Which is also that of its temporary files. It answers, and its worker lives."""
     url = f"{PREFIX}/{STREAM}"
@@ -228,6 +259,24 @@ def test_postgres_tables_on_a_full_disk(server: servers.Server) -> None:
             server.kill()
 
 
+@pytest.mark.parametrize("server", ["postgres"], indirect=True)
+def test_postgres_trims_on_a_full_disk(server: servers.Server) -> None:
+    """What is removed is free for others once PostgreSQL has vacuumed the table, which it does by itself."""
+    with mounted(server.folder / "disk", 32, server.user) as disk, use(Project()) as project:
+        place = disk.folder / "tables"
+        place.mkdir()
+        shutil.chown(place, server.user, server.user)
+        server.start()
+        with contextlib.closing(server.connect()) as driver:
+            driver.execute(f"CREATE TABLESPACE small LOCATION '{place}'")
+            driver.execute("CREATE DATABASE full_disk TEMPLATE template0 TABLESPACE small")
+        try:
+            assert trim_when_full(Publisher(connect(url=server.url("full_disk"))), lambda: disk.fill(MB), 8) > 0
+        finally:
+            close(project)
+            server.kill()
+
+
 @pytest.mark.timing
 @pytest.mark.parametrize("server", ["postgres"], indirect=True)
 def test_postgres_log_on_a_full_disk(server: servers.Server) -> None:
@@ -268,3 +317,32 @@ def test_mysql_tables_on_a_full_disk(server: servers.Server) -> None:
         finally:
             close(project)
             server.kill()
+
+
+@pytest.mark.parametrize("server", ["mysql"], indirect=True)
+def test_mysql_trims_on_a_full_disk(server: servers.Server) -> None:
+    server.start()
+    url = server.create_database("full_disk")
+    with mounted(server.data / "full_disk", 32, server.user) as disk, use(Project()) as project:
+        try:
+            assert trim_when_full(Publisher(connect(url=url)), lambda: disk.fill(MB), 16) > 0
+        finally:
+            close(project)
+            server.kill()
+
+
+def test_redis_trims_when_its_memory_is_full(shared_server: Callable[[str], servers.Server]) -> None:
+    import redis
+
+    with shared_server("redis").database() as url, redis.Redis.from_url(url) as client, use(Project()) as project:
+        publisher = Publisher(connect(url=url))
+
+        def fill() -> None:
+            client.config_set("maxmemory", client.info("memory")["used_memory"] + MB)
+
+        try:
+            assert trim_when_full(publisher, fill, 16) > 0
+            publisher.publish()
+        finally:
+            client.config_set("maxmemory", 0)
+            close(project)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import sys
 import time
@@ -16,9 +17,11 @@ import pytest
 
 import servers
 from faults.actors import actor, declared, said
+from weft.dataframes.reading import read_stream
 from weft.errors import BusyError
 from weft.project import Project, connect, use
-from weft.streams import ack_sync, consume_sync, publish_sync
+from weft.streams import ack_sync, consume_sync, groups_sync, publish_sync, subscribe
+from weft.streams.declare import Stream
 from weft.streams.events import to_dicts
 from weft.streams.runtime import close, open_stream
 from weft.systems.sqlite.sessions import SqliteSessions
@@ -83,7 +86,7 @@ def publish(system: Any) -> Iterator[Callable[[int], Any]]:
 
 
 def stored(system: Any) -> list[int]:
-    log = open_stream(declared(STREAM), system.connection).log
+    log = open_stream(declared(STREAM), system.connection, to_read=True).log
     return [event["n"] for event in to_dicts(log.read(0, log.head(), 1000))]
 
 
@@ -174,6 +177,25 @@ def test_publish_gives_up(system: Any, monkeypatch: pytest.MonkeyPatch, number: 
         publish(3)
         assert stored(system) == [0, 3]
         close(project)
+
+
+def test_readers_wait_for_nobody(system: Any, publish: Callable[[int], Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those that come first in their process."""
+    limit_waiting(system.kind, monkeypatch)
+    consume_sync(declared(STREAM), "group", 1, system.connection)
+    with lock(system, 1 if system.kind == "sqlite" else 0) as (_, pipe), use(Project()) as fresh:
+        assert said(pipe) == "locked"
+        stream = declared(STREAM)
+        assert asyncio.run(_first(stream, system.connection)) == 0
+        assert [each["consumer"] for each in groups_sync(stream, connection=system.connection)] == ["group"]
+        assert read_stream(system.connection, stream)["n"].to_list() == [0]
+        assert stored(system) == [0]
+        close(fresh)
+
+
+async def _first(stream: Stream, connection: Any) -> Any:
+    async with subscribe(stream, since="start", connection=connection) as events:
+        return (await anext(events))["n"]
 
 
 def test_consumers_wait_too(system: Any, publish: Callable[[int], Any]) -> None:

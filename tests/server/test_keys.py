@@ -17,12 +17,13 @@ import pytest
 
 import warm_python
 from servers import wait_until
-from weft.errors import NotFoundError, SettingsError
+from weft.errors import NotFoundError, SettingsError, StorageError
 from weft.project import Project
 from weft.server import keys
 from weft.server.access import open_streams
-from weft.server.keys import KeyTable, key_table, verified
+from weft.server.keys import key_table, verified
 from weft.server.rates import Rate
+from weft.streams.runtime import open_hub
 
 STREAMS = """
 @weft.stream(fields={"n": "int64"}, on_schema_drift="quarantine", max_deliveries=2, dead_letter="failed")
@@ -37,7 +38,7 @@ def partners(): ...
 STREAM = "/api/v1/streams"
 # What is known of keys is soon too old.
 SOON = {"weft.server.keys.CACHED_SECONDS": 2.0, "weft.server.keys._REFRESH_SECONDS": 0.5}
-in_sql = pytest.mark.parametrize("system", ["sqlite", "postgres", "mysql"], indirect=True)
+everywhere = pytest.mark.parametrize("system", ["sqlite", "postgres", "mysql", "redis"], indirect=True)
 READ: list[tuple[str, str, Any]] = [
     ("GET", "", None),
     ("POST", "/consume", {"consumer": "c"}),
@@ -84,7 +85,7 @@ def folder(tmp_path: Path) -> Path:
     return made
 
 
-@in_sql
+@everywhere
 def test_the_table(streams: Project) -> None:
     with key_table() as table:
         assert table.all() == {}
@@ -106,15 +107,10 @@ def test_the_table(streams: Project) -> None:
             table.revoke(second.id[:-1])
         assert second.id in str(caught.value.hint)
         assert token[-64:] not in repr(stored)
-        assert all(token[-64:] not in str(row) for row in _rows(table))
+        assert all(token[-64:] not in str(row) for row in table._rows.read())
 
 
-def _rows(table: KeyTable) -> list[tuple[Any, ...]]:
-    with table._tables.driver.session("read") as session:
-        return session.rows(f"SELECT * FROM {table._table}")
-
-
-@in_sql
+@everywhere
 def test_only_the_whole_token_is_the_key(streams: Project) -> None:
     with key_table() as table:
         key, token = table.create(name=None, scopes=["read"])
@@ -128,7 +124,7 @@ def test_only_the_whole_token_is_the_key(streams: Project) -> None:
     assert verified(token, keys) == key
 
 
-@in_sql
+@everywhere
 async def test_they_are_read_again_while_those_who_ask_go_on(streams: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keys, "_REFRESH_SECONDS", 0.0)
     known = keys.KnownKeys()
@@ -149,23 +145,50 @@ def at_once(asked: Coroutine[Any, Any, Any]) -> Any:
     return answered.value.value
 
 
-@pytest.mark.parametrize("url", ["duckdb:///keys.duckdb", "redis://127.0.0.1:1/0"])
-def test_where_they_cannot_be_kept(project: Path, monkeypatch: pytest.MonkeyPatch, url: str) -> None:
-    monkeypatch.setenv("WEFT_DSN", url)
+@everywhere
+def test_to_look_for_keys_writes_nothing(streams: Project, system: Any) -> None:
+    """Also where a process that writes to the database holds its lock."""
+    with key_table() as table:
+        assert table.all() == {}
+    store = open_hub(streams.connection()).store
+    assert store.names() == []
+    if system.kind == "sqlite":
+        assert not Path(system.url.removeprefix("sqlite:///")).exists()
+    with pytest.raises(NotFoundError), key_table() as table:
+        table.revoke("none")
+
+
+@everywhere
+def test_keys_that_vanished_close_the_service(streams: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are never removed: the database was flushed, or is another one."""
+    monkeypatch.setattr(keys, "CACHED_SECONDS", 0.0)
+    known = keys.KnownKeys()
+    with key_table() as table:
+        key, _ = table.create(name=None, scopes=["read"])
+    known._keys = {key.id: key}
+    monkeypatch.setattr(keys, "_TABLE", "none")
+    monkeypatch.setattr("weft.systems.redis.key_rows._KEYS", "none")
+    with pytest.raises(StorageError, match="gone"):
+        known._read_all()
+    known.close()
+
+
+def test_where_they_cannot_be_kept(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WEFT_DSN", "duckdb:///keys.duckdb")
     with pytest.raises(SettingsError, match="Keys cannot be kept in a") as refused, key_table():
         pass
     assert refused.value.hint is not None
-    assert "sqlite, postgres, mysql. Name" in refused.value.hint
+    assert "sqlite, postgres, mysql, redis. Name" in refused.value.hint
 
 
-@in_sql
+@everywhere
 def test_expired(streams: Project) -> None:
     with key_table() as table:
         key, _ = table.create(name=None, scopes=["read"], expires_at=datetime.now(UTC) - timedelta(seconds=1))
     assert key.ended == "expired"
 
 
-@in_sql
+@everywhere
 def test_what_is_open(streams: Project) -> None:
     import weft
 

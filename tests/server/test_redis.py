@@ -9,6 +9,9 @@ from typing import Any
 import pytest
 
 from served import PREFIX, Served
+from servers import wait_until
+from weft.project import Project, use
+from weft.server.keys import key_table
 from weft.systems.redis.client import open_client
 
 ORDERS = """
@@ -80,3 +83,16 @@ def test_follow_lose_and_come_back(served: Served, client: Any) -> None:
         next(live)
         assert next(live)[1]["lost"] == 4
         assert [next(live)[1]["event"]["n"] for _ in range(2)] == [6, 7]
+
+
+def test_a_service_on_redis_alone(server: Callable[..., Served], system: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its keys are there too."""
+    soon = {"weft.server.keys.CACHED_SECONDS": 1.0, "weft.server.keys._REFRESH_SECONDS": 0.2}
+    served = server("@weft.stream\ndef clicks(): ...", env={"WEFT_DSN": system.url}, constants=soon)
+    served.publish("clicks", {"n": 1})
+    monkeypatch.setenv("WEFT_DSN", system.url)
+    with use(Project()), key_table() as table:
+        _, token = table.create(name=None, scopes=["read"])
+    url = f"{PREFIX}/clicks"
+    wait_until(lambda: served.client.get(url).status_code == 401, "the service to notice its first key")
+    assert served.client.get(url, headers={"Authorization": f"Bearer {token}"}).status_code == 200

@@ -60,7 +60,7 @@ def tail(
     With -f also the new ones as they come. A line each for people, leaving out what is null; with --format json one
     JSON object a line.
     """
-    opened = open_stream(stream, connection) if follow else None
+    opened = open_stream(stream, connection, to_read=True) if follow else None
     log = opened.log if opened else stored_log(stream, connection)
     if log is None:
         _parse_filters(filters, {})

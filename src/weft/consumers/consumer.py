@@ -13,6 +13,8 @@ from typing import Any, Self
 
 from weft.errors import LeaseLostError, SettingsError, WeftError, did_you_mean
 from weft.project import current
+from weft.streams.declare import Stream
+from weft.streams.runtime import is_declared_on
 from weft.systems.base import Connection, System, system_for, systems
 from weft.systems.entries import EntryReader, GroupReader, Membership, Part, StreamEntry
 
@@ -47,7 +49,7 @@ class Consumer:
         _check_number("buffer_size", buffer_size, 0, _MAX_BUFFER)
         if timeout is not None:
             _check_number("timeout", timeout, 0)
-        self.client = client
+        self.client = current().connection(client) if isinstance(client, Connection) else client
         self.streams: list[Any] = _distinct(streams)
         self._buffer_size = buffer_size
         self._timeout = timeout
@@ -166,8 +168,12 @@ class Consumer:
         if system.entries is None:
             return None
         names = [_text(stream) for stream in self.streams]
-        declared = [name for name in names if name in current().streams]
-        own = [name for name in names if name not in current().streams]
+        declared = [
+            name
+            for name, stream in zip(names, self.streams, strict=True)
+            if isinstance(stream, Stream) or is_declared_on(name, self.client)
+        ]
+        own = [name for name in names if name not in declared]
         if declared and own:
             noun = system.load("entries").noun
             raise SettingsError(

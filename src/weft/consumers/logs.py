@@ -25,6 +25,8 @@ _MEMBER_SEPARATOR = "#"
 class LogReader:
     """Reads a log from its head on."""
 
+    only_reads = True
+
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._streams: dict[str, Stream] = {}
@@ -72,11 +74,13 @@ class LogReader:
         """The connection is the project's, and stays open."""
 
     async def _opened(self, stream: str) -> Opened:
-        return await open_stream_async(self._streams[stream], self._connection)
+        return await open_stream_async(self._streams[stream], self._connection, to_read=self.only_reads)
 
 
 class LogGroupReader(LogReader):
     """Reads with `consume`, for a member of a group."""
+
+    only_reads = False
 
     def __init__(self, connection: Connection, membership: Membership) -> None:
         super().__init__(connection)
@@ -86,7 +90,7 @@ class LogGroupReader(LogReader):
                 hint="weft.reset(stream, group, 'end') moves it.",
             )
         self._member = membership
-        self._group, self._consumer = _text(membership.group), _text(membership.consumer)
+        self._group, self._consumer = as_text(membership.group), as_text(membership.consumer)
         self.held_for: float | None = float(membership.claim_idle or _LEASE_MILLISECONDS)
         self.skipped = 0
         self.recovered = 0
@@ -95,7 +99,7 @@ class LogGroupReader(LogReader):
     def _as_read(self, declared: Stream) -> Stream:
         if self._member.max_deliveries is None:
             return declared
-        place = None if self._member.dead_letter is None else _text(self._member.dead_letter)
+        place = None if self._member.dead_letter is None else as_text(self._member.dead_letter)
         return replace(declared, max_deliveries=self._member.max_deliveries, dead_letter=place or declared.dead_letter)
 
     async def begin(self, stream: str, identifier: Any) -> None:
@@ -113,13 +117,8 @@ class LogGroupReader(LogReader):
             raise NotFoundError(
                 f"The stream {stream!r} has no group {self._group!r}.", hint="auto_create=True creates it."
             )
-        if group is not None and self._member.start_from_backlog:
-            own = (self._consumer, self._consumer + _MEMBER_SEPARATOR)
-            self._backlogs[stream] = [
-                (each["member"], each["pending"])
-                for each in group["members"]
-                if each["member"] == own[0] or each["member"].startswith(own[1])
-            ]
+        if self._member.start_from_backlog:
+            self._backlogs[stream] = backlog_of(self._consumer, group)
 
     async def read(self, part: Part, count: int, wait: float) -> list[StreamEntry]:
         """Return what this member held before a restart, else what no member holds.
@@ -132,8 +131,7 @@ class LogGroupReader(LogReader):
             events = await self._consume(stream, min(pending, 100_000), member, 0)
             if events:
                 return events
-        member = f"{self._consumer}{_MEMBER_SEPARATOR}{secrets.token_hex(6)}"
-        return await self._consume(stream, count, member, wait)
+        return await self._consume(stream, count, new_member(self._consumer), wait)
 
     async def _consume(self, stream: str, count: int, member: str, wait: float) -> list[StreamEntry]:
         events = await consume(
@@ -183,5 +181,21 @@ def check_offset(identifier: Any) -> int:
     return offset
 
 
-def _text(name: Any) -> str:
+def new_member(consumer: str) -> str:
+    """Return a name for one request of a consumer."""
+    return f"{consumer}{_MEMBER_SEPARATOR}{secrets.token_hex(6)}"
+
+
+def backlog_of(consumer: str, group: dict[str, Any] | None) -> list[tuple[str, int]]:
+    """Return under which names a consumer holds events of a group, and how many each."""
+    members = [] if group is None else group["members"]
+    return [
+        (each["member"], each["pending"])
+        for each in members
+        if each["member"] == consumer or each["member"].startswith(consumer + _MEMBER_SEPARATOR)
+    ]
+
+
+def as_text(name: Any) -> str:
+    """Return a name as a text."""
     return name.decode() if isinstance(name, bytes) else str(name)

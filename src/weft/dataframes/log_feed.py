@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import logging
+import math
 import re
 from collections.abc import Callable, Container, Iterator, Sequence
 from datetime import date, datetime
 from decimal import Decimal
+from time import monotonic
 from types import NoneType
 from typing import Any
 from uuid import UUID
@@ -14,11 +17,13 @@ from uuid import UUID
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from weft.consumers.logs import as_text, backlog_of, new_member
 from weft.dataframes.layout import Layout
-from weft.errors import SettingsError
-from weft.streams import ack_sync, consume_sync
-from weft.streams.consuming import LONGEST_SECONDS
+from weft.errors import EventsLostError, SettingsError
+from weft.streams import ack_sync, consume_sync, groups_sync
+from weft.streams.consuming import LONGEST_SECONDS, return_undelivered
 from weft.streams.declare import Stream
+from weft.streams.events import events_lost
 from weft.streams.runtime import Opened, open_stream
 from weft.systems.base import Connection
 from weft.systems.entries import Membership
@@ -26,6 +31,9 @@ from weft.systems.log import EXTRA, META_TYPES, PUBLISHED_AT, ROWID
 from weft.systems.pages import FeedPage, PageFeed, name_columns
 from weft.types import FieldType, check_column, dump_json
 
+_log = logging.getLogger("weft.dataframes")
+# A reader also looks without being woken: the database may be away, which no watch reports.
+_LOOK_SECONDS = 2.0
 _EVENTS_A_PAGE = 50_000
 _EVENTS_A_LEASE = 100_000
 _LEASE_SECONDS = 60.0
@@ -45,13 +53,15 @@ class EventPage(FeedPage):
 
 
 class _LogFeed(PageFeed):
+    only_reads = True
+
     def __init__(self, connection: Connection, stream: str | Stream, layout: Layout) -> None:
         if layout.on_error == "quarantine":
             raise SettingsError(
                 'on_error="quarantine" is for keys of Redis. A declared stream checks its events when they come.',
                 hint='Declare it with on_schema_drift="quarantine".',
             )
-        self.opened: Opened = open_stream(stream, connection)
+        self.opened: Opened = open_stream(stream, connection, to_read=self.only_reads)
         self.layout = layout
 
     @property
@@ -98,6 +108,7 @@ class LogRangeFeed(_LogFeed):
         self._after, self._upto = after, upto
         self._batches: Iterator[pa.RecordBatch] = iter(())
         self._rest: pa.RecordBatch | None = None
+        self._has_read = False
 
     def begin(self) -> None:
         """Fix where `$` is: after what is there now."""
@@ -106,19 +117,20 @@ class LogRangeFeed(_LogFeed):
 
     def fetch(self, limit: int, wait_seconds: float | None, more: bool = True) -> FeedPage | None:
         self.begin()
-        watch = self.opened.hub.watch
-        version, batch = watch.version, self._next()
-        while batch is None and self._upto is None and wait_seconds != 0:
-            watch.wait(version, _LEASE_SECONDS if wait_seconds is None else wait_seconds)
+        watch, ends = self.opened.hub.watch, math.inf if wait_seconds is None else monotonic() + wait_seconds
+        while True:
+            # A watch wakes its readers for every stream of the database.
             version, batch = watch.version, self._next()
-            if wait_seconds is not None:
+            left = ends - monotonic()
+            if batch is not None or self._upto is not None or left <= 0:
                 break
+            watch.wait(version, min(left, _LOOK_SECONDS))
         if batch is None:
             self.finished = self._upto is not None
             return None
         rows, rest = batch[:limit], batch[limit:]
         self._rest = rest if len(rest) > 0 else None
-        self._after = rows[ROWID][-1].as_py()
+        self._after, self._has_read = rows[ROWID][-1].as_py(), True
         return self._page(rows)
 
     def _next(self) -> pa.RecordBatch | None:
@@ -129,6 +141,8 @@ class LogRangeFeed(_LogFeed):
             log, after = self.opened.log, self._after or 0
             upto = log.head() if self._upto is None else min(self._upto, log.head())
             if upto > after:
+                if self._has_read and (lost := log.lost_after(after, None)[1]):
+                    warn_of_loss(events_lost("reader", self.name, lost))
                 self._batches = log.read_arrow(after, upto, self._columns())
                 batch = next(self._batches, None)
         return batch
@@ -163,11 +177,21 @@ class LogGroupFeed(_LogFeed):
     """The events that a member of a group is given: its own unacknowledged ones, those that others released, then new
     ones."""
 
+    only_reads = False
     page_size = _EVENTS_A_LEASE
     # To ask again before an ack would bring the same events again.
     drained = True
 
-    def __init__(self, connection: Connection, stream: str | Stream, layout: Layout, membership: Membership) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        stream: str | Stream,
+        layout: Layout,
+        membership: Membership,
+        *,
+        iterates: bool = False,
+    ) -> None:
+        """`iterates`: it is fetched from repeatedly, and no event comes twice."""
         if membership.group_start != "-" or not membership.auto_create:
             raise SettingsError(
                 "start_id and create_group are for groups of Redis: one of a declared stream is created at first use.",
@@ -176,25 +200,53 @@ class LogGroupFeed(_LogFeed):
         if layout.delivery_column is not None:
             raise SettingsError("include_delivery is for keys of Redis: declared streams count deliveries by range.")
         super().__init__(connection, stream, layout)
-        self._group, self._consumer = membership.group, membership.consumer
+        self._group, self._consumer = as_text(membership.group), as_text(membership.consumer)
+        self._iterates = iterates
+        self._backlog: list[tuple[str, int]] | None = None
+        self._taken: list[dict[str, Any]] = []
         idle = membership.claim_idle
         self._lease = _LEASE_SECONDS if idle is None else max(idle / 1000, 0.001)
         self._unconfirmed: list[dict[str, Any]] = []
 
     def fetch(self, limit: int, wait_seconds: float | None, more: bool = True) -> FeedPage | None:
-        events = consume_sync(
-            self.opened.stream,
-            self._group,
-            min(limit, _EVENTS_A_LEASE),
-            self.opened.hub.connection,
-            member=self._consumer,
-            lease=self._lease,
-            wait=LONGEST_SECONDS if wait_seconds is None else wait_seconds,
-        )
+        taken = self._taken or self._take(min(limit, _EVENTS_A_LEASE), wait_seconds)
+        events, self._taken = taken[:limit], taken[limit:]
         if not events:
             return None
         self._unconfirmed = events
         return self._page(_batch(events, self.opened.log.fields(fresh=True)))
+
+    def _take(self, limit: int, wait_seconds: float | None) -> list[dict[str, Any]]:
+        if not self._iterates:
+            return self._consume(self._consumer, limit, wait_seconds)
+        if self._backlog is None:
+            stored = groups_sync(self.opened.stream, connection=self.opened.hub.connection)
+            self._backlog = backlog_of(self._consumer, next((g for g in stored if g["consumer"] == self._group), None))
+        while self._backlog:
+            member, pending = self._backlog.pop()
+            if events := self._consume(member, min(pending, _EVENTS_A_LEASE), 0):
+                return events
+        # Under one name the member would be given again what it has not acknowledged.
+        return self._consume(new_member(self._consumer), limit, wait_seconds)
+
+    def _consume(self, member: str, limit: int, wait_seconds: float | None) -> list[dict[str, Any]]:
+        wait = LONGEST_SECONDS if wait_seconds is None else wait_seconds
+        place = self.opened.stream, self._group, limit, self.opened.hub.connection, member
+        try:
+            return consume_sync(*place, lease=self._lease, wait=wait)
+        except EventsLostError as error:  # which is raised once
+            warn_of_loss(error)
+            return consume_sync(*place, lease=self._lease, wait=wait)
+
+    def give_back(self) -> None:
+        """Return what no frame has."""
+        events, self._unconfirmed = self._unconfirmed, []
+        if events:
+            return_undelivered(self.opened, self._group, events)
+
+    def close(self) -> None:
+        self._unconfirmed, self._taken = self._taken, []
+        self.give_back()
 
     def confirm(self) -> None:
         events, self._unconfirmed = self._unconfirmed, []
@@ -249,6 +301,11 @@ def _fit(values: list[Any], kind: FieldType) -> bool:
     if not {*map(type, values)} <= {python, NoneType}:
         return False
     return python not in (int, float) or check_column(values, kind)[0] is not None  # of these, some are out of range
+
+
+def warn_of_loss(error: EventsLostError) -> None:
+    """Log it: a frame has no place for it, and what is left is read."""
+    _log.warning("%s It goes on with what is left.", error.what)
 
 
 def acknowledge(connection: Connection, stream: str | Stream, group: str, ids: Sequence[str]) -> int:

@@ -13,6 +13,7 @@ from weft.dataframes.options import Options, ReadOptions, refuse_unknown_options
 from weft.errors import SettingsError
 from weft.project import connect, current
 from weft.streams.declare import Stream
+from weft.streams.runtime import is_declared_on
 from weft.systems.base import Connection, System, system_for, systems
 from weft.systems.entries import Membership
 from weft.systems.pages import PageFeed, Pages
@@ -55,7 +56,7 @@ def open_feed(
 
         if membership is None:
             return LogRangeFeed(connection, stream, layout, options.start_id, options.end_id)
-        return LogGroupFeed(connection, stream, layout, membership)
+        return LogGroupFeed(connection, stream, layout, membership, iterates=iterates)
     pages = open_pages(connection, "A key")
     if membership is None:
         return pages.read_range(stream, layout.field_names, options.start_id, options.end_id, stopped)
@@ -97,12 +98,12 @@ def _membership(options: Options) -> Membership | None:
 
 
 def is_declared(stream: object, connection: Connection) -> TypeGuard[str | Stream]:
-    """Return whether this is a declared stream. Other names, or bytes, are those of the system's own streams."""
+    """Return whether this is a declared stream. Other names, or bytes, are those of the system's own streams; so is the
+    name of a stream that is declared on another connection."""
     has_own = system_for(connection.kind).pages is not None
     if isinstance(stream, bytes) and not has_own:
         raise SettingsError(f"A declared stream has a name, not {stream!r}.")
-    named = isinstance(stream, str) and stream in current().streams
-    return named or isinstance(stream, Stream) or not has_own
+    return isinstance(stream, Stream) or not has_own or is_declared_on(stream, connection)
 
 
 def read_stream(

@@ -17,6 +17,7 @@ from weft.errors import EventsLostError
 from weft.project import current
 from weft.streams import runtime
 from weft.streams.declare import Stream
+from weft.systems.awaited_log import open_to_read
 from weft.systems.base import Connection, system_for
 from weft.systems.log import META_TYPES, PUBLISHED_AT, ROWID, Log
 from weft.systems.sql.prefetch import prefetch
@@ -133,7 +134,7 @@ class StreamReader:
     def _read(self, reached: int, upto: int) -> Iterator[pa.RecordBatch]:
         store = system_for(self.connection.kind).load_log()(self.connection)
         try:
-            yield from self.read_from(store.open(self.stream_schema, self.stream, {}), reached, upto)
+            yield from self.read_from(open_to_read(store, self.stream_schema, self.stream, {}), reached, upto)
         finally:
             store.close()
 
@@ -143,12 +144,19 @@ class StreamReader:
         stored = [PUBLISHED_AT if name == self.time_column else name for name in schema.names]
         # The offsets show whether some are missing.
         asked = [name for name, _ in self.types if name == ROWID or name in stored]
-        places, rowid = [asked.index(name) for name in stored], asked.index(ROWID)
-        for batch in log.read_arrow(reached, upto, asked):
-            offsets = batch.column(rowid)
+        # A declared field has no column before the next publisher comes: readers add none.
+        known = {**log.fields(), **META_TYPES}
+        for batch in log.read_arrow(reached, upto, [name for name in asked if name in known]):
+            offsets = batch.column(ROWID)
             self._check_gap(log, reached, offsets[0].as_py())
             reached = offsets[-1].as_py()
-            yield pa.RecordBatch.from_arrays([batch.column(place) for place in places], schema=schema)
+            yield pa.RecordBatch.from_arrays(
+                [
+                    batch.column(name) if name in known else pa.nulls(len(batch), field.type)
+                    for name, field in zip(stored, schema, strict=True)
+                ],
+                schema=schema,
+            )
         self._check_gap(log, reached, upto + 1)
 
     def _check_gap(self, log: Log, reached: int, following: int) -> None:
@@ -287,9 +295,10 @@ def stored_columns(tables: SqlTables, schema: str | None, table: str) -> list[Co
 
 def stream_reader(stream: str | Stream, connection: str | Connection | None = None) -> StreamReader:
     """Return a reader of what a stream holds now."""
-    opened = runtime.open_stream(stream, connection)
+    opened = runtime.open_stream(stream, connection, to_read=True)
     log, declared = opened.log, opened.stream
-    types = {**log.fields(fresh=True), **META_TYPES}
+    types = {**log.fields(fresh=True)}
+    types |= {name: kind for name, kind in declared.fields.items() if name not in types} | META_TYPES
     return StreamReader(
         opened.hub.connection.resolved(),
         declared.schema,

@@ -140,7 +140,7 @@ async def streams(request: Request) -> Response:
 
 
 async def details(request: Request) -> Response:
-    ready = await service_of(request).open(request, "read")
+    ready = await service_of(request).open(request, "read", to_read=True)
     log = ready.log
 
     def read() -> dict[str, Any]:
@@ -169,7 +169,7 @@ def _described(stream: Stream) -> dict[str, Any]:
 async def subscribe(request: Request) -> ASGIApp:
     """Send events as they are published, as Server-Sent Events."""
     service = service_of(request)
-    ready = await service.open(request, "read", ticket=request.query_params.get("ticket"))
+    ready = await service.open(request, "read", ticket=request.query_params.get("ticket"), to_read=True)
     wheres = request.query_params.getlist("where")
     parameters = query(request, "since", "where", "ticket", repeated="where")
     # A browser that comes back sends a header that is newer than its address.
@@ -186,7 +186,7 @@ async def subscribe(request: Request) -> ASGIApp:
 async def ticket(request: Request) -> Response:
     """Issue a ticket, with which a browser's EventSource subscribes: it cannot send a credential."""
     service = service_of(request)
-    ready = await service.open(request, "read")
+    ready = await service.open(request, "read", to_read=True)
     issued = await service.access.issue_ticket(ready.stream, opened_by(request))
     return json_response({"stream": ready.stream.name, "ticket": issued, "expires_in": TICKET_SECONDS}, 201)
 

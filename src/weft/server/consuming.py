@@ -176,7 +176,7 @@ async def reset(request: Request) -> Response:
 
 async def groups(request: Request) -> Response:
     service = service_of(request)
-    ready = await service.open(request, "read")
+    ready = await service.open(request, "read", to_read=True)
     with service.room(ready.stream):
         found = [with_texts(group, "position") for group in await consuming.groups(ready.stream)]
         return json_response({"stream": ready.stream.name, "groups": found})
@@ -185,7 +185,7 @@ async def groups(request: Request) -> Response:
 async def events(request: Request) -> Response:
     """Answer with a page of events, without a consumer: `?after=` the last `_weft_rowid` seen, `&limit=`."""
     service = service_of(request)
-    ready = await service.open(request, "read")
+    ready = await service.open(request, "read", to_read=True)
     parameters = query(request, "after", "limit")
     after = whole(parameters["after"], "after", 0) if "after" in parameters else None
     limit = min(whole(parameters.get("limit", "100"), "limit", 1), service.limits.page_events)

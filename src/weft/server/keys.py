@@ -16,7 +16,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from hashlib import sha256
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Protocol, get_args
 
 import pyarrow as pa
 
@@ -106,20 +106,67 @@ def _hash(secret: str) -> str:
 _NO_KEY = _hash(secrets.token_hex(_SECRET_BYTES))
 
 
-class KeyTable:
+class KeyRows(Protocol):
+    """Where keys are kept."""
+
+    def read(self) -> list[dict[str, Any]]:
+        """Return a row of `_FIELDS` for every key that was ever created, the oldest first. Nothing is written."""
+
+    def add(self, row: dict[str, Any]) -> None:
+        """Store a row."""
+
+    def revoke(self, row: dict[str, Any]) -> None:
+        """Store that a key is revoked: `row` has its `id` and `revoked_at`, with all the rest."""
+
+    def close(self) -> None:
+        """Close the connection."""
+
+
+class SqlKeyRows:
     """`weft.api_keys` in one database."""
 
     def __init__(self, tables: SqlTables) -> None:
         self._tables = tables
         self._table = system_table(tables, _TABLE)
-        create_system_table(tables, _TABLE, _FIELDS, ("id",))
+
+    def read(self) -> list[dict[str, Any]]:
+        names, connection = ", ".join(map(self._tables.quote, _FIELDS.names)), self._tables.driver.connection
+        try:
+            with self._tables.driver.session("read") as session:
+                rows = session.rows(f"SELECT {names} FROM {self._table} ORDER BY created_at, id")
+        except WeftError as error:
+            # Any other error keeps the service closed: there may be keys.
+            if connection.reports_missing(error.what) == "table" or connection.is_missing():
+                return []
+            raise
+        return [dict(zip(_FIELDS.names, row, strict=True)) for row in rows]
+
+    def add(self, row: dict[str, Any]) -> None:
+        create_system_table(self._tables, _TABLE, _FIELDS, ("id",))
+        with self._tables.driver.session("publish") as session:
+            insert_row(self._tables, session, self._table, row)
+
+    def revoke(self, row: dict[str, Any]) -> None:
+        with self._tables.driver.session("publish") as session:
+            session.run(
+                f"UPDATE {self._table} SET revoked_at = {self._tables.moment(row['revoked_at'])} "
+                "WHERE id = ? AND revoked_at IS NULL",
+                (row["id"],),
+            )
+
+    def close(self) -> None:
+        self._tables.close()
+
+
+class KeyTable:
+    """The keys in one database."""
+
+    def __init__(self, rows: KeyRows) -> None:
+        self._rows = rows
 
     def all(self) -> dict[str, ApiKey]:
         """Return every key that was ever created, by its id."""
-        names = ", ".join(map(self._tables.quote, _FIELDS.names))
-        with self._tables.driver.session("read") as session:
-            rows = session.rows(f"SELECT {names} FROM {self._table} ORDER BY created_at, id")
-        return {str(row[0]): _key_of(dict(zip(_FIELDS.names, row, strict=True))) for row in rows}
+        return {str(row["id"]): _key_of(row) for row in self._rows.read()}
 
     def create(
         self,
@@ -153,28 +200,24 @@ class KeyTable:
             "burst": rate and rate.burst,
             "created_at": key.created_at,
             "expires_at": expires_at,
+            "revoked_at": None,
         }
-        with self._tables.driver.session("publish") as session:
-            insert_row(self._tables, session, self._table, row)
+        self._rows.add(row)
         return key, f"{PREFIX}{key_id}_{secret}"
 
     def revoke(self, key_id: str) -> ApiKey:
         """End a key. One that was revoked before stays as it is. Errors never repeat the token, if that is passed."""
         key_id = _id_of(key_id)
-        with self._tables.driver.session("publish") as session:
-            session.run(
-                f"UPDATE {self._table} SET revoked_at = {self._tables.moment(datetime.now(UTC))} "
-                "WHERE id = ? AND revoked_at IS NULL",
-                (key_id,),
-            )
-        keys = self.all()
-        if key_id not in keys:
-            hint = did_you_mean(key_id, keys, "weft apikey list shows what there is.")
+        rows = {str(row["id"]): row for row in self._rows.read()}
+        if key_id not in rows:
+            hint = did_you_mean(key_id, rows, "weft apikey list shows what there is.")
             raise NotFoundError(f"There is no key {key_id!r}.", hint=hint)
-        return keys[key_id]
+        if rows[key_id]["revoked_at"] is None:
+            self._rows.revoke({**rows[key_id], "revoked_at": datetime.now(UTC)})
+        return self.all()[key_id]
 
     def close(self) -> None:
-        self._tables.close()
+        self._rows.close()
 
 
 def _key_of(row: dict[str, Any]) -> ApiKey:
@@ -202,19 +245,16 @@ def open_key_table() -> KeyTable:
         raise SettingsError("weft.toml: keys in [server] must be the name of a connection.")
     connection = project.for_tables(project.connection(name))
     system = system_for(connection.kind)
+    if system.api_keys is not None:
+        return KeyTable(system.load("api_keys")(connection))
     if system.log is None or system.tables is None:
         # Several processes must be able to open it: as for streams.
-        able = ", ".join(each.kind for each in systems().values() if each.log and each.tables)
+        able = ", ".join(each.kind for each in systems().values() if each.log and (each.tables or each.api_keys))
         raise SettingsError(
             f"Keys cannot be kept in a {system.kind} database.",
             hint=f'These can: {able}. Name the connection of one in weft.toml: keys = "…" in [server].',
         )
-    tables: SqlTables = system.load_tables()(connection)
-    try:
-        return KeyTable(tables)
-    except BaseException:
-        tables.close()
-        raise
+    return KeyTable(SqlKeyRows(system.load_tables()(connection)))
 
 
 def key_table() -> closing[KeyTable]:
@@ -274,7 +314,14 @@ class KnownKeys:
         began = time.monotonic()
         if self._table is None:
             self._table = open_key_table()
-        return began, self._table.all()
+        keys = self._table.all()
+        if self._keys and not keys:
+            # A key that is revoked stays: the database was flushed or replaced, which must not open the service.
+            raise StorageError(
+                "The keys of the service are gone from their database.",
+                hint="Create keys again. The service opens without keys when it is restarted.",
+            )
+        return began, keys
 
     def close(self) -> None:
         if self._refreshing is not None:

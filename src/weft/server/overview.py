@@ -67,7 +67,7 @@ class Standing:
 
     def update(self, stream: Stream) -> None:
         """Read the stream. Its head is cheap to read; its rows are counted the less often the longer that takes."""
-        log = open_stream(stream).log
+        log = open_stream(stream, to_read=True).log
         self.floor, self.head = log.floor(), log.head()
         self.published, self.head_at, self.problem = log.published(), time.time(), None
         self.history.append((self.head_at, self.published))

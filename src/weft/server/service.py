@@ -81,16 +81,16 @@ class Service:
         self.feeds = Feeds(self.limits, self.answers)
         self._waiting: dict[tuple[str, bool], _Waiting] = {}
 
-    async def open(self, request: Request, scope: Scope, *, ticket: str | None = None) -> Opened:
+    async def open(self, request: Request, scope: Scope, *, ticket: str | None = None, to_read: bool = False) -> Opened:
         """Open the stream that a request names, if it may use it."""
         stream = await self._find(request)
         await self.access.admit(request, stream, scope, ticket=ticket)
-        ready = opened(stream)
+        ready = opened(stream, to_read=to_read)
         if ready is not None:
             return ready
         with self.room(stream):
             try:
-                return await open_stream_async(stream)
+                return await open_stream_async(stream, to_read=to_read)
             except (ConnectionFailedError, StorageError):
                 raise
             except WeftError as error:

@@ -63,7 +63,10 @@ class Committer:
     It never waits for more to arrive: while it commits, the next group gathers by itself.
     """
 
-    def __init__(self, store: Store, committed: Callable[[], None], name: str) -> None:
+    def __init__(
+        self, store: Store, committed: Callable[[], None], name: str, committing: Callable[[], None] = lambda: None
+    ) -> None:
+        self._committing = committing
         self._store = store
         self._committed = committed
         self._name = name
@@ -156,6 +159,7 @@ class Committer:
         unencoded = [ticket for ticket in group if ticket.batches is None]
         batches: list[Batch] = []
         try:
+            self._committing()
             batches, owners = _encode(group)
             results = self._store.append(batches) if batches else []
         except BaseException as error:

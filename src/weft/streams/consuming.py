@@ -462,7 +462,7 @@ reset = for_asyncio(reset_sync)
 def groups_sync(stream: str | Stream, *, connection: str | Connection | None = None) -> list[dict[str, Any]]:
     """Return the consumers of a stream: `position` (the last offset delivered), `lag` (events not delivered yet),
     `pending` (delivered, not acknowledged), `lost` (removed by retention before they were consumed) and `members`."""
-    return [asdict(group) for group in open_stream(stream, connection).log.groups()]
+    return [asdict(group) for group in open_stream(stream, connection, to_read=True).log.groups()]
 
 
 groups = for_asyncio(groups_sync)

@@ -6,7 +6,7 @@ import os
 from dataclasses import replace
 from typing import Any
 
-from weft.errors import SettingsError
+from weft.errors import SettingsError, StorageError
 from weft.streams import retention
 from weft.streams.commit import Ticket
 from weft.streams.declare import Stream
@@ -40,7 +40,11 @@ async def publish_to(ready: Opened, events: Any, idempotency_key: str | None = N
     if ticket.events:
         if not _can_wait(ticket):
             ticket.batches = await ready.hub.in_thread(_encode, ticket)
-        await ready.hub.committer.publish_async(ticket)
+        try:
+            await ready.hub.committer.publish_async(ticket)
+        except StorageError:  # the disk is full, and this makes room for the next
+            retention.enforce_soon(ready)
+            raise
         retention.enforce_soon(ready)
     return _result(ticket)
 
@@ -58,7 +62,11 @@ def publish_sync(
     if ticket.events:
         if not _can_wait(ticket):
             ticket.batches = _encode(ticket)
-        ready.hub.committer.publish(ticket)
+        try:
+            ready.hub.committer.publish(ticket)
+        except StorageError:
+            retention.enforce_soon(ready)
+            raise
         retention.enforce_soon(ready)
     return _result(ticket)
 

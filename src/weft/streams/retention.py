@@ -5,13 +5,16 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from functools import partial
 
-from weft.errors import DeclarationError, SettingsError
+from weft.errors import ConnectionFailedError, DeclarationError, SettingsError, StorageError
 from weft.streams.declare import Stream
 from weft.streams.events import as_offset
-from weft.streams.runtime import Opened, for_asyncio, open_stream
+from weft.streams.runtime import Opened, for_asyncio, hub_of, open_stream
 from weft.systems.base import Connection
+from weft.systems.log import Store
 
 _log = logging.getLogger("weft.streams")
 # A process that publishes or consumes looks at most this often whether something is to be removed.
@@ -41,7 +44,7 @@ def _enforce_quietly(ready: Opened) -> None:
             return
         ready.trimmed_at = time.monotonic()
     try:
-        enforce(ready)
+        _with_room(ready.hub.store, partial(enforce, ready))
     except Exception as error:
         # A failure here does not fail the publish, but it is logged.
         _log.warning("retention of stream %s failed, and is tried again later: %s", ready.stream.name, error)
@@ -71,7 +74,23 @@ def trim_sync(
 ) -> int:
     """Remove old events now and return how many: those before an offset or a moment, all but the newest `max_rows`,
     or, with neither, what the stream's own retention says."""
-    ready = open_stream(stream, connection)
+    return _with_room(hub_of(stream, connection).store, lambda: _trim(stream, before, max_rows, connection))
+
+
+def _with_room(store: Store, remove: Callable[[], int]) -> int:
+    """Call it; on a full disk again, with the space that is kept back for it."""
+    try:
+        return remove()
+    except (StorageError, ConnectionFailedError):
+        if not store.make_room():
+            raise
+        return remove()
+
+
+def _trim(
+    stream: str | Stream, before: int | str | datetime | None, max_rows: int | None, connection: str | Connection | None
+) -> int:
+    ready = open_stream(stream, connection, to_read=True)  # nothing is made, for which a full disk may have no room
     if before is None and max_rows is None:
         if ready.stream.max_rows is None and ready.stream.max_age_days is None:
             raise DeclarationError(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import functools
 import os
 import threading
 import time
@@ -12,14 +11,16 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for_all
 from dataclasses import dataclass, field, replace
+from functools import partial, wraps
 from typing import Any, ParamSpec, TypeVar
 from weakref import WeakKeyDictionary
 
-from weft.errors import SettingsError, unknown
+from weft.errors import SettingsError, WeftError, unknown
 from weft.project import Project, current
 from weft.streams.commit import Committer
 from weft.streams.declare import Stream
 from weft.streams.watch import Watch
+from weft.systems.awaited_log import open_to_read
 from weft.systems.base import Connection, system_for
 from weft.systems.log import Log, Store
 
@@ -38,9 +39,12 @@ class Hub:
         """False in a test that moves its own clock."""
         self.store: Store = system_for(connection.kind).load_log()(connection, clock)
         self.watch = Watch(self.store)
-        self.committer = Committer(self.store, self._committed, connection.label)
+        self._beginning: set[Future[Any]] = set()
+        self.committer = Committer(self.store, self._committed, connection.label, self._begin_readers)
         # Each has its own: a database that hangs holds the threads that wait for it, and none of another's.
         self._threads = ThreadPoolExecutor(_BLOCKING_THREADS, thread_name_prefix="weft-io")
+        # Of its own: the others may wait for a commit, which waits for this one.
+        self._beginner = ThreadPoolExecutor(1, thread_name_prefix="weft-begin")
         self._background: set[Future[object]] = set()
 
     def submit(self, function: Callable[..., T], *arguments: Any) -> Future[T]:
@@ -50,6 +54,17 @@ class Hub:
     async def in_thread(self, function: Callable[..., T], *arguments: Any) -> T:
         """Run a blocking call of the log protocol in a thread, without blocking the event loop."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
+
+    def before_commits(self, function: Callable[..., T], *arguments: Any) -> Future[T]:
+        """Run a blocking call in a thread, before anything that this process publishes from now on is stored."""
+        future = self._beginner.submit(function, *arguments)
+        self._beginning.add(future)
+        future.add_done_callback(self._beginning.discard)
+        return future
+
+    def _begin_readers(self) -> None:
+        if self._beginning:
+            wait_for_all(set(self._beginning))
 
     def _committed(self) -> None:
         self.watch.bump()
@@ -91,6 +106,8 @@ class _Held:
     hubs: dict[Connection, Hub] = field(default_factory=dict)
     streams: dict[Any, Opened] = field(default_factory=dict)
     """By the stream and connection that the caller named; valid while `declarations` is the project's."""
+    read: dict[Any, Opened] = field(default_factory=dict)
+    """The same for readers."""
     declarations: int = 0
 
 
@@ -123,6 +140,15 @@ def find(stream: str | Stream) -> Stream:
     )
 
 
+def is_declared_on(name: object, connection: Connection) -> bool:
+    """Return whether a stream of that name is declared, and on this connection."""
+    declared = current().streams.get(name) if isinstance(name, str) else None
+    try:
+        return declared is not None and current().connection(declared.connection).is_same_place(connection)
+    except WeftError:  # its connection is not defined here
+        return False
+
+
 def derived_streams(declared: Stream) -> list[Stream]:
     """Return the streams that a declared one brings along."""
     derived = []
@@ -133,53 +159,60 @@ def derived_streams(declared: Stream) -> list[Stream]:
     return derived
 
 
-def opened(stream: str | Stream, connection: str | Connection | None = None) -> Opened | None:
+def opened(stream: str | Stream, connection: str | Connection | None = None, *, to_read: bool = False) -> Opened | None:
     """Return the stream if this process has it open already."""
     project = current()
     held = _held_by(project)
     try:
-        return held.streams.get((stream, connection)) if held.declarations == project.declarations else None
+        if held.declarations != project.declarations:
+            return None
+        # All readers of a process have the same, also when it begins to write.
+        ready = held.read.get((stream, connection)) if to_read else None
+        return ready or held.streams.get((stream, connection))
     except TypeError:  # not hashable, so not a stream
         return None
 
 
-def open_stream(stream: str | Stream, connection: str | Connection | None = None) -> Opened:
-    """Return the stream, opened where it is not yet; its table is created at first use."""
+def open_stream(stream: str | Stream, connection: str | Connection | None = None, *, to_read: bool = False) -> Opened:
+    """Return the stream, opened where it is not yet; its table is created at first use, but not by readers."""
     project = current()
-    ready = opened(stream, connection)
+    ready = opened(stream, connection, to_read=to_read)
     while ready is None:
         declarations, declared = project.declarations, find(stream)
         hub = open_hub(project.connection(connection if connection is not None else declared.connection))
         fields = {name: replace(kind, nullable=False) for name, kind in declared.fields.items()}
-        log = hub.store.open(declared.schema, declared.name, fields)
+        open_it = partial(open_to_read, hub.store) if to_read else hub.store.open
+        log = open_it(declared.schema, declared.name, fields)
         with _opening:
             held = _held_by(project)
             if held.declarations != project.declarations:
-                held.declarations, held.streams = project.declarations, {}
+                held.declarations, held.streams, held.read = project.declarations, {}, {}
             # Else it was closed or declared again meanwhile.
             if held.hubs.get(hub.connection) is hub and declarations == held.declarations:
-                ready = held.streams.setdefault((stream, connection), Opened(declared, hub, log))
+                known = held.read if to_read else held.streams
+                ready = known.setdefault((stream, connection), Opened(declared, hub, log))
     return ready
 
 
 def stored_log(stream: Stream, connection: str | Connection | None = None) -> Log | None:
     """Return the stream's log, or `None` if nothing was ever published. Unlike `open_stream` this creates nothing."""
-    # Databases fold the case of names.
-    store = hub_of(stream, connection).store
-    if f"{stream.schema}.{stream.name}".lower() not in {".".join(each).lower() for each in store.names()}:
-        return None
-    return store.open(stream.schema, stream.name, {})
+    return hub_of(stream, connection).store.find(stream.schema, stream.name)
 
 
-async def open_stream_async(stream: str | Stream, connection: str | Connection | None = None) -> Opened:
+async def open_stream_async(
+    stream: str | Stream, connection: str | Connection | None = None, *, to_read: bool = False
+) -> Opened:
     """`open_stream` for asyncio."""
-    ready = opened(stream, connection)
-    return await hub_of(stream, connection).in_thread(open_stream, stream, connection) if ready is None else ready
+    ready = opened(stream, connection, to_read=to_read)
+    if ready is None:
+        open_it = partial(open_stream, stream, connection, to_read=to_read)
+        ready = await hub_of(stream, connection).in_thread(open_it)
+    return ready
 
 
 def hub_of(stream: str | Stream, connection: str | Connection | None = None) -> Hub:
     """Return the hub of a stream's connection. The database is not asked for anything."""
-    ready = opened(stream, connection)
+    ready = opened(stream, connection, to_read=True)
     if ready is not None:
         return ready.hub
     return open_hub(current().connection(connection if connection is not None else find(stream).connection))
@@ -188,12 +221,12 @@ def hub_of(stream: str | Stream, connection: str | Connection | None = None) -> 
 def for_asyncio(blocking: Callable[P, T]) -> Callable[P, Coroutine[Any, Any, T]]:
     """Return a coroutine function that calls `blocking` in a thread of the hub of its first parameter, the stream."""
 
-    @functools.wraps(blocking)
+    @wraps(blocking)
     async def call(*arguments: P.args, **named: P.kwargs) -> T:
         options: dict[str, Any] = named
         stream: Any = arguments[0] if arguments else options.get("stream")
         hub = hub_of(stream, options.get("connection"))
-        return await hub.in_thread(functools.partial(blocking, *arguments, **named))
+        return await hub.in_thread(partial(blocking, *arguments, **named))
 
     call.__name__ = call.__qualname__ = blocking.__name__.removesuffix("_sync")
     call.__doc__ = f"`{blocking.__name__}` for asyncio."

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
@@ -12,7 +15,7 @@ from weft.errors import ConnectionFailedError, SettingsError
 from weft.streams.declare import Stream
 from weft.streams.events import as_offset, events_lost, read_after
 from weft.streams.retention import aware
-from weft.streams.runtime import Opened, open_stream
+from weft.streams.runtime import Opened, hub_of, open_stream
 from weft.systems.base import Connection
 from weft.systems.log import ROWID
 
@@ -20,6 +23,8 @@ from weft.systems.log import ROWID
 _PAGE_EVENTS = 500
 # A reader also looks without being woken: the database may be away, which no watch reports.
 _LOOK_SECONDS = 2.0
+# A database answers within this; one that is away must not hold an event loop up for longer.
+_LOOP_SECONDS = 0.1
 
 
 def subscribe(
@@ -37,6 +42,9 @@ def subscribe(
     earlier: after an offset (the last `_weft_rowid` seen), at a moment, or at the `"start"`. With `batch_size` above 1
     it yields lists, of fewer events when none came for `timeout` seconds. Only events for which `filter_fn` is true
     are yielded.
+
+    A thread asks the database where the stream ends. In an event loop this waits for the answer for a tenth of a second
+    at most: then publishes of this process wait for it, and so does the beginning of an `async with` block.
     """
     if type(batch_size) is not int or batch_size < 1:
         raise SettingsError(f"batch_size must be a whole number of at least 1, not {batch_size!r}.")
@@ -44,49 +52,87 @@ def subscribe(
         raise SettingsError(f"timeout must be a number of seconds or None, not {timeout!r}.")
     if filter_fn is not None and not callable(filter_fn):
         raise SettingsError("filter_fn must be a function of an event.")
-    ready = open_stream(stream, connection)
-    log = ready.log
-    if since is None:
-        position = log.head()
-    elif since == "start":
-        position = log.floor()
-    elif isinstance(since, datetime):
-        position = log.first_since(aware(since)) - 1
-    elif (offset := as_offset(since)) is not None:
-        position = offset
-    else:
+    offset = as_offset(since)
+    if not (since is None or since == "start" or isinstance(since, datetime) or offset is not None):
         raise SettingsError(f"since takes an offset, a datetime or 'start', not {since!r}.")
-    return Subscription(ready, position, batch_size, timeout, filter_fn)
+    subscription = Subscription(
+        lambda: hub_of(stream, connection).before_commits(
+            _begin, stream, connection, since if offset is None else offset
+        ),
+        batch_size,
+        timeout,
+        filter_fn,
+    )
+    with suppress(TimeoutError):
+        subscription.begun.result(_LOOP_SECONDS if _is_in_loop() else None)
+    return subscription
+
+
+def _is_in_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+def _begin(
+    stream: str | Stream, connection: str | Connection | None, since: int | datetime | str | None
+) -> tuple[Opened, int]:
+    """Return the stream, and the offset after which a subscription begins."""
+    ready = open_stream(stream, connection, to_read=True)
+    if since is None:
+        return ready, ready.log.head()
+    if isinstance(since, datetime):
+        return ready, ready.log.first_since(aware(since)) - 1
+    return ready, since if isinstance(since, int) else ready.log.floor()
 
 
 class Subscription:
     """An async iterator over a stream's events; also an async context manager."""
 
+    _ready: Opened
+
     def __init__(
         self,
-        ready: Opened,
-        position: int,
+        begin: Callable[[], Future[tuple[Opened, int]]],
         batch_size: int,
         timeout: float | None,
         filter_fn: Callable[[dict[str, Any]], Any] | None,
     ) -> None:
-        self._ready = ready
+        self._ask = begin
+        self.begun = begin()
+        """The stream, and where the subscription begins, once the database has told it."""
         self._batch_size = batch_size
         self._timeout = timeout
         self._filter = filter_fn
         self._batch: list[dict[str, Any]] = []
         self._page: deque[dict[str, Any]] = deque()
-        self._seen = position
+        self._position: int | None = None
+        self._seen = 0
         self._quiet_since = 0.0
         self._closed = False
-        self.position = position
+
+    @property
+    def position(self) -> int:
         """The offset up to which everything was yielded, filtered out or lost; `since=` this to go on later."""
+        return self.begun.result()[1] if self._position is None else self._position
 
     def __aiter__(self) -> Subscription:
         return self
 
     async def __aenter__(self) -> Subscription:
+        await self._begin()
         return self
+
+    async def _begin(self) -> None:
+        if self._position is None:
+            if self.begun.done() and self.begun.exception() is not None:
+                self.begun = self._ask()
+            # Shielded: a task that is cancelled here does not take the beginning from the next one.
+            ready, position = await asyncio.shield(asyncio.wrap_future(self.begun))
+            if self._position is None:
+                self._ready, self._position, self._seen = ready, position, position
 
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
@@ -94,9 +140,11 @@ class Subscription:
     async def aclose(self) -> None:
         """End the iteration, also that of a task which waits for the next event."""
         self._closed = True
-        self._ready.hub.watch.bump()
+        if self._position is not None:
+            self._ready.hub.watch.bump()
 
     async def __anext__(self) -> Any:
+        await self._begin()
         watch = self._ready.hub.watch
         while not self._closed:
             while self._page and len(self._batch) < self._batch_size:
@@ -111,7 +159,7 @@ class Subscription:
             if len(self._batch) >= self._batch_size or patience <= 0:
                 return self._take()
             if not self._batch:
-                self.position = self._seen
+                self._position = self._seen
             if watch.closed:
                 raise ConnectionFailedError(
                     f"A subscriber of stream {self._ready.stream.name!r} waits for events, and its project was closed.",
@@ -131,11 +179,11 @@ class Subscription:
 
     def _take(self) -> Any:
         batch, self._batch = self._batch, []
-        self.position = self._seen
+        self._position = self._seen
         return batch[0] if self._batch_size == 1 else batch
 
     def _lose(self, floor: int, lost: int) -> None:
         self._seen = floor
         if not self._batch:
-            self.position = floor
+            self._position = floor
         raise events_lost("subscriber", self._ready.stream.name, lost)

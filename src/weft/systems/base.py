@@ -160,6 +160,14 @@ class Connection:
                 return str(text)
         return " ".join(f"{name}={text}" for name, (_, text) in shown.items() if text is not None)
 
+    def is_same_place(self, other: Connection) -> bool:
+        """Return whether both lead to one place, whatever their names."""
+        return self.kind == other.kind and self.resolved().place() == other.resolved().place()
+
+    def place(self) -> object:
+        """Return what tells one place from another, of a connection that is resolved."""
+        return [getattr(self, each.name) for each in dataclasses.fields(self) if each.name != "name"]
+
     def is_missing(self) -> bool:
         """Return whether it is a file that does not exist yet: the first write creates it."""
         return False
@@ -301,11 +309,13 @@ class System:
     """Reads the system's own streams as frames: see `weft.systems.pages`."""
     hashes: str | None = None
     """Writes hashes: `(connection, keys, fields)`, with a list of values for each field."""
+    api_keys: str | None = None
+    """Keeps the keys of the service, on a system without `tables`: `weft.server.keys.KeyRows`."""
     endpoint: str = "weft.systems.endpoint:StoreEndpoint"
     extra: str | None = None
     describes: str = ""
 
-    def load(self, capability: Literal["stream_source", "target", "entries", "pages", "hashes"]) -> Any:
+    def load(self, capability: Literal["stream_source", "target", "entries", "pages", "hashes", "api_keys"]) -> Any:
         """Return the class or function that this system names for a capability; `None` where it names none."""
         return self._load(getattr(self, capability))
 
@@ -452,6 +462,7 @@ _BUILT_IN = {
             entries="weft.systems.redis.entries:RedisEntries",
             pages="weft.systems.redis.pages:RedisPages",
             hashes="weft.systems.redis.hashes:write_hashes",
+            api_keys="weft.systems.redis.key_rows:RedisKeyRows",
             extra="redis",
             describes="Redis: one server, a cluster, or one behind Sentinels",
         ),

@@ -250,6 +250,10 @@ class Store(Protocol):
     def open(self, schema: str, name: str, fields: dict[str, FieldType]) -> Log:
         """Return the stream's log, created where it is missing. No change of an existing table loses data."""
 
+    def find(self, schema: str, name: str) -> Log | None:
+        """Return the stream's log for readers, or `None` where there is no such stream. Nothing is written, and no lock
+        of writers is waited for."""
+
     def names(self) -> list[tuple[str, str]]:
         """(schema, name) of every stream stored here, declared or not."""
 
@@ -268,6 +272,9 @@ class Store(Protocol):
 
     def unwatch(self) -> None:
         """Release what `changed` holds: no reader waits for changes any more."""
+
+    def make_room(self) -> bool:
+        """Free what is kept back of a full disk, so that events can be removed; return whether there was any."""
 
     def now(self) -> float:
         """Return the store's clock, in seconds since 1970."""

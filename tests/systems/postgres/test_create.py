@@ -137,7 +137,7 @@ def test_role_that_may_create_no_schema(
 ) -> None:
     with pytest.raises(WeftError, match="permission denied") as caught:
         publish(make_store(limited), 1)
-    assert "grant" in (caught.value.hint or "")
+    assert "GRANT" in (caught.value.hint or "")
     connection = connect(autocommit=True)
     for schema in ("weft", "events"):
         connection.execute(f"CREATE SCHEMA {schema}")

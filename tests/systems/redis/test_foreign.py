@@ -278,3 +278,25 @@ def test_a_key_of_ours_that_is_something_else(streams: Project, client: Any) -> 
     outcomes = asyncio.run(publish_both())
     assert all(isinstance(each, WeftError) and "is a string, not a zset" in str(each) for each in outcomes[1::2])
     assert (client.xlen("orders"), client.xlen("keyed")) == (20, 0)
+
+
+def test_a_reader_needs_no_right_to_write(streams: Project, system: Any, client: Any) -> None:
+    stream = declare(fields={"n": "int64"})
+    weft.publish_sync(stream, [{"n": 1}, {"n": 2}])
+    weft.consume_sync(stream, "other", 1)
+    rights = "+@connection +@read +@scripting +info +time"
+    client.execute_command("ACL", "SETUSER", "reader", "reset", "on", ">hunter2", "~*", *rights.split())
+    try:
+        reader = weft.connect(system.url.replace("redis://", "redis://reader:hunter2@"))
+
+        async def first() -> Any:
+            async with weft.subscribe(stream, since="start", connection=reader) as live:
+                return (await anext(live))["n"]
+
+        assert weft.read_stream(reader, stream)["n"].to_list() == [1, 2]
+        assert [each["pending"] for each in weft.groups_sync(stream, connection=reader)] == [1]
+        assert asyncio.run(first()) == 1
+        with pytest.raises(weft.WeftError):
+            weft.publish_sync(stream, {"n": 3}, connection=reader)
+    finally:
+        client.execute_command("ACL", "DELUSER", "reader")

@@ -97,14 +97,14 @@ def test_a_server_that_went_back(streams: Project, client: Any, caplog: pytest.L
     stream = declare(fields={"n": "int64"})
 
     async def listen() -> list[int]:
-        live = weft.subscribe(stream)
-        before = await asyncio.to_thread(publish_ahead, client, stream)
-        found = [(await anext(live))["n"], (await anext(live))["n"]]
-        await asyncio.to_thread(client.flushdb)
-        assert await asyncio.to_thread(log_of(stream).head) < before
-        result = await weft.publish(stream, {"n": 2})
-        assert result["first_rowid"] > before
-        return [*found, (await asyncio.wait_for(anext(live), 20))["n"]]
+        async with weft.subscribe(stream) as live:
+            before = await asyncio.to_thread(publish_ahead, client, stream)
+            found = [(await anext(live))["n"], (await anext(live))["n"]]
+            await asyncio.to_thread(client.flushdb)
+            assert await asyncio.to_thread(log_of(stream).head) < before
+            result = await weft.publish(stream, {"n": 2})
+            assert result["first_rowid"] > before
+            return [*found, (await asyncio.wait_for(anext(live), 20))["n"]]
 
     assert asyncio.run(listen()) == [0, 1, 2]
     assert "The server lost its last events" in caplog.text

@@ -76,25 +76,25 @@ def test_a_subscriber_is_told_what_others_trimmed(streams: Project, client: Any)
         client.xtrim("orders", maxlen=left, approximate=False)
 
     async def listen() -> None:
-        live = weft.subscribe(stream)
+        async with weft.subscribe(stream) as live:
 
-        async def following() -> Any:
-            return (await asyncio.wait_for(anext(live), 20))["n"]
+            async def following() -> Any:
+                return (await asyncio.wait_for(anext(live), 20))["n"]
 
-        await asyncio.to_thread(add, 10, 4)
-        with pytest.raises(weft.EventsLostError) as caught:
-            await following()
-        assert caught.value.lost == 6
-        assert [await following() for _ in range(4)] == [6, 7, 8, 9]
-        await asyncio.to_thread(add, 0, 0)  # it had those
-        await asyncio.to_thread(add, 2, 2)
-        assert [await following() for _ in range(2)] == [0, 1]
-        await asyncio.to_thread(add, 1, 0)
-        with pytest.raises(weft.EventsLostError) as caught:
-            await following()
-        assert caught.value.lost == 1
-        await weft.publish(stream, {"n": 11})
-        assert await following() == 11
+            await asyncio.to_thread(add, 10, 4)
+            with pytest.raises(weft.EventsLostError) as caught:
+                await following()
+            assert caught.value.lost == 6
+            assert [await following() for _ in range(4)] == [6, 7, 8, 9]
+            await asyncio.to_thread(add, 0, 0)  # it had those
+            await asyncio.to_thread(add, 2, 2)
+            assert [await following() for _ in range(2)] == [0, 1]
+            await asyncio.to_thread(add, 1, 0)
+            with pytest.raises(weft.EventsLostError) as caught:
+                await following()
+            assert caught.value.lost == 1
+            await weft.publish(stream, {"n": 11})
+            assert await following() == 11
 
     asyncio.run(listen())
 

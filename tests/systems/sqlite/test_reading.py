@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import sqlite3
 from contextlib import closing
@@ -12,6 +13,8 @@ import pytest
 import weft
 from systems.conftest import Stranger
 from weft.errors import BusyError, ConnectionFailedError
+from weft.project import Project, use
+from weft.streams import close
 from weft.systems.sql.tables import Slice
 from weft.systems.sqlite.tables import SqliteTables
 
@@ -211,3 +214,35 @@ def test_a_file_that_is_a_target_too_has_a_log(project: Path) -> None:
     assert weft.load([{"i": 3}], target="t", connection=weft.SQLiteConnection("s.db")).inserted == 1
     with closing(sqlite3.connect("s.db")) as reader:
         assert reader.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+
+
+# -------------------------------------------------------------------------------------------------------------- streams
+
+
+@pytest.mark.parametrize("open_elsewhere", [False, True], ids=["alone", "with a writer"])
+def test_a_stream_that_may_only_be_read(folder: Path, stranger: Stranger, open_elsewhere: bool) -> None:
+    copy = weft.connect(f"sqlite:///{folder / 's.db'}")
+
+    @weft.stream(fields={"n": "int64"})
+    def clicks() -> None: ...
+
+    with use(Project()) as writers:
+        weft.publish_sync(clicks, [{"n": 1}, {"n": 2}], connection=copy)
+        weft.consume_sync(clicks, "other", 1, copy)
+        if not open_elsewhere:
+            close(writers)
+        before = contents(folder).keys()
+        with use(Project()) as readers, stranger():
+            assert weft.read_stream(copy, clicks)["n"].to_list() == [1, 2]
+            assert [each["pending"] for each in weft.groups_sync(clicks, connection=copy)] == [1]
+            assert asyncio.run(_numbers(clicks, copy, 2)) == [1, 2]
+            with pytest.raises(weft.StorageError, match="readonly"):
+                weft.publish_sync(clicks, {"n": 3}, connection=copy)
+            close(readers)
+        assert contents(folder).keys() == before
+        close(writers)
+
+
+async def _numbers(stream: weft.Stream, connection: weft.Connection, count: int) -> list[int]:
+    async with weft.subscribe(stream, since="start", connection=connection) as events:
+        return [(await anext(events))["n"] for _ in range(count)]

@@ -219,7 +219,7 @@ class StreamLetters:
         yield from (event for event in self._events() if event.get("letter_id") not in removed)
 
     def _events(self) -> Iterator[dict[str, Any]]:
-        log = open_stream(self._stream, self._connection).log
+        log = open_stream(self._stream, self._connection, to_read=True).log
         head = log.head()
         return in_rounds(log, log.floor(), head, head)
 

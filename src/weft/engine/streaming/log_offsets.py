@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import Any
 
 from weft.errors import DeclarationError, StorageError
+from weft.systems.awaited_log import open_to_read
 from weft.systems.base import Connection, system_for
 from weft.systems.log import Log, Store
 
@@ -38,7 +39,7 @@ class Offsets:
     @cached_property
     def log(self) -> Log:
         self._seen: object = None
-        return self.store.open(self.schema, self.name, {})
+        return open_to_read(self.store, self.schema, self.name, {})
 
     def first(self) -> int:
         """Return the offset after which a new checkpoint begins."""

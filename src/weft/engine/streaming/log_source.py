@@ -103,7 +103,7 @@ class LogSource(StreamSource):
 
     @property
     def _log(self) -> Log:
-        return runtime.open_stream(self._stream, self.connection).log
+        return runtime.open_stream(self._stream, self.connection, to_read=True).log
 
     # -------------------------------------------------------------------------------------------------------- positions
 
@@ -115,10 +115,7 @@ class LogSource(StreamSource):
         start = self.settings.start
         if position is None and start != "earliest" and not start.isdecimal():
             return None
-        # Before the first batch there may be no stream yet, and to look makes none.
-        log = self._log if position is not None else runtime.stored_log(runtime.find(self._stream), self.connection)
-        if log is None:
-            return 0
+        log = self._log
         if position is None:
             position = log.floor() if start == "earliest" else int(start) - 1
         return log.extent(position, log.head(), MOST_COUNTED)

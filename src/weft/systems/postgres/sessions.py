@@ -141,8 +141,8 @@ class PostgresSessions(SqlDriver):
         if code == "42501":
             return WeftError(
                 what,
-                hint="Weft creates its tables at first use. Let the role create schemas, or create the schema weft and "
-                "the stream's own, and grant it CREATE and USAGE on both.",
+                hint="GRANT it what docs/streams.md lists under Rights in the database. Tables are made at first use, "
+                "which needs CREATE on the database, or on the schema weft and the stream's own.",
             )
         return WeftError(what)
 

@@ -121,6 +121,12 @@ class RedisConnection(Connection):
         options = {name: value for name, value in in_url.items() if value is not None}
         return options | url_parameters(parts.query, _PARAMETERS, self._malformed)
 
+    def place(self) -> object:
+        """Return the server and its database: one place has many URLs and users."""
+        options = {"host": "localhost", "port": 6379, "database": 0, **self.options()}
+        names = ("sentinels", "service") if options.get("sentinels") else ("host", "port")
+        return [options[name] for name in (*names, "database")]
+
     def secrets(self) -> set[str]:
         """Return the password also as it is decoded: a driver's message may quote it."""
         password = self.resolved().options().get("password")

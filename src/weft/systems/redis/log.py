@@ -82,6 +82,8 @@ class RedisLog:
         self.name = name
         self.keys = ids.Keys.of(schema, name)
         self.declared: dict[str, FieldType] = {}
+        self.is_enlisted = False
+        """Whether this process has noted the stream in the server, which publishers and consumers do."""
         self._fields: dict[str, FieldType] | None = None
         self.highest = 0
         """The last offset that this process saw. The next publish goes on after it, also on a server that lost it."""
@@ -96,9 +98,10 @@ class RedisLog:
             known, stored = {**(self._fields or {}), **self.declared}, self._stored_fields()
             if not stored.keys() >= known.keys():
                 # Fields are never removed: the server was flushed, or went back to an earlier state. Without their
-                # types the next event would give them others.
-                self.enlist()
-                stored = self._add(known)
+                # types the next event would give them others. Readers write nothing.
+                if self.is_enlisted:
+                    self.enlist()
+                stored = self._add(known) if self.is_enlisted else {**stored, **known}
             self._fields = stored
         return self._fields
 
@@ -127,6 +130,7 @@ class RedisLog:
         """Note in the server that there is this stream."""
         self.store.command("SADD", ids.CATALOGUE, f"{self.schema}.{self.name}")
         self.store.command("HSETNX", self.keys.meta, "floor", "0-0")
+        self.is_enlisted = True
 
     @property
     def forbidden(self) -> str:
@@ -405,8 +409,9 @@ class RedisLog:
         for name, position, pending, lost, lag, leases in rows:
             if lag is None:
                 lag, _ = self._walk("XRANGE", f"({position.decode()}", last.decode())
-                note = f"{added - lag} {position.decode()}"
-                self.store.command("HSET", self.keys.meta, b"read:" + name, note)
+                if self.is_enlisted:  # else this is a reader, who writes nothing
+                    note = f"{added - lag} {position.decode()}"
+                    self.store.command("HSET", self.keys.meta, b"read:" + name, note)
             members = self._members(name, dict(leases)) if pending else []
             consumer = name.decode(errors="backslashreplace")
             groups.append(Group(consumer, self._offset(position), int(lag), int(pending), int(lost), members))

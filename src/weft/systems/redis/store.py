@@ -127,20 +127,34 @@ class RedisStore:
         """Return the stream's log. A stream that others made becomes one of ours as it is."""
         with self._lock:
             log = self._logs.get((schema, name))
-            if log is None:
-                log = RedisLog(self, schema, name)
-                kind = self.command("TYPE", log.keys.stream).decode()
-                if kind not in ("none", "stream"):
-                    raise DeclarationError(
-                        f"{log.keys.stream} is a {kind} in this Redis database, not a stream.",
-                        hint="Give the stream another name or schema.",
-                    )
+            if log is None or not log.is_enlisted:
+                log, _ = self._look(schema, name)
                 log.enlist()
-                self._logs[schema, name] = log
             if not log.declared.items() >= fields.items():
                 declare(log, fields)
                 log.declared.update(fields)
             return log
+
+    def find(self, schema: str, name: str) -> RedisLog | None:
+        """Return the stream's log, also of a stream that others made; `None` where there is none. `changed` tells of it
+        from now on, also once it is made."""
+        log = self._logs.get((schema, name))
+        if log is None or not log.is_enlisted:
+            log, is_there = self._look(schema, name)
+            if not is_there and not self.command("SISMEMBER", ids.CATALOGUE, f"{schema}.{name}"):
+                return None
+        return log
+
+    def _look(self, schema: str, name: str) -> tuple[RedisLog, bool]:
+        """Return the log, and whether its stream is there."""
+        log = self._logs.setdefault((schema, name), RedisLog(self, schema, name))
+        kind = self.command("TYPE", log.keys.stream).decode()
+        if kind not in ("none", "stream"):
+            raise DeclarationError(
+                f"{log.keys.stream} is a {kind} in this Redis database, not a stream.",
+                hint="Give the stream another name or schema.",
+            )
+        return log, kind == "stream"
 
     def names(self) -> list[tuple[str, str]]:
         full_names = sorted(full.decode() for full in self.command("SMEMBERS", ids.CATALOGUE))
@@ -249,6 +263,10 @@ class RedisStore:
     def unwatch(self) -> None:
         with self._watching:
             self._drop_watcher()
+
+    def make_room(self) -> bool:
+        """Nothing is kept back: a server whose memory is full still removes entries."""
+        return False
 
     def now(self) -> float:
         with self._connection() as opened:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from weft.errors import unknown
+from weft.errors import StorageError, unknown
 from weft.systems.log import META_TYPES, PUBLISHED_AT, ROWID, Group, Leased, LogPage, Refused, Release
 from weft.systems.sql import leases
 from weft.systems.sql.leases import ConsumerLeases
@@ -213,21 +213,27 @@ class SqlLog:
 
     def trim(self, upto: int) -> int:
         """Remove the events up to an offset, in steps; the next lease of each consumer reports how many it lost."""
-        removed = 0
+        removed, most = 0, _TRIM_STEP
         upto = min(upto, self.head())
         while True:
-            with self.store.session("keep") as session:
-                step, more = self._trim_step(session, upto)
-            removed += step
+            try:
+                with self.store.session("keep") as session:
+                    count, more = self._trim_step(session, upto, most)
+            except StorageError:
+                if most == 1:
+                    raise
+                most //= 10  # a smaller transaction may find room on a full disk
+                continue
+            removed += count
             if not more:
                 return removed
 
-    def _trim_step(self, session: Session, upto: int) -> tuple[int, bool]:
+    def _trim_step(self, session: Session, upto: int, most: int) -> tuple[int, bool]:
         # Consumers first: nobody may lease events that are about to be removed.
         consumers = leases.lock_all(session, self)
         ((count, cut),) = session.rows(
             f"SELECT count(*), max(r) FROM (SELECT {self.rowid} AS r FROM {self.table} WHERE {self.rowid} <= ? "
-            f"ORDER BY {self.rowid} LIMIT {_TRIM_STEP}) AS oldest",
+            f"ORDER BY {self.rowid} LIMIT {most}) AS oldest",
             (upto,),
         )
         if not count:
@@ -235,7 +241,7 @@ class SqlLog:
         leases.pass_over(session, self, consumers, int(cut))
         session.run(f"DELETE FROM {self.table} WHERE {self.rowid} <= ?", (cut,))
         session.run(f"UPDATE {self.store.streams} SET floor = ? WHERE id = ? AND floor < ?", (cut, self.number, cut))
-        return count, count == _TRIM_STEP
+        return count, count == most
 
     def trim_keys(self, before: float) -> None:
         """Forget idempotency keys seen before a moment."""

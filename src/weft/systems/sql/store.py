@@ -123,12 +123,17 @@ class SqlStore(SqlDriver):
     # -------------------------------------------------------------------------------------------------------- catalogue
 
     def _prepare(self) -> None:
-        if not self._ready:
+        # Where they are, nothing is asked for that a role without CREATE may not do, and no lock is waited for.
+        if not self._is_prepared():
             with self.session("publish") as session:
-                # Where they are, nothing is asked for that a role without CREATE may not do.
-                if self.reflect(session, "weft", "keys") is None:
-                    self.create_catalogue(session)
+                self.create_catalogue(session)
             self._ready = True
+
+    def _is_prepared(self) -> bool:
+        if not self._ready:
+            with self.session("read") as session:
+                self._ready = self.reflect(session, "weft", "keys") is not None
+        return self._ready
 
     def create_tables(self, session: Session, **types: str) -> None:
         """Create the bookkeeping tables of columns of these types."""
@@ -142,12 +147,21 @@ class SqlStore(SqlDriver):
             log = self._logs.get((schema, name))
             if log is None:
                 self._prepare()
-                log = self._open(schema, name, fields)
-                self._logs[schema, name] = log
+                log = self._logs.setdefault((schema, name), self._open(schema, name, fields))
             if not log.declared.items() >= fields.items():
                 declare(log, fields)
                 log.declared.update(fields)
             return log
+
+    def find(self, schema: str, name: str) -> SqlLog | None:
+        """Return a stream's log, or `None` where there is none. Without the lock, under which `open` waits for others'
+        writes."""
+        log = self._logs.get((schema, name))
+        if log is None and self._is_prepared():
+            number = self._number(f"{schema}.{name}")
+            if number is not None:
+                log = self._logs.setdefault((schema, name), self._checked(SqlLog(self, number, schema, name)))
+        return log
 
     def _open(self, schema: str, name: str, fields: dict[str, FieldType]) -> SqlLog:
         full = f"{schema}.{name}"
@@ -160,9 +174,11 @@ class SqlStore(SqlDriver):
                 self.create_stream(session, schema, name, columns)
             number = self._number(full)
             assert number is not None
-        log = SqlLog(self, number, schema, name)
+        return self._checked(SqlLog(self, number, schema, name))
+
+    def _checked(self, log: SqlLog) -> SqlLog:
         if ROWID not in log.types(fresh=True):
-            raise _not_a_stream(full)
+            raise _not_a_stream(f"{log.schema}.{log.name}")
         return log
 
     def _number(self, full: str) -> int | None:
@@ -245,6 +261,10 @@ class SqlStore(SqlDriver):
         """Return the time by which leases and ages are judged."""
         with self.session("read") as session:
             return int(session.value(f"SELECT {self.now_sql}")) / 1e6
+
+    def make_room(self) -> bool:
+        """Nothing is kept back: the disk is a server's."""
+        return False
 
     def appended(self) -> None:
         """Wake the readers of other processes; nothing to do where they poll."""

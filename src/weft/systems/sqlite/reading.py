@@ -89,6 +89,6 @@ def state(path: str) -> tuple[int, int]:
     """Return a value that changes once somebody has written to a file, or has removed it."""
     try:
         status = os.stat(path)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return 0, 0
     return status.st_mtime_ns, status.st_size

@@ -8,6 +8,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing, suppress
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from functools import lru_cache
@@ -16,17 +17,20 @@ from typing import Any, ClassVar, cast
 from uuid import UUID
 
 from weft.systems.base import Connection
-from weft.systems.log import EXTRA, PUBLISH_ID, PUBLISHED_AT, ROWID, Batch
+from weft.systems.log import EXTRA, PUBLISH_ID, PUBLISHED_AT, ROWID, Appended, Batch
 from weft.systems.sql.driver import Role, Session
 from weft.systems.sql.log import SqlLog
 from weft.systems.sql.store import SqlStore, bound, contiguous, publish_ids
 from weft.systems.sql.tokens import quote_name
+from weft.systems.sqlite import reading
 from weft.systems.sqlite.sessions import SqliteSessions
 from weft.types import FieldType, comparable, from_sql
 
 # Reading `data_version` costs some microseconds: at this pace a waiting process uses 1-3 % of a core and wakes within
 # milliseconds.
 _POLL_SECONDS = 0.003
+# Once less than so much of the disk is free, this much of it is kept back: to remove events takes space too.
+_SCARCE_BYTES, _RESERVE_BYTES, _LEAST_RESERVE_BYTES = 64 << 20, 8 << 20, 64 << 10
 # Closing a store waits for a poll to end.
 _LOOK_SECONDS = 0.2
 
@@ -42,6 +46,8 @@ class SqliteStore(SqliteSessions, SqlStore):
     def __init__(self, connection: Connection, clock: Callable[[], float] = time.time) -> None:
         super().__init__(connection)
         self.clock = clock
+        self._reserve = f"{os.path.abspath(self.path)}-reserve"
+        self._may_have_reserve = True
         self._watchers = 0
         self._watching = threading.Lock()
 
@@ -107,6 +113,38 @@ class SqliteStore(SqliteSessions, SqlStore):
                     session.run(f"ALTER TABLE {log.table} ADD COLUMN {self.quote(name)} {kind.sql('sqlite')}")
                     present.add(comparable(name))
 
+    # ------------------------------------------------------------------------------------------------------------- disk
+
+    def append(self, batches: Sequence[Batch]) -> list[list[Appended]]:
+        """As for every database; some of a disk that is nearly full is kept back first."""
+        if not self.in_memory:
+            with suppress(OSError):
+                self._keep_reserve()
+        return super().append(batches)
+
+    def _keep_reserve(self) -> None:
+        disk = os.statvfs(os.path.dirname(self._reserve))
+        free = disk.f_bavail * disk.f_frsize
+        if free < _SCARCE_BYTES:
+            size = min(_RESERVE_BYTES, free // 4)
+            if size >= _LEAST_RESERVE_BYTES and not os.path.exists(self._reserve):
+                with open(self._reserve, "xb") as file:
+                    os.posix_fallocate(file.fileno(), 0, size)
+            self._may_have_reserve = True
+        elif self._may_have_reserve:
+            self._may_have_reserve = False
+            os.remove(self._reserve)
+
+    def make_room(self) -> bool:
+        """Give the reserve up, and move what is in the log to its place in the file: the log's space is free then."""
+        try:
+            os.remove(self._reserve)
+        except OSError:
+            return False
+        with suppress(sqlite3.Error), self._in_use, closing(self.connect("keep")) as driver:
+            driver.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        return True
+
     # ----------------------------------------------------------------------------------------------------------- values
 
     def insert(self, session: Session, log: SqlLog, batches: Sequence[Batch]) -> list[tuple[int, int]]:
@@ -162,13 +200,20 @@ class SqliteStore(SqliteSessions, SqlStore):
                 self.check_open()
                 self._watcher = self.connect("read")
                 self._watchers += 1
-            while True:
-                (version,) = self._watcher.execute("PRAGMA data_version").fetchone()
-                # The versions that two connections see are not comparable.
-                state = (self._watchers, version)
-                if state != seen or time.monotonic() >= deadline:
-                    return state
-                time.sleep(_POLL_SECONDS)
+            is_lasting = getattr(self._watcher, "is_lasting", True)
+            try:
+                while True:
+                    if is_lasting:
+                        # The versions that two connections see are not comparable.
+                        version = (self._watchers, *self._watcher.execute("PRAGMA data_version").fetchone())
+                    else:  # there is no file yet, or it is read without locks
+                        version = reading.state(self.path)
+                    if version != seen or time.monotonic() >= deadline:
+                        return version
+                    time.sleep(_POLL_SECONDS)
+            finally:
+                if not is_lasting:
+                    self._drop_watcher()
 
     def unwatch(self) -> None:
         """Close the connection that `changed` asks; the next call opens another."""

@@ -16,24 +16,25 @@ if #behind > 0 then
   local ids = first_ids(stream, '-', upto, step)
   cut, more = ids[#ids], #ids == step and 1 or 0
   for _, group in ipairs(behind) do
-    local lost = 0
+    group['lost'] = 0
     for i = #ids, 1, -1 do
       if not is_before(group['last-delivered-id'], ids[i]) then break end
-      lost = lost + 1
-    end
-    if lost > 0 then
-      call('HINCRBY', meta, 'lost:' .. group['name'], lost)
-      call('HINCRBY', meta, 'untold:' .. group['name'], lost)
+      group['lost'] = group['lost'] + 1
     end
   end
 else
   cut = call('XREVRANGE', stream, upto, '-', 'COUNT', 1)[1][1]
 end
 
+-- First of all that writes: a server whose memory is full takes nothing else before it.
 local ms, seq = parts(cut)
 local removed = call('XTRIM', stream, 'MINID', '=', string.format('%d-%d', ms, seq + 1))
 local state = stream_of(stream)
 for _, group in ipairs(behind) do
+  if group['lost'] > 0 then
+    call('HINCRBY', meta, 'lost:' .. group['name'], group['lost'])
+    call('HINCRBY', meta, 'untold:' .. group['name'], group['lost'])
+  end
   if is_before(group['last-delivered-id'], cut) then
     call('XGROUP', 'SETID', stream, group['name'], cut)
     note_read(meta, group['name'], state['entries-added'] - state['length'], cut)
