@@ -39,5 +39,11 @@ def test_keywords_are_the_fields_behind_them() -> None:
 
 def test_every_field_of_a_streaming_pipeline_is_said_by_an_option() -> None:
     names = {each.name for each in fields(StreamingPipeline)}
-    assert names - {each.field for each in FIELD_OPTIONS.values()} == {"sources", "targets", "dead_letters", "place", "origin"}
+    assert names - {each.field for each in FIELD_OPTIONS.values()} == {
+        "sources",
+        "targets",
+        "dead_letters",
+        "place",
+        "origin",
+    }
     assert all(option.description.endswith(".") for option in OPTIONS.values())

@@ -51,6 +51,7 @@ class Batches:
         self.pipeline, self.sources, self._columns = pipeline, sources, columns
         self._box = box or DeadLetterBox(pipeline)
         self.transform, self.targets = Transform(pipeline, columns), Targets(pipeline, self._box)
+        self._widens = pipeline.on_drift == "evolve"
 
     def close(self) -> None:
         """Release what batches share."""
@@ -106,8 +107,10 @@ class Batches:
     def _run(self, parts: Sequence[BatchRows], spark: Any, batch: BatchId) -> BatchResult:
         """Carry out the steps of a batch: split off what cannot be parsed, transform the rest, commit it."""
         counts: dict[str, Counts] = {}
-        rejected = sum(self._put_unparsed(each, batch) for each in parts)
-        filled = [each for each in self._typed(parts, batch.query_id) if each.size != 0]
+        self._columns.begin()
+        typed = list(self._typed(parts, batch.query_id))
+        rejected = sum(self._put_unparsed(each, batch) for each in typed)
+        filled = [each for each in typed if each.size != 0]
         if filled:
             rows, letters, with_origins = self.transform.run(filled, spark, batch.query_id)
             if letters and self.targets.is_done(self.pipeline.targets, batch):
@@ -123,6 +126,7 @@ class Batches:
             finally:
                 if isinstance(rows, inputs.Frame):
                     rows.frame.unpersist()
+        self._columns.keep()
         rejected += sum(each.quarantined for each in counts.values())
         return BatchResult(batch.number, counts, rejected)
 
@@ -133,15 +137,19 @@ class Batches:
             raise WeftError(
                 f"{len(rows.bad):,} messages or lines of {rows.source} cannot be parsed, the first at {first.offset}: "
                 f"{first.error}",
-                hint=NO_STORE,
+                hint=f"{NO_STORE} Or declare the types of its columns: weft.Source(…, columns={{…}}).",
             )
         self._box.put(rows.bad, batch, f"read {rows.source}")
         return len(rows.bad)
 
     def _typed(self, parts: Sequence[BatchRows], query_id: str) -> Iterator[TypedRows]:
-        """Yield the rows of each source, those of files under the types that their columns had."""
+        """Yield the rows of each source, those of files and messages under the types that their columns had."""
         for each in parts:
-            rows = each.read(self._columns.types(each.source, query_id)) if isinstance(each, UntypedRows) else each
+            rows: TypedRows | None
+            if isinstance(each, UntypedRows):
+                rows = each.read(self._columns.types(each.source, query_id), widens=self._widens)
+            else:
+                rows = each
             if rows is not None:
                 yield rows
 
@@ -151,7 +159,7 @@ class Batches:
         for number, each in enumerate(parts):
             if isinstance(each, UntypedRows):
                 with suppress(WeftError):  # the error that the batch failed with says more
-                    rows = each.split(self._columns.types(each.source, query_id))
+                    rows = each.split(self._columns.types(each.source, query_id), widens=self._widens)
                     if rows is not None and rows.bad:
                         again[number] = rows
         return again
