@@ -246,8 +246,8 @@ class UntypedRows(ABC):
         A row that cannot be parsed fails the job that reads it, or is apart already."""
 
     def split(self, known: Mapping[str, DataType], *, widens: bool) -> FrameRows | None:
-        """Return the rows with those that cannot be parsed apart; `None` if `read` did so. It reads and holds all of
-        them."""
+        """Return the rows with those that cannot be parsed apart; `None` where that makes no difference to `read`. It
+        reads and holds all of them."""
         return None
 
     def close(self) -> None:  # noqa: B027 - optional

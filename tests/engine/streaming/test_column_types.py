@@ -4,6 +4,7 @@ fit makes its own row a bad one, and decides nothing."""
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -113,3 +114,78 @@ def test_integers_that_become_wider(drift: str, kafka: Any) -> None:
     kinds = [kind for _, kind in rows("copies")]
     assert kinds == (["bigint", "double", "double", "double"] if drift == "evolve" else ["bigint"] * 3)
     assert [payload for _, payload in letters()] == ([] if drift == "evolve" else [{"id": 2.5}])
+
+
+def test_a_number_that_makes_the_sql_wrong_is_a_bad_row(kafka: Any) -> None:
+    """A float has no bits."""
+    topic = Topic(kafka, transform_sql="SELECT flags & 1 AS bit FROM source")
+    topic.run({"flags": 3})
+    topic.run({"flags": 4}, {"flags": 1.5})
+    topic.run({"flags": 5})
+    assert rows("copies") == [(0,), (1,), (1,)]
+    assert [payload for _, payload in letters()] == [{"flags": 1.5}]
+
+
+class Folder:
+    """A folder of files, and a pipeline that copies them."""
+
+    def __init__(self, project: Path, ending: str, **declared: Any) -> None:
+        self._folder, self._ending, self._count = project / "lake/raw", ending, 0
+        self._folder.mkdir(parents=True)
+        lake = weft.ObjectStoreLocalConnection(str(project / "lake"), name="lake")
+        self.declared: dict[str, Any] = {
+            "name": "copy",
+            "source": weft.Source(connection=lake, query="raw", columns=declared.pop("columns", None)),
+            "target_table": (None, "copies"),
+            "dead_letter_stream": "failed",
+            **declared,
+        }
+
+    def run(self, *lines: str) -> None:
+        """Add a file, and carry out one batch."""
+        self._count += 1
+        (self._folder / f"{self._count}.{self._ending}").write_text("".join(f"{line}\n" for line in lines))
+        run_once(**self.declared)
+
+
+def payloads() -> list[str]:
+    """The texts of the new dead letters."""
+    return sorted(each["payload"] for each in weft.consume_sync(stream_of("failed", None), "me"))
+
+
+def test_odd_lines_of_json_stop_nothing(project: Path) -> None:
+    folder = Folder(project, "jsonl", transform_sql="SELECT id, flags & 1 AS bit FROM source WHERE valid")
+    odd = '{"id": 4, "valid": "maybe", "flags": 1}'
+    folder.run('{"id": 1, "valid": true, "flags": 1}', odd, '{"id": 2, "valid": true, "flags": 2}')
+    folder.run(odd)
+    folder.run('{"id": 3, "valid": true, "flags": 3}', '{"id": 5, "valid": true, "flags": 1.5}', odd)
+    assert rows("copies") == [(1, 1), (2, 0), (3, 1)]
+    assert payloads() == [odd, odd, odd, '{"id": 5, "valid": true, "flags": 1.5}']
+
+
+def test_odd_lines_of_csv_stop_nothing(project: Path) -> None:
+    folder = Folder(project, "csv", transform_sql="SELECT id, year(day) AS year FROM source WHERE valid")
+    folder.run("id,valid,day", "1,true,2026-01-31")
+    folder.run("id,valid,day", "2,maybe,2026-01-31", "3,true,2025-01-31", "4,true,soon")
+    folder.run("id,valid,day", "x,true,2026-01-31")
+    assert rows("copies") == [(1, 2026), (3, 2025)]
+    assert payloads() == ["2,maybe,2026-01-31", "4,true,soon", "x,true,2026-01-31"]
+
+
+@pytest.mark.parametrize("ending", ["csv", "jsonl"])
+def test_declared_columns_of_files(ending: str, project: Path) -> None:
+    columns = {"id": "int32", "valid": "bool", "at": "timestamp"}
+    folder = Folder(project, ending, columns=columns, transform_sql="SELECT id, code FROM source WHERE valid")
+    names = ["id", "valid", "code", "at"]
+    values = [["1", "true", "007", "2026-01-31T12:00:00Z"], ["2", "maybe", "a", ""], ["3000000000", "true", "b", ""]]
+    if ending == "csv":
+        lines = [",".join(each) for each in values]
+        folder.run(",".join(names), *lines)
+    else:
+        lines = [
+            f'{{"id": {each[0]}, "valid": {"true" if each[1] == "true" else json.dumps(each[1])}, "code": "{each[2]}"}}'
+            for each in values
+        ]
+        folder.run(*lines)
+    assert rows("copies", "id, CAST(code AS TEXT) AS code") == [(1, "007")]
+    assert payloads() == sorted(lines[1:])

@@ -13,6 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from weft.systems.codec import Parsed
+from weft.systems.codecs import kinds
 from weft.systems.codecs.columns import converted, storable, unified_schema
 from weft.systems.codecs.json import JsonDecoder
 
@@ -227,6 +228,8 @@ OBJECTS = st.dictionaries(st.sampled_from(["a", "b", "B", "_event_ts"]), VALUES,
 KINDS = [
     *(pa.bool_(), pa.int32(), pa.int64(), pa.float32(), pa.float64(), pa.string(), pa.json_(), pa.date32()),
     *(pa.decimal128(10, 2), pa.timestamp("us", "UTC"), pa.timestamp("us"), pa.list_(pa.int64())),
+    *(pa.decimal128(38, 0), pa.uuid(), pa.list_(pa.float64()), pa.list_(pa.null())),
+    *(pa.struct({"x": pa.int64(), "y": pa.list_(pa.string())}), pa.struct({"x": pa.decimal128(38, 0)}), pa.struct([])),
 ]
 
 
@@ -253,3 +256,8 @@ def test_both_ways_give_the_same(rows: list[dict[str, Any]], known: dict[str, pa
         other = careful.columns[name]
         assert column.type.equals(other.type), (name, column.type, other.type)
         assert repr(column.to_pylist()) == repr(other.to_pylist())
+    types = [
+        {name.lower(): kinds.type_of(each) for name, each in way.kinds.items() if name.lower() not in known}
+        for way in (fast, careful)
+    ]
+    assert types[0] == types[1]

@@ -86,22 +86,30 @@ class Batches:
 
     def _attempted(self, frame: Any, batch: BatchId) -> BatchResult:
         parts: list[BatchRows] = []
-        split_parts: list[BatchRows] = []
+        opened: list[BatchRows] = []
         try:
             for source, part in zip(self.sources, split(frame, self.sources), strict=True):
                 parts.append(source.take(part))
             try:
                 return self._run(parts, frame.sparkSession, batch)
             except WeftError as error:
-                # A row of a file that cannot be parsed: Spark does not report which.
-                if isinstance(error, _NOT_READING):
-                    raise
-                split_parts = self._split(parts, batch.query_id)
-                if split_parts == parts:
-                    raise
-                return self._run(split_parts, frame.sparkSession, batch)
+                failure = error
+            # A row of a file that cannot be parsed, which Spark does not report; or a number that makes its column
+            # wider than the SQL takes.
+            for widens in dict.fromkeys((self._widens, False)):
+                if isinstance(failure, _NOT_READING):
+                    break
+                again = self._split(parts, batch.query_id, widens)
+                opened += again
+                if again == parts:
+                    continue
+                try:
+                    return self._run(again, frame.sparkSession, batch)
+                except WeftError as error:
+                    failure = error
+            raise failure
         finally:
-            for each in {id(each): each for each in (*parts, *split_parts)}.values():
+            for each in {id(each): each for each in (*parts, *opened)}.values():
                 each.close()
 
     def _run(self, parts: Sequence[BatchRows], spark: Any, batch: BatchId) -> BatchResult:
@@ -153,13 +161,13 @@ class Batches:
             if rows is not None:
                 yield rows
 
-    def _split(self, parts: Sequence[BatchRows], query_id: str) -> list[BatchRows]:
-        """Return the rows again, with those of files apart that cannot be parsed."""
+    def _split(self, parts: Sequence[BatchRows], query_id: str, widens: bool) -> list[BatchRows]:
+        """Return the rows again, with those apart that cannot be parsed, if that is worth a try."""
         again = list(parts)
         for number, each in enumerate(parts):
             if isinstance(each, UntypedRows):
                 with suppress(WeftError):  # the error that the batch failed with says more
-                    rows = each.split(self._columns.types(each.source, query_id), widens=self._widens)
+                    rows = each.split(self._columns.types(each.source, query_id), widens=widens)
                     if rows is not None and rows.bad:
                         again[number] = rows
         return again

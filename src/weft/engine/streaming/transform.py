@@ -184,7 +184,11 @@ class Transform:
             self._lookups = [LookupTable(name, each, rows.sparkSession) for name, each in lookups]
         for table in self._lookups:
             table.ready()
-        return functions.transformed(rows, sql, self._pipeline.aggregate_udfs)
+        try:
+            return functions.transformed(rows, sql, self._pipeline.aggregate_udfs)
+        except WeftError as error:
+            error.add_note(f"columns of source: {', '.join(f'{name} {kind}' for name, kind in rows.dtypes)}"[:500])
+            raise
 
     def _materialized(self, result: Any, is_small: bool, *, now: bool = False) -> Input:
         """Return rows for the targets: here, or held by Spark where they are needed more than once or must be sure.

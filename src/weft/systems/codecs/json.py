@@ -102,10 +102,7 @@ class JsonDecoder:
             return without_times(field.type)
         if pa.types.is_temporal(known) or isinstance(known, pa.UuidType):
             return pa.string()
-        can_read = (pa.types.is_boolean, pa.types.is_integer, pa.types.is_string, pa.types.is_decimal128)
-        is_read = any(each(known) for each in (*can_read, pa.types.is_list, pa.types.is_struct))
-        # Arrow takes texts for decimals too.
-        return known if (is_read or known.equals(pa.float64())) and not known.equals(WHOLE) else None
+        return known if _can_be_read(known) else None
 
     def _checked(self, table: pa.Table) -> Parsed | None:
         """Return the columns that Arrow's reader made, of their final types; `None` if a value must be looked at."""
@@ -206,6 +203,19 @@ def _kinds_of(rows: Iterable[dict[str, Any]]) -> dict[str, kinds.Kinds]:
         for name, value in row.items():
             values.setdefault(name.lower(), []).append(value)
     return {name: kinds.of_values(each) for name, each in values.items()}
+
+
+def _can_be_read(kind: pa.DataType) -> bool:
+    """Return whether Arrow's reader takes the same values for this type as `_fit`."""
+    types = pa.types
+    if types.is_list(kind):
+        return _can_be_read(kind.value_type)
+    if types.is_struct(kind):
+        return all(_can_be_read(each.type) for each in kind)
+    if types.is_decimal(kind):
+        return not kind.equals(WHOLE)  # for which Arrow takes texts too
+    others = (types.is_boolean, types.is_integer, types.is_string, types.is_float64, types.is_null)
+    return any(each(kind) for each in others)
 
 
 def _is_regular(values: pa.Array) -> bool:

@@ -95,6 +95,8 @@ class ParsedMessages:
     known: Mapping[str, pa.DataType] = field(default_factory=dict)
     """The types under which the messages were parsed."""
     codec: Codec | None = None
+    is_wider: bool = False
+    """Whether columns have wider types than before."""
 
     @property
     def packed(self) -> DataFrame | None:
@@ -157,7 +159,9 @@ def rows(
         of_columns = from_arrow_schema(columns, prefer_timestamp_ntz=True)
         good = chunks.select("good").mapInArrow(partial(unpack, columns), of_columns)
         bad = chunks.where("bad_rows > 0").select("bad").mapInArrow(partial(unpack, _BAD), from_arrow_schema(_BAD))
-        return ParsedMessages(good, bad, good_rows, bad_rows, tombstones, chunks, columns, as_found, known, codec)
+        is_wider = any(not known[name.lower()].equals(kind) for name, kind in (before or {}).items())
+        counts = (good_rows, bad_rows, tombstones)
+        return ParsedMessages(good, bad, *counts, chunks, columns, as_found, known, codec, is_wider)
     except BaseException:
         chunks.unpersist()
         raise

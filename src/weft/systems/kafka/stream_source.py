@@ -66,6 +66,12 @@ class Messages(UntypedRows):
             self.size = self._rows.size
         return self._rows
 
+    def split(self, known: Mapping[str, DataType], *, widens: bool) -> MessageRows | None:
+        """Return the rows without those whose numbers made columns wider, unless it `widens`."""
+        if widens or self._rows is None or not self._rows.parsed.is_wider:
+            return None
+        return self._source.read(self._frame, known, widens=False)
+
     def close(self) -> None:
         if self._rows is not None:
             self._rows.close()
