@@ -11,8 +11,10 @@ import pytest
 
 import weft
 from engine.streaming.conftest import rows, run_once
+from weft.engine.load import open_tables
 from weft.engine.streaming.dead_letters import stream_of
 from weft.errors import WeftError
+from weft.project import current
 
 pytestmark = pytest.mark.usefixtures("plain_spark", "here")
 
@@ -124,6 +126,18 @@ def test_a_number_that_makes_the_sql_wrong_is_a_bad_row(kafka: Any) -> None:
     topic.run({"flags": 5})
     assert rows("copies") == [(0,), (1,), (1,)]
     assert [payload for _, payload in letters()] == [{"flags": 1.5}]
+
+
+def test_a_missing_key_takes_the_default_of_its_column(kafka: Any) -> None:
+    """Whatever keys the other messages of the batch have."""
+    tables = open_tables(current().connection(None))
+    with tables.driver.session("publish") as session:
+        session.run("CREATE TABLE orders (id BIGINT, status TEXT NOT NULL DEFAULT 'new')")
+    tables.close()
+    topic = Topic(kafka, target_table=(None, "orders"))
+    topic.run({"id": 1}, {"id": 2, "status": "paid"})
+    topic.run({"id": 3})
+    assert rows("orders", "id, status") == [(1, "new"), (2, "paid"), (3, "new")]
 
 
 class Folder:
