@@ -117,10 +117,16 @@ class Batches:
         counts: dict[str, Counts] = {}
         self._columns.begin()
         typed = list(self._typed(parts, batch.query_id))
-        rejected = sum(self._put_unparsed(each, batch) for each in typed)
+        for each in typed:
+            self._check_unparsed(each)
+        rejected = sum(len(each.bad) for each in typed)
         filled = [each for each in typed if each.size != 0]
-        if filled:
-            rows, letters, with_origins = self.transform.run(filled, spark, batch.query_id)
+        transformed = self.transform.run(filled, spark, batch.query_id) if filled else None
+        # Not before the SQL was understood: the batch may be read again under other types.
+        for each in typed:
+            self._box.put(each.bad, batch, f"read {each.source}")
+        if transformed is not None:
+            rows, letters, with_origins = transformed
             if letters and self.targets.is_done(self.pipeline.targets, batch):
                 letters = []  # what failed then is stored; what fails by other SQL now is in the targets
             self._box.put(letters, batch, "transform")
@@ -138,8 +144,8 @@ class Batches:
         rejected += sum(each.quarantined for each in counts.values())
         return BatchResult(batch.number, counts, rejected)
 
-    def _put_unparsed(self, rows: BatchRows, batch: BatchId) -> int:
-        """Store what could not be parsed as dead letters, and return how many there are."""
+    def _check_unparsed(self, rows: TypedRows) -> None:
+        """Raise for rows that could not be parsed, if there is no place for them."""
         if rows.bad and self.pipeline.transform_on_error == "fail" and self.pipeline.dead_letters is None:
             first = rows.bad[0]
             raise WeftError(
@@ -147,8 +153,6 @@ class Batches:
                 f"{first.error}",
                 hint=f"{NO_STORE} Or declare the types of its columns: weft.Source(…, columns={{…}}).",
             )
-        self._box.put(rows.bad, batch, f"read {rows.source}")
-        return len(rows.bad)
 
     def _typed(self, parts: Sequence[BatchRows], query_id: str) -> Iterator[TypedRows]:
         """Yield the rows of each source, those of files and messages under the types that their columns had."""

@@ -154,14 +154,17 @@ class JsonDecoder:
         fitted: dict[int, dict[str, Any]] = {}
         bad: dict[int, str] = {}
         close = []
+        usual = {key: _usual(kind) for key, kind in known.items()}
+        decimals = {key for key, kind in known.items() if pa.types.is_decimal(kind)}
         for number, row in rows.items():
             held, is_close = {}, True
             for name, value in row.items():
                 key = name.lower()
                 held[key] = value
-                if value is None or (kind := known.get(key)) is None:
+                if value is None or key not in known or usual[key](value):
                     continue
-                exact = _decode_exactly(texts[number])[name] if pa.types.is_decimal(kind) else value
+                kind = known[key]
+                exact = _decode_exactly(texts[number])[name] if key in decimals else value
                 try:
                     held[key] = _fitted(name, exact, kind)
                 except ValueError as error:
@@ -302,6 +305,31 @@ def _is_close(value: Any, kind: pa.DataType) -> bool:
     if isinstance(value, int | float) and not isinstance(value, bool):
         return bool(types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind))
     return isinstance(value, list | dict) and bool(types.is_list(kind) or types.is_struct(kind))
+
+
+def _usual(kind: pa.DataType) -> Callable[[Any], bool]:
+    """Return a fast check whether a value is in a column of this type as it is; `_fit` decides about the others."""
+    types = pa.types
+    if types.is_list(kind):
+        inner = _usual(kind.value_type)
+        return lambda value: type(value) is list and all(each is None or inner(each) for each in value)
+    if types.is_struct(kind):
+        fields = {each.name: _usual(each.type) for each in kind}
+        return lambda value: (
+            type(value) is dict
+            and all(name in fields and (each is None or fields[name](each)) for name, each in value.items())
+        )
+    if types.is_int64(kind):
+        return lambda value: type(value) is int and -(1 << 63) <= value < 1 << 63
+    plain = next(
+        (
+            plain
+            for matches, plain in ((types.is_string, str), (types.is_boolean, bool), (types.is_float64, float))
+            if matches(kind)
+        ),
+        None,
+    )
+    return lambda value: type(value) is plain
 
 
 def _fitted(name: str, value: Any, kind: pa.DataType) -> Any:

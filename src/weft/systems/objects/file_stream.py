@@ -94,12 +94,13 @@ def read_files(
             if bad_column is not None:
                 fields = rows.drop(bad_column).schema
                 types = ", ".join(f"{each.name} {each.dataType.simpleString()}" for each in fields)
-                why = (
-                    f"It is not a JSON object, or a value does not fit its column: {types}."
-                    if kind.format == "json_lines"
-                    else f"It cannot be parsed as a row of these columns: {types}."
-                )
-                rejected = F.struct(F.col(bad_column).alias("payload"), F.lit(why).alias("error"))
+                text = F.col(bad_column)
+                why = F.lit(f"It cannot be parsed as a row of these columns: {types}.")
+                if kind.format == "json_lines":
+                    is_object = F.is_valid_utf8(text) & F.json_object_keys(text).isNotNull()
+                    why = F.when(is_object, F.lit(f"A value does not fit its column: {types}."))
+                    why = F.coalesce(why, F.lit("It is not a JSON object."))
+                rejected = F.struct(text.alias("payload"), why.alias("error"))
                 added[bad_column] = F.when(F.col(bad_column).isNotNull(), rejected)
             parts.append((rows, added))
     if not parts:
