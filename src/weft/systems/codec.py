@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 if TYPE_CHECKING:
@@ -28,6 +29,8 @@ class Parsed(NamedTuple):
     """The numbers of the messages that are rows, in the order of the rows."""
     bad: dict[int, str]
     """By the numbers of the others what is wrong with them."""
+    kinds: Mapping[str, Any] = MappingProxyType({})
+    """By column the kinds of its values, where a codec finds types: see `weft.systems.codecs.kinds`."""
 
 
 class Decoder(Protocol):

@@ -59,6 +59,10 @@ class Endpoint:
                 )
         return options
 
+    def why_no_columns(self, connection: Connection) -> str | None:
+        """Return why a source cannot declare the types of its columns; `None` where it can."""
+        return f"{connection.any_such} has types of its own"
+
     def with_options(self, connection: Connection, options: Mapping[str, Any]) -> Connection:
         """Return the connection with the options of a source or target in the place of its own."""
         return connection

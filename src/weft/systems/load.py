@@ -134,6 +134,8 @@ class Load:
     declared: Declared | None = None
     is_recorded: bool = True
     """Whether a database notes it in its ledger, so that a second try at it does nothing."""
+    null_is_default: bool = False
+    """Whether a null in a column that may not be null stands for the column's default; a merge keeps what a row has."""
     projection: tuple[Projected, ...] | None = None
     """How the columns of the target are made; those of the source as they are where `None`."""
     checks: tuple[Expectation, ...] = ()

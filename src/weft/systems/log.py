@@ -32,6 +32,9 @@ META_TYPES = {
     EXTRA: FieldType("json"),
 }
 RESERVED_PREFIX = "_weft_"
+EVENT_TIME = "_event_ts"
+"""The column that the rows of every source of a streaming pipeline have: when a row happened, as far as its source
+knows."""
 # What follows a stream's name in the names of the streams next to it.
 QUARANTINE_SUFFIX, DEAD_LETTER_SUFFIX = "__quarantine", "__dead_letter"
 

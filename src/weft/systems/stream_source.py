@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -19,13 +19,13 @@ import pyarrow as pa
 from weft.errors import DeclarationError
 from weft.spark_support.folder import Location
 from weft.systems.dead_letter_store import DeadLetter
+from weft.systems.log import EVENT_TIME as EVENT_TIME
+from weft.types import FieldType
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import DataType
 
-EVENT_TIME = "_event_ts"
-"""The column that the rows of every source have: when a row happened, as far as its source knows."""
 OFFSET = "_weft_offset"
 """The column of `FrameRows.with_offsets`: the offset, partition and offset, or file of a row, as a text."""
 MAX_ROWS = 1_000_000
@@ -44,6 +44,8 @@ class SourceSettings:
     """Where a new checkpoint begins."""
     max_rows: int | None = None
     max_files: int | None = None
+    columns: Mapping[str, FieldType] = field(default_factory=dict)
+    """The types that columns have by declaration; a row with a value that does not fit is a bad one."""
     wait_seconds: float = 0.0
     """How long a source that waits for rows by itself waits before it reports that there are none."""
 
@@ -211,6 +213,8 @@ class FrameRows:
     """The rows that could not be parsed."""
     packed: Packed | None = None
     """The same rows in a form that is faster to write, where they are written as they are."""
+    found: Any = None
+    """The columns as a checkpoint keeps them (a `StructType`), if those of the DataFrame say more than is known."""
     time_is_costly: ClassVar[bool] = False
     """Whether `frame(timed=False)` is cheaper."""
 
@@ -227,21 +231,24 @@ class FrameRows:
 
 
 class UntypedRows(ABC):
-    """Files whose texts are read under the types that the columns had in earlier batches."""
+    """Files and messages, read under the types that their columns had in earlier batches."""
 
     size: int | None = None
     bad: tuple[DeadLetter, ...] = ()
 
-    def __init__(self, source: str, files: Collection[str]) -> None:
+    def __init__(self, source: str, files: Collection[str] = ()) -> None:
         self.source, self.files = source, files
 
     @abstractmethod
-    def read(self, known: Mapping[str, DataType]) -> FrameRows | None:
-        """Return the rows; `None` where there are none. A row that cannot be parsed fails the job that reads it."""
+    def read(self, known: Mapping[str, DataType], *, widens: bool) -> FrameRows | None:
+        """Return the rows; `None` where there are none. `widens`: a column of integers may become one of wider numbers.
 
-    @abstractmethod
-    def split(self, known: Mapping[str, DataType]) -> FrameRows | None:
-        """Return the rows with those that cannot be parsed apart. It reads and holds all of them."""
+        A row that cannot be parsed fails the job that reads it, or is apart already."""
+
+    def split(self, known: Mapping[str, DataType], *, widens: bool) -> FrameRows | None:
+        """Return the rows with those that cannot be parsed apart; `None` where that makes no difference to `read`. It
+        reads and holds all of them."""
+        return None
 
     def close(self) -> None:  # noqa: B027 - optional
         """Release the rows."""

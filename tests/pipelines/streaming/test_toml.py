@@ -401,7 +401,13 @@ SECRETIVE = DeltaS3Connection(
         {"dead_letter_table": ("a.b", "c.d"), "dead_letter_connection": SQLiteConnection("d.db")},
         {"dead_letter_stream": "failed", "dead_letter_connection": "other"},
         {"dead_letter_path": "/data/failed"},
-        {"source": None, "sources": [Source(query="a", start=5), Source(query="b", connection=CSV, max_files=2)]},
+        {
+            "source": None,
+            "sources": [
+                Source(query="a", start=5),
+                Source(query="b", connection=CSV, max_files=2, columns={"Id 1": "int64?"}),
+            ],
+        },
         {"source": None, "sources": [Source(query="b", connection=CSV, csv_read_options={"delimiter": "|"})]},
         {"source": None, "sources": [Source(query="b", connection=CSV, format="json_lines")]},
         {"target": Target(connection=CSV, prefix="events/raw", csv_delimiter="|")},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import count
 from typing import Any
@@ -191,3 +192,32 @@ def test_the_same_load_twice_changes_nothing(tables: SqlTables, mode: str) -> No
     before = rows_of(tables, name)
     assert run(tables, load, [_row(name="z"), _row(id=3)]) == Counts(replayed=True)
     assert in_order(rows_of(tables, name)) == in_order(before)
+
+
+DEFAULTS = pa.schema([("id", pa.int64()), ("status", pa.string()), ("n", pa.int64())])
+
+
+@pytest.mark.parametrize("mode", ["append", "merge"])
+@pytest.mark.parametrize("on_bad_rows", ["fail", "quarantine"])
+def test_a_null_that_stands_for_the_default(tables: SqlTables, mode: str, on_bad_rows: str) -> None:
+    """A key that a message does not have is null where another message has it; both take the same default."""
+    text = tables.sql_type(pa.field("status", pa.string()), key=True)
+    with tables.driver.session("publish") as session:
+        session.run(
+            f"CREATE TABLE {tables.table(None, 'orders')} (id BIGINT, status {text} DEFAULT 'it''s new' NOT NULL, "
+            "n BIGINT DEFAULT 7 NOT NULL)"
+        )
+    keys = ("id",) if mode == "merge" else ()
+    for number, rows in enumerate(([(1, None, None), (2, "x", 5)], [(3, None, 1), (2, None, 6)])):
+        load = Load.declare(target="orders", mode=mode, keys=keys, on_bad_rows=on_bad_rows, batch_id=number)
+        load = replace(load, null_is_default=True)
+        found = [dict(zip(DEFAULTS.names, row, strict=True)) for row in rows]
+        batches = pa.Table.from_pylist(found, DEFAULTS).to_batches()
+        sql_commit.prepare(tables, load, DEFAULTS)
+        counts = sql_commit.commit(tables, load, sql_commit.Batches(DEFAULTS, batches))
+        assert counts.quarantined == 0
+    second = {"id": 2, "status": "x", "n": 6} if mode == "merge" else {"id": 2, "status": "it's new", "n": 6}
+    wanted = [{"id": 1, "status": "it's new", "n": 7}, second, {"id": 3, "status": "it's new", "n": 1}]
+    if mode == "append":
+        wanted.append({"id": 2, "status": "x", "n": 5})
+    assert in_order(rows_of(tables, "orders")) == in_order(wanted)

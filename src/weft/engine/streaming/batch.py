@@ -54,6 +54,7 @@ class Batches:
         self.pipeline, self.sources, self._columns = pipeline, sources, columns
         self._box = box or DeadLetterBox(pipeline)
         self.transform, self.targets = Transform(pipeline, columns), Targets(pipeline, self._box, Written(columns.home))
+        self._widens = pipeline.on_drift == "evolve"
 
     def close(self) -> None:
         """Release what batches share."""
@@ -88,32 +89,48 @@ class Batches:
 
     def _attempted(self, frame: Any, batch: BatchId) -> BatchResult:
         parts: list[BatchRows] = []
-        split_parts: list[BatchRows] = []
+        opened: list[BatchRows] = []
         try:
             for source, part in zip(self.sources, split(frame, self.sources), strict=True):
                 parts.append(source.take(part))
             try:
                 return self._run(parts, frame.sparkSession, batch)
             except WeftError as error:
-                # A row of a file that cannot be parsed: Spark does not report which.
-                if isinstance(error, _NOT_READING):
-                    raise
-                split_parts = self._split(parts, batch.query_id)
-                if split_parts == parts:
-                    raise
-                return self._run(split_parts, frame.sparkSession, batch)
+                failure = error
+            # A row of a file that cannot be parsed, which Spark does not report; or a number that makes its column
+            # wider than the SQL takes.
+            for widens in dict.fromkeys((self._widens, False)):
+                if isinstance(failure, _NOT_READING):
+                    break
+                again = self._split(parts, batch.query_id, widens)
+                opened += again
+                if again == parts:
+                    continue
+                try:
+                    return self._run(again, frame.sparkSession, batch)
+                except WeftError as error:
+                    failure = error
+            raise failure
         finally:
-            for each in {id(each): each for each in (*parts, *split_parts)}.values():
+            for each in {id(each): each for each in (*parts, *opened)}.values():
                 each.close()
 
     def _run(self, parts: Sequence[BatchRows], spark: Any, batch: BatchId) -> BatchResult:
         """Carry out the steps of a batch: split off what cannot be parsed, transform the rest, commit it."""
         counts: dict[str, Counts] = {}
         rows_read = None
-        rejected = sum(self._put_unparsed(each, batch) for each in parts)
-        filled = [each for each in self._typed(parts, batch.query_id) if each.size != 0]
-        if filled:
-            rows, letters, with_origins = self.transform.run(filled, spark, batch.query_id)
+        self._columns.begin()
+        typed = list(self._typed(parts, batch.query_id))
+        for each in typed:
+            self._check_unparsed(each)
+        rejected = sum(len(each.bad) for each in typed)
+        filled = [each for each in typed if each.size != 0]
+        transformed = self.transform.run(filled, spark, batch.query_id) if filled else None
+        # Not before the SQL was understood: the batch may be read again under other types.
+        for each in typed:
+            self._box.put(each.bad, batch, f"read {each.source}")
+        if transformed is not None:
+            rows, letters, with_origins = transformed
             if letters and self.targets.is_done(self.pipeline.targets, batch):
                 letters = []  # what failed then is stored; what fails by other SQL now is in the targets
             self._box.put(letters, batch, "transform")
@@ -129,35 +146,38 @@ class Batches:
             finally:
                 if isinstance(rows, inputs.Frame):
                     rows.frame.unpersist()
+        self._columns.keep()
         rejected += sum(each.quarantined for each in counts.values())
         return BatchResult(batch.number, counts, rows_read, rejected)
 
-    def _put_unparsed(self, rows: BatchRows, batch: BatchId) -> int:
-        """Store what could not be parsed as dead letters, and return how many there are."""
+    def _check_unparsed(self, rows: TypedRows) -> None:
+        """Raise for rows that could not be parsed, if there is no place for them."""
         if rows.bad and self.pipeline.transform_on_error == "fail" and self.pipeline.dead_letters is None:
             first = rows.bad[0]
             raise WeftError(
                 f"{len(rows.bad):,} messages or lines of {rows.source} cannot be parsed, the first at {first.offset}: "
                 f"{first.error}",
-                hint=NO_STORE,
+                hint=f"{NO_STORE} Or declare the types of its columns: weft.Source(…, columns={{…}}).",
             )
-        self._box.put(rows.bad, batch, f"read {rows.source}")
-        return len(rows.bad)
 
     def _typed(self, parts: Sequence[BatchRows], query_id: str) -> Iterator[TypedRows]:
-        """Yield the rows of each source, those of files under the types that their columns had."""
+        """Yield the rows of each source, those of files and messages under the types that their columns had."""
         for each in parts:
-            rows = each.read(self._columns.types(each.source, query_id)) if isinstance(each, UntypedRows) else each
+            rows: TypedRows | None
+            if isinstance(each, UntypedRows):
+                rows = each.read(self._columns.types(each.source, query_id), widens=self._widens)
+            else:
+                rows = each
             if rows is not None:
                 yield rows
 
-    def _split(self, parts: Sequence[BatchRows], query_id: str) -> list[BatchRows]:
-        """Return the rows again, with those of files apart that cannot be parsed."""
+    def _split(self, parts: Sequence[BatchRows], query_id: str, widens: bool) -> list[BatchRows]:
+        """Return the rows again, with those apart that cannot be parsed, if that is worth a try."""
         again = list(parts)
         for number, each in enumerate(parts):
             if isinstance(each, UntypedRows):
                 with suppress(WeftError):  # the error that the batch failed with says more
-                    rows = each.split(self._columns.types(each.source, query_id))
+                    rows = each.split(self._columns.types(each.source, query_id), widens=widens)
                     if rows is not None and rows.bad:
                         again[number] = rows
         return again

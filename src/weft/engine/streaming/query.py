@@ -96,7 +96,7 @@ class Query:
             is_heard = self._idle is not None or any(each.wants_commits for each in opened)
             if is_heard:  # each time, not once in ten seconds
                 spark.conf.set("spark.sql.streaming.noDataProgressEventInterval", "0")
-            self._batches = Batches(self.pipeline, self.sources, Columns(self.checkpoint.home))
+            self._batches = Batches(self.pipeline, self.sources, Columns(self.checkpoint.home, sources))
             noted = Sources(self.checkpoint.home)
             self._noted = None if noted.check(self.pipeline) else noted
             starts = Starts(self.checkpoint.home).settle(sources)

@@ -47,12 +47,13 @@ from weft.pipelines.streaming.endpoints import label_of
 from weft.pipelines.streaming.spec import StreamingPipeline, Target
 from weft.project import current
 from weft.systems.base import system_for
+from weft.systems.codecs.columns import WHOLE, message_type, storable
 from weft.systems.codecs.json import JsonDecoder
 from weft.systems.dead_letter_store import Stage, StoredLetter, as_json, digest
 from weft.systems.load import KEYED_MODES
 from weft.systems.log import EXTRA, ROWID
 from weft.systems.stream_source import EVENT_TIME, StreamSource
-from weft.types import exact_number
+from weft.types import FieldType, exact_number
 
 # Tests stop a process at each of these steps, by a handler on this logger.
 _steps = logging.getLogger("weft.streaming")
@@ -226,7 +227,7 @@ class Replay:
         return bool(having)
 
     def _columns(self) -> Columns:
-        return Columns(Checkpoint.of(self.pipeline).home)
+        return Columns(Checkpoint.of(self.pipeline).home, self.pipeline.sources)
 
     def _targets(self, letter: StoredLetter) -> Sequence[Target]:
         """Return where the row of a letter goes."""
@@ -300,16 +301,19 @@ def _source_rows(
     cannot be parsed."""
     schemas, are_exact = _source_columns(pipeline, columns)
     known = {each.name: each for each in schemas}
+    types = _source_types(pipeline, columns)
     payloads: list[str | dict[str, Any]] = []
     extras, times = [], []
     for letter in letters:
         row = _object(letter.payload, known)
         times.append(_moment(None if row is None else row.pop(EVENT_TIME, None)) or letter.failed_at)
+        if row is not None and letter.stage == "transform":
+            row = {name: _sent(value, types.get(name)) for name, value in row.items()}
         # What a stream has no field for is in a column of its own.
         more = {name: row.pop(name) for name in list(row) if name not in known} if row and are_exact else {}
         extras.append(as_json(more) if more else None)
         payloads.append(letter.payload if row is None else row)
-    rows, numbers, bad = _parsed(payloads, known, is_exact=are_exact)
+    rows, numbers, bad = _parsed(payloads, known, types)
     for name, values in (
         (EVENT_TIME, times),
         (EXTRA, extras),
@@ -332,9 +336,30 @@ def _source_columns(pipeline: StreamingPipeline, columns: Columns) -> tuple[list
         stored = open_source(source).stored_schema()
         if stored is None:
             are_exact = False
-        for each in columns.kept(source.name) if stored is None else stored:
+        for each in storable(pa.schema(columns.kept(source.name))) if stored is None else stored:
             fields.setdefault(each.name, each)
     return list(fields.values()), are_exact
+
+
+def _source_types(pipeline: StreamingPipeline, columns: Columns) -> dict[str, pa.DataType]:
+    """Return the types under which the rows of all sources were parsed, but of columns that have several."""
+    found: dict[str, list[pa.DataType]] = {}
+    for source in pipeline.sources:
+        stored = open_source(source).stored_schema()
+        types = {each.name: each.type for each in (columns.kept(source.name) if stored is None else stored)}
+        types |= {name: message_type(FieldType.parse(kind)) for name, kind in source.columns.items()}
+        for name, kind in types.items():
+            found.setdefault(name, []).append(kind)
+    return {name: kinds[0] for name, kinds in found.items() if all(each.equals(kinds[0]) for each in kinds)}
+
+
+def _sent(value: Any, kind: pa.DataType | None) -> Any:
+    """Return a value of a row as its message had it: in letters of rows, JSON and large integers are texts."""
+    if not isinstance(value, str) or kind is None:
+        return value
+    if isinstance(kind, pa.JsonType):
+        return json.loads(value)
+    return int(value) if kind.equals(WHOLE) else value
 
 
 def _with_origins(rows: pa.Table, letters: Sequence[StoredLetter]) -> pa.Table:
@@ -377,14 +402,17 @@ def _columns_of(target: Target) -> dict[str, pa.Field]:
 
 
 def _parsed(
-    payloads: Sequence[str | dict[str, Any]], known: Mapping[str, pa.Field], *, is_exact: bool = False
+    payloads: Sequence[str | dict[str, Any]],
+    known: Mapping[str, pa.Field],
+    types: Mapping[str, pa.DataType] | None = None,
 ) -> tuple[pa.Table, Sequence[int], dict[int, str]]:
     """Return payloads as columns, the numbers of those that are rows, and what is wrong with the others.
 
-    Values are of the types that JSON has, as when they were first read; where a column is of another one (a time, a
-    decimal, bytes), or with `is_exact`, of that one.
+    Values are of these types; without any they are of the types that JSON has, and where a column is of another one (a
+    time, a decimal, bytes) of that one.
     """
-    types = {name: each.type for name, each in known.items() if is_exact or not _is_of_json(each.type)}
+    if types is None:
+        types = {name: each.type for name, each in known.items() if not _is_of_json(each.type)}
     # JSON has no word for them, so they are put in afterwards: by column, and by the number of the row.
     odd: dict[str, dict[int, float]] = {}
     texts = []

@@ -25,7 +25,9 @@ from weft.errors import DeclarationError
 from weft.pipelines.streaming.spec import Source, StreamingPipeline
 from weft.project import current
 from weft.spark_support.folder import Location
+from weft.systems.codecs.columns import storable
 from weft.systems.stream_source import OFFSET
+from weft.types import FieldType
 
 
 class _Kept:
@@ -144,57 +146,88 @@ class Written(_Kept):
 
 
 class Columns(_Kept):
-    """By source, the columns of all batches so far, with the type that each had last."""
+    """By source, the columns of all batches that were carried out, with the type that each had last; those that are
+    declared have their declared type."""
 
     NAME = "columns.json"
 
-    def __init__(self, checkpoint: Location) -> None:
+    def __init__(self, checkpoint: Location, sources: Sequence[Source] = ()) -> None:
         super().__init__(checkpoint)
         self._query_id = ""
         self._known: dict[str, dict[str, Any]] = {}
+        self._found: dict[str, dict[str, Any]] = {}
+        """The new ones of the batch in hand."""
+        self._declared = {each.name: dict(each.columns) for each in sources}
 
-    def complete(self, frame: Any, source: str, query_id: str) -> Any:
+    def complete(self, frame: Any, source: str, query_id: str, found: Any = None) -> Any:
         """A batch with all columns that its source has had. One of nulls alone has the type that it had before."""
         from pyspark.sql import functions as F
-        from pyspark.sql.types import NullType, StructField
+        from pyspark.sql.types import NullType
 
-        known = self._of(source, query_id)
+        self.note(found or frame.schema, source, query_id)
         fields = {field.name: field for field in frame.schema}
         # SQL takes `Id` and `id` for one column.
         here = {name.lower(): name for name in fields}
         missing = {}
-        for name, text in known.items():
+        for name, kind in self.types(source, query_id).items():
             spelled = here.get(name.lower(), name)
             if spelled not in fields or isinstance(fields[spelled].dataType, NullType):
-                missing[spelled] = F.lit(None).cast(StructField.fromJson(text).dataType)
-        new = {
-            name: field.jsonValue()
-            for name, field in fields.items()
-            if not isinstance(field.dataType, NullType) and known.get(name) != field.jsonValue() and name != OFFSET
+                missing[spelled] = F.lit(None).cast(_storable(kind))
+        # Each step over a DataFrame takes as long as to write some thousand rows.
+        return frame.withColumns(missing) if missing else frame
+
+    def note(self, found: Any, source: str, query_id: str) -> None:
+        """Take note of the columns of the batch in hand, which `keep` writes."""
+        from pyspark.sql.types import NullType
+
+        known = self._of(source, query_id)
+        self._found[source] = {
+            field.name: field.jsonValue()
+            for field in found
+            if not isinstance(field.dataType, NullType)
+            and known.get(field.name) != field.jsonValue()
+            and field.name != OFFSET
         }
-        if new:
+
+    def begin(self) -> None:
+        """Forget what a batch found that was not carried out."""
+        self._found = {}
+
+    def keep(self) -> None:
+        """Write the columns of a batch that was carried out."""
+        for source, new in self._found.items():
+            known = self._known.setdefault(source, {})
             newer = {name.lower() for name in new}
             for name in [each for each in known if each.lower() in newer]:
                 del known[name]
             known.update(new)
+        if any(self._found.values()):
             self._write({"checkpoint": self._query_id, "columns": self._known})
-        # Each step over a DataFrame takes as long as to write some thousand rows.
-        return frame.withColumns(missing) if missing else frame
+        self._found = {}
 
     def types(self, source: str, query_id: str) -> dict[str, Any]:
-        """Return the types that the columns of a source had last."""
-        from pyspark.sql.types import StructField
-
-        return {name: StructField.fromJson(text).dataType for name, text in self._of(source, query_id).items()}
+        """Return the types that the columns of a source had last, or have by declaration."""
+        return self._typed(self._of(source, query_id), source)
 
     def kept(self, source: str) -> list[pa.Field]:
         """Return all columns that a source has had."""
         from pyspark.sql.pandas.types import to_arrow_type
+
+        columns = self._typed((self._read() or {"columns": {}})["columns"].get(source, {}), source)
+        return [pa.field(name, to_arrow_type(kind, timezone="UTC")) for name, kind in columns.items()]
+
+    def _typed(self, columns: dict[str, Any], source: str) -> dict[str, Any]:
+        from pyspark.sql.pandas.types import from_arrow_type
         from pyspark.sql.types import StructField
 
-        columns = (self._read() or {"columns": {}})["columns"].get(source, {})
-        kinds = {name: StructField.fromJson(text).dataType for name, text in columns.items()}
-        return [pa.field(name, to_arrow_type(kind, timezone="UTC")) for name, kind in kinds.items()]
+        declared = self._declared.get(source, {})
+        fixed = {name.lower() for name in declared}
+        return {
+            **{
+                name: StructField.fromJson(text).dataType for name, text in columns.items() if name.lower() not in fixed
+            },
+            **{name: from_arrow_type(FieldType.parse(kind).arrow) for name, kind in declared.items()},
+        }
 
     def _of(self, source: str, query_id: str) -> dict[str, Any]:
         if query_id != self._query_id:
@@ -203,3 +236,12 @@ class Columns(_Kept):
             is_its_own = stored is not None and stored["checkpoint"] == query_id
             self._query_id, self._known = query_id, stored["columns"] if is_its_own else {}
         return self._known.setdefault(source, {})
+
+
+def _storable(kind: Any) -> Any:
+    """Return a type of Spark's without what no table can hold: see `weft.systems.codecs.columns.storable`."""
+    from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+    from pyspark.sql.types import StructField, StructType
+
+    schema = to_arrow_schema(StructType([StructField("column", kind)]), timezone="UTC")
+    return from_arrow_schema(storable(schema), prefer_timestamp_ntz=True)[0].dataType

@@ -15,11 +15,13 @@ from weft.spark_support.folder import Location
 from weft.streams.declare import Stream
 from weft.systems.base import system_for, systems
 from weft.systems.stream_source import SourceSettings, StreamSource
+from weft.types import FieldType
 
 
 def open_source(source: Source, wait_seconds: float = 0.0) -> StreamSource:
     """Return the opened source of a pipeline. `wait_seconds`: how long it waits for rows, if it waits by itself."""
-    settings = SourceSettings(source.name, source.start, source.max_rows, source.max_files, wait_seconds)
+    columns = {name: FieldType.parse(kind) for name, kind in source.columns.items()}
+    settings = SourceSettings(source.name, source.start, source.max_rows, source.max_files, columns, wait_seconds)
     if isinstance(source.query, Stream):
         return LogSource(source.connection, settings, source.query)
     connection = source.connection_with_options(current().connection(source.connection))

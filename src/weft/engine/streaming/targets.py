@@ -139,7 +139,8 @@ class Targets:
             **options,
         )
         is_recorded = delivery_to(self._pipeline, target) == "exactly_once"
-        return connection, replace(load, is_recorded=is_recorded)
+        # A key that a message does not have is null where another message of the batch has it.
+        return connection, replace(load, is_recorded=is_recorded, null_is_default=True)
 
     def _store_rejected(self, target: Target, batch: BatchId, with_origins: WithOrigins) -> None:
         """Store what a target rejected of a batch as letters."""

@@ -75,7 +75,7 @@ class Transform:
             with outcome.explained(f"read the batch of {self._pipeline.name}"):
                 return result.toArrow()
 
-        if len(parts) == 1 and sql is None and (as_is := self._as_is(parts[0], is_small)) is not None:
+        if len(parts) == 1 and sql is None and (as_is := self._as_is(parts[0], is_small, query_id)) is not None:
             return Transformed(as_is, [], with_origins)
         result = self._result(parts, spark, is_small, query_id)
         if sql is None or self._pipeline.transform_on_error == "fail":
@@ -104,12 +104,15 @@ class Transform:
         named = self.over(functions.selecting_also(sql, ORIGIN), spark)
         return Transformed(memory_of(result), rejected, lambda: named.attempt(without_rows(source, bad)))
 
-    def _as_is(self, rows: TypedRows, is_small: bool) -> Input | None:
+    def _as_is(self, rows: TypedRows, is_small: bool, query_id: str) -> Input | None:
         """Return the rows of the only source without a DataFrame between; `None` where there must be one."""
         if isinstance(rows, ReaderRows):
             gathered = rows.gather() if is_small else None
             return inputs.Readable(rows.reader) if gathered is None else _memory(gathered)
-        return None if rows.packed is None else self._packed(rows.packed, rows.frame(), is_small)
+        if rows.packed is None:
+            return None
+        self._columns.note(rows.found or rows.frame().schema, rows.source, query_id)
+        return self._packed(rows.packed, rows.frame(), is_small)
 
     def _packed(self, packed: Packed, frame: Any, is_small: bool) -> Input:
         """Return rows that are written as they are. A column of nulls alone is left out, as in `_materialized`."""
@@ -188,7 +191,7 @@ class Transform:
     ) -> Any:
         if isinstance(rows, FrameRows):
             frame = rows.with_offsets() if with_offsets else rows.frame(timed=timed)
-            return self._columns.complete(frame, rows.source, query_id)
+            return self._columns.complete(frame, rows.source, query_id, rows.found)
         gathered = rows.gather() if is_small else None
         if gathered is not None:
             return frames.from_memory(spark, _memory(gathered))
@@ -201,7 +204,11 @@ class Transform:
             self._lookups = [LookupTable(name, each, rows.sparkSession) for name, each in lookups]
         for table in self._lookups:
             table.ready()
-        return functions.transformed(rows, sql, self._pipeline.aggregate_udfs)
+        try:
+            return functions.transformed(rows, sql, self._pipeline.aggregate_udfs)
+        except WeftError as error:
+            error.add_note(f"columns of source: {', '.join(f'{name} {kind}' for name, kind in rows.dtypes)}"[:500])
+            raise
 
     def _materialized(self, result: Any, is_small: bool, *, now: bool = False) -> Input:
         """Return rows for the targets: here, or held by Spark where they are needed more than once or must be sure.

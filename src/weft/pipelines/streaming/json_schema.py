@@ -94,6 +94,7 @@ def _key(key: Key) -> dict[str, Any]:
         "tables": {"type": "array", "minItems": 1, "items": inside},
         "named": {"type": "object", "additionalProperties": inside},
         "object": {"type": "object"},
+        "types": {"type": "object", "additionalProperties": {"type": "string", "minLength": 1}},
     }
     return {"description": key.description, **_any_of([kinds[kind] for kind in key.kinds])}
 

@@ -16,6 +16,8 @@ from weft.systems.base import AnyConnection, Connection, Settings, system_for
 from weft.systems.endpoint import endpoint_of, endpoint_options, endpoints, is_start
 from weft.systems.file_options import FileKeywords
 from weft.systems.load import KEYED_MODES, Columns, KeyedOptions, full_name, refuse_own
+from weft.systems.log import EVENT_TIME, RESERVED_PREFIX
+from weft.types import FieldType
 
 OnError = Literal["fail", "drop", "dlq"]
 Drift = Literal["evolve", "ignore", "fail"]
@@ -49,6 +51,7 @@ class Source:
     start: str = "earliest"
     max_rows: int | None = None
     max_files: int | None = None
+    columns: Mapping[str, str] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __init__(
@@ -75,6 +78,14 @@ class Source:
         max_files: Annotated[
             int | None, Option("The files of one batch, for files and Delta.", default="the engine's")
         ] = None,
+        columns: Annotated[
+            Mapping[str, str] | None,
+            Option(
+                "The types of columns, by name, of messages and files: see [types of columns](#types-of-columns).",
+                default="those of the values",
+                kinds=("types",),
+            ),
+        ] = None,
         options: Mapping[str, Any] | None = None,
         **more: Unpack[SourceKeywords],
     ) -> None:
@@ -99,6 +110,7 @@ class Source:
             start=str(start),
             max_rows=None if max_rows is None else count(max_rows, "max_rows", where),
             max_files=None if max_files is None else count(max_files, "max_files", where),
+            columns=_columns(columns, where),
             options=_kept(options, more, tuple(endpoint_options()), where),
         )
         if isinstance(self.connection, Connection):
@@ -127,6 +139,8 @@ class Source:
                 raise DeclarationError(
                     f"{where}: {limit} is not a limit of {connection.kind}.", hint=f"Use {endpoint.limit}."
                 )
+        if self.columns and (why := endpoint.why_no_columns(self.connection_with_options(connection))) is not None:
+            raise DeclarationError(f"{where}: columns are declared, and {why}.", hint="Leave columns out.")
         with errors_at(where):
             _set(self, start=endpoint.parse_start(self.start, connection, self.name))
 
@@ -387,6 +401,21 @@ def check_mode(mode: Any, option: str, where: str) -> str:
         )
     checked: str = one_of(mode, MODES, option, where)
     return checked
+
+
+def _columns(value: Any, where: str) -> Settings:
+    """Return the declared types of columns, by name."""
+    if value is not None and not isinstance(value, Mapping):
+        raise DeclarationError(f"{where}: columns must be a dict of names to types.", hint='columns={"id": "int64"}')
+    types: dict[str, str] = {}
+    for name, kind in (value or {}).items():
+        if not isinstance(name, str) or not name or name.startswith(RESERVED_PREFIX) or name.lower() == EVENT_TIME:
+            raise DeclarationError(f"{where}: a column cannot be called {name!r}.")
+        if name.lower() in map(str.lower, types):
+            raise DeclarationError(f"{where}: two columns are called {name!r}; to SQL upper and lower case are one.")
+        with errors_at(where):
+            types[name] = str(FieldType.parse(kind, field=name))
+    return Settings(types)
 
 
 def _prefix(value: Any, where: str) -> str | None:

@@ -14,7 +14,7 @@ from weft.pipelines.streaming.options import OPTIONS
 from weft.pipelines.streaming.spec import LOAD_OPTIONS, SOURCE_OPTIONS, TARGET_OPTIONS
 from weft.systems.base import system_for
 
-Kind = Literal["text", "count", "texts", "table", "tables", "named", "object"]
+Kind = Literal["text", "count", "texts", "table", "tables", "named", "object", "types"]
 
 
 def _is_table(value: Any) -> bool:
@@ -33,6 +33,7 @@ _KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     ),
     "named": ("a table of tables", lambda value: _is_table(value) and all(map(_is_table, value.values()))),
     "object": ("a table", _is_table),
+    "types": ("a table of texts", lambda value: _is_table(value) and all(isinstance(e, str) for e in value.values())),
 }
 
 

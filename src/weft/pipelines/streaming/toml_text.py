@@ -79,6 +79,7 @@ def _source(source: Source, where: str) -> dict[str, Any]:
         "start": start,
         "max_rows": source.max_rows,
         "max_files": source.max_files,
+        "columns": dict(source.columns) or None,
     }
 
 

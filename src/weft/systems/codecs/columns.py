@@ -9,6 +9,8 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
+from weft.types import FieldType
+
 WHOLE = pa.decimal128(38, 0)
 """Integers beyond 64 bits."""
 _encode = msgspec.json.Encoder(decimal_format="number").encode
@@ -19,9 +21,20 @@ def json_of(value: Any) -> str:
     return _encode(value).decode()
 
 
-def text_of(value: Any) -> str | None:
-    """Return a JSON value as a column of texts holds it: a string as it is, anything else as JSON."""
-    return value if value is None or isinstance(value, str) else json_of(value)
+def type_name(kind: pa.DataType) -> str:
+    """Return what errors call a type: as the fields of streams do."""
+    types = pa.types
+    if types.is_decimal(kind):
+        return f"decimal({kind.precision},{kind.scale})"
+    named = ((types.is_timestamp, "timestamp"), (types.is_date, "date"), (types.is_binary, "bytes"))
+    nested = ((types.is_list, "an array of this column"), (types.is_struct, "an object of this column"))
+    names = {"double": "float64", "float": "float32", "null": "what is known of this column"}
+    return next((name for matches, name in (*named, *nested) if matches(kind)), names.get(str(kind), str(kind)))
+
+
+def message_type(declared: FieldType) -> pa.DataType:
+    """Return the type under which messages are parsed for a declared column."""
+    return {"json": pa.json_(), "uuid": pa.uuid()}.get(declared.base, declared.arrow)
 
 
 def unified(kinds: Iterable[pa.DataType]) -> pa.DataType:
@@ -65,11 +78,15 @@ def unified_schema(schemas: Iterable[pa.Schema], known: Iterable[str]) -> pa.Sch
             key = each.name.lower()
             kinds.setdefault(key, []).append(each.type)
             names[key] = spellings.get(key) or min(each.name, names.get(key, each.name))
-    return pa.schema([(names[key], _storable(unified(types))) for key, types in kinds.items()])
+    return pa.schema([(names[key], unified(types)) for key, types in kinds.items()])
+
+
+def storable(schema: pa.Schema) -> pa.Schema:
+    """Return columns without what no table can hold: objects without keys, and inside of others values of no type."""
+    return pa.schema([(each.name, _storable(each.type)) for each in schema])
 
 
 def _storable(kind: pa.DataType, *, inside: bool = False) -> pa.DataType:
-    """Without what no table can hold: objects without keys, and inside of others values of no type."""
     if pa.types.is_null(kind):
         return pa.string() if inside else kind
     if pa.types.is_list(kind):
@@ -89,7 +106,7 @@ def converted(array: pa.Array, kind: pa.DataType) -> pa.Array:
     if types.is_null(array.type):
         return pa.nulls(len(array), kind)
     if types.is_string(kind):
-        return pa.array([text_of(value) for value in array.to_pylist()], kind)
+        return pa.array([None if value is None else json_of(value) for value in array.to_pylist()], kind)
     if types.is_list(kind):
         # Of the whole array: offsets count from its beginning, also in a slice.
         return pa.ListArray.from_arrays(

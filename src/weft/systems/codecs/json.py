@@ -10,7 +10,7 @@ anything.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -19,10 +19,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as arrow_json
 
+from weft.columns import UTC_TIME
 from weft.spark_support.lazy import F
 from weft.spark_support.sessions import TIME_FORMATS, quoted
 from weft.systems.codec import Parsed
-from weft.systems.codecs.columns import WHOLE, is_deeper, json_of, leaves, text_of, without_times
+from weft.systems.codecs import kinds
+from weft.systems.codecs.columns import WHOLE, is_deeper, json_of, leaves, type_name, without_times
 from weft.types import FieldType, check_value, from_json, round_float32
 
 if TYPE_CHECKING:
@@ -33,7 +35,9 @@ _WRITTEN = {**TIME_FORMATS, "ignoreNullFields": "false"}
 MAX_DEPTH = 32
 """Deeper values are refused: types of Spark and Parquet are walked by recursion. Arrow's reader dies of deep ones."""
 _MOST_BRACKETS = 1000
-_EXACT = 2.0**53
+_UUID = r"^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$"
+# Of texts that look like this, Arrow and Python make the same dates and times, or neither does.
+_YEAR = r"^(000[1-9]|00[1-9]\d|0[1-9]\d\d|[1-9]\d{3})-\d\d-\d\d"
 _TOO_DEEP = f"It is nested deeper than {MAX_DEPTH} levels."
 _decode = msgspec.json.Decoder().decode
 _decode_exactly = msgspec.json.Decoder(float_hook=Decimal).decode
@@ -60,18 +64,16 @@ class JsonDecoder:
         self.tries_at_once = True
 
     def parse(self, values: pa.Array) -> Parsed:
-        # Whether a value fits a known type is asked of each by itself.
-        columns = self._at_once(values) if self.tries_at_once and not self.known else None
-        if columns is not None:
-            return Parsed(columns, range(len(values)), {})
-        parsed = self._one_by_one(values)
-        # Where no message was to blame, the next batch would be tried in vain too.
-        self.tries_at_once = bool(parsed.bad)
+        parsed = self._at_once(values) if self.tries_at_once else None
+        if parsed is None:
+            parsed = self._one_by_one(values)
+            # Where no message was to blame, the next batch would be tried in vain too.
+            self.tries_at_once = bool(parsed.bad)
         return parsed
 
     # ------------------------------------------------------------------------------------------------------- at once
 
-    def _at_once(self, values: pa.Array) -> dict[str, pa.Array] | None:
+    def _at_once(self, values: pa.Array) -> Parsed | None:
         if not len(values) or not _is_regular(values):
             return None
         joined = pc.binary_join(pa.ListArray.from_arrays(pa.array([0, len(values)], pa.int32()), values), b"\n")
@@ -85,67 +87,138 @@ class JsonDecoder:
                 return None
             if any(is_deeper(kind, MAX_DEPTH) for kind in table.schema.types):
                 return None
-            wanted = {each.name: without_times(each.type) for each in table.schema}
-            if "" in wanted or len({name.lower() for name in wanted}) < len(wanted):
+            wanted = {each.name: self._read_as(each) for each in table.schema}
+            if "" in wanted or len({name.lower() for name in wanted}) < len(wanted) or None in wanted.values():
                 return None
-            self.seen = {name: kind for name, kind in wanted.items() if not pa.types.is_null(kind)}
+            self.seen = {name: kind for name, kind in wanted.items() if kind is not None and not pa.types.is_null(kind)}
             if all(each.type.equals(wanted[each.name]) for each in table.schema):
-                if not all(map(_is_whole, table.columns)):
-                    return None
-                columns = {name: table.column(name).combine_chunks() for name in table.column_names}
-                return columns if all(map(_is_exact, columns.values())) else None
+                return self._checked(table)
         return None
+
+    def _read_as(self, field: pa.Field) -> pa.DataType | None:
+        """Return the type under which Arrow's reader must read a column; `None` for one that it cannot read."""
+        known = self.known.get(field.name.lower())
+        if known is None or pa.types.is_null(field.type):
+            return without_times(field.type)
+        if pa.types.is_temporal(known) or isinstance(known, pa.UuidType):
+            return pa.string()
+        return known if _can_be_read(known) else None
+
+    def _checked(self, table: pa.Table) -> Parsed | None:
+        """Return the columns that Arrow's reader made, of their final types; `None` if a value must be looked at."""
+        if not all(map(_is_whole, table.columns)):
+            return None
+        read = {name: table.column(name).combine_chunks() for name in table.column_names}
+        if not all(map(_is_exact, read.values())):
+            return None
+        columns = {name: _at_known_type(each, self.known.get(name.lower())) for name, each in read.items()}
+        if any(each is None for each in columns.values()):
+            return None
+        found = {name: kinds.of_array(each) for name, each in read.items()}
+        return Parsed(columns, range(table.num_rows), {}, found)
 
     # ---------------------------------------------------------------------------------------------------- one by one
 
     def _one_by_one(self, values: pa.Array) -> Parsed:
-        names: dict[str, str] = {}
-        rows: list[dict[str, Any]] = []
-        good: list[int] = []
+        texts = values.to_pylist()
+        rows: dict[int, dict[str, Any]] = {}
         bad: dict[int, str] = {}
-        for number, value in enumerate(values.to_pylist()):
+        for number, value in enumerate(texts):
             try:
-                row = self._row(value)
+                rows[number] = _object(value)
             except ValueError as error:
                 bad[number] = str(error)
-                continue
-            good.append(number)
-            rows.append({name.lower(): each for name, each in row.items()})
-            for name in row:
+        fitted, misfits, close = self._split(rows, texts, self.known)
+        found = kinds.merged_columns((_kinds_of(rows[number] for number in fitted), _kinds_of(close)))
+        if mixed := {
+            name: kinds.type_of(each) for name, each in found.items() if name not in self.known and kinds.is_mixed(each)
+        }:
+            fitted, misfits, _ = self._split(rows, texts, {**self.known, **mixed})
+        known = {**self.known, **mixed}
+        names: dict[str, str] = {}
+        for number in fitted:
+            for name in rows[number]:
                 names.setdefault(name.lower(), name)
-        return Parsed(
-            {name: self._array(key, [row.get(key) for row in rows]) for key, name in names.items()}, good, bad
-        )
+        columns = {}
+        for key, name in names.items():
+            column = [row.get(key) for row in fitted.values()]
+            kind = _storage(known[key]) if key in known else kinds.type_of(kinds.of_values(column))
+            columns[name] = pa.array(column, kind)
+        return Parsed(columns, list(fitted), dict(sorted((bad | misfits).items())), found)
 
-    def _row(self, value: bytes) -> dict[str, Any]:
-        """Return the values of one message, as their columns hold them, or raise `ValueError` with the reason."""
-        try:
-            value.decode()
-            row = _decode(value)
-        except UnicodeDecodeError as error:
-            raise ValueError(f"It is not UTF-8: byte {error.start} cannot be read.") from None
-        except msgspec.DecodeError as error:
-            raise ValueError(f"It is not JSON: {error}.") from None
-        except RecursionError:
-            raise ValueError(_TOO_DEEP) from None
-        if type(row) is not dict:
-            raise ValueError(f"It is JSON, but not an object: it is {_NAMES[type(row)]}.")
-        if "" in row:
-            raise ValueError("It has a key without a name, which no column can have.")
-        if value.count(b"{") + value.count(b"[") > MAX_DEPTH and _is_deep(row):
-            raise ValueError(_TOO_DEEP)
-        if len({name.lower() for name in row}) < len(row):
-            twice = [name for name, times in Counter(name.lower() for name in row).items() if times > 1]
-            raise ValueError(f"It has two keys that are one column: {twice[0]!r} in upper and lower case.")
-        for name, each in row.items() if self.known else ():
-            if (known := self.known.get(name.lower())) is not None:
-                exact = _decode_exactly(value)[name] if pa.types.is_decimal(known) else each
-                row[name] = _fitted(name, exact, known)
-        return row
+    def _split(
+        self, rows: Mapping[int, dict[str, Any]], texts: Sequence[bytes], known: Mapping[str, pa.DataType]
+    ) -> tuple[dict[int, dict[str, Any]], dict[int, str], list[dict[str, Any]]]:
+        """Return the rows whose values fit the known types, as their columns hold them and with keys in small letters;
+        why the others do not; and those of the others that would fit wider types."""
+        fitted: dict[int, dict[str, Any]] = {}
+        bad: dict[int, str] = {}
+        close = []
+        usual = {key: _usual(kind) for key, kind in known.items()}
+        decimals = {key for key, kind in known.items() if pa.types.is_decimal(kind)}
+        for number, row in rows.items():
+            held, is_close = {}, True
+            for name, value in row.items():
+                key = name.lower()
+                held[key] = value
+                if value is None or key not in known or usual[key](value):
+                    continue
+                kind = known[key]
+                exact = _decode_exactly(texts[number])[name] if key in decimals else value
+                try:
+                    held[key] = _fitted(name, exact, kind)
+                except ValueError as error:
+                    bad.setdefault(number, str(error))
+                    is_close = is_close and _is_close(value, kind)
+            if number not in bad:
+                fitted[number] = held
+            elif is_close:
+                close.append(row)
+        return fitted, bad, close
 
-    def _array(self, key: str, values: list[Any]) -> pa.Array:
-        known = self.known.get(key)
-        return _inferred(values) if known is None else pa.array(values, _storage(known))
+
+def _object(value: bytes) -> dict[str, Any]:
+    """Return the values of one message, or raise `ValueError` with the reason."""
+    try:
+        value.decode()
+        row = _decode(value)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"It is not UTF-8: byte {error.start} cannot be read.") from None
+    except msgspec.DecodeError as error:
+        raise ValueError(f"It is not JSON: {error}.") from None
+    except RecursionError:
+        raise ValueError(_TOO_DEEP) from None
+    if type(row) is not dict:
+        raise ValueError(f"It is JSON, but not an object: it is {_NAMES[type(row)]}.")
+    if "" in row:
+        raise ValueError("It has a key without a name, which no column can have.")
+    if value.count(b"{") + value.count(b"[") > MAX_DEPTH and _is_deep(row):
+        raise ValueError(_TOO_DEEP)
+    if len({name.lower() for name in row}) < len(row):
+        twice = [name for name, times in Counter(name.lower() for name in row).items() if times > 1]
+        raise ValueError(f"It has two keys that are one column: {twice[0]!r} in upper and lower case.")
+    return row
+
+
+def _kinds_of(rows: Iterable[dict[str, Any]]) -> dict[str, kinds.Kinds]:
+    values: dict[str, list[Any]] = {}
+    for row in rows:
+        for name, value in row.items():
+            values.setdefault(name.lower(), []).append(value)
+    return {name: kinds.of_values(each) for name, each in values.items()}
+
+
+def _can_be_read(kind: pa.DataType) -> bool:
+    """Return whether Arrow's reader takes the same values for this type as `_fit`."""
+    types = pa.types
+    if types.is_list(kind):
+        return _can_be_read(kind.value_type)
+    if types.is_struct(kind):
+        return all(_can_be_read(each.type) for each in kind)
+    if types.is_decimal(kind):
+        return not kind.equals(WHOLE)  # for which Arrow takes texts too
+    others = (types.is_boolean, types.is_integer, types.is_string, types.is_float64, types.is_null)
+    return any(each(kind) for each in others)
 
 
 def _is_regular(values: pa.Array) -> bool:
@@ -176,8 +249,8 @@ def _read(text: pa.Buffer, seen: Mapping[str, pa.DataType]) -> pa.Table | None:
 
 def _is_whole(column: pa.ChunkedArray) -> bool:
     """Return whether an array is as its type says. Arrow's reader forgets nulls in lists that come before it has seen
-    what a list is of, and leaves an array that is shorter than its lists."""
-    if not pa.types.is_nested(column.type):
+    what a list is of, and leaves an array that is shorter than its lists. It counts no digits of decimals."""
+    if not pa.types.is_nested(column.type) and not pa.types.is_decimal(column.type):
         return True
     try:
         column.validate(full=True)
@@ -192,30 +265,10 @@ def _is_exact(column: pa.Array) -> bool:
     for leaf in leaves(column):
         if pa.types.is_floating(leaf.type) and leaf.null_count < len(leaf):
             bounds = pc.min_max(leaf)
-            within = bounds["min"].as_py() > -_EXACT and bounds["max"].as_py() < _EXACT
+            within = bounds["min"].as_py() > -kinds.EXACT and bounds["max"].as_py() < kinds.EXACT
             if not within or pc.any(pc.is_nan(leaf)).as_py():
                 return False
     return True
-
-
-def _inferred(values: list[Any]) -> pa.Array:
-    """Return an array of JSON values, of the one type that they have, else of texts."""
-    kinds = {type(value) for value in values if value is not None}
-    try:
-        if kinds == {int, float}:
-            return pa.array([None if value is None else float(value) for value in values], pa.float64())
-        return pa.array(values) if len(kinds) < 2 else _texts(values)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
-        if kinds != {int}:
-            return _texts(values)
-    try:
-        return pa.array(values, WHOLE)
-    except pa.ArrowInvalid:
-        return _texts(values)
-
-
-def _texts(values: list[Any]) -> pa.Array:
-    return pa.array([text_of(value) for value in values], pa.string())
 
 
 # ---------------------------------------------------------------------------------------------------------- known types
@@ -226,6 +279,59 @@ def _storage(kind: pa.DataType) -> pa.DataType:
     return pa.string() if isinstance(kind, pa.BaseExtensionType) else kind
 
 
+def _at_known_type(array: pa.Array, kind: pa.DataType | None) -> pa.Array | None:
+    """Return an array that Arrow read as a known type; `None` if a value must be looked at by itself."""
+    if kind is None or array.type.equals(kind):
+        return array
+    if pa.types.is_null(array.type):
+        return pa.nulls(len(array), _storage(kind))
+    if isinstance(kind, pa.UuidType):
+        return array if pc.all(pc.match_substring_regex(array, _UUID)).as_py() is not False else None
+    if not pc.all(pc.match_substring_regex(array, _YEAR)).as_py():
+        return None
+    for read_as in (pa.date32(),) if pa.types.is_date(kind) else (UTC_TIME, pa.timestamp("us")):
+        try:
+            return array.cast(read_as).cast(kind)
+        except pa.ArrowInvalid:
+            continue
+    return None
+
+
+def _is_close(value: Any, kind: pa.DataType) -> bool:
+    """Return whether a column that has this type could have a wider one that holds the value."""
+    types = pa.types
+    if types.is_null(kind):
+        return True
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return bool(types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind))
+    return isinstance(value, list | dict) and bool(types.is_list(kind) or types.is_struct(kind))
+
+
+def _usual(kind: pa.DataType) -> Callable[[Any], bool]:
+    """Return a fast check whether a value is in a column of this type as it is; `_fit` decides about the others."""
+    types = pa.types
+    if types.is_list(kind):
+        inner = _usual(kind.value_type)
+        return lambda value: type(value) is list and all(each is None or inner(each) for each in value)
+    if types.is_struct(kind):
+        fields = {each.name: _usual(each.type) for each in kind}
+        return lambda value: (
+            type(value) is dict
+            and all(name in fields and (each is None or fields[name](each)) for name, each in value.items())
+        )
+    if types.is_int64(kind):
+        return lambda value: type(value) is int and -(1 << 63) <= value < 1 << 63
+    plain = next(
+        (
+            plain
+            for matches, plain in ((types.is_string, str), (types.is_boolean, bool), (types.is_float64, float))
+            if matches(kind)
+        ),
+        None,
+    )
+    return lambda value: type(value) is plain
+
+
 def _fitted(name: str, value: Any, kind: pa.DataType) -> Any:
     """Return the value as a column of this type holds it; `ValueError` where it cannot."""
     if value is None:
@@ -233,28 +339,44 @@ def _fitted(name: str, value: Any, kind: pa.DataType) -> Any:
     try:
         return _fit(value, kind)
     except (ValueError, TypeError, OverflowError, pa.ArrowException) as error:
-        shown = text_of(value) or ""
+        shown = json_of(value)
         shown = shown if len(shown) <= 80 else f"{shown[:80]}…"
-        why = f" ({error})" if isinstance(error, ValueError) and not isinstance(error, pa.ArrowException) else ""
-        raise ValueError(f"{name!r} is {shown}, which does not fit {kind}{why}.") from None
+        why = f": {error}" if isinstance(error, ValueError) and not isinstance(error, pa.ArrowException) else ""
+        what = f"{name!r} is {shown}, {_NAMES[type(value)]}, which does not fit {type_name(kind)}"
+        raise ValueError(f"{what}{why.removesuffix('.')}.") from None
 
 
 def _fit(value: Any, kind: pa.DataType) -> Any:
     types = pa.types
-    if types.is_string(kind):
-        return text_of(value)
-    if types.is_boolean(kind) and not isinstance(value, bool):
-        raise TypeError
+    if types.is_string(kind) or types.is_boolean(kind):
+        if type(value) is not (str if types.is_string(kind) else bool):
+            raise TypeError
+        return value
     if types.is_integer(kind) or types.is_floating(kind):
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise TypeError
         if types.is_floating(kind):
-            return float(value) if kind.bit_width == 64 else round_float32(value)
+            number = float(value) if kind.bit_width == 64 else round_float32(value)
+            if isinstance(value, int) and int(number) != value:
+                raise ValueError("it has more digits than a float holds")
+            return number
         if isinstance(value, float) and not value.is_integer():
             raise TypeError
         return pa.scalar(int(value), kind).as_py()
+    if types.is_list(kind):
+        if not isinstance(value, list):
+            raise TypeError
+        return [_fitted("element", each, kind.value_type) for each in value]
+    if types.is_struct(kind):
+        if not isinstance(value, dict):
+            raise TypeError
+        if more := [name for name in value if kind.get_field_index(name) < 0]:
+            raise ValueError(f"the key {more[0]!r} is new")
+        return {name: _fitted(name, each, kind.field(name).type) for name, each in value.items()}
     if isinstance(kind, pa.JsonType):
         return json_of(value)
+    if kind.equals(WHOLE) and isinstance(value, str):
+        raise TypeError
     for matches, field_type in _CHECKED:
         if matches(kind):
             declared = field_type(kind)
@@ -262,7 +384,7 @@ def _fit(value: Any, kind: pa.DataType) -> Any:
             if types.is_timestamp(kind):
                 return checked if kind.tz else checked.replace(tzinfo=None)
             return str(checked) if isinstance(kind, pa.UuidType) else checked
-    return pa.scalar(value, kind).as_py()
+    raise TypeError
 
 
 _CHECKED: list[tuple[Callable[[pa.DataType], bool], Callable[[Any], FieldType]]] = [
@@ -290,10 +412,12 @@ def _is_deep(value: Any) -> bool:
 
 
 _NAMES = {
+    dict: "an object",
     list: "an array",
     str: "a string",
     int: "a number",
     float: "a number",
+    Decimal: "a number",
     bool: "a boolean",
     type(None): "null",
 }

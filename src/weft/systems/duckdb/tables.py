@@ -112,6 +112,7 @@ class DuckDBTables(SqlTables):
                 sql=kind,
                 required=nullable == "NO" and default is None and generated != "ALWAYS",
                 generated=generated == "ALWAYS",
+                default=f"({default})" if nullable == "NO" and default and generated != "ALWAYS" else None,
             )
             for field, (column, kind, nullable, default, generated) in zip(fields, rows, strict=True)
         ]

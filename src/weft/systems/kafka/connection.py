@@ -153,3 +153,7 @@ class KafkaEndpoint(Endpoint):
     start_forms: ClassVar = {**Endpoint.start_forms, PARTITION_OFFSETS: "offsets of partitions, which Kafka has"}
     places = ("stream",)
     dead_letters = ("topic",)
+
+    def why_no_columns(self, connection: Any) -> str | None:
+        """Return the reason for messages that are not parsed."""
+        return None if connection.payload_format == "json" else "messages that are raw bytes are not parsed"

@@ -19,7 +19,8 @@ import pyarrow.compute as pc
 from weft.columns import UTC_TIME
 from weft.spark_support.lazy import F
 from weft.systems.codec import Codec, codec_of
-from weft.systems.codecs.columns import converted, unified_schema
+from weft.systems.codecs import kinds
+from weft.systems.codecs.columns import converted, storable, unified_schema
 from weft.systems.kafka import options
 from weft.systems.kafka.client import admin
 from weft.systems.kafka.connection import KafkaConnection
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 _FETCH = {"kafka.max.partition.fetch.bytes": str(8 << 20), "kafka.max.poll.records": "10000"}
 _COUNTS = ("good_rows", "bad_rows", "tombstones")
 _CHUNK = pa.schema(
-    [*((name, pa.binary()) for name in ("good", "columns", "bad")), *((name, pa.int64()) for name in _COUNTS)]
+    [*((name, pa.binary()) for name in ("good", "columns", "kinds", "bad")), *((name, pa.int64()) for name in _COUNTS)]
 )
 _BAD = pa.schema(
     [
@@ -89,9 +90,13 @@ class ParsedMessages:
     """How many messages have no value: they are not rows."""
     kept: DataFrame | None = None
     columns: pa.Schema | None = None
+    found: pa.Schema | None = None
+    """The columns, with null as the type of what has none yet: the elements of empty arrays, for example."""
     known: Mapping[str, pa.DataType] = field(default_factory=dict)
-    """The types that were asked for."""
+    """The types under which the messages were parsed."""
     codec: Codec | None = None
+    is_wider: bool = False
+    """Whether columns have wider types than before."""
 
     @property
     def packed(self) -> DataFrame | None:
@@ -106,14 +111,20 @@ class ParsedMessages:
 
 
 def rows(
-    frame: DataFrame, connection: KafkaConnection, schema: Mapping[str, pa.DataType] | None = None
+    frame: DataFrame,
+    connection: KafkaConnection,
+    schema: Mapping[str, pa.DataType] | None = None,
+    before: Mapping[str, pa.DataType] | None = None,
+    *,
+    widens: bool = True,
 ) -> ParsedMessages:
     """Return the messages of one micro-batch as rows, and those that are none with the reason.
 
-    JSON: the keys of all objects are the columns. A column of `schema` is of its type, and a message with a value that
-    does not fit it is bad, alone; the types of the others are those of their values, text where they differ.
-    `pa.json_()` asks for JSON as text. A column of nulls alone is of type void. `_event_ts` is the time of the message,
-    also where it has such a key. Bad messages: payload, error, partition, offset.
+    JSON: the keys of all objects are the columns. A column of `schema` is of its type; `pa.json_()` asks for JSON as
+    text. One of `before` is of the type that it had in earlier batches, or where it `widens` of a wider number. Any
+    other is of the type that most of its values have. A message with a value that does not fit is bad, alone. A column
+    of nulls alone is of type void. `_event_ts` is the time of the message, also where it has such a key. Bad messages:
+    payload, error, partition, offset.
     """
     from pyspark.sql.pandas.types import from_arrow_schema
 
@@ -122,22 +133,48 @@ def rows(
     if not codec.is_parsed:
         good = frame.select("key", "value", "topic", "partition", "offset", F.col("timestamp").alias(EVENT_TIME))
         return ParsedMessages(good, spark.createDataFrame([], from_arrow_schema(_BAD)), None, 0, 0)
-    known = dict(schema or {})
+    declared, names = dict(schema or {}), [*(before or {}), *(schema or {})]
+    known = _without_case({**_without_case(before or {}), **_without_case(declared)})
     wanted = frame.select("value", "partition", "offset", "timestamp")
-    chunks = wanted.mapInArrow(partial(_parse, codec, known), from_arrow_schema(_CHUNK)).persist()
+
+    def parse() -> tuple[DataFrame, pa.Table]:
+        chunks = wanted.mapInArrow(partial(parse_messages, codec, known), from_arrow_schema(_CHUNK)).persist()
+        try:
+            return chunks, chunks.select("columns", "kinds", *_COUNTS).toArrow()
+        except BaseException:
+            chunks.unpersist()
+            raise
+
+    chunks, parsed = parse()
     try:
-        parsed = chunks.select("columns", *_COUNTS).toArrow()
-        schemas = [pa.ipc.read_schema(pa.py_buffer(each)) for each in dict.fromkeys(parsed["columns"].to_pylist())]
-        columns = unified_schema(schemas, known)
-        columns = columns.append(pa.field(EVENT_TIME, UTC_TIME))
+        found = kinds.merged_columns(map(json.loads, parsed["kinds"].to_pylist()))
+        # Types are those of all messages, of which a task saw a part.
+        if types := kinds.settled(found, known, declared, widens=widens):
+            known |= types
+            chunks.unpersist()
+            chunks, parsed = parse()
+        as_found = columns_of(parsed, names)
+        columns = storable(as_found).append(pa.field(EVENT_TIME, UTC_TIME))
         good_rows, bad_rows, tombstones = (sum(parsed[name].to_pylist()) for name in _COUNTS)
         of_columns = from_arrow_schema(columns, prefer_timestamp_ntz=True)
         good = chunks.select("good").mapInArrow(partial(unpack, columns), of_columns)
         bad = chunks.where("bad_rows > 0").select("bad").mapInArrow(partial(unpack, _BAD), from_arrow_schema(_BAD))
-        return ParsedMessages(good, bad, good_rows, bad_rows, tombstones, chunks, columns, known, codec)
+        is_wider = any(not known[name.lower()].equals(kind) for name, kind in (before or {}).items())
+        counts = (good_rows, bad_rows, tombstones)
+        return ParsedMessages(good, bad, *counts, chunks, columns, as_found, known, codec, is_wider)
     except BaseException:
         chunks.unpersist()
         raise
+
+
+def columns_of(parsed: pa.Table, names: Iterable[str]) -> pa.Schema:
+    """Return the columns that chunks have together. Those of these names are spelled so."""
+    schemas = [pa.ipc.read_schema(pa.py_buffer(each)) for each in dict.fromkeys(parsed["columns"].to_pylist())]
+    return unified_schema(schemas, names)
+
+
+def _without_case(types: Mapping[str, pa.DataType]) -> dict[str, pa.DataType]:
+    return {name.lower(): kind for name, kind in types.items()}
 
 
 def with_offsets(frame: DataFrame, parsed: ParsedMessages, column: str) -> DataFrame:
@@ -147,7 +184,7 @@ def with_offsets(frame: DataFrame, parsed: ParsedMessages, column: str) -> DataF
     if parsed.columns is None or parsed.codec is None:
         return parsed.good.withColumn(column, F.concat_ws(":", "partition", "offset"))
     wanted = frame.select("value", "partition", "offset", "timestamp")
-    parse = partial(_parse, parsed.codec, parsed.known, offset_column=column)
+    parse = partial(parse_messages, parsed.codec, parsed.known, offset_column=column)
     chunks = wanted.mapInArrow(parse, from_arrow_schema(_CHUNK))
     columns = parsed.columns.append(pa.field(column, pa.string()))
     return chunks.select("good").mapInArrow(
@@ -155,7 +192,7 @@ def with_offsets(frame: DataFrame, parsed: ParsedMessages, column: str) -> DataF
     )
 
 
-def _parse(
+def parse_messages(
     codec: Codec,
     known: Mapping[str, pa.DataType],
     batches: Iterable[pa.RecordBatch],
@@ -182,6 +219,7 @@ def _parse(
                 {
                     "good": _packed(good),
                     "columns": good.drop_columns([EVENT_TIME]).schema.serialize().to_pybytes(),
+                    "kinds": json.dumps(parsed.kinds, default=dict).encode(),
                     "bad": _packed(bad),
                     "good_rows": good.num_rows,
                     "bad_rows": bad.num_rows,

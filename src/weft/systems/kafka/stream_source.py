@@ -11,14 +11,25 @@ from typing import TYPE_CHECKING, Any
 from weft.errors import DeclarationError, NotFoundError, StorageError, WeftError
 from weft.spark_support import outcome
 from weft.spark_support.folder import Location
+from weft.systems.codecs.columns import message_type
 from weft.systems.dead_letter_store import DeadLetter
 from weft.systems.kafka import messages
 from weft.systems.kafka.client import Admin, admin
 from weft.systems.kafka.options import partition_offsets
-from weft.systems.stream_source import MAX_ROWS, OFFSET, FrameRows, Packed, Rewind, StreamSource
+from weft.systems.stream_source import (
+    EVENT_TIME,
+    MAX_ROWS,
+    OFFSET,
+    FrameRows,
+    Packed,
+    Rewind,
+    StreamSource,
+    UntypedRows,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import DataType
 
 _log = logging.getLogger("weft.kafka")
 # What Spark's connector reports of messages that the brokers removed.
@@ -41,6 +52,31 @@ class MessageRows(FrameRows):
         self.parsed.close()
 
 
+class Messages(UntypedRows):
+    """The messages of a micro-batch."""
+
+    def __init__(self, source: KafkaSource, frame: DataFrame) -> None:
+        super().__init__(source.name)
+        self._source, self._frame = source, frame
+        self._rows: MessageRows | None = None
+
+    def read(self, known: Mapping[str, DataType], *, widens: bool) -> MessageRows:
+        if self._rows is None:
+            self._rows = self._source.read(self._frame, known, widens=widens)
+            self.size = self._rows.size
+        return self._rows
+
+    def split(self, known: Mapping[str, DataType], *, widens: bool) -> MessageRows | None:
+        """Return the rows without those whose numbers made columns wider, unless it `widens`."""
+        if widens or self._rows is None or not self._rows.parsed.is_wider:
+            return None
+        return self._source.read(self._frame, known, widens=False)
+
+    def close(self) -> None:
+        if self._rows is not None:
+            self._rows.close()
+
+
 class KafkaSource(StreamSource):
     """Follows one topic."""
 
@@ -55,9 +91,21 @@ class KafkaSource(StreamSource):
         most = self.settings.max_rows or MAX_ROWS
         return messages.stream(spark, self.connection, self.name, start=start, max_rows=most)
 
-    def take(self, frame: DataFrame) -> MessageRows:
+    def take(self, frame: DataFrame) -> Messages:
+        return Messages(self, frame)
+
+    def read(self, frame: DataFrame, known: Mapping[str, DataType], *, widens: bool) -> MessageRows:
+        """Return the messages of a micro-batch as rows, under the types that columns had before."""
+        from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_type
+
+        before = {
+            name: to_arrow_type(kind, timezone="UTC")
+            for name, kind in known.items()
+            if name.lower() != EVENT_TIME and name not in self.settings.columns
+        }
+        declared = {name: message_type(kind) for name, kind in self.settings.columns.items()}
         with outcome.explained(f"read the topic {self.name}"):
-            parsed = messages.rows(frame, self.connection)
+            parsed = messages.rows(frame, self.connection, declared, before, widens=widens)
             bad = tuple(
                 DeadLetter(
                     "read",
@@ -71,7 +119,8 @@ class KafkaSource(StreamSource):
         packed = None
         if parsed.packed is not None and parsed.columns is not None:
             packed = Packed(parsed.packed, parsed.columns, messages.unpack)
-        return MessageRows(self.name, parsed.good, parsed.good_rows, bad, packed, frame, parsed)
+        found = None if parsed.found is None else from_arrow_schema(parsed.found, prefer_timestamp_ntz=True)
+        return MessageRows(self.name, parsed.good, parsed.good_rows, bad, packed, found, frame, parsed)
 
     def committed(self, position: Mapping[str, Mapping[str, int]]) -> None:
         """Commit the offsets to the consumer group, for tools that show its lag. Nothing depends on it."""

@@ -25,6 +25,7 @@ from weft.systems.mysql import copy, results, types
 from weft.systems.mysql.driver import LOCK_SECONDS, Driver
 from weft.systems.mysql.sessions import MySQLSessions
 from weft.systems.sql.driver import Role, Session, SqlDriver, closed_on_error
+from weft.systems.sql.literals import literal
 from weft.systems.sql.prefetch import prefetch
 from weft.systems.sql.tables import ROW, Column, Slice, SqlTables, bare_rows, causes, subquery
 
@@ -172,7 +173,9 @@ class MySQLTables(SqlTables):
                 fields.append(types.field_of(field, stored))
             except SchemaError:
                 fields.append(pa.field(field.name, pa.string()))
-        columns = []
+        columns, defaults = [], dict[str, str]()
+        if any(nullable == "NO" and default is not None for _, _, _, nullable, _, default, *_ in rows):
+            defaults = self._defaults(session, schema, name)
         for field, (column, kind, collation, nullable, _, default, extra, *_) in zip(fields, rows, strict=True):
             generated = "GENERATED" in extra.replace("DEFAULT_GENERATED", "")
             columns.append(
@@ -182,9 +185,25 @@ class MySQLTables(SqlTables):
                     sql=kind if collation is None else f"{kind} collate {collation}",
                     required=nullable == "NO" and default is None and not generated and "auto_increment" not in extra,
                     generated=generated,
+                    default=None if generated else defaults.get(column),
                 )
             )
         return columns
+
+    def _defaults(self, session: Session, schema: str | None, name: str) -> dict[str, str]:
+        """Return the SQL of the defaults of columns that may not be null. MySQL shows those that are constants without
+        their quotes, MariaDB with them."""
+        rows = session.rows(
+            "SELECT column_name, column_default, extra FROM information_schema.columns WHERE table_schema = "
+            "coalesce(?, database()) AND table_name = ? AND is_nullable = 'NO' AND column_default IS NOT NULL",
+            (schema, name),
+        )
+        return {
+            column: f"({default})"
+            if self._is_mariadb or "DEFAULT_GENERATED" in extra
+            else literal(str(default), self.dialect)
+            for column, default, extra in rows
+        }
 
     def sql_type(self, field: pa.Field, *, key: bool = False) -> str:
         """Types that hold every value of the field; of a key as much as an index takes."""

@@ -110,6 +110,10 @@ class FileEndpoint(Endpoint):
     def with_options(self, connection: Connection, options: Mapping[str, Any]) -> Connection:
         return replace(connection, **vars(merged_options(connection, options)))
 
+    def why_no_columns(self, connection: Any) -> str | None:
+        """Return the reason for Parquet."""
+        return "files of parquet have types of their own" if connection.format == "parquet" else None
+
     def nested_option(self, name: str, value: Any, connection: Connection | None, options: Mapping[str, Any]) -> Any:
         """Return the option of one format if the files are of that format; `None` if they are of another, which is not
         an error."""

@@ -16,7 +16,6 @@ from weft.spark_support.folder import COMPRESSED, place_of
 from weft.spark_support.lazy import F
 from weft.spark_support.sessions import FILE_METADATA
 from weft.systems.objects.formats import is_tab_separated
-from weft.systems.objects.options import FileOptions
 from weft.systems.objects.reading import Partitions, read_format
 from weft.systems.objects.sampling import Head
 from weft.systems.stream_source import EVENT_TIME, OFFSET
@@ -59,10 +58,13 @@ def read_files(
     *,
     with_offsets: bool = False,
     bad_column: str | None = None,
+    declared: Collection[str] = (),
+    widens: bool = True,
 ) -> Dated | None:
     """Return the rows of these files; `None` where they have no columns.
 
-    `known` are the types that columns had in files before. `EVENT_TIME` is when the file of a row was last changed,
+    `known` are the types that columns had in files before, or have as they are `declared`; others may become wider if
+    it `widens`. `EVENT_TIME` is when the file of a row was last changed,
     `OFFSET` the file itself. A `bad_column` has of a row that cannot be read its text and why; without it such a row is
     an error.
     """
@@ -71,7 +73,18 @@ def read_files(
     parts = []
     for kind, heads in _group_files(own, connection, f"{connection.root}/{prefix.strip('/')}", paths).items():
         options, alike = connection.options.with_format(kind.format), list(heads)
-        for rows in _read(own, alike, options, kind, known, list(heads.values()), bad_column):
+        read = functools.partial(
+            read_format,
+            own,
+            options=options,
+            delimiter=kind.delimiter,
+            partitions=kind.partitions,
+            known=known,
+            bad=bad_column,
+            declared=declared,
+            widens=widens,
+        )
+        for rows in _read(read, alike, list(heads.values())):
             if not rows.columns:
                 continue
             added = {}
@@ -80,13 +93,14 @@ def read_files(
                 added[OFFSET] = F.regexp_replace(place, rf"^.*\Q{connection.root}\E/", "")
             if bad_column is not None:
                 fields = rows.drop(bad_column).schema
-                read = ", ".join(f"{each.name} {each.dataType.simpleString()}" for each in fields)
-                why = (
-                    "It is not a JSON object."
-                    if kind.format == "json_lines"
-                    else f"It cannot be parsed as a row of these columns: {read}."
-                )
-                rejected = F.struct(F.col(bad_column).alias("payload"), F.lit(why).alias("error"))
+                types = ", ".join(f"{each.name} {each.dataType.simpleString()}" for each in fields)
+                text = F.col(bad_column)
+                why = F.lit(f"It cannot be parsed as a row of these columns: {types}.")
+                if kind.format == "json_lines":
+                    is_object = F.is_valid_utf8(text) & F.json_object_keys(text).isNotNull()
+                    why = F.when(is_object, F.lit(f"A value does not fit its column: {types}."))
+                    why = F.coalesce(why, F.lit("It is not a JSON object."))
+                rejected = F.struct(text.alias("payload"), why.alias("error"))
                 added[bad_column] = F.when(F.col(bad_column).isNotNull(), rejected)
             parts.append((rows, added))
     if not parts:
@@ -104,23 +118,14 @@ def read_files(
     return dated
 
 
-def _read(
-    spark: Any,
-    paths: list[str],
-    options: FileOptions,
-    kind: _Kind,
-    known: Mapping[str, DataType],
-    heads: Sequence[Head | None],
-    bad: str | None,
-) -> list[DataFrame]:
-    read = functools.partial(read_format, spark, options=options, delimiter=kind.delimiter, partitions=kind.partitions)
+def _read(read: Callable[..., DataFrame], paths: list[str], heads: Sequence[Head | None]) -> list[DataFrame]:
     try:
-        return [read(paths, known=known, heads=heads, bad=bad)]
+        return [read(paths, heads=heads)]
     except Exception as error:
         if "CANNOT_MERGE" not in str(error) or len(paths) == 1:
             raise
         # Columns of one name have several types. A union knows which of them holds both.
-        return [read([path], known=known, bad=bad) for path in paths]
+        return [read([path]) for path in paths]
 
 
 def _group_files(

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 from operator import or_
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
+import pyarrow as pa
+
 from weft.errors import StorageError
 from weft.spark_support.lazy import F, T
 from weft.spark_support.sessions import java_class
+from weft.systems.codec import codec_of
+from weft.systems.codecs import kinds
 from weft.systems.frame_checks import column
 from weft.systems.objects.formats import SPARK_FORMAT
 from weft.systems.objects.options import FileOptions
@@ -46,12 +50,16 @@ def read_format(
     known: Mapping[str, DataType] | None = None,
     heads: Sequence[Head | None] = (),
     bad: str | None = None,
+    declared: Collection[str] = (),
+    widens: bool = True,
 ) -> DataFrame:
     """Return the rows of files of one format. One that cannot be read is an error, or its text is in the column `bad`.
 
-    Where files are followed, `known` are the types that their columns had before: what was a text remains one, and a
-    column that has had nothing but nulls has no type yet. `heads` is what files of one header begin with.
+    Where files are followed, `known` are the types that their columns had before, of which some are `declared`. They
+    stay, but for the others that are not texts a wider type may come if it `widens`; a column that has had nothing but
+    nulls has no type yet. `heads` is what files of one header begin with.
     """
+    final_types = partial(_final_types, spark, known=known or {}, declared=declared, widens=widens)
     reader = spark.read.format(SPARK_FORMAT[options.format]).options(**options.spark_reader())
     if delimiter is not None:
         reader = reader.option("sep", delimiter)
@@ -66,7 +74,7 @@ def read_format(
         schema = known_schema(heads, read, options.csv_null_value or "", known or {}, most)
         folders = partitions.names if partitions else ()
         if schema is None or not set(schema.names).isdisjoint(folders):
-            return _csv(spark, reader, paths, read, folders, known, bad)
+            return _csv(spark, reader, paths, read, folders, None if known is None else final_types, bad)
         frame = reader.option("enforceSchema", False).schema(_with(schema, bad)).load(paths)
         return frame
     if options.format == "json_lines":
@@ -84,7 +92,7 @@ def read_format(
         schema = inferred
         frame = reader.schema(schema).load(paths)
         if known is not None:
-            schema, void = _final_types(spark, schema, known, frame, frame)
+            schema, void = final_types(_of_most_values(schema, known, lines), sample=frame, rows=frame)
             frame = _without_types(reader.schema(_with(schema, bad)).load(paths), void)
     else:
         # Else the columns of one file count for all.
@@ -113,7 +121,7 @@ def _csv(
     paths: list[str],
     read: dict[str, Any],
     partitions: Collection[str],
-    known: Mapping[str, DataType] | None,
+    final_types: Any | None,
     bad: str | None,
 ) -> DataFrame:
     """Read CSV files with types that are inferred from their first rows.
@@ -155,8 +163,8 @@ def _csv(
     lines = sample.select(F.to_csv(F.struct(*map(column, names)), {"quoteAll": "true", "escape": '"'}).alias("value"))
     schema = _inferred(spark, lines, "csv", {"inferSchema": "true", "escape": '"'}, names)
     void: set[str] = set()
-    if known is not None:
-        schema, void = _final_types(spark, schema, known, sample, rows)
+    if final_types is not None:
+        schema, void = final_types(schema, sample=sample, rows=rows)
         if len(void) == len(names) and rows.isEmpty():
             return texts.select()
     if not is_converted:
@@ -175,10 +183,49 @@ def _without_types(frame: DataFrame, names: Collection[str]) -> DataFrame:
     return frame.withColumns({name: F.lit(None) for name in names}) if names else frame
 
 
+def _of_most_values(schema: StructType, known: Mapping[str, DataType], lines: DataFrame) -> StructType:
+    """Return the types that Spark inferred of lines of JSON, but of new columns with values of several types, which it
+    takes for texts, the type that most values have."""
+    before = {name.lower() for name in known}
+    doubtful = {
+        each.name for each in schema if isinstance(each.dataType, T.StringType) and each.name.lower() not in before
+    }
+    if not doubtful:
+        return schema
+    from pyspark.sql.pandas.types import from_arrow_type
+
+    counted = lines.mapInArrow(_kinds, "kinds string").collect()
+    found = kinds.merged_columns(json.loads(each.kinds) for each in counted)
+    types = {
+        name: from_arrow_type(kinds.type_of(each))
+        for name, each in found.items()
+        if name in doubtful and kinds.is_mixed(each)
+    }
+    return T.StructType([T.StructField(each.name, types.get(each.name, each.dataType)) for each in schema])
+
+
+def _kinds(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """In a task: count the values of lines of JSON by their kinds."""
+    decoder = codec_of("json").decoder({})
+    for batch in batches:
+        parsed = decoder.parse(batch["value"].cast(pa.binary()))
+        yield pa.RecordBatch.from_pydict({"kinds": [json.dumps(parsed.kinds, default=dict)]})
+
+
 def _final_types(
-    spark: Any, schema: StructType, known: Mapping[str, DataType], sample: DataFrame, rows: DataFrame
+    spark: Any,
+    schema: StructType,
+    *,
+    known: Mapping[str, DataType],
+    declared: Collection[str],
+    widens: bool,
+    sample: DataFrame,
+    rows: DataFrame,
 ) -> tuple[StructType, set[str]]:
     """Return the types under which rows are read that were looked at, and which columns have no value in any row."""
+    spelled = {each.name.lower(): each.name for each in schema}
+    known = {spelled.get(name.lower(), name): kind for name, kind in known.items()}
+    fixed = {spelled.get(name.lower(), name) for name in declared}
     # What is taken for a text may be nothing but nulls.
     doubtful = [each.name for each in schema if isinstance(each.dataType, T.StringType)]
     empty = _empty(sample, [name for name in doubtful if known.get(name) != T.StringType()])
@@ -186,7 +233,7 @@ def _final_types(
     void = set(new) if rows is sample else _empty(rows, new)
     types = {each.name: known.get(each.name, each.dataType) if each.name in empty else each.dataType for each in schema}
     inferred = T.StructType([T.StructField(name, type) for name, type in types.items()])
-    return _keep_known_types(spark, inferred, known), void
+    return _keep_known_types(spark, inferred, known, fixed, widens), void
 
 
 def _empty(frame: DataFrame, names: Collection[str]) -> set[str]:
@@ -197,22 +244,41 @@ def _empty(frame: DataFrame, names: Collection[str]) -> set[str]:
     return {name for name, count in zip(names, counts, strict=True) if not count}
 
 
-def _keep_known_types(spark: Any, schema: StructType, known: Mapping[str, DataType]) -> StructType:
-    """Return the types that columns had before, where these hold all that was found now."""
+def _keep_known_types(
+    spark: Any, schema: StructType, known: Mapping[str, DataType], fixed: Collection[str], widens: bool
+) -> StructType:
+    """Return the types that columns had before, or wider ones where these hold what was found now and before."""
     cast = java_class(spark, "org.apache.spark.sql.catalyst.expressions.Cast")
     to_java = spark._jsparkSession.parseDataType
 
-    def chosen(name: str, now: DataType) -> DataType:
-        before = known.get(name)
-        if before is None or before == now:
-            return now
-        if isinstance(before, T.StringType):
-            return before
-        are_numbers = isinstance(before, T.NumericType) and isinstance(now, T.NumericType)
-        is_wider = are_numbers and cast.canUpCast(to_java(now.json()), to_java(before.json()))
-        return before if is_wider else now
+    def is_wider(one: DataType, other: DataType) -> bool:
+        return bool(cast.canUpCast(to_java(other.json()), to_java(one.json())))
 
-    return T.StructType([T.StructField(each.name, chosen(each.name, each.dataType)) for each in schema])
+    def chosen(before: DataType, now: DataType) -> DataType:
+        if before == now or isinstance(before, T.StringType):
+            return before
+        if isinstance(before, T.ArrayType) and isinstance(now, T.ArrayType):
+            return T.ArrayType(chosen(before.elementType, now.elementType))
+        if isinstance(before, T.StructType) and isinstance(now, T.StructType):
+            types = {each.name: each.dataType for each in before}
+            types |= {
+                each.name: chosen(types[each.name], each.dataType) if each.name in types else each.dataType
+                for each in now
+            }
+            return T.StructType([T.StructField(name, kind) for name, kind in types.items()])
+        # Any type can become a text.
+        can_widen = widens and not isinstance(now, T.StringType) and is_wider(now, before)
+        return now if can_widen and not is_wider(before, now) else before
+
+    return T.StructType(
+        [
+            T.StructField(
+                each.name,
+                known[each.name] if each.name in fixed else chosen(known.get(each.name, each.dataType), each.dataType),
+            )
+            for each in schema
+        ]
+    )
 
 
 def _inferred(

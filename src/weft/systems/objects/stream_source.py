@@ -42,19 +42,22 @@ class FileRows(UntypedRows):
     def __init__(self, source: FileSource, files: Collection[str], spark: SparkSession) -> None:
         super().__init__(source.name, files)
         self._connection, self._spark = source.connection, spark
+        self._declared = tuple(source.settings.columns)
 
-    def read(self, known: Mapping[str, DataType]) -> TypedFileRows | None:
-        dated = self._read(known) if self.files else None
-        return None if dated is None else TypedFileRows(self.source, dated, files=self, known=known)
+    def read(self, known: Mapping[str, DataType], *, widens: bool) -> TypedFileRows | None:
+        dated = self._read(known, widens=widens) if self.files else None
+        if dated is None:
+            return None
+        return TypedFileRows(self.source, dated, with_files=lambda: self._with_offsets(known, widens))
 
-    def with_offsets(self, known: Mapping[str, DataType]) -> DataFrame:
+    def _with_offsets(self, known: Mapping[str, DataType], widens: bool) -> DataFrame:
         """Return the rows with the file of each."""
-        dated = self._read(known, with_offsets=True)
+        dated = self._read(known, with_offsets=True, widens=widens)
         assert dated is not None
         return dated(True)
 
-    def split(self, known: Mapping[str, DataType]) -> SplitFileRows | None:
-        dated = self._read(known, with_offsets=True, bad_column=BAD) if self.files else None
+    def split(self, known: Mapping[str, DataType], *, widens: bool) -> SplitFileRows | None:
+        dated = self._read(known, with_offsets=True, bad_column=BAD, widens=widens) if self.files else None
         if dated is None:
             return None
         # Whether a row can be read depends on the columns that are asked for. Here it is all of them, once.
@@ -72,17 +75,18 @@ class FileRows(UntypedRows):
         )
         return SplitFileRows(self.source, rows.where(f"{BAD} IS NULL").drop(BAD), bad=bad, held=rows)
 
-    def _read(self, known: Mapping[str, DataType], **columns: Any) -> file_stream.Dated | None:
+    def _read(self, known: Mapping[str, DataType], **more: Any) -> file_stream.Dated | None:
+        more["declared"] = self._declared
         with outcome.explained(f"read the files of {self.source}"):
-            return file_stream.read_files(self._spark, self._connection, self.source, self.files, known, **columns)
+            return file_stream.read_files(self._spark, self._connection, self.source, self.files, known, **more)
 
 
 @dataclass(frozen=True)
 class TypedFileRows(FrameRows):
     """The rows of files; `data` makes the DataFrame with or without the time at which each file was changed."""
 
-    files: Any = None
-    known: Any = None
+    with_files: Any = None
+    """Reads the files again, with the name of each next to its rows."""
     # Spark's readers of texts write all that there is to know of a file next to each of its rows, a third of their
     # work, as soon as a query could ask for it.
     time_is_costly = True
@@ -92,7 +96,7 @@ class TypedFileRows(FrameRows):
 
     def with_offsets(self) -> Any:
         """Return the rows with the file of each: the files are read again."""
-        return self.files.with_offsets(self.known)
+        return self.with_files()
 
 
 @dataclass(frozen=True)

@@ -153,14 +153,16 @@ class PostgresTables(SqlTables):
             # A domain's own type is the one below it, maybe over several steps.
             "WITH RECURSIVE a AS (SELECT a.attnum, a.attname, a.atttypid AS oid, a.atttypmod AS modifier, "
             "format_type(a.atttypid, a.atttypmod) AS sql, a.attnotnull AS required, a.atthasdef OR a.attidentity <> '' "
-            "AS filled, a.attgenerated <> '' OR a.attidentity = 'a' AS generated, a.attcollation FROM pg_attribute a "
+            "AS filled, a.attgenerated <> '' OR a.attidentity = 'a' AS generated, a.attcollation, "
+            "pg_get_expr(d.adbin, d.adrelid) AS default_sql FROM pg_attribute a "
+            "LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum "
             "WHERE a.attrelid = to_regclass(?) AND a.attnum > 0 AND NOT a.attisdropped "
             "UNION ALL SELECT a.attnum, a.attname, t.typbasetype, t.typtypmod, a.sql, a.required OR t.typnotnull, "
-            "a.filled OR t.typdefault IS NOT NULL, a.generated, a.attcollation FROM a JOIN pg_type t ON t.oid = a.oid "
-            "AND t.typtype = 'd') "
+            "a.filled OR t.typdefault IS NOT NULL, a.generated, a.attcollation, a.default_sql FROM a JOIN pg_type t "
+            "ON t.oid = a.oid AND t.typtype = 'd') "
             "SELECT a.attname, a.oid::bigint, a.modifier, a.sql, a.required, a.filled, a.generated, "
             "CASE WHEN t.typname = 'citext' THEN 'citext' WHEN NOT c.collisdeterministic THEN "
-            "c.collnamespace::regnamespace || '.' || quote_ident(c.collname) END FROM a "
+            "c.collnamespace::regnamespace || '.' || quote_ident(c.collname) END, a.default_sql FROM a "
             "JOIN pg_type t ON t.oid = a.oid LEFT JOIN pg_collation c ON c.oid = a.attcollation "
             "WHERE t.typtype <> 'd' ORDER BY a.attnum",
             (self.table(schema, name),),
@@ -174,9 +176,10 @@ class PostgresTables(SqlTables):
                 sql=sql,
                 required=required and not filled and not generated,
                 generated=generated,
+                default=f"({default})" if required and default is not None and not generated else None,
                 collation=collation,
             )
-            for column, oid, modifier, sql, required, filled, generated, collation in rows
+            for column, oid, modifier, sql, required, filled, generated, collation, default in rows
         ]
 
     def sql_type(self, field: pa.Field, *, key: bool = False) -> str:

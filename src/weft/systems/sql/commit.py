@@ -267,6 +267,8 @@ class _Commit:
         load = self.load
         if load.tracks_rows or load.deduplicate_by or load.on_bad_rows != "fail" or load.checks:
             return False
+        if load.null_is_default and any(columns[name].default is not None for name in self.schema.names):
+            return False
         if isinstance(self.rows, Query) or load.projection is not None:
             return True
         return isinstance(self.rows, Batches) and all(

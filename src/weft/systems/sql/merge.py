@@ -31,6 +31,9 @@ class ComparedMove(Move):
         """The stored rows that are compared: all of the target."""
         return self.target
 
+    def _for_null(self, name: str, default: str) -> str:
+        return f"t.{self._q(name)}, {default}"
+
     def compare(self) -> None:
         """Find the staged rows that are new or differ, so that pieces of them need only be written.
 

@@ -92,9 +92,15 @@ class Move:
         """A staged value as the type of its column."""
         column = self.columns[name]
         expression = f"s.{self._q(name)}"
-        if self.staged_as.get(name) == column.sql:
+        if self.staged_as.get(name) != column.sql:
+            expression = self.tables.cast(expression, self.fields[name], column)
+        if column.default is None or not self.load.null_is_default or name in self.load.keys:
             return expression
-        return self.tables.cast(expression, self.fields[name], column)
+        return f"COALESCE({expression}, {self._for_null(name, column.default)})"
+
+    def _for_null(self, name: str, default: str) -> str:
+        """The values that stand for a null in a column with a default."""
+        return default
 
     def _values(self) -> str:
         return ", ".join(f"{self._value(name)} AS {self._q(name)}" for name in self.names)

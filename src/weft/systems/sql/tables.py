@@ -34,6 +34,8 @@ class Column:
     """Whether an INSERT must name it: not nullable, no default, not generated."""
     generated: bool = False
     """Whether the database alone may write it."""
+    default: str | None = None
+    """The SQL of its default, where it may not be null and the database does not generate it."""
     collation: str | None = None
     """The collation of its texts, where it takes different letters for the same and the staging table does not."""
 

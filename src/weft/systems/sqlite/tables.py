@@ -165,6 +165,7 @@ class SqliteTables(SqlTables):
                     sql=declared,
                     required=bool(required) and default is None and not numbered and hidden not in (2, 3),
                     generated=hidden in (2, 3),
+                    default=f"({default})" if required and default is not None and not hidden else None,
                     collation=collations[column],
                 )
             )
