@@ -103,7 +103,7 @@ def test_each_message_is_stored_as_it_is_or_a_letter_once(shape: str, kafka: Any
             source_query=topic,
             target_table=(None, "copies"),
             transform_sql=sql,
-            transform_on_error="dlq",
+            transform_on_error=None if sql is None else "dlq",
             dead_letter_stream="failed",
         )
     letters = weft.consume_sync(stream_of("failed", None), "me", batch_size=len(sent))

@@ -30,7 +30,7 @@ class Parsed(NamedTuple):
     bad: dict[int, str]
     """By the numbers of the others what is wrong with them."""
     kinds: Mapping[str, Any] = MappingProxyType({})
-    """By column the kinds of its values, where a codec finds types: see `weft.systems.codecs.kinds`."""
+    """By column, in small letters, the kinds of its values, where a codec finds types: `weft.systems.codecs.kinds`."""
 
 
 class Decoder(Protocol):

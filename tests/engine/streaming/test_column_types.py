@@ -169,12 +169,12 @@ def payloads() -> list[str]:
 
 def test_odd_lines_of_json_stop_nothing(project: Path) -> None:
     folder = Folder(project, "jsonl", transform_sql="SELECT id, flags & 1 AS bit FROM source WHERE valid")
-    odd = '{"id": 4, "valid": "maybe", "flags": 1}'
-    folder.run('{"id": 1, "valid": true, "flags": 1}', odd, '{"id": 2, "valid": true, "flags": 2}')
+    odd = '{"id": 4, "Valid": "maybe", "flags": 1}'
+    folder.run('{"id": 1, "Valid": true, "flags": 1}', odd, '{"id": 2, "Valid": true, "flags": 2}')
     folder.run(odd)
-    folder.run('{"id": 3, "valid": true, "flags": 3}', '{"id": 5, "valid": true, "flags": 1.5}', odd)
+    folder.run('{"id": 3, "Valid": true, "flags": 3}', '{"id": 5, "Valid": true, "flags": 1.5}', odd)
     assert rows("copies") == [(1, 1), (2, 0), (3, 1)]
-    assert payloads() == [odd, odd, odd, '{"id": 5, "valid": true, "flags": 1.5}']
+    assert payloads() == [odd, odd, odd, '{"id": 5, "Valid": true, "flags": 1.5}']
 
 
 def test_odd_lines_of_csv_stop_nothing(project: Path) -> None:

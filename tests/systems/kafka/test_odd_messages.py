@@ -121,7 +121,7 @@ def fits(value: Any, kind: pa.DataType) -> bool:
 @pytest.mark.parametrize("declares", [False, True], ids=["found", "declared"])
 @pytest.mark.parametrize("widens", [True, False], ids=["evolve", "ignore"])
 def test_each_message_is_a_row_or_bad_once(widens: bool, declares: bool, count: Callable[..., int]) -> None:
-    for seed in range(count(2000, brief=40)):
+    for seed in range(count(2000, brief=10)):
         dice = random.Random(seed)
         declared = {"number": "int64", "flag": "bool", "name": "string"} if declares else {}
         before: dict[str, pa.DataType] = {}

@@ -114,7 +114,7 @@ class JsonDecoder:
         columns = {name: _at_known_type(each, self.known.get(name.lower())) for name, each in read.items()}
         if any(each is None for each in columns.values()):
             return None
-        found = {name: kinds.of_array(each) for name, each in read.items()}
+        found = {name.lower(): kinds.of_array(each) for name, each in read.items()}
         return Parsed(columns, range(table.num_rows), {}, found)
 
     # ---------------------------------------------------------------------------------------------------- one by one

@@ -7,7 +7,7 @@ elements of arrays, under `keys` those of the values of objects by key.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import pyarrow as pa
@@ -160,23 +160,15 @@ def widened(known: pa.DataType, kinds: Kinds, *, widens: bool) -> pa.DataType:
 
 
 def settled(
-    found: Mapping[str, Kinds], known: Mapping[str, pa.DataType], declared: Iterable[str] = (), *, widens: bool = True
+    found: Mapping[str, Kinds], known: Mapping[str, pa.DataType], declared: Collection[str] = (), *, widens: bool = True
 ) -> dict[str, pa.DataType]:
     """Return the types under which messages must be parsed once more: of columns with values of several types, and of
-    known ones that are wider now."""
-    kept = {name.lower(): kind for name, kind in known.items()}
-    fixed = {name.lower() for name in declared}
-    columns: dict[str, Sequence[Kinds]] = {}
-    for name, kinds in found.items():
-        columns[name.lower()] = [*columns.get(name.lower(), ()), kinds]
+    known ones that are wider now. All names are in small letters."""
     types = {}
-    for name, parts in columns.items():
-        kinds = merged(parts)
-        if name in fixed:
-            continue
-        if name not in kept:
+    for name, kinds in found.items():
+        if name not in known:
             if is_mixed(kinds):
                 types[name] = type_of(kinds)
-        elif not (wider := widened(kept[name], kinds, widens=widens)).equals(kept[name]):
+        elif name not in declared and not (wider := widened(known[name], kinds, widens=widens)).equals(known[name]):
             types[name] = wider
     return types

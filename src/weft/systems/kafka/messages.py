@@ -133,8 +133,8 @@ def rows(
     if not codec.is_parsed:
         good = frame.select("key", "value", "topic", "partition", "offset", F.col("timestamp").alias(EVENT_TIME))
         return ParsedMessages(good, spark.createDataFrame([], from_arrow_schema(_BAD)), None, 0, 0)
-    declared, names = dict(schema or {}), [*(before or {}), *(schema or {})]
-    known = _without_case({**_without_case(before or {}), **_without_case(declared)})
+    names, declared = [*(before or {}), *(schema or {})], _without_case(schema or {})
+    known = {**_without_case(before or {}), **declared}
     wanted = frame.select("value", "partition", "offset", "timestamp")
 
     def parse() -> tuple[DataFrame, pa.Table]:

@@ -187,9 +187,7 @@ def _of_most_values(schema: StructType, known: Mapping[str, DataType], lines: Da
     """Return the types that Spark inferred of lines of JSON, but of new columns with values of several types, which it
     takes for texts, the type that most values have."""
     before = {name.lower() for name in known}
-    doubtful = {
-        each.name for each in schema if isinstance(each.dataType, T.StringType) and each.name.lower() not in before
-    }
+    doubtful = {each.name.lower() for each in schema if isinstance(each.dataType, T.StringType)} - before
     if not doubtful:
         return schema
     from pyspark.sql.pandas.types import from_arrow_type
@@ -201,7 +199,7 @@ def _of_most_values(schema: StructType, known: Mapping[str, DataType], lines: Da
         for name, each in found.items()
         if name in doubtful and kinds.is_mixed(each)
     }
-    return T.StructType([T.StructField(each.name, types.get(each.name, each.dataType)) for each in schema])
+    return T.StructType([T.StructField(each.name, types.get(each.name.lower(), each.dataType)) for each in schema])
 
 
 def _kinds(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
