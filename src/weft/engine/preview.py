@@ -167,7 +167,8 @@ def _preview_tables(
         except WeftError as error:
             result.refused = error
             return
-        result.counts = replace(counts, inserted=0) if result.adds else counts
+        # Of a table that gets columns first, no row is compared.
+        result.counts = replace(counts, inserted=0, unchanged=0, deleted=0) if result.adds else counts
 
 
 def _first(reader: RowReader, rows: int) -> pa.Table:

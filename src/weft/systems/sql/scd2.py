@@ -114,11 +114,7 @@ class Scd2ByEvent(Scd2):
         assert event is not None
         # Of the column's type, whatever the source had.
         began = self.tables.instant(self._value(event), self.columns[event].field)
-        if nulls := self.session.value(f"SELECT count(*) FROM {self.source} AS s WHERE {began} IS NULL"):
-            raise LoadRefusedError(
-                f"{nulls:,} source rows of {self.load.name} have no event time ({event} is null).",
-                hint="Filter them out in the source, or load without event_timestamp_column.",
-            )
+        self._refuse_timeless(began)
         # A row that says what the current version says, and not of an earlier time, changes nothing. (Where a key has
         # several rows of which one does, all of them are looked at again below.)
         earlier = f"{began} < t.{self._q(VALID_FROM)}"
@@ -127,11 +123,20 @@ class Scd2ByEvent(Scd2):
             return Counts()
         return self._put_into_history(began)
 
+    def _refuse_timeless(self, began: str) -> None:
+        if nulls := self.session.value(f"SELECT count(*) FROM {self.source} AS s WHERE {began} IS NULL"):
+            raise LoadRefusedError(
+                f"{nulls:,} source rows of {self.load.name} have no event time ({self.load.event_timestamp_column} is "
+                "null).",
+                hint="Filter them out in the source, or load without event_timestamp_column.",
+            )
+
     def into_new_table(self, rows: int) -> Counts:
         """Each event that changes something is a version, and the last one of a key is closed where it is too old."""
         tables, load, event = self.tables, self.load, self.load.event_timestamp_column
         assert event is not None
         began = tables.instant(f"s.{self._q(event)}", self.fields[event])
+        self._refuse_timeless(began)
         digest = tables.row_hash([f"s.{self._q(name)}" for name in load.compared(self.names)])
         keys, ts, new, before, last = tables.listed(load.keys), *map(self._q, ("_ts", "_hash", "_before", "_last"))
         line = f"SELECT {tables.listed(load.keys, 's.')}, {began} AS {ts}, {digest} AS {new} FROM {self.source} AS s"
@@ -145,7 +150,7 @@ class Scd2ByEvent(Scd2):
             is_old = f"{last} < {tables.add_seconds(self._now(), -load.ttl_seconds)}"
         row = self.session.row(f"SELECT sum(n), count(CASE WHEN {is_old} THEN 1 END) FROM ({versions}) AS v")
         assert row is not None
-        inserted = int(row[0] or 0)
+        inserted = min(int(row[0] or 0), rows)  # those that are put aside are staged too
         return Counts(inserted=inserted, unchanged=rows - inserted, deleted=int(row[1]))
 
     def _put_into_history(self, began: str) -> Counts:
