@@ -336,13 +336,16 @@ def test_keys_that_cannot_be_read_any_more_close_the_service(
     database = shared_server("postgres")
     with database.database() as url:
         toml = f'[server]\nkeys = "safe"\n[connections.safe]\nurl = "{url}"\n'
-        served = server(STREAMS, "--insecure", folder=folder, toml=toml, constants=SOON)
-
-        def code() -> int:
-            return get(served, "clicks")
-
-        assert code() == 200
+        (folder / "weft.toml").write_text(toml)
+        create(folder, "--scope", "read")
         with contextlib.closing(database.connect(url.rpartition("/")[2])) as other:
+            other.execute("DELETE FROM weft.api_keys")
+            served = server(STREAMS, "--insecure", folder=folder, toml=toml, constants=SOON)
+
+            def code() -> int:
+                return get(served, "clicks")
+
+            assert code() == 200
             other.execute("BEGIN")
             other.execute("LOCK TABLE weft.api_keys")
             assert code() == 200

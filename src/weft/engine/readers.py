@@ -134,7 +134,8 @@ class StreamReader:
     def _read(self, reached: int, upto: int) -> Iterator[pa.RecordBatch]:
         store = system_for(self.connection.kind).load_log()(self.connection)
         try:
-            yield from self.read_from(open_to_read(store, self.stream_schema, self.stream, {}), reached, upto)
+            fields = {name: kind for name, kind in self.types if name not in META_TYPES}
+            yield from self.read_from(open_to_read(store, self.stream_schema, self.stream, fields), reached, upto)
         finally:
             store.close()
 

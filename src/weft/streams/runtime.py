@@ -23,6 +23,7 @@ from weft.streams.watch import Watch
 from weft.systems.awaited_log import open_to_read
 from weft.systems.base import Connection, system_for
 from weft.systems.log import Log, Store
+from weft.types import FieldType
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -180,9 +181,8 @@ def open_stream(stream: str | Stream, connection: str | Connection | None = None
     while ready is None:
         declarations, declared = project.declarations, find(stream)
         hub = open_hub(project.connection(connection if connection is not None else declared.connection))
-        fields = {name: replace(kind, nullable=False) for name, kind in declared.fields.items()}
         open_it = partial(open_to_read, hub.store) if to_read else hub.store.open
-        log = open_it(declared.schema, declared.name, fields)
+        log = open_it(declared.schema, declared.name, _columns(declared))
         with _opening:
             held = _held_by(project)
             if held.declarations != project.declarations:
@@ -194,9 +194,13 @@ def open_stream(stream: str | Stream, connection: str | Connection | None = None
     return ready
 
 
+def _columns(stream: Stream) -> dict[str, FieldType]:
+    return {name: replace(kind, nullable=False) for name, kind in stream.fields.items()}
+
+
 def stored_log(stream: Stream, connection: str | Connection | None = None) -> Log | None:
     """Return the stream's log, or `None` if nothing was ever published. Unlike `open_stream` this creates nothing."""
-    return hub_of(stream, connection).store.find(stream.schema, stream.name)
+    return hub_of(stream, connection).store.find(stream.schema, stream.name, _columns(stream))
 
 
 async def open_stream_async(

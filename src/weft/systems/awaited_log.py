@@ -44,7 +44,7 @@ class _AwaitedLog:
 
         def call(*arguments: Any, **named: Any) -> Any:
             if self._log is None:
-                self._log = self._store.find(self.schema, self.name)
+                self._log = self._store.find(self.schema, self.name, self._fields)
             if self._log is not None:
                 return getattr(self._log, method)(*arguments, **named)
             return self._fields if method == "fields" else _OF_NO_EVENTS[method](*arguments, **named)
@@ -53,5 +53,5 @@ class _AwaitedLog:
 
 
 def open_to_read(store: Store, schema: str, name: str, fields: dict[str, FieldType]) -> Log:
-    """Return a stream's log for a reader, who needs no right to write. `fields`: those that it has once it is made."""
-    return store.find(schema, name) or cast(Log, _AwaitedLog(store, schema, name, fields))
+    """Return a stream's log for a reader, who needs no right to write. `fields`: those that are declared."""
+    return store.find(schema, name, fields) or cast(Log, _AwaitedLog(store, schema, name, fields))

@@ -253,9 +253,9 @@ class Store(Protocol):
     def open(self, schema: str, name: str, fields: dict[str, FieldType]) -> Log:
         """Return the stream's log, created where it is missing. No change of an existing table loses data."""
 
-    def find(self, schema: str, name: str) -> Log | None:
+    def find(self, schema: str, name: str, fields: dict[str, FieldType]) -> Log | None:
         """Return the stream's log for readers, or `None` where there is no such stream. Nothing is written, and no lock
-        of writers is waited for."""
+        of writers is waited for. `fields`: the types of those that the store does not know yet."""
 
     def names(self) -> list[tuple[str, str]]:
         """(schema, name) of every stream stored here, declared or not."""

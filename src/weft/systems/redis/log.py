@@ -84,6 +84,7 @@ class RedisLog:
         self.declared: dict[str, FieldType] = {}
         self.is_enlisted = False
         """Whether this process has noted the stream in the server, which publishers and consumers do."""
+        self._read_as: dict[str, FieldType] = {}
         self._fields: dict[str, FieldType] | None = None
         self.highest = 0
         """The last offset that this process saw. The next publish goes on after it, also on a server that lost it."""
@@ -96,14 +97,22 @@ class RedisLog:
         """Return the fields, in the order in which they were added."""
         if fresh or self._fields is None:
             known, stored = {**(self._fields or {}), **self.declared}, self._stored_fields()
-            if not stored.keys() >= known.keys():
+            if not self.is_enlisted:  # a reader, who writes nothing
+                more = {**self._read_as, **known}
+                stored |= {name: kind for name, kind in more.items() if name not in stored}
+            elif not stored.keys() >= known.keys():
                 # Fields are never removed: the server was flushed, or went back to an earlier state. Without their
-                # types the next event would give them others. Readers write nothing.
-                if self.is_enlisted:
-                    self.enlist()
-                stored = self._add(known) if self.is_enlisted else {**stored, **known}
+                # types the next event would give them others.
+                self.enlist()
+                stored = self._add(known)
             self._fields = stored
         return self._fields
+
+    def read_as(self, fields: dict[str, FieldType]) -> None:
+        """Take these types for fields that are not stored yet: others add entries, and no types."""
+        if not self._read_as.items() >= fields.items():
+            self._read_as.update(fields)
+            self._fields = None
 
     def _stored_fields(self) -> dict[str, FieldType]:
         stored = []

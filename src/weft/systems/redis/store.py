@@ -135,7 +135,7 @@ class RedisStore:
                 log.declared.update(fields)
             return log
 
-    def find(self, schema: str, name: str) -> RedisLog | None:
+    def find(self, schema: str, name: str, fields: dict[str, FieldType]) -> RedisLog | None:
         """Return the stream's log, also of a stream that others made; `None` where there is none. `changed` tells of it
         from now on, also once it is made."""
         log = self._logs.get((schema, name))
@@ -143,6 +143,7 @@ class RedisStore:
             log, is_there = self._look(schema, name)
             if not is_there and not self.command("SISMEMBER", ids.CATALOGUE, f"{schema}.{name}"):
                 return None
+        log.read_as(fields)
         return log
 
     def _look(self, schema: str, name: str) -> tuple[RedisLog, bool]:

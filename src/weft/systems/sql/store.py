@@ -153,7 +153,7 @@ class SqlStore(SqlDriver):
                 log.declared.update(fields)
             return log
 
-    def find(self, schema: str, name: str) -> SqlLog | None:
+    def find(self, schema: str, name: str, fields: dict[str, FieldType]) -> SqlLog | None:
         """Return a stream's log, or `None` where there is none. Without the lock, under which `open` waits for others'
         writes."""
         log = self._logs.get((schema, name))
