@@ -9,8 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from weft.columns import canonical_schema
-from weft.engine.frames import quoted_names
-from weft.spark_support.sessions import quoted
+from weft.spark_support.sessions import quoted, quoted_names
 from weft.systems.load import Load
 from weft.systems.sql.checks import condition, is_broken, refuse_broken, refuse_unknown_columns
 

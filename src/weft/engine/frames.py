@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from datetime import date, datetime
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
@@ -122,29 +121,11 @@ def from_memory(spark: Any, rows: inputs.Memory) -> Any:
     return spark.createDataFrame(pa.Table.from_batches(list(rows.batches), rows.schema))
 
 
-QUOTED_NAMES = "spark.sql.ansi.doubleQuotedIdentifiers"
-
-
-@contextmanager
-def quoted_names(spark: Any) -> Iterator[None]:
-    """Read "…" in SQL as a name, as the databases do, while the block runs. To Spark alone it is a text, so that each
-    row would have the name of a column in place of its value."""
-    before = spark.conf.get(QUOTED_NAMES)
-    if before == "true":
-        yield
-        return
-    spark.conf.set(QUOTED_NAMES, "true")
-    try:
-        yield
-    finally:
-        spark.conf.set(QUOTED_NAMES, before)
-
-
 def transformed(frame: Any, sql: str) -> Any:
     """Return the result of Spark SQL over the table `source`."""
     from pyspark.errors import AnalysisException
 
-    with outcome.explained("understand transform_sql"), quoted_names(frame.sparkSession):
+    with outcome.explained("understand transform_sql"), sessions.quoted_names(frame.sparkSession):
         frame.createOrReplaceTempView("source")
         try:
             return frame.sparkSession.sql(sql)

@@ -24,6 +24,7 @@ from weft.pipelines.declare import Pipeline, PipelineTarget, refuse_with_waterma
 from weft.pipelines.execution import Loaded, Step
 from weft.pipelines.transforms import FilterWhere, Limit, Sample
 from weft.project import current
+from weft.spark_support.sessions import quoted_names
 from weft.systems.base import Connection, system_for
 from weft.systems.load import Counts, Load
 from weft.systems.sql import commit as sql_commit
@@ -290,7 +291,7 @@ def _frame(pipeline: Pipeline, data: Input, source: str | Connection | None) -> 
     frame = frames.of(data, reader_for(data, source, None), source)
     for each in pipeline.transforms_pre:
         if isinstance(each, FilterWhere):
-            with frames.quoted_names(frame.sparkSession):
+            with quoted_names(frame.sparkSession):
                 frame = frame.where(each.condition)
         elif isinstance(each, Limit):
             frame = frame.limit(each.rows)

@@ -17,6 +17,8 @@ TIME_FORMATS = {
 """Options of Spark by which times in CSV and JSON keep their microseconds."""
 FILE_METADATA = "_metadata"
 """The column in which Spark's readers describe the file of each row."""
+QUOTED_NAMES = "spark.sql.ansi.doubleQuotedIdentifiers"
+"""The setting by which SQL has names in double quotes."""
 OPERATORS: dict[str, Literal["=", "<", "<=", ">", ">="]] = {
     "EqualTo": "=",
     "GreaterThan": ">",
@@ -60,6 +62,21 @@ def own_session(spark: Any) -> Any:
     for name, value in CONF.items():
         own.conf.set(name, value)
     return own
+
+
+@contextmanager
+def quoted_names(spark: Any) -> Iterator[None]:
+    """Read "…" in SQL as a name, as the databases do, while the block runs. To Spark alone it is a text, so that each
+    row would have the name of a column in place of its value."""
+    before = spark.conf.get(QUOTED_NAMES)
+    if before == "true":
+        yield
+        return
+    spark.conf.set(QUOTED_NAMES, "true")
+    try:
+        yield
+    finally:
+        spark.conf.set(QUOTED_NAMES, before)
 
 
 @contextmanager

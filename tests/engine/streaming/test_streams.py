@@ -20,6 +20,7 @@ from weft.errors import BusyError, DeclarationError, LoadRefusedError, WeftError
 from weft.normalize import lower, trim
 from weft.pipelines.streaming.declare import make
 from weft.project import current
+from weft.spark_support.sessions import QUOTED_NAMES
 from weft.types import BigInt, Text
 from workers import drain
 
@@ -242,7 +243,7 @@ def test_what_the_docs_say_of_the_sql(spark: Any) -> None:
     assert list(row) == [3.5, 3, 2, 1, 2, 1, "a\tb", "a\\tb", "c", 2, 1, None, None]
     assert [each.n for each in frames.transformed(source, "SELECT n FROM source ORDER BY n").collect()] == [None, 1, 2]
     # A session of somebody else's is left as it was.
-    assert spark.conf.get(frames.QUOTED_NAMES) == "false"
+    assert spark.conf.get(QUOTED_NAMES) == "false"
 
 
 @pytest.mark.timing

@@ -13,7 +13,6 @@ from typing import Any
 from weakref import WeakMethod
 
 from weft.engine import session
-from weft.engine.frames import QUOTED_NAMES
 from weft.engine.streaming.batch import Batches, BatchResult, joined
 from weft.engine.streaming.batch_id import BatchId
 from weft.engine.streaming.checkpoint import Checkpoint, prepared_session
@@ -23,6 +22,7 @@ from weft.engine.streaming.sources import open_source, refuse_unreachable
 from weft.errors import NotFoundError
 from weft.pipelines.streaming.spec import StreamingPipeline
 from weft.spark_support import outcome
+from weft.spark_support.sessions import QUOTED_NAMES
 
 _log = logging.getLogger("weft.engine")
 _CONF = {

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from weft.engine import inputs, session
-from weft.engine.frames import from_memory, quoted_names
+from weft.engine.frames import from_memory
 from weft.engine.readers import opened_tables, stored_columns
 from weft.engine.streaming import functions
 from weft.engine.streaming.dead_letters import DeadLetterBox
@@ -23,6 +23,7 @@ from weft.pipelines.streaming.endpoints import delivery_to
 from weft.pipelines.streaming.spec import DeadLetters, Lookup, Source, StreamingPipeline, Target
 from weft.project import current
 from weft.spark_support import outcome
+from weft.spark_support.sessions import quoted_names
 from weft.streams import runtime
 from weft.systems.base import system_for
 from weft.systems.load import KEYED_MODES
