@@ -65,10 +65,11 @@ async def test_keys_through_a_connection(redis_url: str, client: Any) -> None:
 
 
 async def test_declared_streams_and_keys_together(redis_url: str) -> None:
-    @weft.stream("declared", fields={"n": "int64"})
+    connection = weft.connect(url=redis_url)
+
+    @weft.stream("declared", fields={"n": "int64"}, connection=connection)
     def declared(): ...
 
-    connection = weft.connect(url=redis_url)
     with pytest.raises(weft.SettingsError, match="'declared' is a declared stream and 's' a key"):
         await connection.xconsumer(streams=["declared", "s"]).get_entry()
     async with connection.xconsumer(streams=["s"]) as consumer:

@@ -32,7 +32,8 @@ def print_events(events: Iterable[Mapping[str, Any]], output: str) -> None:
 
 def to_ndjson(event: Mapping[str, Any]) -> str:
     """Return an event as one line of JSON. Unicode's line separators are escaped: some readers split lines at them."""
-    return escaped(json.dumps(with_texts({**event}, ROWID), ensure_ascii=False, default=to_json))
+    shown = with_texts({**event}, ROWID) if ROWID in event else event
+    return escaped(json.dumps(shown, ensure_ascii=False, default=to_json))
 
 
 def as_text(value: object) -> str:
