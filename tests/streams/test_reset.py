@@ -84,7 +84,7 @@ def test_moment(streams: Project) -> None:
 
 
 def test_bad_target(offsets: list[int]) -> None:
-    wrong: list[Any] = ["", "START", "begin", "5", -1, 1.5, True, None, b"start", [1], timedelta(1)]
+    wrong: list[Any] = ["", "START", "begin", "5.0", "-5", -1, 1.5, True, None, b"start", [1], timedelta(1)]
     assert take(batch_size=1) == [0]
     for to in wrong:
         with pytest.raises(SettingsError) as caught:
