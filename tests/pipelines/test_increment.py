@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,10 @@ import weft
 from pipelines.conftest import Database
 from weft import DeclarationError, LoadRefusedError
 from weft.engine import incremental, session
+from weft.engine.readers import opened_tables
 from weft.engine.run import PipelineRun, plan_load, prepare_load, produce, understand
 from weft.systems.sql import tokens
+from weft.systems.watermark import Watermark
 from weft.transforms import filter_where
 
 # A file of DuckDB is opened anew for each transaction, and what these prove is not the database's.
@@ -47,6 +49,31 @@ def test_each_row_once(events: Database) -> None:
     insert(events, (3, "00:00:03"))
     assert events.execute(copy)[0].counts.inserted == 1
     assert ids(events) == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("earlier", "seen", "later"),
+    [
+        ("2026-01-01 00:00:02", "2026-01-01 00:00:03", "2026-01-01 00:00:03.5"),
+        ("2026-01-01T00:00:02.000", "2026-01-01T00:00:03.000", "2026-01-01T00:00:03.500"),
+        ("2026-01-01 00:00:02.000000", "2026-01-01 00:00:03.000000", "2026-01-01 00:00:03.000001"),
+        ("2026-01-01T00:00:02Z", "2026-01-01T00:00:03Z", "2026-01-01T00:00:04Z"),
+        ("2026-01-01T02:00:02+02:00", "2026-01-01T02:00:03+02:00", "2026-01-01T02:00:04+02:00"),
+    ],
+)
+def test_times_that_sqlite_keeps_as_texts(project: Path, earlier: str, seen: str, later: str) -> None:
+    """A target of files knows how far it has come as a time, in no form."""
+    connection = weft.connect(url=f"sqlite:///{project}/texts.db")
+    last = Watermark.of("at", datetime(2026, 1, 1, 0, 0, 3, tzinfo=UTC), 2)
+    with opened_tables(connection) as tables:
+        with tables.driver.session("publish") as writing:
+            writing.run("CREATE TABLE texts (at TIMESTAMP)")
+            for text in (earlier, seen, later):
+                writing.run("INSERT INTO texts VALUES (?)", (text,))
+        found = incremental.of_query(tables, "SELECT at FROM texts", "at", last, None)
+        with tables.driver.session("read") as reading:
+            assert reading.rows(found.sql) == [(later,)]
+    assert found.late == 0
 
 
 def test_by_time(events: Database) -> None:

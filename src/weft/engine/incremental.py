@@ -90,9 +90,12 @@ def of_query(
         last = None
     field, dialect = schema.field(column), tables.dialect
     name = tables.ordered(f"q.{tables.quote(column)}", field)
-    lower = None if last is None else subtract_lookback(last.value, lookback)
     lowest = literal(_least(field, tables), dialect)
     everything = subquery(bind(sql, lowest, dialect))
+    if last is not None and last.kind == "timestamp":
+        with tables.driver.session("read") as session:
+            last = last.spelled_like(session.value(f"SELECT max({name}) FROM {everything} AS q"))
+    lower = None if last is None else subtract_lookback(last.value, lookback)
     since = None if lower is None else literal(lower, dialect)
     new = f"{name} > {since}" if since is not None else f"{name} IS NOT NULL"
     bound = subquery(bind(sql, since if since is not None else lowest, dialect))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
-from dataclasses import dataclass
-from datetime import date, datetime, timedelta
+from dataclasses import dataclass, replace
+from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
@@ -49,6 +50,22 @@ class Watermark:
                 hint="Use a column of numbers, dates, timestamps or texts that grow.",
             )
         return cls(column, _KINDS[type(value)][0], text_of(value), seen, None if last is None else last.text)
+
+    def spelled_like(self, sample: object) -> Watermark:
+        """Return the watermark in the form of another value of the column: SQLite keeps times as texts and compares
+        texts, and a target of files knows times."""
+        if self.kind != "timestamp" or not isinstance(sample, str):
+            return self
+        try:
+            zone = datetime.fromisoformat(sample).tzinfo
+        except ValueError:  # it is no time that can be compared
+            return self
+        moment = self.value if self.value.tzinfo else self.value.replace(tzinfo=UTC)
+        moment = moment.astimezone(zone or UTC).replace(tzinfo=zone)
+        fraction = re.search(r"\.(\d+)", sample)
+        precision = "auto" if fraction is None else "milliseconds" if len(fraction[1]) == 3 else "microseconds"
+        text = moment.isoformat("T" if "T" in sample else " ", precision)
+        return replace(self, kind="text", text=text.replace("+00:00", "Z") if sample.endswith("Z") else text)
 
     @property
     def value(self) -> Any:
