@@ -160,7 +160,7 @@ async def test_clients_that_no_system_takes(shelf: ShelfConnection) -> None:
 
 async def test_declared_streams_are_not_its_own(shelf: ShelfConnection) -> None:
     with use(Project()):
-        weft.stream("declared", fields={"n": "int64"})(lambda: None)
+        weft.stream("declared", fields={"n": "int64"}, connection=shelf)(lambda: None)
         with pytest.raises(weft.SettingsError, match="'declared' is a declared stream and 'book:a' a book"):
             await shelf.xconsumer(streams=["declared", "book:a"]).get_entry()
 
