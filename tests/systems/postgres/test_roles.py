@@ -118,4 +118,4 @@ def test_a_pipeline(user_events: weft.Stream, role: Callable[..., weft.Connectio
         target_primary_key=["n"],
         once=True,
     )
-    assert connect().execute("SELECT n FROM copied ORDER BY n").fetchall() == [(1,), (2,)]
+    assert connect(autocommit=True).execute("SELECT n FROM copied ORDER BY n").fetchall() == [(1,), (2,)]
