@@ -43,6 +43,14 @@ def contents(system: Any) -> list[Any]:
         return list(cursor.fetchall())
 
 
+def test_retention_of_a_stream_that_nobody_made(streams: Project) -> None:
+    orders = weft.stream("orders", fields={"n": "int64"}, retention={"max_age_days": 7})(lambda: None)
+    assert weft.trim_sync(orders) == 0
+    weft.publish_sync(orders, {"n": 1})
+    assert weft.trim_sync(orders) == 0
+    assert open_stream(orders).log.count() == 1
+
+
 async def test_a_stream_that_nobody_made_is_empty(streams: Project, system: Any) -> None:
     orders = declare()
     before = contents(system)

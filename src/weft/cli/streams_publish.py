@@ -245,6 +245,8 @@ def publish(
                 if not run.batch:
                     advance(run.received)
             run.flush()
+            if not run.received:
+                open_stream(stream, connection)  # which creates it, also for no event
         except KeyboardInterrupt:
             say(run.interrupted)
             raise

@@ -204,6 +204,8 @@ class LogGroupFeed(_LogFeed):
         self._iterates = iterates
         self._backlog: list[tuple[str, int]] | None = None
         self._taken: list[dict[str, Any]] = []
+        self._member: str | None = None
+        """The member that asks next; it has got nothing yet."""
         idle = membership.claim_idle
         self._lease = _LEASE_SECONDS if idle is None else max(idle / 1000, 0.001)
         self._unconfirmed: list[dict[str, Any]] = []
@@ -226,8 +228,12 @@ class LogGroupFeed(_LogFeed):
             member, pending = self._backlog.pop()
             if events := self._consume(member, min(pending, _EVENTS_A_LEASE), 0):
                 return events
-        # Under one name the member would be given again what it has not acknowledged.
-        return self._consume(new_member(self._consumer), limit, wait_seconds)
+        # Under one name the member would be given again what it has not acknowledged. Redis keeps each name.
+        self._member = self._member or new_member(self._consumer)
+        events = self._consume(self._member, limit, wait_seconds)
+        if events:
+            self._member = None
+        return events
 
     def _consume(self, member: str, limit: int, wait_seconds: float | None) -> list[dict[str, Any]]:
         wait = LONGEST_SECONDS if wait_seconds is None else wait_seconds

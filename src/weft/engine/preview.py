@@ -110,7 +110,7 @@ def _into_empty_file(job: Job) -> Iterator[Job]:
         yield job
         return
     with TemporaryDirectory(prefix="weft-preview-") as folder:
-        empty = replace(job.connection, path=os.path.join(folder, "empty"), url=None)  # type: ignore[call-arg]
+        empty = replace(job.connection, path=os.path.join(folder, "empty"), url=None, name=None)  # type: ignore[call-arg]
         with opened_tables(empty) as tables, tables.driver.session("publish"):
             pass
         is_same = current().connection(job.source).resolved() == job.connection.resolved()

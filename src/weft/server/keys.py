@@ -135,8 +135,10 @@ class SqlKeyRows:
             with self._tables.driver.session("read") as session:
                 rows = session.rows(f"SELECT {names} FROM {self._table} ORDER BY created_at, id")
         except WeftError as error:
-            # Any other error keeps the service closed: there may be keys.
-            if connection.reports_missing(error.what) == "table" or connection.is_missing():
+            # Any other error keeps the service closed: there may be keys. "does not exist" is also said of a role.
+            is_there = isinstance(error, ConnectionFailedError) or _TABLE not in error.what
+            is_missing = not is_there and connection.reports_missing(error.what) == "table"
+            if is_missing or connection.is_missing():
                 return []
             raise
         return [dict(zip(_FIELDS.names, row, strict=True)) for row in rows]

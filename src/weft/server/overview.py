@@ -97,8 +97,9 @@ def rejected(stream: Stream) -> dict[str, int | None]:
         log = stored_log(kept)
         return 0 if log is None else log.count()
 
+    kept_letters = current().streams.get(stream.dead_letter or "") or stream.dead_letters
     return {
-        "dead_letters": None if stream.max_deliveries is None else count(stream.dead_letters),
+        "dead_letters": None if stream.max_deliveries is None else count(kept_letters),
         "quarantined": None if stream.on_schema_drift != "quarantine" else count(stream.quarantine),
     }
 

@@ -44,6 +44,8 @@ class Ticket:
     encode: Callable[[Ticket], list[Batch]]
     key: str | None = None
     """Names the publish; under the same one again its events are duplicates."""
+    is_recomputed: bool = False
+    """Whether other events under the same key are duplicates too."""
     keys: Set[str] | None = None
     """The keys of its events, if they were computed."""
     batches: list[Batch] | None = None

@@ -58,7 +58,19 @@ def publish_sync(
 ) -> dict[str, Any]:
     """`publish` for code without an event loop."""
     ready = opened(stream, connection) or open_stream(stream, connection)
-    ticket = _ticket(ready, events, idempotency_key)
+    return _publish(_ticket(ready, events, idempotency_key))
+
+
+def publish_batch(ready: Opened, events: list[dict[str, Any]], key: str | None) -> dict[str, Any]:
+    """Publish the events of a batch. Under its key again they are duplicates, also if they differ: a query that runs
+    again may give another time, or another order."""
+    ticket = _ticket(ready, events, key)
+    ticket.is_recomputed = True
+    return _publish(ticket)
+
+
+def _publish(ticket: Ticket) -> dict[str, Any]:
+    ready = ticket.ready
     if ticket.events:
         if not _can_wait(ticket):
             ticket.batches = _encode(ticket)
@@ -114,7 +126,8 @@ def _encode(ticket: Ticket) -> list[Batch]:
     stream, log = ticket.ready.stream, ticket.ready.log
     encoded = encode(stream, log, ticket.events)
     # Also without an event, for the key of the publish.
-    batches = [_batch(ticket, stream, log, encoded, published=ticket.events)] if encoded.events or ticket.key else []
+    published = None if ticket.is_recomputed else ticket.events
+    batches = [_batch(ticket, stream, log, encoded, published=published)] if encoded.events or ticket.key else []
     if encoded.quarantined:
         place = open_stream(stream.quarantine, ticket.ready.hub.connection)
         # Its keys must be forgotten one day too, and only this publishes to it.

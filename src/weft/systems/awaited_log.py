@@ -20,6 +20,7 @@ _OF_NO_EVENTS: dict[str, Callable[..., Any]] = {
     "bound": lambda after, upto, most: upto,
     "extent": lambda after, upto, most: 0,
     "first_since": lambda moment: 1,
+    "expired": lambda before, now: 0,
     "groups": list,
     "nth_last": lambda n: None,
     "trim": lambda upto: 0,

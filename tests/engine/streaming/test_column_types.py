@@ -128,6 +128,17 @@ def test_a_number_that_makes_the_sql_wrong_is_a_bad_row(kafka: Any) -> None:
     assert [payload for _, payload in letters()] == [{"flags": 1.5}]
 
 
+def test_a_number_that_files_do_not_take_is_a_bad_row(kafka: Any, project: Path) -> None:
+    """Files keep the type of a column: no target has it wider."""
+    lake = weft.ObjectStoreLocalConnection(str(project / "out"), name="out", format="parquet")
+    topic = Topic(kafka, target=weft.Target(connection=lake, prefix="copies"), target_table=None)
+    topic.run({"qty": 1})
+    topic.run({"qty": 2}, {"qty": 1.5})
+    topic.run({"qty": 3})
+    assert sorted(row["qty"] for row in weft.read("copies", source=lake).collect()) == [1, 2, 3]
+    assert [payload for _, payload in letters()] == [{"qty": 1.5}]
+
+
 def test_a_missing_key_takes_the_default_of_its_column(kafka: Any) -> None:
     """Whatever keys the other messages of the batch have."""
     tables = open_tables(current().connection(None))

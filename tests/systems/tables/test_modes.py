@@ -194,6 +194,39 @@ def test_the_same_load_twice_changes_nothing(tables: SqlTables, mode: str) -> No
     assert in_order(rows_of(tables, name)) == in_order(before)
 
 
+@pytest.mark.parametrize("event", [None, "at"])
+def test_a_default_in_a_table_of_versions(tables: SqlTables, event: str | None) -> None:
+    """A version without a value has the default, whatever the version before has."""
+    text = tables.sql_type(pa.field("status", pa.string()), key=True)
+    fields = [("id", pa.int64()), ("status", pa.string()), ("n", pa.int64()), ("at", pa.timestamp("us", "UTC"))]
+    schema = pa.schema(fields)
+    start = datetime(2026, 1, 1, tzinfo=UTC)
+    with tables.driver.session("publish") as session:
+        table = tables.table(None, "history")
+        kind = f"{text} DEFAULT 'new' NOT NULL"
+        columns = [*fields, *((name, pa.timestamp("us", "UTC")) for name in ("valid_from", "valid_to"))]
+        columns += [("is_current", pa.bool_()), ("row_hash", pa.string())]
+        definitions = [f"{tables.quote(name)} {tables.sql_type(pa.field(name, each))}" for name, each in columns]
+        definitions[1] = f"{tables.quote('status')} {kind}"
+        session.run(f"CREATE TABLE {table} ({', '.join(definitions)})")
+    for number, row in enumerate(((1, "x", 1), (1, None, 2))):
+        load = Load.declare(
+            target="history",
+            mode="scd2",
+            keys=("id",),
+            compare_columns=("n",) if event is None else None,
+            event_timestamp_column=event,
+            batch_id=number,
+            commit_key="versions",
+        )
+        moment = start + timedelta(days=number)
+        rows = pa.Table.from_pylist([dict(zip(schema.names, (*row, moment), strict=True))], schema)
+        load = replace(load, null_is_default=True, moment=moment)
+        sql_commit.prepare(tables, load, schema)
+        sql_commit.commit(tables, load, sql_commit.Batches(schema, rows.to_batches()))
+    assert sorted((row["n"], row["status"]) for row in rows_of(tables, "history")) == [(1, "x"), (2, "new")]
+
+
 DEFAULTS = pa.schema([("id", pa.int64()), ("status", pa.string()), ("n", pa.int64())])
 
 

@@ -25,7 +25,7 @@ from weft.systems.stream_source import BatchRows, UntypedRows
 # Tests stop a process at each of these steps, by a handler on this logger.
 _steps = logging.getLogger("weft.streaming")
 
-_NOT_READING = (ConnectionFailedError, DeclarationError, LoadRefusedError)
+_NOT_READING = (ConnectionFailedError, DeclarationError)
 
 
 @dataclass(frozen=True)
@@ -98,10 +98,11 @@ class Batches:
             except WeftError as error:
                 failure = error
             # A row of a file that cannot be parsed, which Spark does not report; or a number that makes its column
-            # wider than the SQL takes.
+            # wider than the SQL or a target takes. A target that has the batch has its rows as they were.
             for widens in dict.fromkeys((self._widens, False)):
-                if isinstance(failure, _NOT_READING):
-                    break
+                is_refused = isinstance(failure, LoadRefusedError) and (widens or not self._widens)
+                if isinstance(failure, _NOT_READING) or is_refused or self._is_stored(batch):
+                    continue
                 again = self._split(parts, batch.query_id, widens)
                 opened += again
                 if again == parts:
@@ -115,6 +116,9 @@ class Batches:
             for each in {id(each): each for each in (*parts, *opened)}.values():
                 each.close()
 
+    def _is_stored(self, batch: BatchId) -> bool:
+        return any(self.targets.has(each, batch) for each in self.pipeline.targets)
+
     def _run(self, parts: Sequence[BatchRows], spark: Any, batch: BatchId) -> BatchResult:
         """Carry out the steps of a batch: split off what cannot be parsed, transform the rest, commit it."""
         counts: dict[str, Counts] = {}
@@ -126,16 +130,16 @@ class Batches:
         rejected = sum(len(each.bad) for each in typed)
         filled = [each for each in typed if each.size != 0]
         transformed = self.transform.run(filled, spark, batch.query_id) if filled else None
-        # Not before the SQL was understood: the batch may be read again under other types.
-        for each in typed:
-            self._box.put(each.bad, batch, f"read {each.source}")
-        if transformed is not None:
-            rows, letters, with_origins = transformed
-            if letters and self.targets.is_done(self.pipeline.targets, batch):
-                letters = []  # what failed then is stored; what fails by other SQL now is in the targets
-            self._box.put(letters, batch, "transform")
-            rejected += len(letters)
-            try:
+        try:
+            # Not before the SQL was understood: the batch may be read again under other types.
+            for each in typed:
+                self._box.put(each.bad, batch, f"read {each.source}")
+            if transformed is not None:
+                rows, letters, with_origins = transformed
+                if letters and self.targets.is_done(self.pipeline.targets, batch):
+                    letters = []  # what failed then is stored; what fails by other SQL now is in the targets
+                self._box.put(letters, batch, "transform")
+                rejected += len(letters)
                 for target in self.pipeline.targets:
                     loaded = self.targets.load(target, rows, batch, with_origins)
                     counts[label_of(self.pipeline, target)] = loaded
@@ -143,9 +147,9 @@ class Batches:
                 if not all(each.replayed for each in counts.values()):
                     with suppress(Exception):  # the batch is done, and goes uncounted
                         rows_read = self.transform.rows_read()
-            finally:
-                if isinstance(rows, inputs.Frame):
-                    rows.frame.unpersist()
+        finally:
+            if transformed is not None and isinstance(transformed.rows, inputs.Frame):
+                transformed.rows.frame.unpersist()
         self._columns.keep()
         rejected += sum(each.quarantined for each in counts.values())
         return BatchResult(batch.number, counts, rows_read, rejected)
@@ -180,6 +184,8 @@ class Batches:
                     rows = each.split(self._columns.types(each.source, query_id), widens=widens)
                     if rows is not None and rows.bad:
                         again[number] = rows
+                    elif rows is not None:
+                        rows.close()
         return again
 
 

@@ -318,7 +318,7 @@ def _published_events(target: Target, connection: Connection, rows: Input, key: 
     """Publish rows to a stream of ours. A batch that is tried again is found by its key where it is one publish, and
     stored again where it is several: which rows come first may differ between two tries, so that a key could lose
     some."""
-    from weft.streams.publishing import publish_sync
+    from weft.streams.publishing import publish_batch
     from weft.streams.runtime import open_stream
 
     assert target.stream is not None
@@ -330,7 +330,7 @@ def _published_events(target: Target, connection: Connection, rows: Input, key: 
     publishes = itertools.chain(first, parts)
     del first  # else two publishes would be held to the end
     for events in publishes:
-        reply = publish_sync(ready.stream, events, connection=connection, idempotency_key=once)
+        reply = publish_batch(ready, events, once)
         read += len(events)
         stored += reply["rows_received"] - reply["rows_deduplicated"]
     return Counts(rows_read=read, inserted=stored)

@@ -17,6 +17,7 @@ from weft.spark_support.lazy import F, T
 from weft.spark_support.sessions import java_class
 from weft.systems.codec import codec_of
 from weft.systems.codecs import kinds
+from weft.systems.codecs.columns import storable
 from weft.systems.frame_checks import column
 from weft.systems.objects.formats import SPARK_FORMAT
 from weft.systems.objects.options import FileOptions
@@ -194,11 +195,9 @@ def _of_most_values(schema: StructType, known: Mapping[str, DataType], lines: Da
 
     counted = lines.mapInArrow(_kinds, "kinds string").collect()
     found = kinds.merged_columns(json.loads(each.kinds) for each in counted)
-    types = {
-        name: from_arrow_type(kinds.type_of(each))
-        for name, each in found.items()
-        if name in doubtful and kinds.is_mixed(each)
-    }
+    mixed = {name: each for name, each in found.items() if name in doubtful and kinds.is_mixed(each)}
+    decided = storable(pa.schema([(name, kinds.type_of(each)) for name, each in mixed.items()]))
+    types = {each.name: from_arrow_type(each.type) for each in decided}
     return T.StructType([T.StructField(each.name, types.get(each.name.lower(), each.dataType)) for each in schema])
 
 

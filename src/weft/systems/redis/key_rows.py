@@ -9,7 +9,8 @@ from weft.systems.redis.connection import RedisConnection
 from weft.systems.redis.store import RedisStore
 from weft.types import to_json
 
-_KEYS = "weft::api_keys"
+# Not among weft:*, which whoever uses a stream may write.
+_KEYS = "weft-api-keys"
 
 
 class RedisKeyRows:

@@ -19,6 +19,10 @@ class Scd2(ComparedMove):
 
     since: ClassVar[str | None] = VALID_FROM
 
+    def _for_null(self, name: str, default: str) -> str:
+        """A version has its own value, not that of the version before."""
+        return default
+
     @property
     def stored(self) -> str:
         wanted = dict.fromkeys((*self.load.keys, *self.load.compared(self.names), VALID_FROM))
