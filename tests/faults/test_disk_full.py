@@ -241,8 +241,9 @@ def server(request: pytest.FixtureRequest, need_server: Callable[[str], None]) -
     server.kill()
 
 
-@pytest.mark.parametrize("server", ["postgres"], indirect=True)
-def test_postgres_tables_on_a_full_disk(server: servers.Server) -> None:
+@contextlib.contextmanager
+def small_tablespace(server: servers.Server) -> Iterator[tuple[Disk, Publisher]]:
+    """A disk for the tables of PostgreSQL alone, and a publisher to a database there."""
     with mounted(server.folder / "disk", 32, server.user) as disk, use(Project()) as project:
         place = disk.folder / "tables"
         place.mkdir()
@@ -252,29 +253,23 @@ def test_postgres_tables_on_a_full_disk(server: servers.Server) -> None:
             driver.execute(f"CREATE TABLESPACE small LOCATION '{place}'")
             driver.execute("CREATE DATABASE full_disk TEMPLATE template0 TABLESPACE small")
         try:
-            publisher = Publisher(connect(url=server.url("full_disk")))
-            fill_and_free(publisher, lambda: disk.fill(leave=MB), disk.free, 8)
+            yield disk, Publisher(connect(url=server.url("full_disk")))
         finally:
             close(project)
             server.kill()
+
+
+@pytest.mark.parametrize("server", ["postgres"], indirect=True)
+def test_postgres_tables_on_a_full_disk(server: servers.Server) -> None:
+    with small_tablespace(server) as (disk, publisher):
+        fill_and_free(publisher, lambda: disk.fill(leave=MB), disk.free, 8)
 
 
 @pytest.mark.parametrize("server", ["postgres"], indirect=True)
 def test_postgres_trims_on_a_full_disk(server: servers.Server) -> None:
     """What is removed is free for others once PostgreSQL has vacuumed the table, which it does by itself."""
-    with mounted(server.folder / "disk", 32, server.user) as disk, use(Project()) as project:
-        place = disk.folder / "tables"
-        place.mkdir()
-        shutil.chown(place, server.user, server.user)
-        server.start()
-        with contextlib.closing(server.connect()) as driver:
-            driver.execute(f"CREATE TABLESPACE small LOCATION '{place}'")
-            driver.execute("CREATE DATABASE full_disk TEMPLATE template0 TABLESPACE small")
-        try:
-            assert trim_when_full(Publisher(connect(url=server.url("full_disk"))), lambda: disk.fill(MB), 8) > 0
-        finally:
-            close(project)
-            server.kill()
+    with small_tablespace(server) as (disk, publisher):
+        assert trim_when_full(publisher, lambda: disk.fill(MB), 8) > 0
 
 
 @pytest.mark.timing

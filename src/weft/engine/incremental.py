@@ -92,7 +92,7 @@ def of_query(
     name = tables.ordered(f"q.{tables.quote(column)}", field)
     lowest = literal(_least(field, tables), dialect)
     everything = subquery(bind(sql, lowest, dialect))
-    if last is not None and last.kind == "timestamp" and dialect == "sqlite":
+    if last is not None and last.kind == "timestamp" and not tables.native_decimals:
         with tables.driver.session("read") as session:
             last = last.spelled_like(session.value(f"SELECT max({name}) FROM {everything} AS q"))
     lower = None if last is None else subtract_lookback(last.value, lookback)

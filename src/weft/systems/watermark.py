@@ -58,7 +58,7 @@ class Watermark:
             return self
         try:
             zone = datetime.fromisoformat(sample).tzinfo
-        except ValueError:  # it is no time that can be compared
+        except ValueError:  # the greatest text of the column is not a time
             return self
         moment = self.value if self.value.tzinfo else self.value.replace(tzinfo=UTC)
         moment = moment.astimezone(zone or UTC).replace(tzinfo=zone)

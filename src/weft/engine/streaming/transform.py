@@ -223,7 +223,11 @@ class Transform:
             if now or len(self._pipeline.targets) > 1:
                 result = result.persist()
             if now:
-                result.count()
+                try:
+                    result.count()
+                except BaseException:
+                    result.unpersist()
+                    raise
         return inputs.Frame(result)
 
 

@@ -9,7 +9,7 @@ from weft.systems.redis.connection import RedisConnection
 from weft.systems.redis.store import RedisStore
 from weft.types import to_json
 
-# Not among weft:*, which whoever uses a stream may write.
+# Outside weft:*: users of streams have the right to write those keys.
 _KEYS = "weft-api-keys"
 
 

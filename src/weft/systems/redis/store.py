@@ -136,8 +136,8 @@ class RedisStore:
             return log
 
     def find(self, schema: str, name: str, fields: dict[str, FieldType]) -> RedisLog | None:
-        """Return the stream's log, also of a stream that others made; `None` where there is none. `changed` tells of it
-        from now on, also once it is made."""
+        """Return the stream's log, also of a stream that others made; `None` where there is none. `changed` reports the
+        stream from now on, also one that is made later."""
         log = self._logs.get((schema, name))
         if log is None or not log.is_enlisted:
             log, is_there = self._look(schema, name)

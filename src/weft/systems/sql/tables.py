@@ -83,7 +83,7 @@ class SqlTables(ABC):
     earliest: ClassVar[datetime] = datetime(1, 1, 2)
     """A time that is before those of rows."""
     native_decimals: ClassVar[bool] = True
-    """Whether decimals and dates are stored as such; else as texts."""
+    """Whether decimals, dates and times are stored as such; else as texts."""
     enforces_lengths: ClassVar[bool] = True
     """Whether the database refuses a text that is longer than its column."""
 
