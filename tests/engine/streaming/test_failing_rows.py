@@ -10,7 +10,7 @@ import pytest
 from weft.engine import frames
 from weft.engine.streaming.failing_rows import FailingRows
 from weft.engine.streaming.transform import memory_of
-from weft.errors import WeftError
+from weft.errors import ConnectionFailedError, WeftError
 
 ROWS = pa.table({"n": [1, 2, 3, 4, 5, 6], "v": ["1", "x", "3", None, "5", "-"]})
 NAMES = "(VALUES (1, 'a'), (1, 'b'), (2, 'c')) AS names(n, name)"
@@ -77,6 +77,20 @@ def test_rows_that_all_fail(plain_spark: Any) -> None:
     for sql in ("SELECT 1 / 0 AS x FROM source", "SELECT sum(1 / (n - n)) AS x FROM source"):
         result, found = Attempts(plain_spark, sql).split(ROWS)
         assert (result.num_rows, sorted(found)) == (0, [*range(len(ROWS))])
+
+
+def test_a_lookup_that_is_away_is_no_fault_of_rows(plain_spark: Any) -> None:
+    attempts = Attempts(plain_spark, "SELECT sum(CAST(v AS INT)) AS v FROM source")
+    attempt, tries = attempts.attempt, iter(range(3))
+
+    def fail_later(rows: pa.Table) -> pa.Table:
+        if next(tries) == 2:
+            raise ConnectionFailedError("The lookup's database is away.")
+        return attempt(rows)
+
+    attempts.attempt = fail_later  # type: ignore[method-assign]
+    with pytest.raises(ConnectionFailedError, match="away"):
+        attempts.split(ROWS)
 
 
 def test_no_row_is_to_blame(plain_spark: Any) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from weft.errors import WeftError
+from weft.errors import ConnectionFailedError, WeftError
 from weft.spark_support import outcome
 from weft.spark_support.sessions import java_class, of_plan
 
@@ -52,9 +52,17 @@ class FailingRows:
         return result if len(bad) < len(rows) else result.slice(0, 0), bad
 
     def _result(self, rows: pa.Table) -> pa.Table | None:
-        with suppress(WeftError):
+        result = self._result_or_error(rows)
+        return None if isinstance(result, WeftError) else result
+
+    def _result_or_error(self, rows: pa.Table) -> pa.Table | WeftError:
+        """Return what the SQL makes of rows, or why it fails. A lookup whose database is away is no row's fault."""
+        try:
             return self.attempt(rows)
-        return None
+        except ConnectionFailedError:
+            raise
+        except WeftError as error:
+            return error
 
     def _find_at_once(self, rows: pa.Table) -> dict[int, str]:
         from pyspark.sql.classic.column import Column
@@ -99,10 +107,9 @@ class FailingRows:
         return None
 
     def _reason_alone(self, row: pa.Table) -> str:
-        try:
-            self.attempt(row)
-        except WeftError as error:
-            return error.what
+        alone = self._result_or_error(row)
+        if isinstance(alone, WeftError):
+            return alone.what
         return f"Spark could not {self._what}: it fails for this row among the others of its batch"
 
     def _find_by_halving(self, rows: pa.Table) -> dict[int, str]:
@@ -112,15 +119,14 @@ class FailingRows:
 
         def fails(first: int, end: int, *, is_known: bool = False) -> bool:
             if not is_known or end - first == 1:
-                try:
-                    self.attempt(rows.slice(first, end - first))
+                result = self._result_or_error(rows.slice(first, end - first))
+                if not isinstance(result, WeftError):
                     return False
-                except WeftError as error:
-                    if end == first:  # no row is to blame
-                        raise
-                    if end - first == 1:
-                        found[first] = error.what
-                        return True
+                if end == first:  # no row is to blame
+                    raise result
+                if end - first == 1:
+                    found[first] = result.what
+                    return True
             middle = (first + end) // 2
             # Where the first half is good, it is the other one that fails.
             fails(middle, end, is_known=not fails(first, middle))
