@@ -61,6 +61,10 @@ if TYPE_CHECKING:
     from weft.pipelines.streaming.spec import Lookup as Lookup
     from weft.pipelines.streaming.spec import Source as Source
     from weft.pipelines.streaming.spec import Target as Target
+    from weft.pipelines.streaming.windows import Aggregation as Aggregation
+    from weft.pipelines.streaming.windows import StateStore as StateStore
+    from weft.pipelines.streaming.windows import Watermark as Watermark
+    from weft.pipelines.streaming.windows import Window as Window
     from weft.pipelines.table import natural_key as natural_key
     from weft.pipelines.table import pk as pk
     from weft.pipelines.table import table as table
@@ -119,6 +123,7 @@ _NAMES_OF_MODULES = {
     "weft.pipelines.declare": "pipeline target",
     "weft.pipelines.streaming.declare": "streaming_pipeline",
     "weft.pipelines.streaming.spec": "Lookup Source Target",
+    "weft.pipelines.streaming.windows": "Aggregation StateStore Watermark Window",
     "weft.pipelines.table": "natural_key pk table",
     "weft.project": "connect connection get_connection register_connection registered_connections",
     "weft.streaming": "run_pipeline run_streaming_pipeline",
@@ -157,16 +162,12 @@ _SUBMODULES = (
 
 # Names that are known from elsewhere, and refused until what they stand for is there.
 _LATER = (
-    "Aggregation",
     "CDC",
     "Join",
     "KinesisConnection",
     "PubSubConnection",
     "RabbitMQConnection",
     "SchemaRegistryConnection",
-    "StateStore",
-    "Watermark",
-    "Window",
 )
 
 __all__ = sorted(_MODULE_OF)

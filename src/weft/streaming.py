@@ -10,12 +10,17 @@ from weft.options import refuse_unknown
 from weft.pipelines.streaming.declare import make, streaming_pipeline
 from weft.pipelines.streaming.options import StreamingOptions
 from weft.pipelines.streaming.spec import Lookup, Source, StreamingPipeline, Target
+from weft.pipelines.streaming.windows import Aggregation, StateStore, Watermark, Window
 
 __all__ = [
+    "Aggregation",
     "Lookup",
     "Source",
+    "StateStore",
     "StreamingPipeline",
     "Target",
+    "Watermark",
+    "Window",
     "run_pipeline",
     "run_streaming_pipeline",
     "streaming_pipeline",

@@ -8,17 +8,22 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+import pyarrow as pa
+
 from weft.engine import inputs
 from weft.engine.streaming.batch_id import BatchId
 from weft.engine.streaming.dead_letters import DeadLetterBox
 from weft.engine.streaming.progress import OpenedSource
 from weft.engine.streaming.source_state import Columns, Written
+from weft.engine.streaming.state import open_state
 from weft.engine.streaming.targets import NO_STORE, Targets
-from weft.engine.streaming.transform import Transform, TypedRows, together
+from weft.engine.streaming.transform import Transform, TypedRows, memory_of, together
+from weft.engine.streaming.windows import Windows
 from weft.errors import ConnectionFailedError, DeclarationError, LoadRefusedError, WeftError
 from weft.pipelines.streaming.endpoints import label_of
 from weft.pipelines.streaming.spec import StreamingPipeline
 from weft.project import current
+from weft.systems.dead_letter_store import DeadLetter
 from weft.systems.load import Counts
 from weft.systems.stream_source import BatchRows, UntypedRows
 
@@ -55,11 +60,14 @@ class Batches:
         self._box = box or DeadLetterBox(pipeline)
         self.transform, self.targets = Transform(pipeline, columns), Targets(pipeline, self._box, Written(columns.home))
         self._widens = pipeline.on_drift == "evolve"
+        self._windows: Windows | None = None
 
     def close(self) -> None:
         """Release what batches share."""
         self.transform.close()
         self.targets.close()
+        if self._windows is not None:
+            self._windows.close()
 
     def run(self, frame: Any, batch: BatchId) -> BatchResult:
         """Carry out the batch that Spark made of all sources."""
@@ -121,6 +129,8 @@ class Batches:
 
     def _run(self, parts: Sequence[BatchRows], spark: Any, batch: BatchId) -> BatchResult:
         """Carry out the steps of a batch: split off what cannot be parsed, transform the rest, commit it."""
+        if self.pipeline.window is not None:
+            return self._run_windows(parts, spark, batch)
         counts: dict[str, Counts] = {}
         rows_read = None
         self._columns.begin()
@@ -153,6 +163,53 @@ class Batches:
         self._columns.keep()
         rejected += sum(each.quarantined for each in counts.values())
         return BatchResult(batch.number, counts, rows_read, rejected)
+
+    def _run_windows(self, parts: Sequence[BatchRows], spark: Any, batch: BatchId) -> BatchResult:
+        """Carry out the steps of a batch with windows: add its rows to the state, commit the windows that it closes."""
+        if self._windows is None:
+            self._windows = Windows(self.pipeline, open_state(self.pipeline, batch.query_id, self._columns.home))
+        windows, counts, rejected, rows_read = self._windows, {}, 0, None
+        try:
+            if not windows.begin(batch.number):
+                rejected, rows_read = self._add_to_state(windows, parts, spark, batch)
+                _steps.debug("stored")
+            closed = windows.closed(spark)
+        finally:
+            windows.store.release()
+        if closed is not None:
+            rows = memory_of(closed.toArrow())
+            for target in self.pipeline.targets:
+                loaded = self.targets.load(target, rows, batch, lambda: pa.table({}))
+                counts[label_of(self.pipeline, target)] = loaded
+                _steps.debug("loaded")
+        self._columns.keep()
+        rejected += sum(each.quarantined for each in counts.values())
+        return BatchResult(batch.number, counts, rows_read, rejected)
+
+    def _add_to_state(
+        self, windows: Windows, parts: Sequence[BatchRows], spark: Any, batch: BatchId
+    ) -> tuple[int, int | None]:
+        """Add the rows of a batch to the state; return how many were rejected, and how many were read."""
+        self._columns.begin()
+        typed = list(self._typed(parts, batch.query_id))
+        for each in typed:
+            self._check_unparsed(each)
+        filled = [each for each in typed if each.size != 0]
+        letters: list[DeadLetter] = []
+        reduced = windows.nothing()
+        if filled:
+            reduced, letters = self.transform.reduced(filled, spark, batch.query_id, windows.reduce)
+        for each in typed:
+            self._box.put(each.bad, batch, f"read {each.source}")
+        self._box.put(letters, batch, "transform")
+        rejected = sum(len(each.bad) for each in typed) + len(letters)
+        if windows.rejects(reduced):
+            for each in filled:
+                outside = windows.rejected(self.transform.named(each, spark, batch.query_id))
+                self._box.put(outside, batch, f"window {each.source}")
+                rejected += len(outside)
+        windows.add(batch.number, reduced, spark)
+        return rejected, self.transform.rows_read() if filled else 0
 
     def _check_unparsed(self, rows: TypedRows) -> None:
         """Raise for rows that could not be parsed, if there is no place for them."""

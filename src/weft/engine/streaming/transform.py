@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import pyarrow as pa
 
@@ -32,6 +32,11 @@ _OBSERVED_SECONDS = 1.0
 TypedRows = ReaderRows | FrameRows
 WithOrigins = Callable[[], pa.Table]
 """Makes the rows for the targets again, with the column `ORIGIN` where that is possible."""
+
+
+T = TypeVar("T")
+Reduce = Callable[[Sequence[tuple[str, Any]]], T]
+"""Takes the name of each source with its rows, as a DataFrame."""
 
 
 class Transformed(NamedTuple):
@@ -67,7 +72,7 @@ class Transform:
         """Return the rows for the targets, with those apart that the SQL fails for."""
         sql = self._pipeline.transform_sql
         self._count = None
-        is_small = all(each.size is not None for each in parts) and sum(each.size or 0 for each in parts) <= SMALL
+        is_small = _is_small(parts)
 
         def with_origins() -> pa.Table:
             rows = self._with_origins(parts, spark, is_small, query_id)
@@ -87,6 +92,44 @@ class Transform:
                 source = self._with_origins(parts, spark, is_small, query_id).toArrow()
             self._count = source.__len__
             return self._split(source, sql, spark)
+
+    def reduced(
+        self, parts: Sequence[TypedRows], spark: Any, query_id: str, reduce: Reduce[T]
+    ) -> tuple[T, list[DeadLetter]]:
+        """Return what `reduce` makes of the result of the SQL over each source, and the rows that the SQL fails for."""
+        sql, is_small = self._pipeline.transform_sql, _is_small(parts)
+        counts: list[Callable[[], int]] = []
+
+        def results() -> Iterator[tuple[str, Any]]:
+            for each in parts:
+                self._count = None
+                yield each.source, self._result([each], spark, is_small, query_id)
+                counts.append(self._count or functools.partial(int, each.size or 0))
+
+        try:
+            reduced = reduce(list(results()))
+            self._count = lambda: sum(count() for count in counts)
+            return reduced, []
+        except WeftError:
+            if sql is None or self._pipeline.transform_on_error == "fail":
+                raise
+        frames_of, rejected, rows = [], [], 0
+        for each in parts:
+            with outcome.explained(f"read the batch of {self._pipeline.name}"):
+                source = self._with_origins([each], spark, is_small, query_id).toArrow()
+            split = self._split(source, sql, spark)
+            assert isinstance(split.rows, inputs.Memory)
+            frames_of.append((each.source, frames.from_memory(spark, split.rows)))
+            rejected += split.rejected
+            rows += len(source)
+        self._count = lambda: rows
+        return reduce(frames_of), rejected
+
+    def named(self, rows: TypedRows, spark: Any, query_id: str) -> Any:
+        """Return the result of the SQL over the rows of a source, with the column `ORIGIN` where that is possible."""
+        source = self._with_origins([rows], spark, _is_small([rows]), query_id)
+        sql = self._pipeline.transform_sql
+        return source if sql is None else self._transformed(source, functions.selecting_also(sql, ORIGIN))
 
     def over(self, sql: str, spark: Any) -> FailingRows:
         """Run SQL over rows that this process has, and find those that it fails for."""
@@ -229,6 +272,10 @@ class Transform:
                     result.unpersist()
                     raise
         return inputs.Frame(result)
+
+
+def _is_small(parts: Sequence[TypedRows]) -> bool:
+    return all(each.size is not None for each in parts) and sum(each.size or 0 for each in parts) <= SMALL
 
 
 def _observed_rows(observation: Any, rows: Any) -> int:

@@ -22,6 +22,7 @@ from weft.pipelines.streaming.endpoints import (
 )
 from weft.pipelines.streaming.options import FIELD_OPTIONS, LATER, OPTIONS, StreamingOptions
 from weft.pipelines.streaming.spec import DeadLetters, Source, StreamingPipeline, Target
+from weft.pipelines.streaming.windows import aggregate_in
 from weft.pipelines.table import table_of
 from weft.project import build_connection, current
 from weft.streams.declare import Stream
@@ -29,7 +30,7 @@ from weft.systems.base import Connection, system_for
 from weft.systems.endpoint import endpoint_of
 from weft.systems.load import KEYED_MODES, MODES_OF, refuse_own
 
-LATER_HINT = "This version has SQL, lookups and UDFs over each batch."
+LATER_HINT = "This version has SQL, lookups and UDFs over each batch, and windows."
 DEAD_LETTERS = ("topic", "stream", "table", "path")
 Declare = Callable[[Callable[..., Any]], StreamingPipeline]
 
@@ -366,7 +367,39 @@ def _check(pipeline: StreamingPipeline, options: Mapping[str, Any], where: str, 
                     hint="Leave delivery out: then tables and files get every row once, streams and topics at least "
                     "once.",
                 )
+    _check_window(pipeline, where, word)
     check_targets(pipeline, where)
+
+
+def _check_window(pipeline: StreamingPipeline, where: str, word: Callable[[str], str]) -> None:
+    """Check a window against the rest of its pipeline."""
+    window = pipeline.window
+    if window is None:
+        for option in ("watermark", "state_store"):
+            if getattr(pipeline, option) is not None:
+                raise DeclarationError(f"{where}: {word(option)} is for {word('window')}, and there is none.")
+        return
+    if window.late_data == "dlq" and pipeline.dead_letters is None:
+        raise DeclarationError(
+            f"{where}: late_data is 'dlq', and there is no place for dead letters.",
+            hint='For example dead_letter_stream="events_late" (or dead_letter_topic, dead_letter_table, '
+            "dead_letter_path).",
+        )
+    if pipeline.transform_sql is not None:
+        names = [sql_name(each) for each in pipeline.aggregate_udfs]
+        if (name := aggregate_in(pipeline.transform_sql, names)) is not None:
+            raise DeclarationError(
+                f"{where}: {word('transform_sql')} aggregates ({name}), and it sees one batch at a time: a window may "
+                "have rows of many.",
+                hint="Let it choose and convert columns, and aggregate in weft.Window(aggregations=[…]).",
+            )
+    for target in pipeline.targets:
+        if window.changes_rows and target.mode != "merge":
+            option = f"emit = {window.emit!r}" if window.emit == "update" else f"late_data = {window.late_data!r}"
+            raise DeclarationError(
+                f"{where}, target {target.name}: {option} writes a window again, so that its target must merge.",
+                hint=f'mode="merge", keys={list(window.keys)!r}',
+            )
 
 
 def _register(pipeline: StreamingPipeline, function: Callable[..., Any]) -> None:

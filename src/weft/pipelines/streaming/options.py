@@ -31,19 +31,14 @@ from weft.pipelines.streaming.spec import (
     check_mode,
     table_name,
 )
+from weft.pipelines.streaming.windows import StateStore, Watermark, Window
 from weft.pipelines.table import AnyTable
 from weft.streams.declare import Stream
 from weft.systems.base import AnyConnection, Connection, system_for
 from weft.systems.endpoint import endpoint_of
 from weft.systems.load import Columns
 
-LATER = {
-    "window": "transform.window",
-    "join": "transform.join",
-    "cdc": "transform.cdc",
-    "watermark": "watermark",
-    "state_store": "state_store",
-}
+LATER = {"join": "transform.join", "cdc": "transform.cdc"}
 """Options that are known, and refused until what they stand for is there, each with its place in a TOML file."""
 RESERVED_TABLE = "source"
 """What `transform_sql` calls the rows of a batch."""
@@ -155,6 +150,19 @@ def _folder(value: Any, option: str, where: str) -> str | None:
             "dead_letter_stream, dead_letter_table and dead_letter_topic.",
         )
     return path
+
+
+def _instance(cls: type) -> Callable[[Any, str, str], Any]:
+    """Return the check of an option that is a structure."""
+
+    def check(value: Any, option: str, where: str) -> Any:
+        if not isinstance(value, cls):
+            raise DeclarationError(
+                f"{where}: {option} is a {type(value).__name__}.", hint=f"{option}=weft.{cls.__name__}(…)"
+            )
+        return value
+
+    return check
 
 
 def _stream(value: Any, option: str, where: str) -> Any:
@@ -286,6 +294,22 @@ class StreamingOptions(TypedDict, total=False):
     aggregate_udfs: Annotated[
         Callable[..., Any] | Sequence[Callable[..., Any]] | None,
         Option("Classes that aggregate in the SQL.", key=None, check=_functions),
+    ]
+    window: Annotated[
+        Window | None,
+        Option("Aggregates of rows by time: see [windows](#windows).", key="transform.window", check=_instance(Window)),
+    ]
+    watermark: Annotated[
+        Watermark | None,
+        Option("When a window closes: see [the watermark](#the-watermark).", check=_instance(Watermark)),
+    ]
+    state_store: Annotated[
+        StateStore | None,
+        Option(
+            "Where windows are kept until they close: see [state](#state).",
+            default="the database of the first target that has tables",
+            check=_instance(StateStore),
+        ),
     ]
     dead_letter_topic: Annotated[
         str | None, Option("The topic that takes bad rows: see [dead letters](#dead-letters).")

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, Self, Unpack, get_args
 from weft.errors import DeclarationError
 from weft.options import Option, column_names, count, errors_at, one_of, options_of, refuse_unknown, text_option
 from weft.pipelines.options import connection_option
+from weft.pipelines.streaming.windows import StateStore, Watermark, Window
 from weft.pipelines.table import AnyTable, Table, table_of
 from weft.streams.declare import Stream
 from weft.systems.base import AnyConnection, Connection, Settings, system_for
@@ -363,6 +364,9 @@ class StreamingPipeline:
     lookups: Mapping[str, Lookup] = field(default_factory=dict)
     udfs: tuple[Any, ...] = ()
     aggregate_udfs: tuple[Any, ...] = ()
+    window: Window | None = None
+    watermark: Watermark | None = None
+    state_store: StateStore | None = None
     dead_letters: DeadLetters | None = None
     on_drift: Drift = "evolve"
     every_seconds: float | None = None

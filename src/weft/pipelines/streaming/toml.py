@@ -17,6 +17,7 @@ from weft.pipelines.streaming.options import LATER, OPTIONS
 from weft.pipelines.streaming.spec import LOAD_OPTIONS, SOURCE_OPTIONS, Source, StreamingPipeline, Target
 from weft.pipelines.streaming.toml_tables import TABLES, WORDS, structure_of
 from weft.pipelines.streaming.toml_text import to_toml as to_toml
+from weft.pipelines.streaming.windows import IN_MEMORY, StateStore
 from weft.project import build_connection, short_path
 from weft.settings import parse_toml
 from weft.systems.base import Connection, system_for, systems
@@ -88,12 +89,18 @@ def _value(option: Option, table: _Table, key: str) -> Any:
 
 def _structure(cls: type, table: _Table) -> Any:
     options = options_of(cls)
+    if cls is StateStore:
+        kind = table.values.get("kind")
+        table.check(() if kind in (None, IN_MEMORY) else connection_fields(kind, table.where))
+        with errors_at(table.where):
+            return StateStore(**table.values)
     values: dict[str, Any] = {"connection": _connection(table)} if "connection" in options else {}
     if not values:
         table.check()
     for name, option in options.items():
-        if name in table.values and name != "connection":
-            values[name] = _value(option, table, name)
+        key = option.key or name
+        if key in table.values and name != "connection":
+            values[name] = _value(option, table, key)
     with errors_at(table.where):
         return cls(**values)
 

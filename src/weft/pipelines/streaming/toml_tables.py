@@ -14,7 +14,7 @@ from weft.pipelines.streaming.options import OPTIONS
 from weft.pipelines.streaming.spec import LOAD_OPTIONS, SOURCE_OPTIONS, TARGET_OPTIONS
 from weft.systems.base import system_for
 
-Kind = Literal["text", "count", "texts", "table", "tables", "named", "object", "types"]
+Kind = Literal["text", "count", "number", "texts", "table", "tables", "named", "object", "types"]
 
 
 def _is_table(value: Any) -> bool:
@@ -25,6 +25,7 @@ def _is_table(value: Any) -> bool:
 _KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "text": ("a text", lambda value: isinstance(value, str) and value != ""),
     "count": ("a whole number of at least 1", lambda value: type(value) is int and value >= 1),
+    "number": ("a whole number of at least 0", lambda value: type(value) is int and value >= 0),
     "texts": ("a list of texts", lambda value: isinstance(value, list) and all(isinstance(e, str) for e in value)),
     "table": ("a table", _is_table),
     "tables": (
@@ -93,7 +94,7 @@ def _key(option: Option, needed: bool = False) -> Key:
 
 
 def _keys(options: Mapping[str, Option]) -> dict[str, Key]:
-    return {name: _key(each) for name, each in options.items() if name != "connection"}
+    return {each.key or name: _key(each) for name, each in options.items() if name != "connection"}
 
 
 # ----------------------------------------------------------------------------------------------- what only the file has

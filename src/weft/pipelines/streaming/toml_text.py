@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from weft.errors import DeclarationError
+from weft.options import options_of
 from weft.pipelines.streaming.options import FIELD_OPTIONS
 from weft.pipelines.streaming.spec import (
     LOAD_OPTIONS,
@@ -18,6 +19,7 @@ from weft.pipelines.streaming.spec import (
     StreamingPipeline,
     Target,
 )
+from weft.pipelines.streaming.windows import IN_MEMORY, StateStore
 from weft.settings import is_secret_name, redact_url
 from weft.streams.declare import Stream
 from weft.systems.base import Connection
@@ -58,8 +60,10 @@ def _structures(value: Any, where: str) -> Any:
         return [_structures(each, where) for each in value]
     if not dataclasses.is_dataclass(value):
         return value
-    own = {each.name: getattr(value, each.name) for each in dataclasses.fields(value) if each.name != "connection"}
-    tables = {name: _structures(each, where) for name, each in own.items()}
+    if isinstance(value, StateStore):
+        return {"kind": IN_MEMORY} if value.is_in_memory else _connection(value.connection, where)
+    keys = {each.field: each.key or each.name for each in options_of(type(value)).values()}
+    tables = {keys[name]: _structures(getattr(value, name), where) for name in keys if name != "connection"}
     return {**_connection(value.connection, where), **tables} if hasattr(value, "connection") else tables
 
 

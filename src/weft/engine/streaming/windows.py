@@ -1,0 +1,411 @@
+"""Windows of a streaming pipeline, batch by batch.
+
+A batch reduces its rows to one row for each window and group (a fragment), and adds them to the state together with the
+watermark that it decides on. Then the windows that this watermark closes are read from the state, folded and written.
+After a crash, a batch that the state has is not computed again: what it closes is read again, the same. Its rows are
+removed by the batch after it, when every target has them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from weft.columns import canonical_schema
+from weft.engine.streaming import dead_letters
+from weft.engine.streaming.aggregates import Steps, steps
+from weft.errors import DeclarationError, LoadRefusedError, did_you_mean
+from weft.pipelines.streaming.spec import StreamingPipeline
+from weft.pipelines.streaming.windows import WINDOW_END, WINDOW_START, Watermark
+from weft.spark_support import outcome
+from weft.systems.dead_letter_store import DeadLetter
+from weft.systems.state_store import BATCH, END, Selection, StateBatch, StateStore
+
+_ROWS, _NEWEST, _SOURCE, _REASON = "_weft_rows", "_weft_newest", "_weft_source", "_weft_reason"
+_TIME, _START = "_weft_time", "_weft_start"
+_MILLISECOND = 1000
+_LATE, _FUTURE, _UNDATED = "late", "future", "undated"
+# Fewer stored rows are not worth a job that folds them.
+_COMPACT_ROWS, _COMPACT_RATIO = 20_000, 4
+_FINGERPRINT = b"weft.window"
+_WHY = {
+    _LATE: "is late: its window has closed",
+    _FUTURE: "has a time that is further in the future than max_future_ms allows",
+    _UNDATED: "has no event time",
+}
+_NEVER = (1 << 63) - 1
+
+
+@dataclass(frozen=True)
+class Reduced:
+    """What a batch makes of its rows."""
+
+    fragments: pa.Table | None
+    """`None` where no batch has had rows yet."""
+    newest: Mapping[str, int]
+    """By source, the greatest time of its rows."""
+    left_out: Mapping[str, int]
+    """By reason, how many rows are in no window."""
+
+
+class Windows:
+    """The windows of a pipeline under one checkpoint."""
+
+    def __init__(self, pipeline: StreamingPipeline, store: StateStore) -> None:
+        assert pipeline.window is not None
+        self.pipeline, self.window, self.store = pipeline, pipeline.window, store
+        self._watermark = pipeline.watermark or Watermark()
+        self._length = self.window.duration_ms * _MILLISECOND
+        self._hop = (self.window.hop_ms or self.window.duration_ms) * _MILLISECOND
+        self._allowed = (self.window.allowed_lateness_ms or 0) * _MILLISECOND
+        self.last = store.last()
+        self._check_unchanged()
+        self._stored = store.counts()
+        """How many rows are stored, by the end of their window."""
+        self._groups = 0
+        """How many groups there were when the state was last compacted."""
+        # A source that was not heard of counts as heard of now: after a pause of the pipeline all are behind.
+        self._heard = {each.name: time.monotonic() for each in pipeline.sources}
+
+    def close(self) -> None:
+        self.store.close()
+
+    # -------------------------------------------------------------------------------------------------------- one batch
+
+    def begin(self, number: int) -> bool:
+        """Remove what the batch before closed; return whether the state has this batch already."""
+        if self.last is None:
+            return False
+        if self.last.number >= number:
+            return True
+        self._remove_closed()
+        return False
+
+    def reduce(self, rows: Sequence[tuple[str, Any]]) -> Reduced:
+        """Return what the windows get of rows, which are a DataFrame for each source."""
+        from pyspark.sql import functions as F
+
+        frame, keys = self._timed(rows), [_SOURCE] if len(rows) > 1 else []
+        frame = (
+            frame.withColumn(_START, F.explode(self._starts()))
+            if self._hop < self._length
+            else frame.withColumn(_START, self._latest_start())
+        )
+        groups = [
+            # What is left out is one group for each reason.
+            F.when(F.col(_REASON).isNull(), F.col(f"`{name}`")).alias(name)
+            for name in self.window.group_by
+        ]
+        start = F.when(F.col(_REASON).isNull(), F.col(_START)).alias(_START)
+        stored: dict[str, Any] = {}
+        for each in self.window.aggregations:
+            stored |= steps(each, frame.schema, F.col(_TIME)).stored
+        reduced = frame.groupBy(_REASON, start, *keys, *groups).agg(
+            F.count(F.lit(1)).alias(_ROWS),
+            F.max(_TIME).alias(_NEWEST),
+            *(column.alias(name) for name, column in stored.items()),
+        )
+        with outcome.explained(f"run the batch of {self.pipeline.name}"):
+            table = reduced.toArrow()
+        return self._split(table, rows)
+
+    def add(self, number: int, reduced: Reduced, spark: Any) -> None:
+        """Store what a batch made of its rows, and the watermark that follows from them."""
+        batch = self._decide(number, reduced)
+        if reduced.fragments is None:
+            return
+        rows = self._fitted(reduced.fragments.append_column(BATCH, pa.repeat(number, len(reduced.fragments))))
+        self._check_groups(rows)
+        replaced = None
+        if self._is_long(rows):
+            rows, replaced = self._compacted(rows, batch, spark), Selection(after=batch.watermark)
+        self.store.append(rows, batch, replaced)
+        self.last = batch
+        if replaced is not None:
+            self._stored = self.store.counts()
+            self._groups = sum(self._stored.values())
+        else:
+            for end, count in _counted(rows).items():
+                self._stored[end] = self._stored.get(end, 0) + count
+
+    def closed(self, spark: Any) -> Any | None:
+        """Return the rows that the last batch in the state emits, as a DataFrame; `None` where there are none."""
+        last = self.last
+        wanted = None if last is None else self._emitted(last)
+        if last is None or wanted is None:
+            return None
+        stored = self.store.read(wanted)
+        if not len(stored):
+            return None
+        from pyspark.sql import functions as F
+
+        folded = self._folded(spark.createDataFrame(stored))
+        if self.window.changes_rows:
+            is_new = F.col(BATCH) == last.number
+            if self.window.emit == "close":
+                is_new |= F.col(END) > (last.previous if last.previous is not None else -_NEVER)
+            folded = folded.where(is_new)
+        results = [
+            each.result.alias(one.name) for each, one in zip(self._merges(), self.window.aggregations, strict=True)
+        ]
+        return folded.select(WINDOW_START, WINDOW_END, *map(_quoted, self.window.group_by), *results)
+
+    # -------------------------------------------------------------------------------------------------- rows of a batch
+
+    def _timed(self, rows: Sequence[tuple[str, Any]]) -> Any:
+        """Return the rows of all sources, with their time in microseconds, and why one of them is in no window."""
+        from functools import reduce
+
+        from pyspark.sql import functions as F
+
+        parts = [frame if len(rows) == 1 else frame.withColumn(_SOURCE, F.lit(name)) for name, frame in rows]
+        frame = reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), parts)
+        self._check_columns(frame)
+        column = F.col(_quoted(self.window.event_time_column))
+        frame = frame.withColumn(_TIME, F.unix_micros(column.cast("timestamp")))
+        moment = F.col(_TIME)
+        reason = F.when(moment.isNull(), _UNDATED)
+        limit = int(time.time() * 1_000_000) + self._watermark.max_future_ms * _MILLISECOND
+        reason = reason.when(moment > limit, _FUTURE)
+        if self.last is not None and self.last.watermark is not None:
+            end = self._latest_start() + self._length + self._allowed
+            reason = reason.when(end <= self.last.watermark, _LATE)
+        return frame.withColumn(_REASON, reason)
+
+    def nothing(self) -> Reduced:
+        """Return what a batch without rows makes of them."""
+        schema = self.store.schema()
+        return Reduced(None if schema is None else schema.remove(schema.get_field_index(BATCH)).empty_table(), {}, {})
+
+    def rejects(self, reduced: Reduced) -> bool:
+        """Return whether rows that are in no window become dead letters. Raise where they have to, and cannot."""
+        if self.pipeline.dead_letters is not None:
+            wanted = {_FUTURE, _UNDATED, *([_LATE] if self.window.late_data == "dlq" else [])}
+            return not wanted.isdisjoint(reduced.left_out)
+        for reason in (_UNDATED, _FUTURE):
+            if count := reduced.left_out.get(reason):
+                raise LoadRefusedError(
+                    f"The window of {self.pipeline.name}: {count:,} rows {_WHY[reason]}.",
+                    hint='Give such rows a place: dead_letter_stream="…" (or dead_letter_table, dead_letter_path). Or '
+                    "leave them out by transform_sql.",
+                )
+        return False
+
+    def rejected(self, frame: Any) -> list[DeadLetter]:
+        """Return the rows of a source that are in no window, as dead letters."""
+        from pyspark.sql import functions as F
+
+        reasons = [_FUTURE, _UNDATED, *([_LATE] if self.window.late_data == "dlq" else [])]
+        with outcome.explained(f"run the batch of {self.pipeline.name}"):
+            outside = self._timed([("", frame)]).where(F.col(_REASON).isin(reasons)).drop(_TIME).toArrow()
+        return [dead_letters.letter_of(row, f"The row {_WHY[row.pop(_REASON)]}.") for row in outside.to_pylist()]
+
+    def _latest_start(self) -> Any:
+        from pyspark.sql import functions as F
+
+        return F.col(_TIME) - F.pmod(F.col(_TIME), F.lit(self._hop))
+
+    def _starts(self) -> Any:
+        """Return the beginnings of the windows that a row is in and that are open."""
+        from pyspark.sql import functions as F
+
+        latest = self._latest_start()
+        windows = -(-self._length // self._hop)
+        starts = F.transform(F.sequence(F.lit(0), F.lit(windows - 1)), lambda number: latest - number * self._hop)
+        closed = -_NEVER
+        if self.last is not None and self.last.watermark is not None:
+            closed = self.last.watermark - self._allowed
+        is_open = F.filter(
+            starts, lambda start: (start + self._length > F.col(_TIME)) & (start + self._length > F.lit(closed))
+        )
+        # A row that is left out stays, to be counted.
+        return F.when(F.col(_REASON).isNull(), is_open).otherwise(F.array(F.lit(0).cast("bigint")))
+
+    def _split(self, table: pa.Table, rows: Sequence[tuple[str, Any]]) -> Reduced:
+        kept = pc.is_null(table[_REASON])
+        left_out = {
+            each[_REASON]: each[f"{_ROWS}_sum"]
+            for each in table.filter(pc.invert(kept)).group_by(_REASON).aggregate([(_ROWS, "sum")]).to_pylist()
+        }
+        fragments = table.filter(kept)
+        # The time of a row that is too far in the future says nothing about the others.
+        timed = table.filter(pc.or_(kept, pc.fill_null(pc.equal(table[_REASON], _LATE), False)))
+        newest: dict[str, int] = {}
+        if len(rows) > 1:
+            maxima = timed.group_by(_SOURCE).aggregate([(_NEWEST, "max")]).to_pylist()
+            newest = {each[_SOURCE]: each[f"{_NEWEST}_max"] for each in maxima}
+        elif len(timed):
+            newest = {rows[0][0]: pc.max(timed[_NEWEST]).as_py()}
+        start = fragments[_START]
+        fragments = fragments.drop_columns([_REASON, _START, _ROWS, _NEWEST, *([_SOURCE] if len(rows) > 1 else [])])
+        utc = pa.timestamp("us", "UTC")
+        end = pc.add(start, self._length)
+        for position, (name, column) in enumerate(
+            ((END, end), (WINDOW_START, start.cast(utc)), (WINDOW_END, end.cast(utc)))
+        ):
+            fragments = fragments.add_column(position, name, column)
+        return Reduced(fragments, newest, left_out)
+
+    def _check_columns(self, frame: Any) -> None:
+        """Raise for columns that the rows do not have."""
+        from pyspark.sql.types import TimestampNTZType, TimestampType
+
+        window, known = self.window, frame.columns
+        named = [("event_time_column", window.event_time_column), *(("group_by", name) for name in window.group_by)]
+        named += [("aggregations", each.column) for each in window.aggregations if each.column is not None]
+        for option, name in named:
+            if name not in known:
+                hint = did_you_mean(name, known, f"Columns: {', '.join(known[:30])}.")
+                raise DeclarationError(
+                    f"The window of {self.pipeline.name}: the rows have no column {name!r} ({option}).", hint=hint
+                )
+        kind = frame.schema[window.event_time_column].dataType
+        if not isinstance(kind, TimestampType | TimestampNTZType):
+            raise DeclarationError(
+                f"The window of {self.pipeline.name} needs a time, and the column {window.event_time_column!r} is "
+                f"{kind.simpleString()}.",
+                hint=f"Make one by transform_sql: CAST({window.event_time_column} AS TIMESTAMP) AS "
+                f"{window.event_time_column}.",
+            )
+
+    # -------------------------------------------------------------------------------------------------------- decisions
+
+    def _decide(self, number: int, reduced: Reduced) -> StateBatch:
+        last = self.last
+        before = None if last is None else last.watermark
+        sources = dict(last.sources) if last is not None else {}
+        now = time.monotonic()
+        for name, newest in reduced.newest.items():
+            sources[name] = max(newest, sources.get(name, newest))
+            self._heard[name] = now
+        idle = self._watermark.source_idleness_ms / 1000
+        active = [name for name, heard in self._heard.items() if now - heard < idle or name in reduced.newest]
+        watermark = before
+        if active and all(name in sources for name in active):
+            reached = min(sources[name] for name in active) - self._watermark.lateness_ms * _MILLISECOND
+            watermark = reached if before is None else max(before, reached)
+        return StateBatch(number, watermark, before, sources, reduced.left_out.get(_LATE, 0))
+
+    def _emitted(self, last: StateBatch) -> Selection | None:
+        """Return the stored rows of what a batch emits; `None` where it is known that there are none."""
+        if self.window.emit == "update":
+            return Selection(after=_NEVER, batch=last.number)
+        if last.watermark is None:
+            return None
+        if self.window.changes_rows:
+            return Selection(after=last.previous, upto=last.watermark, batch=last.number)
+        is_some = any(end <= last.watermark for end in self._stored)
+        return Selection(upto=last.watermark) if is_some else None
+
+    def _remove_closed(self) -> None:
+        if self.last is None or self.last.watermark is None:
+            return
+        upto = self.last.watermark - self._allowed
+        done = [end for end in self._stored if end <= upto]
+        if done:
+            self.store.remove(upto)
+            for end in done:
+                del self._stored[end]
+
+    def _check_groups(self, rows: pa.Table) -> None:
+        """Raise where a window has more groups than it may; nothing of the batch is stored then."""
+        most = self.window.max_groups_per_window
+        if most is None:
+            return
+        for end, count in _counted(rows).items():
+            if self._stored.get(end, 0) + count <= most:
+                continue
+            keys = list(self.window.group_by)
+            parts = [rows.filter(pc.equal(rows[END], end)).select(keys)]
+            if end in self._stored:
+                parts.append(self.store.read(Selection(after=end - 1, upto=end)).select(keys))
+            groups = len(pa.concat_tables(parts).group_by(keys).aggregate([])) if keys else 1
+            if groups > most:
+                raise LoadRefusedError(
+                    f"The window of {self.pipeline.name}: max_groups_per_window={most} reached ({groups:,} groups). "
+                    "Nothing of the batch was stored.",
+                    hint="Make max_groups_per_window larger or duration_ms shorter, or group_by columns with fewer "
+                    "values.",
+                )
+
+    # ------------------------------------------------------------------------------------------------------ stored rows
+
+    def _fitted(self, rows: pa.Table) -> pa.Table:
+        """Return rows with the columns and types that are stored."""
+        schema = self.store.schema()
+        if schema is None:
+            fields = [
+                pa.field(each.name, pa.string()) if pa.types.is_null(each.type) else pa.field(each.name, each.type)
+                for each in rows.schema
+            ]
+            metadata = {_FINGERPRINT: self._fingerprint().encode()}
+            schema = canonical_schema(pa.schema(fields)).with_metadata(metadata)
+        try:
+            return pa.table([rows[name].cast(schema.field(name).type) for name in schema.names], schema=schema)
+        except pa.ArrowInvalid as error:
+            raise LoadRefusedError(
+                f"The window of {self.pipeline.name}: a column no longer has the type that its state has: {error}",
+                hint="CAST it in transform_sql to the type that it had.",
+            ) from None
+
+    def _is_long(self, rows: pa.Table) -> bool:
+        stored = sum(self._stored.values())
+        return stored + len(rows) > max(_COMPACT_ROWS, _COMPACT_RATIO * self._groups) and stored > 0
+
+    def _compacted(self, rows: pa.Table, batch: StateBatch, spark: Any) -> pa.Table:
+        """Return the rows of a batch with those of the windows that stay open, folded into one for each group."""
+        is_open = pc.greater(rows[END], -_NEVER if batch.watermark is None else batch.watermark)
+        stored = self.store.read(Selection(after=batch.watermark))
+        both = pa.concat_tables([stored, rows.filter(is_open)])
+        with outcome.explained(f"compact the state of {self.pipeline.name}"):
+            folded = self._folded(spark.createDataFrame(both)).toArrow()
+        return pa.concat_tables([self._fitted(folded), rows.filter(pc.invert(is_open))])
+
+    def _folded(self, frame: Any) -> Any:
+        """Return stored rows, one for each window and group."""
+        from pyspark.sql import functions as F
+
+        merged = {name: column for each in self._merges() for name, column in each.merged.items()}
+        keys = (END, WINDOW_START, WINDOW_END, *map(_quoted, self.window.group_by))
+        types = {field.name: field.dataType for field in frame.schema}
+        return frame.groupBy(*keys).agg(
+            # Of the stored type: Spark would widen a decimal at each fold.
+            *(column.cast(types[name]).alias(name) for name, column in merged.items()),
+            F.max(BATCH).alias(BATCH),
+        )
+
+    def _merges(self) -> list[Steps]:
+        from pyspark.sql import functions as F
+
+        return [steps(each, None, F.col(_TIME)) for each in self.window.aggregations]
+
+    def _fingerprint(self) -> str:
+        """Return what the stored rows depend on."""
+        aggregations = [asdict(each) for each in self.window.aggregations]
+        named = {"length": self._length, "hop": self._hop, "group_by": self.window.group_by, "of": aggregations}
+        return hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()
+
+    def _check_unchanged(self) -> None:
+        schema = self.store.schema()
+        if schema is None or (schema.metadata or {}).get(_FINGERPRINT) == self._fingerprint().encode():
+            return
+        raise DeclarationError(
+            f"The window of {self.pipeline.name} is another one than that of its state: its duration, groups or "
+            "aggregations were changed.",
+            hint=f"To begin again: weft checkpoints reset {self.pipeline.name}. Or give the pipeline another name.",
+        )
+
+
+def _counted(rows: pa.Table) -> dict[int, int]:
+    return {each["values"]: each["counts"] for each in rows[END].value_counts().to_pylist()}
+
+
+def _quoted(name: str) -> str:
+    return f"`{name.replace('`', '``')}`"

@@ -1,0 +1,274 @@
+"""Windows of a streaming pipeline: what is aggregated, when a window closes, and where it is kept until then."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, Self, get_args
+
+from weft.errors import DeclarationError, listed
+from weft.options import Option, column_names, options_of, refuse_unknown
+from weft.pipelines.options import connection_option
+from weft.project import build_connection
+from weft.systems.base import AnyConnection, Connection, systems
+from weft.systems.load import Columns
+from weft.systems.log import EVENT_TIME, RESERVED_PREFIX
+
+WindowKind = Literal["tumbling", "hopping"]
+LateData = Literal["drop", "reopen", "dlq"]
+Emit = Literal["close", "update"]
+Agg = Literal["count", "sum", "min", "max", "avg", "first", "last", "count_distinct", "stddev"]
+AGGREGATES: tuple[str, ...] = get_args(Agg)
+WINDOW_START, WINDOW_END = "window_start", "window_end"
+IN_MEMORY = "in_memory"
+_DAY_MS = 86_400_000
+_LONGEST_MS = 366 * _DAY_MS
+_CENTURY_MS = 36_525 * _DAY_MS
+
+
+def _from_zero(value: Any, option: str, where: str) -> int:
+    if type(value) is not int or not 0 <= value <= _CENTURY_MS:
+        raise DeclarationError(f"{where}: {option} must be a whole number of milliseconds from 0, not {value!r}.")
+    return value
+
+
+def _length(value: Any, option: str, where: str) -> int:
+    if type(value) is not int or not 1 <= value <= _LONGEST_MS:
+        raise DeclarationError(
+            f"{where}: {option} must be a whole number of milliseconds from 1 to {_LONGEST_MS:,}, not {value!r}."
+        )
+    return value
+
+
+def _milliseconds(sentence: str, default: str | None = None) -> Option:
+    return Option(sentence, default=default, check=_from_zero, kinds=("number",))
+
+
+class _Structure:
+    """A part of a pipeline whose options are its fields, each checked when it is made."""
+
+    def __new__(cls, **options: Any) -> Self:
+        # Before __init__, which would answer an unknown option with a bare TypeError.
+        refuse_unknown(options, tuple(options_of(cls)), cls.__name__)
+        for name, parameter in inspect.signature(cls.__init__).parameters.items():
+            if name != "self" and parameter.default is parameter.empty and name not in options:
+                raise DeclarationError(f"{cls.__name__}: {name} is missing.", hint=options_of(cls)[name].description)
+        return super().__new__(cls)
+
+    def __post_init__(self) -> None:
+        for name, option in options_of(type(self)).items():
+            object.__setattr__(self, name, option.checked(getattr(self, name), type(self).__name__))
+        self.check()
+
+    def check(self) -> None:
+        """Raise for options that do not go together."""
+
+    def _refuse(self, what: str, hint: str | None = None) -> None:
+        raise DeclarationError(f"{type(self).__name__}: {what}", hint=hint)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Aggregation(_Structure):
+    """One aggregate of a window: `Aggregation(agg="sum", column="amount", as_="amount_sum")`."""
+
+    agg: Annotated[
+        Agg,
+        Option("The aggregate: `count`, `sum`, `min`, `max`, `avg`, `first`, `last`, `count_distinct` or `stddev`."),
+    ]
+    column: Annotated[
+        str | None, Option("What is aggregated. Nulls do not count.", default="for `count` alone: all rows")
+    ] = None
+    as_: Annotated[
+        str | None, Option("The column of the result.", default="`sum_amount` for a sum of `amount`", key="as")
+    ] = None
+    mode: Annotated[
+        Literal["approximate", "exact"] | None,
+        Option("How `count_distinct` counts: by a sketch (HyperLogLog), or exactly.", default="`approximate`"),
+    ] = None
+    max_distinct_values_per_group: Annotated[
+        int | None, Option("How many values an exact `count_distinct` may keep of a group; more are an error.")
+    ] = None
+
+    def check(self) -> None:
+        if self.column is None and self.agg != "count":
+            self._refuse(f"{self.agg} needs a column.", f'Aggregation(agg="{self.agg}", column="amount")')
+        if self.as_ is None:
+            name = self.agg if self.column is None else f"{self.agg}_{self.column}"
+            object.__setattr__(self, "as_", name)
+        if self.name.startswith(RESERVED_PREFIX) or self.name in (WINDOW_START, WINDOW_END):
+            self._refuse(f"a column of the result cannot be called {self.name!r}.")
+        if self.agg != "count_distinct" and (self.mode or self.max_distinct_values_per_group):
+            self._refuse(f"mode and max_distinct_values_per_group are for count_distinct, not for {self.agg}.")
+        if self.mode == "exact" and self.max_distinct_values_per_group is None:
+            self._refuse(
+                'mode = "exact" requires max_distinct_values_per_group.',
+                "It keeps the values themselves: say how many a group may have.",
+            )
+        if self.mode != "exact" and self.max_distinct_values_per_group is not None:
+            self._refuse('max_distinct_values_per_group is for mode = "exact".')
+
+    @property
+    def name(self) -> str:
+        """The column of the result."""
+        assert self.as_ is not None
+        return self.as_
+
+
+@dataclass(frozen=True, kw_only=True)
+class Window(_Structure):
+    """Groups of rows by time, of which each is aggregated when it is complete:
+    `Window(kind="tumbling", duration_ms=60_000, group_by=("user_id",), aggregations=[Aggregation(agg="count")])`."""
+
+    kind: Annotated[
+        WindowKind,
+        Option("`tumbling`: one window after the other. `hopping`: one begins every `hop_ms`, so that they overlap."),
+    ]
+    duration_ms: Annotated[int, Option("How long a window is.", check=_length, kinds=("number",))]
+    hop_ms: Annotated[
+        int | None, Option("The time between the beginnings of two hopping windows.", check=_length, kinds=("number",))
+    ] = None
+    group_by: Annotated[Columns, Option("The columns of a group.", default="one group", check=column_names)] = ()
+    aggregations: Annotated[Sequence[Aggregation], Option("What is computed of each group.", check=lambda v, *_: v)]
+    max_groups_per_window: Annotated[
+        int | None, Option("How many groups a window may have. A batch with more fails, and nothing of it is stored.")
+    ] = None
+    late_data: Annotated[
+        LateData,
+        Option(
+            "What happens to a row whose windows have closed: `drop`, `dlq` (a dead letter), or `reopen`: for "
+            "`allowed_lateness_ms` its window is computed again, and merged into the target."
+        ),
+    ] = "drop"
+    allowed_lateness_ms: Annotated[int | None, _milliseconds("How long after its end a window can be reopened.")] = None
+    event_time_column: Annotated[str, Option("The column with the time of a row.")] = EVENT_TIME
+    emit: Annotated[
+        Emit,
+        Option(
+            "When a window is written: at its `close`, or by an `update` with each batch that changes it, which its "
+            "target merges."
+        ),
+    ] = "close"
+
+    def check(self) -> None:
+        if self.kind == "hopping" and self.hop_ms is None:
+            self._refuse('kind = "hopping" requires hop_ms.', "For example hop_ms=60_000.")
+        if self.kind == "tumbling" and self.hop_ms is not None:
+            self._refuse('hop_ms is for kind = "hopping".')
+        if self.hop_ms is not None and self.hop_ms > self.duration_ms:
+            self._refuse("hop_ms is longer than duration_ms: rows between two windows would be in none.")
+        if self.hop_ms is not None and self.duration_ms / self.hop_ms > 1000:
+            self._refuse("a row would be in more than 1,000 windows.", "Make hop_ms longer.")
+        if self.late_data == "reopen" and self.allowed_lateness_ms is None:
+            self._refuse(
+                'late_data = "reopen" requires allowed_lateness_ms.', "For example allowed_lateness_ms=30_000."
+            )
+        if self.late_data != "reopen" and self.allowed_lateness_ms is not None:
+            self._refuse(
+                'allowed_lateness_ms is for late_data = "reopen".', "To close windows later, use weft.Watermark(…)."
+            )
+        aggregations = self.aggregations
+        if not isinstance(aggregations, list | tuple) or not all(isinstance(e, Aggregation) for e in aggregations):
+            self._refuse("aggregations must be a list of weft.Aggregation(…).")
+        if not aggregations:
+            self._refuse("aggregations is empty.", 'aggregations=[weft.Aggregation(agg="count", as_="n")]')
+        object.__setattr__(self, "aggregations", tuple(aggregations))
+        names = [name.lower() for name in (WINDOW_START, WINDOW_END, *self.group_by, *self.outputs)]
+        if repeated := [name for name in names if names.count(name) > 1]:
+            self._refuse(f"two columns of the result are called {repeated[0]!r}.", "Name one by as_=….")
+
+    @property
+    def outputs(self) -> list[str]:
+        """The columns of the aggregates."""
+        return [each.name for each in self.aggregations]
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The columns that identify a row of the result."""
+        return (*self.group_by, WINDOW_START)
+
+    @property
+    def changes_rows(self) -> bool:
+        """Whether a row of the result may be written more than once."""
+        return self.late_data == "reopen" or self.emit == "update"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Watermark(_Structure):
+    """How far the time of the rows has come: `Watermark(lateness_ms=5_000, source_idleness_ms=120_000)`."""
+
+    lateness_ms: Annotated[int, _milliseconds("How much later than others a row may come, and be on time.")] = 0
+    source_idleness_ms: Annotated[
+        int, _milliseconds("After how long a source without rows no longer holds the watermark of the others.")
+    ] = 60_000
+    max_future_ms: Annotated[
+        int,
+        _milliseconds(
+            "How far after the clock's time a row may be; one with a later time is rejected, so that it cannot close "
+            "every window."
+        ),
+    ] = _DAY_MS
+
+
+@dataclass(frozen=True, kw_only=True, init=False)
+class StateStore:
+    """Where windows are kept until they close: `StateStore(kind="postgres", url="postgres://…")`, or a connection.
+
+    `kind="in_memory"` is for tests: a restart loses what it has.
+    """
+
+    connection: str | Connection | None = None
+    is_in_memory: bool = False
+
+    def __init__(
+        self,
+        *,
+        connection: Annotated[
+            AnyConnection | None, Option("A connection or its name.", default="that of the first target with tables")
+        ] = None,
+        kind: Annotated[
+            str | None,
+            Option("The kind of a connection whose fields are options too; or `in_memory`, which a restart loses."),
+        ] = None,
+        **fields: Any,
+    ) -> None:
+        where = "StateStore"
+        if kind is not None and connection is not None:
+            raise DeclarationError(f"{where}: connection names one that is known, kind describes one.")
+        if fields and kind in (None, IN_MEMORY):
+            refuse_unknown(fields, ("connection", "kind"), where)
+        able = [*(each.kind for each in systems().values() if each.tables is not None), IN_MEMORY]
+        if kind is not None and kind not in able:
+            hint = listed(str(kind), able, f"It can be {', '.join(able)}.")
+            raise DeclarationError(f"{where}: kind is {kind!r}.", hint=hint)
+        if kind is not None and kind != IN_MEMORY:
+            connection = build_connection(None, {"kind": kind, **fields}, where)
+        checked = connection_option(connection, "connection", where)
+        if isinstance(checked, Connection) and checked.kind not in able:
+            raise DeclarationError(
+                f"{where}: {checked.any_such} holds no tables.", hint=f"These do: {', '.join(able)}."
+            )
+        object.__setattr__(self, "connection", checked)
+        object.__setattr__(self, "is_in_memory", kind == IN_MEMORY)
+
+
+def aggregate_in(sql: str, aggregate_udfs: Sequence[str] = ()) -> str | None:
+    """Return what makes SQL depend on more than one row at a time: an aggregate, GROUP BY or DISTINCT; `None` where
+    nothing does."""
+    from sqlglot import exp, parse_one
+    from sqlglot.errors import SqlglotError
+
+    try:
+        query = parse_one(sql, read="spark")
+    except SqlglotError:  # Spark itself says what is wrong
+        return None
+    for node in query.walk():
+        if isinstance(node, exp.Group):
+            return "GROUP BY"
+        if isinstance(node, exp.Distinct) and isinstance(node.parent, exp.Select):
+            return "DISTINCT"
+        if isinstance(node, exp.AggFunc) or (
+            isinstance(node, exp.Anonymous) and node.name.lower() in map(str.lower, aggregate_udfs)
+        ):
+            return node.name if isinstance(node, exp.Anonymous) else node.sql_name().lower()
+    return None

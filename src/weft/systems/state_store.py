@@ -1,0 +1,136 @@
+"""The capability to keep the state of a streaming pipeline: rows that wait until their window closes.
+
+State is only added to, a batch at a time: a batch puts its rows there together with what it decided, in one transaction
+(`append`). What a window needs when it closes is read, and removed once every target has it. So each step can be
+carried out again after a crash, and finds what the one before it did.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from weft.errors import WeftError
+
+BATCH, END = "_weft_batch", "_weft_end"
+"""The columns of every stored row: the batch that it came with, and the end of its window in µs since 1970."""
+
+
+@dataclass(frozen=True)
+class StateBatch:
+    """What the last batch in the state decided. A batch that is carried out again must decide the same, whatever the
+    clock says by then."""
+
+    number: int
+    watermark: int | None
+    """Windows that end up to here are closed; in microseconds since 1970."""
+    previous: int | None
+    """The watermark of the batch before it: rows were late against that one."""
+    sources: Mapping[str, int] = field(default_factory=dict)
+    """By source, the greatest time of its rows."""
+    late: int = 0
+    """How many rows of the batch were late."""
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which stored rows are meant: of windows that end up to `upto`, and after `after` or with a row of `batch`."""
+
+    after: int | None = None
+    upto: int | None = None
+    batch: int | None = None
+
+
+class StateStore(ABC):
+    """The state of one pipeline under one checkpoint."""
+
+    @abstractmethod
+    def last(self) -> StateBatch | None:
+        """Return what the last batch decided; `None` before the first one."""
+
+    @abstractmethod
+    def schema(self) -> pa.Schema | None:
+        """Return the columns of the stored rows; `None` before the first batch."""
+
+    @abstractmethod
+    def append(self, rows: pa.Table, batch: StateBatch, replaced: Selection | None = None) -> None:
+        """Store the rows of a batch and what it decided, and remove the `replaced` rows of earlier batches, all of it
+        or nothing. Raise where the state does not end with the batch before it: another process has gone on."""
+
+    @abstractmethod
+    def read(self, wanted: Selection) -> pa.Table:
+        """Return stored rows."""
+
+    @abstractmethod
+    def counts(self) -> dict[int, int]:
+        """Return how many rows are stored, by the end of their window."""
+
+    @abstractmethod
+    def remove(self, upto: int) -> None:
+        """Remove the rows of windows that end up to a time."""
+
+    def release(self) -> None:  # noqa: B027 - optional
+        """Let others open what one process at a time may have: a batch is done with it."""
+
+    def close(self) -> None:  # noqa: B027 - optional
+        """Close what is open."""
+
+
+def overtaken(batch: StateBatch) -> WeftError:
+    """Return the error of a batch that the state does not wait for."""
+    return WeftError(
+        f"The state does not end with batch {batch.number - 1}: another process has gone on, or the "
+        "checkpoint is older than the state.",
+        hint="Run the pipeline once at a time, and keep its checkpoint. To begin again: weft checkpoints reset NAME.",
+    )
+
+
+class InMemoryState(StateStore):
+    """State in this process, for tests: a restart loses it."""
+
+    def __init__(self) -> None:
+        self._rows: pa.Table | None = None
+        self._last: StateBatch | None = None
+
+    def last(self) -> StateBatch | None:
+        return self._last
+
+    def schema(self) -> pa.Schema | None:
+        return None if self._rows is None else self._rows.schema
+
+    def append(self, rows: pa.Table, batch: StateBatch, replaced: Selection | None = None) -> None:
+        if self._last is not None and self._last.number != batch.number - 1:
+            raise overtaken(batch)
+        if self._rows is None:
+            self._rows = rows.slice(0, 0)
+        kept = self._rows if replaced is None else self._rows.filter(pc.invert(_mask(self._rows, replaced)))
+        self._rows, self._last = pa.concat_tables([kept, rows]), batch
+
+    def read(self, wanted: Selection) -> pa.Table:
+        assert self._rows is not None
+        return self._rows.filter(_mask(self._rows, wanted))
+
+    def counts(self) -> dict[int, int]:
+        if self._rows is None:
+            return {}
+        return {each["values"]: each["counts"] for each in self._rows[END].value_counts().to_pylist()}
+
+    def remove(self, upto: int) -> None:
+        if self._rows is not None:
+            self._rows = self._rows.filter(pc.greater(self._rows[END], upto))
+
+
+def _mask(rows: pa.Table, wanted: Selection) -> Any:
+    ends = rows[END]
+    mask = pa.chunked_array([pa.repeat(pa.scalar(True), len(rows))])
+    if wanted.after is not None:
+        mask = pc.greater(ends, wanted.after)
+    if wanted.batch is not None:
+        touched = rows.filter(pc.equal(rows[BATCH], wanted.batch))[END].combine_chunks()
+        mask = pc.or_(mask, pc.is_in(ends, touched))
+    return mask if wanted.upto is None else pc.and_(mask, pc.less_equal(ends, wanted.upto))
