@@ -1,0 +1,278 @@
+"""Pipelines with windows, from a stream to a table."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+import weft
+from engine.streaming.conftest import declare, rows, run_killed, run_once
+from engine.streaming.letters import letters_of
+from weft.errors import DeclarationError, LoadRefusedError
+from weft.pipelines.streaming import toml
+from weft.pipelines.streaming.declare import make
+
+START = datetime(2026, 11, 1, 12, tzinfo=UTC)
+COUNT = weft.Aggregation(agg="count", as_="n")
+
+
+def window(**options: Any) -> weft.Window:
+    defaults = {"kind": "tumbling", "duration_ms": 60_000, "group_by": "user", "event_time_column": "at"}
+    return weft.Window(**{**defaults, "aggregations": [COUNT], **options})
+
+
+def publish(stream: Any, *events: tuple[str | None, float]) -> None:
+    """Publish events of users at seconds after START."""
+    weft.publish_sync(stream, [{"user": user, "at": START + timedelta(seconds=at)} for user, at in events])
+
+
+def minutes(table: str = "counts") -> list[tuple[Any, ...]]:
+    """Return minute, user and count of each row."""
+    found = [(each[0], *each[2:]) for each in rows(table)]
+    return sorted(((start - START) // timedelta(minutes=1), user, n) for start, user, n in found)
+
+
+@pytest.mark.usefixtures("plain_spark", "streams")
+def test_a_late_row_is_dropped() -> None:
+    events = declare(user="string", at="timestamp")
+    options: dict[str, Any] = {"name": "per_minute", "source": events, "target_table": "counts", "window": window()}
+    publish(events, ("ann", 1), ("ann", 2), ("bob", 59), ("ann", 61))
+    run_once(**options)
+    assert minutes() == [(0, "ann", 2), (0, "bob", 1)]
+    publish(events, ("ann", 3), ("ann", 119), ("ann", 120))
+    run_once(**options)
+    assert minutes() == [(0, "ann", 2), (0, "bob", 1), (1, "ann", 2)]
+
+
+@pytest.mark.usefixtures("plain_spark", "streams")
+def test_a_late_row_reopens_its_window() -> None:
+    events = declare(user="string", at="timestamp")
+    own = window(late_data="reopen", allowed_lateness_ms=60_000)
+    options: dict[str, Any] = {"name": "per_minute", "source": events, "target_table": "counts", "window": own}
+    options |= {"mode": "merge", "keys": ["user", "window_start"]}
+    publish(events, ("ann", 1), ("bob", 2), ("ann", 61))
+    run_once(**options)
+    publish(events, ("ann", 3))
+    run_once(**options)
+    assert minutes() == [(0, "ann", 2), (0, "bob", 1)]
+    publish(events, ("ann", 121))
+    run_once(**options)
+    publish(events, ("bob", 4))  # a minute after its window's end and more
+    run_once(**options)
+    assert minutes() == [(0, "ann", 2), (0, "bob", 1), (1, "ann", 1)]
+
+
+@pytest.mark.usefixtures("plain_spark", "here")
+def test_rows_that_are_in_no_window_are_dead_letters() -> None:
+    events = declare(user="string", at="timestamp")
+    options: dict[str, Any] = {
+        "name": "per_minute",
+        "source": events,
+        "target_table": "counts",
+        "window": window(late_data="dlq"),
+        "dead_letter_table": "failed",
+    }
+    publish(events, ("ann", 1), ("ann", 61))
+    run_once(**options)
+    weft.publish_sync(events, [{"user": "bob"}, {"user": "cid", "at": datetime(2200, 1, 1, tzinfo=UTC)}])
+    publish(events, ("ann", 2))
+    run_once(**options)
+    assert minutes() == [(0, "ann", 1)]
+    letters = letters_of(make(target="default", **options))
+    assert [(json.loads(each.payload)["user"], each.offset, each.error) for each in letters] == [
+        ("ann", "5", "The row is late: its window has closed."),
+        ("bob", "3", "The row has no event time."),
+        ("cid", "4", "The row has a time that is further in the future than max_future_ms allows."),
+    ]
+
+
+@pytest.mark.usefixtures("plain_spark", "here")
+def test_a_row_without_a_time_and_no_place_for_it() -> None:
+    events = declare(user="string", at="timestamp")
+    weft.publish_sync(events, [{"user": "bob"}])
+    with pytest.raises(LoadRefusedError, match="1 rows has no event time"):
+        run_once(name="per_minute", source=events, target_table="counts", window=window())
+
+
+@pytest.mark.usefixtures("plain_spark", "here")
+def test_more_groups_than_a_window_may_have() -> None:
+    events = declare(user="string", at="timestamp")
+    own = window(max_groups_per_window=2)
+    publish(events, ("ann", 1), ("bob", 2))
+    run_once(name="per_minute", source=events, target_table="counts", window=own)
+    publish(events, ("ann", 3), ("bob", 4))  # more stored rows than groups
+    run_once(name="per_minute", source=events, target_table="counts", window=own)
+    publish(events, ("cid", 5), ("ann", 70))
+    with pytest.raises(LoadRefusedError, match=r"max_groups_per_window=2 reached \(3 groups\)"):
+        run_once(name="per_minute", source=events, target_table="counts", window=own)
+    run_once(name="per_minute", source=events, target_table="counts", window=window(max_groups_per_window=3))
+    assert minutes() == [(0, "ann", 2), (0, "bob", 2), (0, "cid", 1)]
+
+
+@pytest.mark.usefixtures("plain_spark", "here")
+def test_a_window_that_was_changed() -> None:
+    events = declare(user="string", at="timestamp")
+    publish(events, ("ann", 1))
+    run_once(name="per_minute", source=events, target_table="counts", window=window())
+    publish(events, ("ann", 61))
+    with pytest.raises(DeclarationError, match="another one than that of its state"):
+        run_once(name="per_minute", source=events, target_table="counts", window=window(duration_ms=30_000))
+
+
+@pytest.mark.usefixtures("plain_spark", "here")
+def test_columns_that_the_rows_do_not_have() -> None:
+    events = declare(user="string", at="timestamp")
+    publish(events, ("ann", 1))
+    for options, message in [
+        ({"group_by": "usr"}, r"no column 'usr' \(group_by\)"),
+        ({"event_time_column": "att"}, r"no column 'att' \(event_time_column\)"),
+        ({"event_time_column": "user"}, "needs a time, and the column 'user' is string"),
+    ]:
+        with pytest.raises(DeclarationError, match=message):
+            run_once(name="per_minute", source=events, target_table="counts", window=window(**options))
+
+
+PROGRAM = """
+import weft
+from weft.engine.streaming.spark_engine import SparkEngine
+from weft.operate.run_options import Running
+from weft.operate.supervisor import supervise
+from weft.pipelines.streaming.declare import make
+
+events = weft.stream(name="events", fields={"user": "string", "at": "timestamp"})(lambda: None)
+pipeline = make(
+    name="per_minute",
+    source=weft.Source(query=events, max_rows=20),
+    targets=[weft.Target(connection="default", table="counts"), weft.Target(connection="default", table="copies")],
+    window=weft.Window(
+        kind="tumbling",
+        duration_ms=60_000,
+        group_by="user",
+        event_time_column="at",
+        aggregations=[weft.Aggregation(agg="count", as_="n")],
+    ),
+)
+supervise(SparkEngine(pipeline), Running(once=True))
+"""
+
+
+@pytest.mark.timing
+@pytest.mark.usefixtures("here")
+def test_the_driver_killed_at_each_step(count: Callable[..., int]) -> None:
+    events = declare(user="string", at="timestamp")
+    points = [("begun", 2), ("stored", 1), ("stored", 3), ("loaded", 1), ("loaded", 2), ("done", 2)]
+    chosen = points * count(10, 1) if count(10, 1) > 1 else [("stored", 1), ("loaded", 1)]
+    expected: dict[tuple[int, str], int] = {}
+    for number, (step, times) in enumerate(chosen):
+        at = [(f"user {n % 7}", number * 300 + n * 5.0) for n in range(60)]
+        publish(events, *at)
+        for user, second in at:
+            expected[int(second // 60), user] = expected.get((int(second // 60), user), 0) + 1
+        ended = run_killed(PROGRAM, step, times)
+        assert ended.returncode == -signal.SIGKILL, ended.stderr
+    publish(events, ("last", len(chosen) * 300 + 60))
+    ended = run_killed(PROGRAM, "none", 0)
+    assert ended.returncode == 0, ended.stderr
+    wanted = sorted((minute, user, n) for (minute, user), n in expected.items())
+    assert minutes("counts") == wanted
+    assert minutes("copies") == wanted
+
+
+def test_a_window_in_a_file() -> None:
+    text = """
+pipeline_name = "per_minute"
+[source]
+query = "events"
+[target]
+connection = "default"
+[target.table]
+name = "counts"
+[transform.window]
+kind = "hopping"
+duration_ms = 60000
+hop_ms = 30000
+group_by = ["user"]
+[[transform.window.aggregations]]
+agg = "count"
+as = "n"
+[watermark]
+lateness_ms = 0
+source_idleness_ms = 1000
+[state_store]
+kind = "postgres"
+url = "postgres://localhost/state"
+"""
+    pipeline = toml.parse(text)
+    assert pipeline.window == weft.Window(
+        kind="hopping", duration_ms=60_000, hop_ms=30_000, group_by="user", aggregations=[COUNT]
+    )
+    assert pipeline.watermark == weft.Watermark(source_idleness_ms=1000)
+    again = toml.parse(toml.to_toml(pipeline))
+    assert (again.window, again.watermark, again.state_store) == (
+        pipeline.window,
+        pipeline.watermark,
+        pipeline.state_store,
+    )
+    with pytest.raises(DeclarationError, match=r"\[\[transform.window.aggregations\]\].*count_distint"):
+        toml.parse(text.replace('"count"', '"count_distint"'))
+    with pytest.raises(DeclarationError, match=r"\[transform.window\].*hop_ms"):
+        toml.parse(text.replace("hop_ms = 30000", ""))
+    assert toml.parse(
+        text.replace('kind = "postgres"\nurl = "postgres://localhost/state"', 'kind = "in_memory"')
+    ).state_store
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"late_data": "reopen"}, 'late_data = "reopen" requires allowed_lateness_ms'),
+        ({"kind": "hopping"}, 'kind = "hopping" requires hop_ms'),
+        ({"hop_ms": 1}, 'hop_ms is for kind = "hopping"'),
+        ({"kind": "hopping", "hop_ms": 60_001}, "rows between two windows would be in none"),
+        ({"duration_ms": 0}, "duration_ms must be a whole number"),
+        ({"aggregations": []}, "aggregations is empty"),
+        ({"aggregations": [COUNT, COUNT]}, "two columns of the result are called 'n'"),
+        ({"agregations": []}, "has no option 'agregations'"),
+        ({"allowed_lateness_ms": 5}, 'is for late_data = "reopen"'),
+    ],
+)
+def test_a_window_that_cannot_be(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(DeclarationError, match=message):
+        window(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"agg": "sum"}, "sum needs a column"),
+        ({"agg": "median", "column": "a"}, "agg is 'median'"),
+        ({"agg": "count_distinct", "column": "a", "mode": "exact"}, "requires max_distinct_values_per_group"),
+        ({"agg": "sum", "column": "a", "mode": "exact"}, "are for count_distinct"),
+        ({}, "agg is missing"),
+    ],
+)
+def test_an_aggregation_that_cannot_be(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(DeclarationError, match=message):
+        weft.Aggregation(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"watermark": weft.Watermark()}, "watermark is for window"),
+        ({"window": window(late_data="dlq")}, "no place for dead letters"),
+        ({"window": window(late_data="reopen", allowed_lateness_ms=1)}, "its target must merge"),
+        ({"window": window(emit="update")}, "its target must merge"),
+        ({"window": window(), "transform_sql": "SELECT max(at) AS at FROM source"}, r"aggregates \(max\)"),
+        ({"window": "tumbling"}, "window is a str"),
+    ],
+)
+@pytest.mark.usefixtures("here")
+def test_a_window_that_does_not_fit_its_pipeline(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(DeclarationError, match=message):
+        make(name="per_minute", source=declare(user="string"), target="default", target_table="counts", **options)

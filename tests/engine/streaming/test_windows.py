@@ -1,0 +1,124 @@
+"""Windows over many batches, with restarts between them: what is emitted is what plain Python makes of the rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import weft
+from engine.streaming.conftest import declare
+from engine.streaming.window_oracle import Case, Event, Oracle
+from weft.engine.readers import open_tables
+from weft.engine.streaming.windows import Windows
+from weft.pipelines.streaming.declare import make
+from weft.project import current
+from weft.systems.sql.state_store import SqlState
+from weft.systems.state_store import InMemoryState, StateStore
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+SCHEMA = pa.schema([("at", pa.timestamp("us", "UTC")), ("key", pa.string()), ("value", pa.int64())])
+AGGREGATIONS = [
+    weft.Aggregation(agg="count", as_="n"),
+    weft.Aggregation(agg="count", column="value", as_="values"),
+    weft.Aggregation(agg="sum", column="value", as_="total"),
+    weft.Aggregation(agg="min", column="value", as_="least"),
+    weft.Aggregation(agg="max", column="value", as_="most"),
+    weft.Aggregation(agg="avg", column="value", as_="mean"),
+    weft.Aggregation(agg="first", column="value", as_="first"),
+    weft.Aggregation(agg="last", column="value", as_="last"),
+    weft.Aggregation(
+        agg="count_distinct", column="value", as_="distinct", mode="exact", max_distinct_values_per_group=99
+    ),
+]
+
+
+def windows_of(case: Case, store: StateStore) -> Windows:
+    is_hopping, reopens = case.hop < case.length, case.late_data == "reopen"
+    window = weft.Window(
+        kind="hopping" if is_hopping else "tumbling",
+        duration_ms=case.length // 1000,
+        hop_ms=case.hop // 1000 if is_hopping else None,
+        group_by=("key",),
+        aggregations=AGGREGATIONS,
+        late_data=case.late_data,  # type: ignore[arg-type]
+        allowed_lateness_ms=case.allowed // 1000 if reopens else None,
+        event_time_column="at",
+    )
+    pipeline = make(
+        name=f"case {case.seed}",
+        sources=[weft.Source(query=declare(name, at="timestamp")) for name in case.sources],
+        target="default",
+        target_table="results",
+        window=window,
+        watermark=weft.Watermark(lateness_ms=case.lateness // 1000, source_idleness_ms=3_600_000),
+        **({"mode": "merge", "keys": list(window.keys)} if reopens else {}),
+    )
+    return Windows(pipeline, store)
+
+
+def frame_of(spark: Any, events: list[Event]) -> Any:
+    rows = [{"at": EPOCH + timedelta(microseconds=each.at), "key": each.key, "value": each.value} for each in events]
+    return spark.createDataFrame(pa.Table.from_pylist(rows, SCHEMA))
+
+
+def emitted(frame: Any) -> dict[tuple[int, Any], tuple[Any, ...]]:
+    """Return what a batch emits, by window and group, each once."""
+    rows = [] if frame is None else frame.toArrow().to_pylist()
+    names = [each.name for each in AGGREGATIONS]
+    found = {
+        ((row["window_start"] - EPOCH) // timedelta(microseconds=1), row["key"]): tuple(row[name] for name in names)
+        for row in rows
+    }
+    assert len(found) == len(rows), "a group came twice"
+    return found
+
+
+def check(case: Case, spark: Any, open_store: Callable[[], StateStore]) -> None:
+    """Run a case, with a restart before each batch and a replay of each batch, and compare it with the oracle."""
+    oracle, table, written = Oracle(case), {}, set()
+    for number, batch in enumerate(case.batches):
+        windows = windows_of(case, open_store())
+        assert not windows.begin(number)
+        sources = {name: [each for each in batch if each.source == name] for name in case.sources}
+        rows = [(name, frame_of(spark, events)) for name, events in sources.items() if events]
+        windows.add(number, windows.reduce(rows) if rows else windows.nothing(), spark)
+        once = emitted(windows.closed(spark))
+        windows.close()
+        # As after a crash: the state has the batch, and what it emits is the same.
+        again = windows_of(case, open_store())
+        assert again.begin(number) == (again.last is not None)
+        assert emitted(again.closed(spark)) == once
+        again.close()
+        if case.late_data != "reopen":
+            assert written.isdisjoint(once), "a window was emitted twice"
+        written |= set(once)
+        table.update(once)
+        oracle.add(batch)
+        assert table == oracle.closed(), f"case {case.seed}, batch {number}"
+
+
+@pytest.mark.parametrize("late_data", ["drop", "reopen"])
+@pytest.mark.parametrize("kind", ["tumbling", "hopping"])
+@pytest.mark.usefixtures("here")
+def test_as_in_plain_python(kind: str, late_data: str, plain_spark: Any, count: Callable[..., int]) -> None:
+    for seed in range(count(500, 4)):
+        current().streams.clear()
+        store = InMemoryState()
+        check(Case.random(seed, late_data, kind), plain_spark, lambda store=store: store)  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("late_data", ["drop", "reopen"])
+@pytest.mark.usefixtures("streams")
+def test_state_in_a_database(late_data: str, plain_spark: Any, count: Callable[..., int]) -> None:
+    for seed in range(1000, 1000 + count(100, 2)):
+        current().streams.clear()
+        connection = current().connection("default")
+
+        def open_store(seed: int = seed, connection: Any = connection) -> StateStore:
+            return SqlState(open_tables(connection), f"case {seed}", "q")
+
+        check(Case.random(seed, late_data, "tumbling"), plain_spark, open_store)

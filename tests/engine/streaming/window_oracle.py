@@ -1,0 +1,123 @@
+"""What windows must hold, computed in plain Python of the same batches."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+SECOND = 1_000_000
+
+
+@dataclass(frozen=True)
+class Event:
+    source: str
+    at: int
+    """In microseconds."""
+    key: Any
+    value: int | None
+
+
+@dataclass
+class Case:
+    """One random case: windows, and batches with rows that come in disorder, late or not at all."""
+
+    seed: int
+    length: int
+    hop: int
+    lateness: int
+    allowed: int
+    late_data: str
+    sources: tuple[str, ...]
+    batches: list[list[Event]] = field(default_factory=list)
+
+    @classmethod
+    def random(cls, seed: int, late_data: str, kind: str) -> Case:
+        chance = random.Random(seed)
+        length = chance.choice([5, 10, 60]) * SECOND
+        hop = length if kind == "tumbling" else length // chance.choice([2, 3, 5]) // SECOND * SECOND or SECOND
+        case = cls(
+            seed,
+            length,
+            hop,
+            chance.choice([0, 0, 3, 20]) * SECOND,
+            chance.choice([0, 10, 60]) * SECOND if late_data == "reopen" else 0,
+            late_data,
+            ("a", "b")[: chance.choice([1, 1, 2])],
+        )
+        reached = {name: chance.randrange(-100, 100) * SECOND for name in case.sources}
+        for _ in range(chance.randrange(1, 7)):
+            batch = []
+            for _ in range(chance.choice([0, 1, 5, 20])):
+                source = chance.choice(case.sources)
+                reached[source] += chance.randrange(4 * SECOND)
+                behind = chance.choice([0, 0, 0, 2, 30, 200]) * SECOND
+                key = chance.choice([None, "x", "y", "", float("nan") if False else "z"])
+                value = chance.choice([None, *range(-3, 10)])
+                batch.append(Event(source, reached[source] - behind, key, value))
+            case.batches.append(batch)
+        return case
+
+
+@dataclass
+class Oracle:
+    """The windows of a case, batch by batch."""
+
+    case: Case
+    watermark: int | None = None
+    newest: dict[str, int] = field(default_factory=dict)
+    rows: dict[tuple[int, Any], list[Event]] = field(default_factory=lambda: defaultdict(list))
+    late: int = 0
+
+    def add(self, batch: list[Event]) -> None:
+        before = self.watermark
+        for event in batch:
+            starts = [
+                start
+                for start in self._starts(event.at)
+                if before is None or start + self.case.length + self.case.allowed > before
+            ]
+            self.late += not starts
+            for start in starts:
+                self.rows[start, event.key].append(event)
+            self.newest[event.source] = max(event.at, self.newest.get(event.source, event.at))
+        if all(name in self.newest for name in self.case.sources):
+            reached = min(self.newest.values()) - self.case.lateness
+            self.watermark = reached if before is None else max(before, reached)
+
+    def _starts(self, at: int) -> Iterator[int]:
+        start = at - at % self.case.hop
+        while start + self.case.length > at:
+            yield start
+            start -= self.case.hop
+
+    def closed(self) -> dict[tuple[int, Any], tuple[Any, ...]]:
+        """Return the result of each window and group that has closed."""
+        if self.watermark is None:
+            return {}
+        return {
+            group: _aggregated(rows)
+            for group, rows in self.rows.items()
+            if group[0] + self.case.length <= self.watermark
+        }
+
+
+def _aggregated(rows: list[Event]) -> tuple[Any, ...]:
+    """Return count, count of values, sum, min, max, avg, first, last, exact distinct."""
+    dated = sorted((each.at, each.value) for each in rows if each.value is not None)
+    values = [value for _, value in dated]
+    if not values:
+        return (len(rows), 0, None, None, None, None, None, None, 0)
+    return (
+        len(rows),
+        len(values),
+        sum(values),
+        min(values),
+        max(values),
+        sum(values) / len(values),
+        values[0],
+        values[-1],
+        len(set(values)),
+    )
