@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from weft.options import Option
+from weft.options import Option, options_of
 from weft.pipelines.streaming.json_schema import text as schema_text
 from weft.pipelines.streaming.options import OPTIONS
 from weft.pipelines.streaming.spec import (
@@ -21,6 +21,7 @@ from weft.pipelines.streaming.spec import (
     TARGET_OPTIONS,
     StreamingPipeline,
 )
+from weft.pipelines.streaming.windows import Aggregation, StateStore, Watermark, Window
 
 DOCS = Path(__file__).parents[1] / "docs"
 TABLES = {
@@ -28,8 +29,12 @@ TABLES = {
     "`weft.Source(…)`": SOURCE_OPTIONS,
     "`weft.Target(…)`": {**TARGET_OPTIONS, **LOAD_OPTIONS},
     "`weft.Lookup(…)`": LOOKUP_OPTIONS,
+    "`weft.Window(…)`": options_of(Window),
+    "`weft.Aggregation(…)`": options_of(Aggregation),
+    "`weft.Watermark(…)`": options_of(Watermark),
+    "`weft.StateStore(…)`": options_of(StateStore),
 }
-"""The options of each table in docs/streaming.md, by the title of its first column."""
+"""The options of each table in the docs, by the title of its first column."""
 _DEFAULTS = {each.name: each.default for each in dataclasses.fields(StreamingPipeline)}
 
 
@@ -50,11 +55,14 @@ def _default(option: Option) -> str:
 
 def files() -> dict[Path, str]:
     """Return the text that each of these files has, its tables as the options say them."""
-    guide = (DOCS / "streaming.md").read_text(encoding="utf-8")
-    for title, options in TABLES.items():
-        old = re.compile(rf"^\| {re.escape(title)} \| says \| default \|\n(\|.*\n)+", re.MULTILINE)
-        guide = old.sub(table(title, options).replace("\\", r"\\"), guide)
-    return {DOCS / "streaming.md": guide, DOCS / "streaming.schema.json": schema_text()}
+    pages = {}
+    for file in (DOCS / "streaming.md", DOCS / "windows.md"):
+        page = file.read_text(encoding="utf-8")
+        for title, options in TABLES.items():
+            old = re.compile(rf"^\| {re.escape(title)} \| says \| default \|\n(\|.*\n)+", re.MULTILINE)
+            page = old.sub(table(title, options).replace("\\", r"\\"), page)
+        pages[file] = page
+    return {**pages, DOCS / "streaming.schema.json": schema_text()}
 
 
 if __name__ == "__main__":

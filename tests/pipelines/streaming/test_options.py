@@ -21,19 +21,18 @@ class Lateness:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Window:
-    shape: Annotated[Literal["tumbling", "session"], Option("How windows follow each other.")] = "tumbling"
+class Pane:
+    shape: Annotated[Literal["tumbling", "session"], Option("How panes follow each other.")] = "tumbling"
     lateness: Annotated[Lateness | None, Option("What becomes of late events.")] = None
 
 
-class WithWindow(options.StreamingOptions, total=False):
-    window: Annotated[Window | None, Option("The windows of the SQL.", key="transform.window")]
+class WithPane(options.StreamingOptions, total=False):
+    pane: Annotated[Pane | None, Option("The panes of the SQL.", key="transform.pane")]
 
 
 @pytest.fixture(autouse=True)
 def option_with_tables(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(options.OPTIONS, "window", options_of(WithWindow)["window"])
-    monkeypatch.delitem(options.LATER, "window")
+    monkeypatch.setitem(options.OPTIONS, "pane", options_of(WithPane)["pane"])
     tables = toml_tables._tables()
     for module in (toml, json_schema):
         monkeypatch.setattr(module, "TABLES", tables)
@@ -41,36 +40,36 @@ def option_with_tables(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def read(file: dict[str, Any]) -> Any:
     table = toml._Table(file, "pipeline", "pipeline.toml")
-    return toml._options(table)["window"]
+    return toml._options(table)["pane"]
 
 
-FILE = {"transform": {"window": {"shape": "session", "lateness": {"seconds": 5}}}}
+FILE = {"transform": {"pane": {"shape": "session", "lateness": {"seconds": 5}}}}
 
 
 def test_tables_in_tables_are_read_and_written() -> None:
-    window = read(FILE)
-    assert window == Window(shape="session", lateness=Lateness(seconds=5))
-    assert _structures(window, "") == FILE["transform"]["window"]
+    pane = read(FILE)
+    assert pane == Pane(shape="session", lateness=Lateness(seconds=5))
+    assert _structures(pane, "") == FILE["transform"]["pane"]
 
 
 @pytest.mark.parametrize(
     ("window", "said"),
     [
-        ({"shpe": "session"}, r"^pipeline\.toml: \[transform\.window\]: unknown key 'shpe'\.\n  Did you mean 'shape'"),
-        ({"shape": "sesion"}, r"^pipeline\.toml: \[transform\.window\]: shape is 'sesion'\.\n  Did you mean 'session'"),
+        ({"shpe": "session"}, r"^pipeline\.toml: \[transform\.pane\]: unknown key 'shpe'\.\n  Did you mean 'shape'"),
+        ({"shape": "sesion"}, r"^pipeline\.toml: \[transform\.pane\]: shape is 'sesion'\.\n  Did you mean 'session'"),
         (
             {"lateness": {"seconds": "5"}},
-            r"\[transform\.window\.lateness\]: seconds must be a whole number .*, not a te",
+            r"\[transform\.pane\.lateness\]: seconds must be a whole number .*, not a te",
         ),
     ],
 )
 def test_their_errors_name_table_and_key(window: dict[str, Any], said: str) -> None:
     with pytest.raises(DeclarationError, match=said):
-        read({"transform": {"window": window}})
+        read({"transform": {"pane": window}})
 
 
 def test_the_json_schema_has_them() -> None:
     tables = json_schema.schema()["$defs"]
-    assert tables["transform"]["properties"]["window"]["$ref"] == "#/$defs/window"
-    assert tables["window"]["properties"]["shape"]["enum"] == ["tumbling", "session"]
+    assert tables["transform"]["properties"]["pane"]["$ref"] == "#/$defs/pane"
+    assert tables["pane"]["properties"]["shape"]["enum"] == ["tumbling", "session"]
     assert tables["lateness"]["properties"]["seconds"]["type"] == "integer"

@@ -320,10 +320,7 @@ def test_the_guide_files() -> None:
 
 LATER = {
     "[transform]\n[transform.join]\nkind = 'inner'": r"\[transform\.join\] comes later",
-    "[transform.window]\nkind = 'session'": r"\[transform\.window\] comes later",
     "[transform.cdc]\nenvelope = 'debezium'\nkey_field = 'after.id'": r"\[transform\.cdc\] comes later",
-    "[watermark]\nlateness_ms = 5": r"\[watermark\] comes later",
-    "[state_store]\nkind = 'postgres'\nurl = 'postgres://localhost/s'": r"\[state_store\] comes later",
 }
 
 

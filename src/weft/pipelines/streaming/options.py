@@ -297,16 +297,16 @@ class StreamingOptions(TypedDict, total=False):
     ]
     window: Annotated[
         Window | None,
-        Option("Aggregates of rows by time: see [windows](#windows).", key="transform.window", check=_instance(Window)),
+        Option("Aggregates by time: see [windows](windows.md).", key="transform.window", check=_instance(Window)),
     ]
     watermark: Annotated[
         Watermark | None,
-        Option("When a window closes: see [the watermark](#the-watermark).", check=_instance(Watermark)),
+        Option("When a window closes: see [the watermark](windows.md#the-watermark).", check=_instance(Watermark)),
     ]
     state_store: Annotated[
         StateStore | None,
         Option(
-            "Where windows are kept until they close: see [state](#state).",
+            "Where windows are kept until they close: see [state](windows.md#state).",
             default="the database of the first target that has tables",
             check=_instance(StateStore),
         ),

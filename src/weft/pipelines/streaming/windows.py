@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self, get_args
 
 from weft.errors import DeclarationError, listed
-from weft.options import Option, column_names, options_of, refuse_unknown
+from weft.options import Option, column_names, one_of, options_of, refuse_unknown
 from weft.pipelines.options import connection_option
 from weft.project import build_connection
 from weft.systems.base import AnyConnection, Connection, systems
@@ -39,6 +39,14 @@ def _length(value: Any, option: str, where: str) -> int:
             f"{where}: {option} must be a whole number of milliseconds from 1 to {_LONGEST_MS:,}, not {value!r}."
         )
     return value
+
+
+def _kind(value: Any, option: str, where: str) -> str:
+    if value == "session":
+        hint = "This version has tumbling and hopping ones."
+        raise DeclarationError(f"{where}: session windows come later.", hint=hint)
+    checked: str = one_of(value, get_args(WindowKind), option, where)
+    return checked
 
 
 def _milliseconds(sentence: str, default: str | None = None) -> Option:
@@ -122,7 +130,10 @@ class Window(_Structure):
 
     kind: Annotated[
         WindowKind,
-        Option("`tumbling`: one window after the other. `hopping`: one begins every `hop_ms`, so that they overlap."),
+        Option(
+            "`tumbling`: one window after the other. `hopping`: one begins every `hop_ms`, so that they overlap.",
+            check=_kind,
+        ),
     ]
     duration_ms: Annotated[int, Option("How long a window is.", check=_length, kinds=("number",))]
     hop_ms: Annotated[
