@@ -21,12 +21,15 @@ import servers
 import weft
 from conftest import S3
 from weft import (
+    Aggregation,
     KafkaConnection,
     Lookup,
     ObjectStoreLocalConnection,
     ObjectStoreS3Connection,
     PostgresConnection,
     Target,
+    Watermark,
+    Window,
     run_pipeline,
     udaf,
     udf,
@@ -339,3 +342,89 @@ def test_bad_rows_go_to_a_topic(kafka: Any, src: KafkaConnection, postgres: str)
     assert query(postgres, "SELECT user_id FROM public.events_clean") == [(1,)]
     (letter,) = (json.loads(message.value()) for message in kafka.messages(failed))
     assert (letter["payload"], letter["source"], letter["offset"]) == ("no JSON", topic, "0:1")
+
+
+def at_second(second: int) -> dict[str, int]:
+    """Return the time of a message."""
+    return {"timestamp": 1_790_000_000_000 + second * 1000 - 1_790_000_000_000 % 300_000}
+
+
+def test_a_tumbling_window(kafka: Any, src: KafkaConnection, postgres: str) -> None:
+    events = kafka.create_topic()
+    for second, user, amount, kind in [(1, 7, 5, "view"), (2, 7, 6, "buy"), (3, 8, 1, "view"), (61, 7, 9, "view")]:
+        message = {"user_id": user, "amount": amount, "event_type": kind}
+        kafka.produce(events, [json.dumps(message).encode()], **at_second(second))
+    run_streaming_pipeline(
+        name="events-per-min",
+        source=src,
+        source_query=events,
+        target=PostgresConnection(name="warehouse", url=postgres),
+        target_table=("public", "events_per_min"),
+        transform_sql="SELECT user_id, amount, event_type, _event_ts FROM source",
+        window=Window(
+            kind="tumbling",
+            duration_ms=60_000,
+            group_by=("user_id",),
+            max_groups_per_window=1_000_000,  # fail-loud cap
+            aggregations=[
+                Aggregation(agg="count", as_="n"),
+                Aggregation(agg="sum", column="amount", as_="amount_sum"),
+                Aggregation(agg="avg", column="amount", as_="amount_avg"),
+                Aggregation(
+                    agg="count_distinct",
+                    column="event_type",
+                    as_="distinct_event_types",
+                    # mode="approximate" (HLL+) is the default;
+                    # mode="exact" requires max_distinct_values_per_group.
+                ),
+            ],
+        ),
+        watermark=Watermark(
+            lateness_ms=1_000,  # per-source slack (default 0)
+            source_idleness_ms=120_000,  # min-watermark drops idle sources after this (default 60s)
+        ),
+    )
+    columns = "SELECT column_name, data_type FROM information_schema.columns WHERE table_name = 'events_per_min'"
+    assert query(postgres, f"{columns} ORDER BY ordinal_position") == [
+        ("window_start", "timestamp with time zone"),
+        ("window_end", "timestamp with time zone"),
+        ("user_id", "bigint"),
+        ("n", "bigint"),
+        ("amount_sum", "bigint"),
+        ("amount_avg", "double precision"),
+        ("distinct_event_types", "bigint"),
+    ]
+    wanted = "SELECT extract(epoch FROM window_end - window_start)::int, user_id, n, amount_sum, amount_avg, "
+    wanted += "distinct_event_types FROM public.events_per_min ORDER BY user_id"
+    assert query(postgres, wanted) == [(60, 7, 2, 11, 5.5, 2), (60, 8, 1, 1, 1.0, 1)]
+
+
+def test_hopping_windows_that_are_reopened(kafka: Any, src: KafkaConnection, postgres: str) -> None:
+    events = kafka.create_topic()
+
+    def run(*seconds: int) -> list[tuple[Any, ...]]:
+        for second in seconds:
+            kafka.produce(events, [b'{"user_id": 7}'], **at_second(second))
+        run_streaming_pipeline(
+            name="events-per-5-min",
+            source=src,
+            source_query=events,
+            target=PostgresConnection(name="warehouse", url=postgres),
+            target_table=("public", "events_per_5_min"),
+            mode="merge",
+            keys=["user_id", "window_start"],
+            window=Window(
+                kind="hopping",
+                duration_ms=300_000,  # 5-min window
+                hop_ms=60_000,  # advances every 1 min
+                group_by=("user_id",),
+                aggregations=[Aggregation(agg="count", as_="n")],
+                late_data="reopen",
+                allowed_lateness_ms=30_000,  # retain state for 30s past window end
+            ),
+        )
+        return query(postgres, "SELECT n FROM public.events_per_5_min ORDER BY window_start")
+
+    assert run(1, 61, 70) == [(1,)]
+    assert run(2) == [(2,)]
+    assert run(300, 3) == [(3,), (5,), (5,), (5,), (5,)]

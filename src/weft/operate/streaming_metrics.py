@@ -8,7 +8,7 @@ from typing import Any
 
 from weft.errors import ConnectionFailedError, MissingExtraError, installing
 from weft.operate.listener import RunListener
-from weft.pipelines.streaming.execution import Report, StreamingEngine
+from weft.pipelines.streaming.execution import Report, StreamingEngine, WindowReport
 
 try:
     from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
@@ -48,6 +48,7 @@ class StreamingMetrics(RunListener):
         self._last = Gauge(
             f"{_PREFIX}_last_batch_timestamp_seconds", "When the last batch ended.", ["pipeline"], registry=registry
         ).labels(pipeline)
+        self._window_metrics: _WindowMetrics | None = None
         registry.register(_LagCollector(engine))
 
     def batch(self, report: Report) -> None:
@@ -58,6 +59,10 @@ class StreamingMetrics(RunListener):
         self._dead.inc(report.dead)
         self._seconds.observe(report.seconds)
         self._last.set(report.ended_at.timestamp())
+        if report.windows is not None:
+            if self._window_metrics is None:
+                self._window_metrics = _WindowMetrics(report.pipeline, self.registry)
+            self._window_metrics.batch(report.windows)
 
     def idle(self) -> None:
         self._iterations.inc()
@@ -67,6 +72,38 @@ class StreamingMetrics(RunListener):
         self._errors.inc()
         if again_in is not None:
             self._restarts.inc()
+
+
+class _WindowMetrics:
+    """Counts the windows of a pipeline that has some."""
+
+    def __init__(self, pipeline: str, registry: CollectorRegistry) -> None:
+        self._pipeline = pipeline
+
+        def gauge(name: str, text: str, *labels: str) -> Gauge:
+            return Gauge(f"{_PREFIX}_{name}", text, ["pipeline", *labels], registry=registry)
+
+        self._emitted = Counter(
+            f"{_PREFIX}_windows_emitted", "Rows of windows that were written.", ["pipeline"], registry=registry
+        )
+        self._late = Counter(
+            f"{_PREFIX}_late_rows_dropped", "Rows that came too late.", ["pipeline", "policy"], registry=registry
+        )
+        self._open = gauge("windows_active", "Windows that are open.")
+        # Not a counter, though it is called so elsewhere too.
+        self._groups = gauge("state_groups_total", "Groups of the open windows, at most.")
+        self._watermark = gauge("global_watermark_micros", "Windows that end up to here are closed.")
+        self._sources = gauge("per_source_watermark_micros", "How far the rows of a source have come.", "source")
+
+    def batch(self, report: WindowReport) -> None:
+        self._emitted.labels(self._pipeline).inc(report.emitted)
+        self._late.labels(self._pipeline, report.policy).inc(report.late)
+        self._open.labels(self._pipeline).set(report.open)
+        self._groups.labels(self._pipeline).set(report.groups)
+        if report.watermark is not None:
+            self._watermark.labels(self._pipeline).set(report.watermark)
+        for source, reached in report.sources.items():
+            self._sources.labels(self._pipeline, source).set(reached)
 
 
 class _LagCollector:

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client import generate_latest
 
 import weft
 from engine.streaming.conftest import declare, rows, run_killed, run_once
 from engine.streaming.letters import letters_of
+from weft.engine.streaming.spark_engine import SparkEngine
 from weft.errors import DeclarationError, LoadRefusedError
+from weft.operate.streaming_metrics import StreamingMetrics
 from weft.pipelines.streaming import toml
 from weft.pipelines.streaming.declare import make
+from weft.pipelines.streaming.execution import Report
 
 START = datetime(2026, 11, 1, 12, tzinfo=UTC)
 COUNT = weft.Aggregation(agg="count", as_="n")
@@ -137,12 +143,66 @@ def test_columns_that_the_rows_do_not_have() -> None:
             run_once(name="per_minute", source=events, target_table="counts", window=window(**options))
 
 
+@pytest.mark.usefixtures("plain_spark", "here")
+def test_every_batch_updates_its_windows() -> None:
+    events = declare(user="string", at="timestamp")
+    options: dict[str, Any] = {"name": "per_minute", "source": events, "target_table": "counts"}
+    options |= {"window": window(emit="update"), "mode": "merge", "keys": ["user", "window_start"]}
+    publish(events, ("ann", 1), ("bob", 2))
+    run_once(**options)
+    assert minutes() == [(0, "ann", 1), (0, "bob", 1)]
+    publish(events, ("ann", 3), ("ann", 61))
+    run_once(**options)
+    assert minutes() == [(0, "ann", 2), (0, "bob", 1), (1, "ann", 1)]
+
+
+@pytest.mark.usefixtures("plain_spark", "here")
+def test_metrics(project: Path) -> None:
+    events = declare(user="string", at="timestamp")
+    publish(events, ("ann", 1), ("bob", 2), ("ann", 61), ("ann", 121))
+    pipeline = make(name="per_minute", source=events, target="default", target_table="counts", window=window())
+    reports: list[Report] = []
+    engine = SparkEngine(pipeline)
+    metrics = StreamingMetrics(engine)
+    for more in ((), (("ann", 5), ("bob", 122))):
+        publish(events, *more)
+        with engine.locked():
+            engine.start(once=True, committed=lambda: None, report=reports.append, idle=None)
+            engine.wait()
+    for each in reports:
+        metrics.batch(each)
+    text = generate_latest(metrics.registry).decode()
+    found = dict(re.findall(r"^weft_streaming_(\w+)\{pipeline=\"per_minute\"[^}]*\} (\S+)$", text, re.MULTILINE))
+    newest = START.timestamp() * 1e6 + 122e6
+    for name, value in {
+        "windows_emitted_total": 3,
+        "late_rows_dropped_total": 1,
+        "windows_active": 1,
+        "state_groups_total": 2,
+        "global_watermark_micros": newest,
+        "per_source_watermark_micros": newest,
+        "rows_consumed_total": 6,
+        "batches_total": 2,
+    }.items():
+        assert float(found[name]) == value, name
+
+
+@pytest.mark.usefixtures("spark", "here")
+def test_state_beside_the_checkpoint(project: Path) -> None:
+    lake = weft.DeltaLocalConnection(str(project / "lake"))
+    events = declare(user="string", at="timestamp")
+    publish(events, ("ann", 1), ("ann", 61))
+    run_once(name="per_minute", source=events, target=lake, target_table="counts", window=window())
+    assert [row.n for row in weft.read("counts", source=lake).collect()] == [1]
+
+
 PROGRAM = """
 import weft
 from weft.engine.streaming.spark_engine import SparkEngine
 from weft.operate.run_options import Running
 from weft.operate.supervisor import supervise
 from weft.pipelines.streaming.declare import make
+from weft.pipelines.streaming.execution import Report
 
 events = weft.stream(name="events", fields={"user": "string", "at": "timestamp"})(lambda: None)
 pipeline = make(

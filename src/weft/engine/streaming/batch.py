@@ -21,6 +21,7 @@ from weft.engine.streaming.transform import Transform, TypedRows, memory_of, tog
 from weft.engine.streaming.windows import Windows
 from weft.errors import ConnectionFailedError, DeclarationError, LoadRefusedError, WeftError
 from weft.pipelines.streaming.endpoints import label_of
+from weft.pipelines.streaming.execution import WindowReport
 from weft.pipelines.streaming.spec import StreamingPipeline
 from weft.project import current
 from weft.systems.dead_letter_store import DeadLetter
@@ -44,6 +45,7 @@ class BatchResult:
     """How many rows the SQL was given, where the sources do not know."""
     dead_letters: int = 0
     """The rejected rows: put aside, or dropped where the pipeline says so."""
+    windows: WindowReport | None = None
 
 
 class Batches:
@@ -184,7 +186,8 @@ class Batches:
                 _steps.debug("loaded")
         self._columns.keep()
         rejected += sum(each.quarantined for each in counts.values())
-        return BatchResult(batch.number, counts, rows_read, rejected)
+        emitted = max((each.rows_read for each in counts.values()), default=0)
+        return BatchResult(batch.number, counts, rows_read, rejected, windows.report(emitted))
 
     def _add_to_state(
         self, windows: Windows, parts: Sequence[BatchRows], spark: Any, batch: BatchId

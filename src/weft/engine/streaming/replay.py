@@ -126,6 +126,8 @@ class Replay:
         if letter.replays >= self._max:
             self.exhausted = True
             return f"it failed in {letter.replays} replay{'' if letter.replays == 1 else 's'}"
+        if self.pipeline.window is not None and letter.stage != "store":
+            return "its windows may have closed: publish the event again"
         if letter.stage == "store" and not self._targets(letter):
             return f"the pipeline has no target {letter.target!r}"
         if letter.stage == "read" and letter.source in self._sources:

@@ -54,7 +54,7 @@ class SparkEngine:
             committed()
             self.lag.moved(query.sources, batch.batch_id)
             # The first look can be a batch of nothing.
-            if report is not None and (batch.counts or batch.dead_letters):
+            if report is not None and (batch.counts or batch.dead_letters or batch.windows is not None):
                 report(self._report(query, batch))
 
         query = self._query = Query(
@@ -107,4 +107,5 @@ class SparkEngine:
             replayed=bool(counts) and all(each.replayed for each in counts),
             seconds=query.seconds,
             ended_at=datetime.now(UTC),
+            windows=batch.windows,
         )

@@ -5,8 +5,8 @@ from __future__ import annotations
 from weft.engine.readers import open_tables
 from weft.errors import DeclarationError
 from weft.pipelines.streaming.spec import StreamingPipeline
-from weft.project import current
-from weft.spark_support.folder import Location
+from weft.project import build_connection, current
+from weft.spark_support.folder import LocalFolder, Location
 from weft.systems.base import Connection, system_for
 from weft.systems.sql.state_store import SqlState
 from weft.systems.state_store import InMemoryState, StateStore
@@ -30,7 +30,9 @@ def state_connection(pipeline: StreamingPipeline, home: Location) -> Connection:
         connection = current().connection(target.connection)
         if target.table is not None and system_for(connection.kind).tables is not None:
             return connection
+    if isinstance(home.folder, LocalFolder):
+        return build_connection(None, {"url": f"sqlite:///{home.path}/{_FILE}"}, pipeline.name)
     raise DeclarationError(
-        f"{pipeline.name} has a window and no database for it.",
+        f"{pipeline.name} has a window, and neither a target nor state_store is a database that can keep it.",
         hint='Name one: state_store=weft.StateStore(kind="postgres", url="postgres://…").',
     )

@@ -22,6 +22,7 @@ from weft.columns import canonical_schema
 from weft.engine.streaming import dead_letters
 from weft.engine.streaming.aggregates import Steps, steps
 from weft.errors import DeclarationError, LoadRefusedError, did_you_mean
+from weft.pipelines.streaming.execution import WindowReport
 from weft.pipelines.streaming.spec import StreamingPipeline
 from weft.pipelines.streaming.windows import WINDOW_END, WINDOW_START, Watermark
 from weft.spark_support import outcome
@@ -156,6 +157,22 @@ class Windows:
             each.result.alias(one.name) for each, one in zip(self._merges(), self.window.aggregations, strict=True)
         ]
         return folded.select(WINDOW_START, WINDOW_END, *map(_quoted, self.window.group_by), *results)
+
+    def report(self, emitted: int) -> WindowReport | None:
+        """Return how the windows are after a batch that emitted so many rows; `None` before the first rows."""
+        if (last := self.last) is None:
+            return None
+        still = [end for end in self._stored if last.watermark is None or end > last.watermark]
+        lateness = self._watermark.lateness_ms * _MILLISECOND
+        return WindowReport(
+            emitted=emitted,
+            open=len(still),
+            groups=sum(self._stored[end] for end in still),
+            late=last.late,
+            policy=self.window.late_data,
+            watermark=last.watermark,
+            sources={name: newest - lateness for name, newest in last.sources.items()},
+        )
 
     # -------------------------------------------------------------------------------------------------- rows of a batch
 

@@ -2,11 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
+
+
+@dataclass(frozen=True)
+class WindowReport:
+    """What a batch did to the windows of a pipeline, and how they are after it."""
+
+    emitted: int
+    """The rows that were written of them."""
+    open: int
+    groups: int
+    """Of the open windows, at most."""
+    late: int
+    """The rows of the batch whose windows had closed."""
+    policy: str
+    """What happens to late rows."""
+    watermark: int | None
+    """In microseconds since 1970."""
+    sources: Mapping[str, int]
+    """By source, the greatest time of its rows less the lateness."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +44,8 @@ class Report:
     """Whether all targets had it already: it was done before a crash."""
     seconds: float
     ended_at: datetime
+    windows: WindowReport | None = None
+    """Where the pipeline has windows."""
 
 
 class Lag(Protocol):
