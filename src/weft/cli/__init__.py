@@ -20,6 +20,7 @@ _COMMANDS = {
     "run-due": ("weft.cli.pipelines:run_due", "Run what is due by its schedule."),
     "consume": ("weft.cli.consume:consume", "Run a streaming pipeline until it is stopped."),
     "checkpoints": ("weft.cli.checkpoints:checkpoints", "Show, reset and rewind streaming pipelines."),
+    "state": ("weft.cli.state:state", "Show and remove the state of streaming pipelines with windows."),
     "dlq": ("weft.cli.dlq:dlq", "List, show, replay and remove dead letters of streaming pipelines."),
     "status": ("weft.cli.pipelines:status", "Show how each pipeline stands."),
     "preview": ("weft.cli.inspect:preview", "Show what a run would do."),

@@ -6,11 +6,13 @@ from __future__ import annotations
 import base64
 import json
 import re
-from dataclasses import asdict
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import pyarrow as pa
 
+from weft.errors import WeftError
 from weft.systems.sql.driver import Session
 from weft.systems.sql.system_tables import create_system_table, system_table
 from weft.systems.sql.tables import Slice, SqlTables
@@ -27,6 +29,58 @@ _FIELDS = pa.schema(
         pa.field("decided", pa.string(), nullable=False),
     ]
 )
+
+
+@dataclass(frozen=True)
+class StoredState:
+    """A state as a database has it."""
+
+    pipeline: str
+    query_id: str
+    table: str
+    batch: StateBatch
+    counts: Mapping[int, int]
+    """How many rows there are, by the end of their window."""
+
+    @property
+    def rows(self) -> int:
+        return sum(self.counts.values())
+
+
+def stored_states(tables: SqlTables, pipeline: str) -> list[StoredState]:
+    """Return the states of a pipeline, of all its checkpoints. Creates nothing."""
+    table = system_table(tables, "state")
+    names = tables.listed(("query_id", "table_name", "batch_id", "decided"))
+    if tables.connection.is_missing():
+        return []
+    try:
+        with tables.driver.session("read") as session:
+            rows = session.rows(f"SELECT {names} FROM {table} WHERE pipeline = ? ORDER BY batch_id", (pipeline,))
+            return [
+                StoredState(
+                    pipeline, query_id, name, StateBatch(int(batch), **json.loads(text)), _counts(tables, session, name)
+                )
+                for query_id, name, batch, text in rows
+            ]
+    except WeftError as error:
+        if tables.connection.reports_missing(str(error)) == "table":
+            return []
+        raise
+
+
+def drop_state(tables: SqlTables, state: StoredState) -> None:
+    """Remove a state. The row goes last: a crash in between leaves a state that can be removed again."""
+    with tables.driver.session("publish") as session:
+        session.run(f"DROP TABLE IF EXISTS {system_table(tables, state.table)}")
+    with tables.driver.session("publish") as session:
+        key = (state.pipeline, state.query_id)
+        session.run(f"DELETE FROM {system_table(tables, 'state')} WHERE pipeline = ? AND query_id = ?", key)
+
+
+def _counts(tables: SqlTables, session: Session, name: str) -> dict[int, int]:
+    end = tables.quote(END)
+    rows = session.rows(f"SELECT {end}, count(*) FROM {system_table(tables, name)} GROUP BY {end}")
+    return {int(at): int(count) for at, count in rows}
 
 
 class SqlState(StateStore):
@@ -74,10 +128,8 @@ class SqlState(StateStore):
     def counts(self) -> dict[int, int]:
         if self._schema is None:
             return {}
-        end = self._tables.quote(END)
         with self._tables.driver.session("read") as session:
-            rows = session.rows(f"SELECT {end}, count(*) FROM {self._table} GROUP BY {end}")
-        return {int(at): int(count) for at, count in rows}
+            return _counts(self._tables, session, self.name)
 
     def remove(self, upto: int) -> None:
         with self._tables.driver.session("publish") as session:

@@ -1,0 +1,190 @@
+"""`weft state`: the windows of streaming pipelines that wait for their end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from datetime import UTC, datetime, timedelta
+from shlex import quote
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from weft.cli.common import common_options, confirm, plural, print_json, print_table, time_text, yes_option
+from weft.cli.consume import find_pipeline
+from weft.engine.readers import open_tables
+from weft.engine.streaming.checkpoint import Checkpoint
+from weft.engine.streaming.state import state_connection
+from weft.errors import DeclarationError, NotFoundError
+from weft.pipelines.streaming.windows import Watermark
+from weft.project import current
+from weft.systems.sql.state_store import SqlState, drop_state, stored_states
+
+if TYPE_CHECKING:
+    from weft.pipelines.streaming.spec import StreamingPipeline
+    from weft.systems.sql.tables import SqlTables
+
+_WHAT = click.argument("what", metavar="NAME|FILE.toml")
+_SHOWN = 50
+
+
+@click.group()
+def state() -> None:
+    """Show and remove the state of streaming pipelines with windows."""
+
+
+@state.command("list")
+@common_options
+def list_(output: str) -> None:
+    """List the states of the declared pipelines: of the checkpoint that each has, and of those before it."""
+    rows = []
+    for pipeline in current().streaming_pipelines.values():
+        if pipeline.window is not None and not _is_in_memory(pipeline):
+            with _opened(pipeline) as (tables, query_id):
+                rows += [_described(each, query_id) for each in stored_states(tables, pipeline.name)]
+    if output == "json":
+        print_json(rows)
+    elif rows:
+        shown = [{**row, "watermark": time_text(row["watermark"]), "oldest": time_text(row["oldest"])} for row in rows]
+        print_table(shown, ["pipeline", "of", "batch", "watermark", "windows", "rows", "oldest", "table"], ["table"])
+    else:
+        click.echo("No declared pipeline has a state.", err=True)
+
+
+@state.command()
+@_WHAT
+@common_options
+def show(what: str, output: str) -> None:
+    """Show the windows that wait: when each begins and ends, and how many rows the state has of it."""
+    with _current(what) as (pipeline, stored):
+        length = timedelta(milliseconds=pipeline.window.duration_ms if pipeline.window is not None else 0)
+        rows: list[dict[str, Any]] = [
+            {"window_start": _moment(end) - length, "window_end": _moment(end), "rows": count}
+            for end, count in sorted(stored.counts().items())
+        ]
+    if output == "json":
+        print_json(rows)
+        return
+    shown = [
+        {**row, "window_start": time_text(row["window_start"]), "window_end": time_text(row["window_end"])}
+        for row in rows[:_SHOWN]
+    ]
+    print_table(shown, ["window_start", "window_end", "rows"])
+    if len(rows) > _SHOWN:
+        click.echo(f"… and {len(rows) - _SHOWN:,} more (--format json has all)", err=True)
+
+
+@state.command()
+@_WHAT
+@common_options
+def why(what: str, output: str) -> None:
+    """Say why the next window has not closed: how far each source has come, and which one holds the watermark."""
+    with _current(what) as (pipeline, stored):
+        last, ends = stored.last(), sorted(stored.counts())
+    assert last is not None
+    lateness = (pipeline.watermark or Watermark()).lateness_ms * 1000
+    sources = {each.name: last.sources.get(each.name) for each in pipeline.sources}
+    waiting = [end for end in ends if last.watermark is None or end > last.watermark]
+    missing = [name for name, newest in sources.items() if newest is None]
+    known = {name: newest for name, newest in sources.items() if newest is not None}
+    holds = missing or [min(known, key=lambda name: known[name])]
+    row: dict[str, Any] = {
+        "pipeline": pipeline.name,
+        "watermark": None if last.watermark is None else _moment(last.watermark),
+        "next_window_ends": _moment(waiting[0]) if waiting else None,
+        "held_by": holds,
+        "sources": {name: None if newest is None else _moment(newest) for name, newest in sources.items()},
+        "lateness_ms": lateness // 1000,
+    }
+    if output == "json":
+        print_json(row)
+        return
+    click.echo(f"watermark: {time_text(row['watermark']) or 'none yet'}")
+    for name, newest in sources.items():
+        came = "no rows yet" if newest is None else f"rows up to {time_text(_moment(newest))}"
+        click.echo(f"source {name}: {came}{', holds the watermark' if name in holds else ''}")
+    if not waiting:
+        click.echo("No window is open.")
+        return
+    needed = _moment(waiting[0] + lateness)
+    click.echo(
+        f"The next window ends at {time_text(_moment(waiting[0]))}. It closes with a row of "
+        f"{' and '.join(holds)} at {time_text(needed)} or later."
+    )
+
+
+@state.command()
+@_WHAT
+@click.option("--all", "every", is_flag=True, help="Also that of the checkpoint that the pipeline has now.")
+@yes_option
+def drop(what: str, every: bool, yes: bool) -> None:
+    """Remove the states of earlier checkpoints, which `weft checkpoints reset` left for the case that one is brought
+    back."""
+    pipeline = _with_window(what)
+    with _opened(pipeline) as (tables, query_id):
+        found = stored_states(tables, pipeline.name)
+        chosen = [each for each in found if every or each.query_id != query_id]
+        if not chosen:
+            click.echo(f"There is nothing to remove of {pipeline.name}.", err=True)
+            return
+        with Checkpoint.of(pipeline).locked():
+            rows = sum(each.rows for each in chosen)
+            confirm(f"Remove {plural(len(chosen), 'state')} of {pipeline.name} with {plural(rows, 'row')}?", yes)
+            for each in chosen:
+                drop_state(tables, each)
+    click.echo(f"Removed {plural(len(chosen), 'state')}.", err=True)
+
+
+# ------------------------------------------------------------------------------------------------------------- finding
+
+
+def _with_window(what: str) -> StreamingPipeline:
+    pipeline = find_pipeline(what)
+    if pipeline.window is None:
+        raise DeclarationError(f"{pipeline.name} has no window, and so no state.")
+    if _is_in_memory(pipeline):
+        raise DeclarationError(f"The state of {pipeline.name} is in the memory of the process that runs it.")
+    return pipeline
+
+
+def _is_in_memory(pipeline: StreamingPipeline) -> bool:
+    return pipeline.state_store is not None and pipeline.state_store.is_in_memory
+
+
+@contextmanager
+def _opened(pipeline: StreamingPipeline) -> Iterator[tuple[SqlTables, str | None]]:
+    """Yield the tables of a pipeline's state, and the id of its checkpoint's query."""
+    checkpoint = Checkpoint.of(pipeline)
+    with closing(open_tables(state_connection(pipeline, checkpoint.home))) as tables:
+        yield tables, checkpoint.state().query_id
+
+
+@contextmanager
+def _current(what: str) -> Iterator[tuple[StreamingPipeline, SqlState]]:
+    """Yield a pipeline and the state of its checkpoint."""
+    pipeline = _with_window(what)
+    with _opened(pipeline) as (tables, query_id):
+        if query_id is None or query_id not in {each.query_id for each in stored_states(tables, pipeline.name)}:
+            hint = f"It has one after its first rows: weft consume {quote(what)}"
+            raise NotFoundError(f"{pipeline.name} has no state yet.", hint=hint)
+        stored = SqlState(tables, pipeline.name, query_id)
+        stored.last()
+        yield pipeline, stored
+
+
+def _described(each: Any, query_id: str | None) -> dict[str, Any]:
+    return {
+        "pipeline": each.pipeline,
+        "of": "this checkpoint" if each.query_id == query_id else "an earlier one",
+        "batch": each.batch.number,
+        "watermark": None if each.batch.watermark is None else _moment(each.batch.watermark),
+        "windows": len(each.counts),
+        "rows": each.rows,
+        "oldest": _moment(min(each.counts)) if each.counts else None,
+        "query_id": each.query_id,
+        "table": each.table,
+    }
+
+
+def _moment(microseconds: int) -> datetime:
+    return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=microseconds)

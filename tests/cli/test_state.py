@@ -1,0 +1,99 @@
+"""`weft state`: what waits in windows, why, and how it is removed."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+import weft
+from weft.engine.streaming.spark_engine import SparkEngine
+from weft.operate.run_options import Running
+from weft.operate.supervisor import supervise
+from weft.project import Project, current
+
+pytestmark = pytest.mark.spark
+
+pytest.importorskip("pyspark")
+START = datetime(2026, 11, 1, 12, tzinfo=UTC)
+
+
+@pytest.fixture
+def events(local: Project) -> Any:
+    """Two streams, and a pipeline that counts their events by the minute."""
+    streams = [weft.stream(name=name, fields={"at": "timestamp"})(lambda: None) for name in ("left", "right")]
+
+    @weft.streaming_pipeline(
+        sources=[weft.Source(query=each) for each in streams],
+        target="default",
+        target_table="counts",
+        window=weft.Window(
+            kind="tumbling",
+            duration_ms=60_000,
+            event_time_column="at",
+            aggregations=[weft.Aggregation(agg="count", as_="n")],
+        ),
+        watermark=weft.Watermark(lateness_ms=5_000),
+    )
+    def per_minute() -> None:
+        pass
+
+    return streams
+
+
+def publish(stream: Any, *seconds: float) -> None:
+    weft.publish_sync(stream, [{"at": START + timedelta(seconds=second)} for second in seconds])
+
+
+def run() -> None:
+    supervise(SparkEngine(current().streaming_pipelines["per_minute"]), Running(once=True))
+
+
+def listed(call: Any, *arguments: str) -> Any:
+    return json.loads(call(*arguments, "--format", "json").stdout)
+
+
+def test_what_waits_and_why(call: Any, events: Any) -> None:
+    left, right = events
+    assert "No declared pipeline has a state" in call("state", "list").stderr
+    assert "per_minute has no state yet" in call("state", "show", "per_minute", code=1).stderr
+    publish(left, 1, 61, 200)
+    run()
+    assert "source right: no rows yet, holds the watermark" in call("state", "why", "per_minute").stdout
+    publish(right, 2, 90)
+    run()
+    (row,) = listed(call, "state", "list")
+    assert (row["pipeline"], row["of"], row["batch"], row["windows"]) == ("per_minute", "this checkpoint", 1, 3)
+    assert row["watermark"] == "2026-11-01T12:01:25+00:00"
+    shown = call("state", "show", "per_minute").stdout
+    assert "2026-11-01 12:03" in shown
+    assert [each["rows"] for each in listed(call, "state", "show", "per_minute")] == [2, 2, 1]
+    why = call("state", "why", "per_minute").stdout
+    assert "source left: rows up to 2026-11-01 12:03:20" in why
+    assert "source right: rows up to 2026-11-01 12:01:30" in why
+    assert "It closes with a row of right at 2026-11-01 12:02:05" in why
+
+
+def test_earlier_states_are_removed(call: Any, events: Any) -> None:
+    left, right = events
+    publish(left, 1)
+    publish(right, 1)
+    run()
+    call("checkpoints", "reset", "per_minute")
+    run()
+    assert [each["of"] for each in listed(call, "state", "list")] == ["an earlier one", "this checkpoint"]
+    call("state", "drop", "per_minute", "--yes")
+    (kept,) = listed(call, "state", "list")
+    assert kept["of"] == "this checkpoint"
+    assert "nothing to remove" in call("state", "drop", "per_minute", "--yes").stderr
+    publish(left, 66)
+    publish(right, 66)
+    run()
+    assert [row.n for row in weft.read("SELECT n FROM counts", source="default").collect()] == [2]
+
+
+def test_a_rewind_is_refused(call: Any, events: Any) -> None:
+    found = call("checkpoints", "rewind", "per_minute", "--to-offset", "1", "--source", "left", code=1)
+    assert "what is read again would be in its state twice" in found.stderr
