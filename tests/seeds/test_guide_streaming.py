@@ -428,3 +428,19 @@ def test_hopping_windows_that_are_reopened(kafka: Any, src: KafkaConnection, pos
     assert run(1, 61, 70) == [(1,)]
     assert run(2) == [(2,)]
     assert run(300, 3) == [(3,), (5,), (5,), (5,), (5,)]
+
+
+def test_a_partition_that_is_behind_the_others(kafka: Any, src: KafkaConnection, postgres: str) -> None:
+    """Batches take a part of each: what one partition has of an hour ago is on time, however far the other is."""
+    events = kafka.create_topic(partitions=2)
+    for partition, first in enumerate((0, 3600)):
+        for second in range(0, 200, 10):
+            kafka.produce(events, [b'{"user_id": 7}'], partition, **at_second(first + second))
+    run_streaming_pipeline(
+        name="events-per-min",
+        sources=[weft.Source(connection=src, query=events, max_rows=10)],
+        target=PostgresConnection(name="warehouse", url=postgres),
+        target_table=("public", "events_per_min"),
+        window=Window(kind="tumbling", duration_ms=60_000, aggregations=[Aggregation(agg="count", as_="n")]),
+    )
+    assert query(postgres, "SELECT n FROM public.events_per_min ORDER BY window_start") == [(6,), (6,), (6,)]

@@ -215,6 +215,9 @@ class FrameRows:
     """The same rows in a form that is faster to write, where they are written as they are."""
     found: Any = None
     """The columns as a checkpoint keeps them (a `StructType`), if those of the DataFrame say more than is known."""
+    newest: Mapping[str, int] = field(default_factory=dict)
+    """By partition, the greatest `EVENT_TIME` in microseconds since 1970, where a source has partitions: one that is
+    behind the others holds the watermark."""
     time_is_costly: ClassVar[bool] = False
     """Whether `frame(timed=False)` is cheaper."""
 

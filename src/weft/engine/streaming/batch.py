@@ -202,6 +202,7 @@ class Batches:
         reduced = windows.nothing()
         if filled:
             reduced, letters = self.transform.reduced(filled, spark, batch.query_id, windows.reduce)
+        reduced = windows.by_partition(reduced, filled)
         for each in typed:
             self._box.put(each.bad, batch, f"read {each.source}")
         self._box.put(letters, batch, "transform")

@@ -12,7 +12,7 @@ import hashlib
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import pyarrow as pa
@@ -21,13 +21,15 @@ import pyarrow.compute as pc
 from weft.columns import canonical_schema
 from weft.engine.streaming import dead_letters
 from weft.engine.streaming.aggregates import Steps, steps
+from weft.engine.streaming.transform import TypedRows
 from weft.errors import DeclarationError, LoadRefusedError, did_you_mean
 from weft.pipelines.streaming.execution import WindowReport
 from weft.pipelines.streaming.spec import StreamingPipeline
-from weft.pipelines.streaming.windows import WINDOW_END, WINDOW_START, Watermark
+from weft.pipelines.streaming.windows import WINDOW_END, WINDOW_START, Watermark, keeps_column
 from weft.spark_support import outcome
 from weft.systems.dead_letter_store import DeadLetter
 from weft.systems.state_store import BATCH, END, Selection, StateBatch, StateStore
+from weft.systems.stream_source import EVENT_TIME, FrameRows
 
 _ROWS, _NEWEST, _SOURCE, _REASON = "_weft_rows", "_weft_newest", "_weft_source", "_weft_reason"
 _TIME, _START = "_weft_time", "_weft_start"
@@ -73,7 +75,8 @@ class Windows:
         self._groups = 0
         """How many groups there were when the state was last compacted."""
         # A source that was not heard of counts as heard of now: after a pause of the pipeline all are behind.
-        self._heard = {each.name: time.monotonic() for each in pipeline.sources}
+        known = self.last.sources if self.last is not None else {}
+        self._heard = {name: time.monotonic() for name in (*known, *(each.name for each in pipeline.sources))}
 
     def close(self) -> None:
         self.store.close()
@@ -189,8 +192,7 @@ class Windows:
         frame = frame.withColumn(_TIME, F.unix_micros(column.cast("timestamp")))
         moment = F.col(_TIME)
         reason = F.when(moment.isNull(), _UNDATED)
-        limit = int(time.time() * 1_000_000) + self._watermark.max_future_ms * _MILLISECOND
-        reason = reason.when(moment > limit, _FUTURE)
+        reason = reason.when(moment > self._future(), _FUTURE)
         if self.last is not None and self.last.watermark is not None:
             end = self._latest_start() + self._length + self._allowed
             reason = reason.when(end <= self.last.watermark, _LATE)
@@ -200,6 +202,23 @@ class Windows:
         """Return what a batch without rows makes of them."""
         schema = self.store.schema()
         return Reduced(None if schema is None else schema.remove(schema.get_field_index(BATCH)).empty_table(), {}, {})
+
+    def by_partition(self, reduced: Reduced, rows: Sequence[TypedRows]) -> Reduced:
+        """Return the same with how far each partition has come, of sources that have partitions and whose own time is
+        that of the window."""
+        is_own = self.window.event_time_column == EVENT_TIME and keeps_column(self.pipeline.transform_sql, EVENT_TIME)
+        newest = dict(reduced.newest)
+        for each in rows if is_own else ():
+            partitions = each.newest if isinstance(each, FrameRows) else {}
+            # A message that is too far in the future hides how far its partition has come.
+            if partitions and max(partitions.values()) <= self._future():
+                newest.pop(each.source, None)
+                newest |= {f"{each.source} {name}": moment for name, moment in partitions.items()}
+        return replace(reduced, newest=newest)
+
+    def _future(self) -> int:
+        """Return the time after which no row can be."""
+        return int(time.time() * 1_000_000) + self._watermark.max_future_ms * _MILLISECOND
 
     def rejects(self, reduced: Reduced) -> bool:
         """Return whether rows that are in no window become dead letters. Raise where they have to, and cannot."""
@@ -302,6 +321,9 @@ class Windows:
         for name, newest in reduced.newest.items():
             sources[name] = max(newest, sources.get(name, newest))
             self._heard[name] = now
+        for each in self.pipeline.sources:
+            if any(name.startswith(f"{each.name} ") for name in sources):
+                self._heard.pop(each.name, None)  # its partitions count by themselves
         idle = self._watermark.source_idleness_ms / 1000
         active = [name for name, heard in self._heard.items() if now - heard < idle or name in reduced.newest]
         watermark = before

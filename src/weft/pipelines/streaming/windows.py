@@ -263,6 +263,27 @@ class StateStore:
         object.__setattr__(self, "is_in_memory", kind == IN_MEMORY)
 
 
+def keeps_column(sql: str | None, column: str) -> bool:
+    """Return whether SQL selects a column of `source` as it is."""
+    from sqlglot import exp, parse_one
+    from sqlglot.errors import SqlglotError
+
+    if sql is None:
+        return True
+    try:
+        query = parse_one(sql, read="spark")
+    except SqlglotError:
+        return False
+    from_ = query.args.get("from_") or query.args.get("from")
+    # Not of a subquery, which may make a column of that name.
+    if not isinstance(query, exp.Select) or query.ctes or from_ is None or not isinstance(from_.this, exp.Table):
+        return False
+    named = [each for each in query.expressions if each.alias_or_name.lower() == column]
+    if named:
+        return len(named) == 1 and isinstance(named[0], exp.Column)
+    return any(isinstance(each, exp.Star) or each.is_star for each in query.expressions)
+
+
 def aggregate_in(sql: str, aggregate_udfs: Sequence[str] = ()) -> str | None:
     """Return what makes SQL depend on more than one row at a time: an aggregate, GROUP BY or DISTINCT; `None` where
     nothing does."""

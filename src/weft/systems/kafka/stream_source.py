@@ -120,7 +120,9 @@ class KafkaSource(StreamSource):
         if parsed.packed is not None and parsed.columns is not None:
             packed = Packed(parsed.packed, parsed.columns, messages.unpack)
         found = None if parsed.found is None else from_arrow_schema(parsed.found, prefer_timestamp_ntz=True)
-        return MessageRows(self.name, parsed.good, parsed.good_rows, bad, packed, found, frame, parsed)
+        return MessageRows(
+            self.name, parsed.good, parsed.good_rows, bad, packed, found, parsed.newest, messages=frame, parsed=parsed
+        )
 
     def committed(self, position: Mapping[str, Mapping[str, int]]) -> None:
         """Commit the offsets to the consumer group, for tools that show its lag. Nothing depends on it."""
