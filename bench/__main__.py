@@ -23,6 +23,7 @@ MODULES = tuple(
         "engine_loads",
         "engine_files",
         "streaming",
+        "windows",
         "pipelines_start",
         "pipelines_loads",
         "server",

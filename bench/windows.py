@@ -1,0 +1,123 @@
+"""Windows: a batch with its state, against the same aggregation in bare Spark SQL without any."""
+
+from __future__ import annotations
+
+import tempfile
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import weft
+from bench.engine_loads import Job, Pair, _folder
+from bench.harness import Case
+
+BATCH = 100_000
+_MINUTE = 60_000_000
+# So many batches before it counts: what a JVM runs it compiles for its first half minute.
+_WARM_UP = 12
+AGGREGATIONS = [
+    weft.Aggregation(agg="count", as_="n"),
+    weft.Aggregation(agg="sum", column="value", as_="total"),
+    weft.Aggregation(agg="avg", column="value", as_="mean"),
+    weft.Aggregation(agg="max", column="value", as_="most"),
+]
+
+
+class Batches:
+    """Batches of rows, each a minute after the one before, so that each closes the windows of that one."""
+
+    def __init__(self, rows: int, keys: int, minutes: int = 1) -> None:
+        import numpy
+
+        from weft.engine import session
+
+        self.rows, self._keys, self._step = rows, keys, _MINUTE * minutes
+        self._chance = numpy.random.default_rng(1)
+        self._spark = session.spark().newSession()
+        self._numbers = {"ours": 0, "theirs": 0}
+
+    def next(self, who: str) -> Any:
+        """Return the next batch of one of the two, as a DataFrame."""
+        import numpy
+        import pyarrow as pa
+
+        at = self._numbers[who] * _MINUTE + numpy.sort(self._chance.integers(0, _MINUTE, self.rows))
+        self._numbers[who] += 1
+        columns = {
+            "at": pa.array(at, pa.timestamp("us", "UTC")),
+            "key": pa.array(self._chance.integers(0, self._keys, self.rows)),
+            "value": pa.array(self._chance.integers(0, 1000, self.rows)),
+        }
+        return self._spark.createDataFrame(pa.table(columns))
+
+
+def _windows(connection: Any, minutes: int) -> Any:
+    from weft.engine.readers import open_tables
+    from weft.engine.streaming.windows import Windows
+    from weft.pipelines.streaming.declare import make
+    from weft.systems.sql.state_store import SqlState
+
+    name = f"bench {uuid.uuid4().hex}"
+    events = weft.stream(name=f"events_{uuid.uuid4().hex}", fields={"at": "timestamp"})(lambda: None)
+    window = weft.Window(
+        kind="tumbling",
+        duration_ms=60_000 * minutes,
+        group_by="key",
+        event_time_column="at",
+        aggregations=AGGREGATIONS,
+    )
+    pipeline = make(name=name, source=events, target=connection, target_table="results", window=window)
+    return Windows(pipeline, SqlState(open_tables(connection), name, "query"))
+
+
+def _tumbling(where: str, keys: int, rows: int = BATCH, minutes: int = 1) -> Callable[[float], tuple[Job, Job]]:
+    def prepare(scale: float) -> tuple[Job, Job]:
+        from pyspark.sql import functions as F
+
+        pair = Pair(10)
+        database = Path(tempfile.mkdtemp(dir=_folder.name)) / "state.db"
+        connection = weft.connect(url=pair.there) if where == "postgres" else weft.SQLiteConnection(str(database))
+        batches = Batches(max(100, round(rows * min(scale, 1))), keys)
+        windows = _windows(connection, minutes)
+        number = 0
+
+        def ours() -> int:
+            nonlocal number
+            windows.begin(number)
+            windows.add(number, windows.reduce([("events", batches.next("ours"))]), batches._spark)
+            closed = windows.closed(batches._spark)
+            if closed is not None:
+                closed.toArrow()
+            number += 1
+            return batches.rows
+
+        def bare() -> int:
+            frame = batches.next("theirs").groupBy(F.window("at", f"{minutes} minutes"), "key")
+            frame.agg(F.count("*"), F.sum("value"), F.avg("value"), F.max("value")).toArrow()
+            return batches.rows
+
+        for _ in range(_WARM_UP):
+            ours()
+            bare()
+        return ours, bare
+
+    return prepare
+
+
+_BARE = "the same aggregation in Spark SQL, no state"
+CASES = [
+    Case("window of a minute, 1k keys, PostgreSQL", _BARE, 2.0, _tumbling("postgres", 1000), True, 9, "postgres"),
+    Case("window of a minute, 100k keys, PostgreSQL", _BARE, 2.2, _tumbling("postgres", 100_000), True, 9, "postgres"),
+    Case("window of a minute, 1k keys, SQLite", _BARE, 2.3, _tumbling("sqlite", 1000), True, 9, "postgres"),
+    Case("window of a minute, 100k keys, SQLite", _BARE, 2.7, _tumbling("sqlite", 100_000), True, 9, "postgres"),
+    Case(
+        "1k rows into 1k groups of a day, PostgreSQL",
+        _BARE,
+        1.3,
+        _tumbling("postgres", 1000, 1000, 1440),
+        True,
+        15,
+        "postgres",
+    ),
+]
