@@ -92,6 +92,8 @@ class _JsonLines(RunListener):
     def batch(self, report: Report) -> None:
         lag = self._lag.now(fresh=True) if self._lag is not None else {}
         record = {**dataclasses.asdict(report), "ended_at": report.ended_at.isoformat(), "lag": lag}
+        if report.windows is None:
+            del record["windows"]
         print(escaped(json.dumps(record, ensure_ascii=False)), file=self._out, flush=True)
 
     def shown(self) -> AbstractContextManager[object]:
