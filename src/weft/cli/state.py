@@ -57,7 +57,8 @@ def list_(output: str) -> None:
 def show(what: str, output: str) -> None:
     """Show the windows that wait: when each begins and ends, and how many rows the state has of it."""
     with _current(what) as (pipeline, stored):
-        length = timedelta(milliseconds=pipeline.window.duration_ms if pipeline.window is not None else 0)
+        assert pipeline.window is not None
+        length = timedelta(milliseconds=pipeline.window.duration_ms or 0)
         rows: list[dict[str, Any]] = [
             {"window_start": _moment(end) - length, "window_end": _moment(end), "rows": count}
             for end, count in sorted(stored.counts().items())

@@ -17,6 +17,8 @@ import pyarrow.compute as pc
 
 from weft.errors import WeftError
 
+KEY = "_weft_key"
+"""Identifies the group of a stored row, where rows are found by their group."""
 BATCH, END = "_weft_batch", "_weft_end"
 """The columns of every stored row: the batch that it came with, and the end of its window in µs since 1970."""
 
@@ -39,11 +41,15 @@ class StateBatch:
 
 @dataclass(frozen=True)
 class Selection:
-    """Which stored rows are meant: of windows that end up to `upto`, and after `after` or with a row of `batch`."""
+    """Which stored rows are meant: of windows that end up to `upto`, and after `after` or with a row of `batch`.
+
+    With `whole_keys` all rows of the groups that have such a row, and of those with these `keys`."""
 
     after: int | None = None
     upto: int | None = None
     batch: int | None = None
+    whole_keys: bool = False
+    keys: tuple[str, ...] = ()
 
 
 class StateStore(ABC):
@@ -133,4 +139,9 @@ def _mask(rows: pa.Table, wanted: Selection) -> Any:
     if wanted.batch is not None:
         touched = rows.filter(pc.equal(rows[BATCH], wanted.batch))[END].combine_chunks()
         mask = pc.or_(mask, pc.is_in(ends, touched))
-    return mask if wanted.upto is None else pc.and_(mask, pc.less_equal(ends, wanted.upto))
+    mask = mask if wanted.upto is None else pc.and_(mask, pc.less_equal(ends, wanted.upto))
+    if not wanted.whole_keys:
+        return mask
+    keys = pa.array([*rows.filter(mask)[KEY].to_pylist(), *wanted.keys], pa.string())
+    is_there = pc.is_in(rows[KEY], keys)
+    return is_there if wanted.after is None else pc.and_(is_there, pc.greater(ends, wanted.after))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -11,8 +12,9 @@ import pytest
 
 import weft
 from engine.streaming.conftest import declare
-from engine.streaming.window_oracle import Case, Event, Oracle
+from engine.streaming.window_oracle import SECOND, Case, Event, Oracle, SessionOracle
 from weft.engine.readers import open_tables
+from weft.engine.streaming.sessions import Sessions
 from weft.engine.streaming.windows import Windows
 from weft.pipelines.streaming.declare import make
 from weft.project import current
@@ -122,3 +124,79 @@ def test_state_in_a_database(late_data: str, plain_spark: Any, count: Callable[.
             return SqlState(open_tables(connection), f"case {seed}", "q")
 
         check(Case.random(seed, late_data, "tumbling"), plain_spark, open_store)
+
+
+def check_sessions(seed: int, spark: Any, open_store: Callable[[], StateStore]) -> None:
+    """Run batches with sessions, with a restart before each one and a replay of each, and compare with the oracle."""
+    chance = random.Random(seed)
+    gap, limit = chance.choice([2, 5]) * SECOND, chance.choice([8, 20, 1000]) * SECOND
+    oracle = SessionOracle(gap, limit, chance.choice([0, 3, 10]) * SECOND)
+    window = weft.Window(
+        kind="session",
+        gap_ms=gap // 1000,
+        max_session_duration_ms=limit // 1000,
+        group_by=("key",),
+        aggregations=AGGREGATIONS,
+        event_time_column="at",
+    )
+    pipeline = make(
+        name=f"case {seed}",
+        source=declare("a", at="timestamp"),
+        target="default",
+        target_table="results",
+        window=window,
+        watermark=weft.Watermark(lateness_ms=oracle.lateness // 1000),
+    )
+    table: dict[Any, tuple[Any, ...]] = {}
+    reached = chance.randrange(-100, 100) * SECOND
+    for number in range(chance.randrange(2, 7)):
+        batch = []
+        for _ in range(chance.choice([0, 1, 10, 30])):
+            reached += chance.choice([0, 1, 1, 2, 6]) * SECOND + chance.randrange(2) * chance.randrange(SECOND)
+            behind = chance.choice([0, 0, 0, 1, 4, 30]) * SECOND
+            batch.append(Event("a", reached - behind, chance.choice([None, "x", "y"]), chance.choice([None, 1, 2, 3])))
+        windows = Sessions(pipeline, open_store())
+        assert not windows.begin(number)
+        windows.add(number, windows.reduce([("a", frame_of(spark, batch))]) if batch else windows.nothing(), spark)
+        once = sessions_of(windows.closed(spark))
+        windows.close()
+        again = Sessions(pipeline, open_store())
+        assert again.begin(number) == (again.last is not None)
+        assert sessions_of(again.closed(spark)) == once
+        again.close()
+        assert not table.keys() & once.keys(), "a session was emitted twice"
+        table |= once
+        oracle.add(batch)
+        assert table == oracle.closed, f"case {seed}, batch {number}"
+
+
+def sessions_of(frame: Any) -> dict[tuple[int, int, Any], tuple[Any, ...]]:
+    microsecond = timedelta(microseconds=1)
+    rows = [] if frame is None else frame.toArrow().to_pylist()
+    found = {}
+    for row in rows:
+        bounds = (row["window_start"] - EPOCH) // microsecond, (row["window_end"] - EPOCH) // microsecond
+        found[*bounds, row["key"]] = tuple(row[each.name] for each in AGGREGATIONS)
+        assert isinstance(row["session_id"], int)
+    assert len(found) == len(rows), "a session came twice"
+    return found
+
+
+@pytest.mark.usefixtures("here")
+def test_sessions_as_in_plain_python(plain_spark: Any, count: Callable[..., int]) -> None:
+    for seed in range(count(2000, 5)):
+        current().streams.clear()
+        store = InMemoryState()
+        check_sessions(seed, plain_spark, lambda store=store: store)  # type: ignore[misc]
+
+
+@pytest.mark.usefixtures("streams")
+def test_sessions_in_a_database(plain_spark: Any, count: Callable[..., int]) -> None:
+    for seed in range(3000, 3000 + count(100, 2)):
+        current().streams.clear()
+        connection = current().connection("default")
+
+        def open_store(seed: int = seed, connection: Any = connection) -> StateStore:
+            return SqlState(open_tables(connection), f"case {seed}", "q")
+
+        check_sessions(seed, plain_spark, open_store)

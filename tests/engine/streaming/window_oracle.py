@@ -121,3 +121,65 @@ def _aggregated(rows: list[Event]) -> tuple[Any, ...]:
         values[-1],
         len(set(values)),
     )
+
+
+@dataclass
+class SessionOracle:
+    """Sessions of a case, batch by batch."""
+
+    gap: int
+    limit: int
+    lateness: int
+    watermark: int | None = None
+    newest: int | None = None
+    rows: dict[Any, list[Event]] = field(default_factory=lambda: defaultdict(list))
+    long: set[tuple[Any, int]] = field(default_factory=set)
+    """Keys and times of rows in sessions that were longer than the limit."""
+    closed: dict[tuple[int, int, Any], tuple[Any, ...]] = field(default_factory=dict)
+
+    def add(self, batch: list[Event]) -> None:
+        for event in batch:
+            if self.watermark is None or event.at + self.gap >= self.watermark:
+                self.rows[event.key].append(event)
+            self.newest = max(event.at, event.at if self.newest is None else self.newest)
+        if self.newest is None:
+            return
+        reached = self.newest - self.lateness
+        self.watermark = reached if self.watermark is None else max(self.watermark, reached)
+        for key, rows in self.rows.items():
+            rows.sort(key=lambda each: each.at)
+            kept: list[Event] = []
+            for session in self._sessions(rows):
+                kept += self._close(key, session)
+            self.rows[key] = kept
+
+    def _sessions(self, rows: list[Event]) -> list[list[Event]]:
+        sessions: list[list[Event]] = []
+        for row in rows:
+            if sessions and row.at <= sessions[-1][-1].at + self.gap:
+                sessions[-1].append(row)
+            else:
+                sessions.append([row])
+        return sessions
+
+    def _close(self, key: Any, session: list[Event]) -> list[Event]:
+        """Emit what has ended of a session, and return the rest."""
+        first, last = session[0].at, session[-1].at
+        pieces = [session]
+        if last - first > self.limit or any((key, row.at) in self.long for row in session):
+            self.long |= {(key, row.at) for row in session}
+            cells: dict[int, list[Event]] = defaultdict(list)
+            for row in session:
+                cells[row.at - row.at % self.limit].append(row)
+            pieces = list(cells.values())
+        kept: list[Event] = []
+        for piece in pieces:
+            end = last if piece is pieces[-1] else piece[0].at - piece[0].at % self.limit + self.limit
+            assert self.watermark is not None
+            if end + self.gap < self.watermark:
+                found = (piece[0].at, piece[-1].at + self.gap, key)
+                assert found not in self.closed
+                self.closed[found] = _aggregated(piece)
+            else:
+                kept += piece
+        return kept

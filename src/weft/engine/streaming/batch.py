@@ -14,6 +14,7 @@ from weft.engine import inputs
 from weft.engine.streaming.batch_id import BatchId
 from weft.engine.streaming.dead_letters import DeadLetterBox
 from weft.engine.streaming.progress import OpenedSource
+from weft.engine.streaming.sessions import Sessions
 from weft.engine.streaming.source_state import Columns, Written
 from weft.engine.streaming.state import open_state
 from weft.engine.streaming.targets import NO_STORE, Targets
@@ -169,7 +170,9 @@ class Batches:
     def _run_windows(self, parts: Sequence[BatchRows], spark: Any, batch: BatchId) -> BatchResult:
         """Carry out the steps of a batch with windows: add its rows to the state, commit the windows that it closes."""
         if self._windows is None:
-            self._windows = Windows(self.pipeline, open_state(self.pipeline, batch.query_id, self._columns.home))
+            store = open_state(self.pipeline, batch.query_id, self._columns.home)
+            kind = Sessions if self.pipeline.window is not None and self.pipeline.window.kind == "session" else Windows
+            self._windows = kind(self.pipeline, store)
         windows, counts, rejected, rows_read = self._windows, {}, 0, None
         try:
             if not windows.begin(batch.number):

@@ -31,19 +31,20 @@ from weft.systems.dead_letter_store import DeadLetter
 from weft.systems.state_store import BATCH, END, Selection, StateBatch, StateStore
 from weft.systems.stream_source import EVENT_TIME, FrameRows
 
-_ROWS, _NEWEST, _SOURCE, _REASON = "_weft_rows", "_weft_newest", "_weft_source", "_weft_reason"
-_TIME, _START = "_weft_time", "_weft_start"
-_MILLISECOND = 1000
-_LATE, _FUTURE, _UNDATED = "late", "future", "undated"
+_ROWS, _SOURCE, REASON = "_weft_rows", "_weft_source", "_weft_reason"
+OLDEST, NEWEST = "_weft_oldest", "_weft_newest"
+TIME, _START = "_weft_time", "_weft_start"
+MILLISECOND = 1000
+LATE, _FUTURE, _UNDATED = "late", "future", "undated"
 # Fewer stored rows are not worth a job that folds them.
 _COMPACT_ROWS, _COMPACT_RATIO = 20_000, 4
 _FINGERPRINT = b"weft.window"
 _WHY = {
-    _LATE: "is late: its window has closed",
+    LATE: "is late: its window has closed",
     _FUTURE: "has a time that is further in the future than max_future_ms allows",
     _UNDATED: "has no event time",
 }
-_NEVER = (1 << 63) - 1
+NEVER = (1 << 63) - 1
 
 
 @dataclass(frozen=True)
@@ -65,12 +66,12 @@ class Windows:
         assert pipeline.window is not None
         self.pipeline, self.window, self.store = pipeline, pipeline.window, store
         self._watermark = pipeline.watermark or Watermark()
-        self._length = self.window.duration_ms * _MILLISECOND
-        self._hop = (self.window.hop_ms or self.window.duration_ms) * _MILLISECOND
-        self._allowed = (self.window.allowed_lateness_ms or 0) * _MILLISECOND
+        self._length = (self.window.duration_ms or 0) * MILLISECOND
+        self._hop = (self.window.hop_ms or 0) * MILLISECOND or self._length
+        self._allowed = (self.window.allowed_lateness_ms or 0) * MILLISECOND
         self.last = store.last()
         self._check_unchanged()
-        self._stored = store.counts()
+        self._stored = self._counted()
         """How many rows are stored, by the end of their window."""
         self._groups = 0
         """How many groups there were when the state was last compacted."""
@@ -97,27 +98,23 @@ class Windows:
         from pyspark.sql import functions as F
 
         frame, keys = self._timed(rows), [_SOURCE] if len(rows) > 1 else []
-        frame = (
-            frame.withColumn(_START, F.explode(self._starts()))
-            if self._hop < self._length
-            else frame.withColumn(_START, self._latest_start())
-        )
+        frame = self._windowed(frame)
         groups = [
             # What is left out is one group for each reason.
-            F.when(F.col(_REASON).isNull(), F.col(f"`{name}`")).alias(name)
+            F.when(F.col(REASON).isNull(), F.col(quoted(name))).alias(name)
             for name in self.window.group_by
         ]
-        start = F.when(F.col(_REASON).isNull(), F.col(_START)).alias(_START)
         stored: dict[str, Any] = {}
         for each in self.window.aggregations:
-            stored |= steps(each, frame.schema, F.col(_TIME)).stored
-        reduced = frame.groupBy(_REASON, start, *keys, *groups).agg(
+            stored |= steps(each, frame.schema, F.col(TIME)).stored
+        reduced = frame.groupBy(REASON, *self._window_columns(), *keys, *groups).agg(
             F.count(F.lit(1)).alias(_ROWS),
-            F.max(_TIME).alias(_NEWEST),
+            F.min(TIME).alias(OLDEST),
+            F.max(TIME).alias(NEWEST),
             *(column.alias(name) for name, column in stored.items()),
         )
         with outcome.explained(f"run the batch of {self.pipeline.name}"):
-            table = reduced.toArrow()
+            table = self._keyed(reduced).toArrow()
         return self._split(table, rows)
 
     def add(self, number: int, reduced: Reduced, spark: Any) -> None:
@@ -133,7 +130,7 @@ class Windows:
         self.store.append(rows, batch, replaced)
         self.last = batch
         if replaced is not None:
-            self._stored = self.store.counts()
+            self._stored = self._counted()
             self._groups = sum(self._stored.values())
         else:
             for end, count in _counted(rows).items():
@@ -154,19 +151,20 @@ class Windows:
         if self.window.changes_rows:
             is_new = F.col(BATCH) == last.number
             if self.window.emit == "close":
-                is_new |= F.col(END) > (last.previous if last.previous is not None else -_NEVER)
+                is_new |= F.col(END) > (last.previous if last.previous is not None else -NEVER)
             folded = folded.where(is_new)
-        results = [
-            each.result.alias(one.name) for each, one in zip(self._merges(), self.window.aggregations, strict=True)
-        ]
-        return folded.select(WINDOW_START, WINDOW_END, *map(_quoted, self.window.group_by), *results)
+        return folded.select(WINDOW_START, WINDOW_END, *map(quoted, self.window.group_by), *self._results())
+
+    def _results(self) -> list[Any]:
+        """Return the columns of the result, over merged ones."""
+        return [each.result.alias(one.name) for each, one in zip(self._merges(), self.window.aggregations, strict=True)]
 
     def report(self, emitted: int) -> WindowReport | None:
         """Return how the windows are after a batch that emitted so many rows; `None` before the first rows."""
         if (last := self.last) is None:
             return None
         still = [end for end in self._stored if last.watermark is None or end > last.watermark]
-        lateness = self._watermark.lateness_ms * _MILLISECOND
+        lateness = self._watermark.lateness_ms * MILLISECOND
         return WindowReport(
             emitted=emitted,
             open=len(still),
@@ -188,15 +186,14 @@ class Windows:
         parts = [frame if len(rows) == 1 else frame.withColumn(_SOURCE, F.lit(name)) for name, frame in rows]
         frame = reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), parts)
         self._check_columns(frame)
-        column = F.col(_quoted(self.window.event_time_column))
-        frame = frame.withColumn(_TIME, F.unix_micros(column.cast("timestamp")))
-        moment = F.col(_TIME)
+        column = F.col(quoted(self.window.event_time_column))
+        frame = frame.withColumn(TIME, F.unix_micros(column.cast("timestamp")))
+        moment = F.col(TIME)
         reason = F.when(moment.isNull(), _UNDATED)
         reason = reason.when(moment > self._future(), _FUTURE)
         if self.last is not None and self.last.watermark is not None:
-            end = self._latest_start() + self._length + self._allowed
-            reason = reason.when(end <= self.last.watermark, _LATE)
-        return frame.withColumn(_REASON, reason)
+            reason = reason.when(self._is_late(self.last.watermark), LATE)
+        return frame.withColumn(REASON, reason)
 
     def nothing(self) -> Reduced:
         """Return what a batch without rows makes of them."""
@@ -218,12 +215,12 @@ class Windows:
 
     def _future(self) -> int:
         """Return the time after which no row can be."""
-        return int(time.time() * 1_000_000) + self._watermark.max_future_ms * _MILLISECOND
+        return int(time.time() * 1_000_000) + self._watermark.max_future_ms * MILLISECOND
 
     def rejects(self, reduced: Reduced) -> bool:
         """Return whether rows that are in no window become dead letters. Raise where they have to, and cannot."""
         if self.pipeline.dead_letters is not None:
-            wanted = {_FUTURE, _UNDATED, *([_LATE] if self.window.late_data == "dlq" else [])}
+            wanted = {_FUTURE, _UNDATED, *([LATE] if self.window.late_data == "dlq" else [])}
             return not wanted.isdisjoint(reduced.left_out)
         for reason in (_UNDATED, _FUTURE):
             if count := reduced.left_out.get(reason):
@@ -238,15 +235,44 @@ class Windows:
         """Return the rows of a source that are in no window, as dead letters."""
         from pyspark.sql import functions as F
 
-        reasons = [_FUTURE, _UNDATED, *([_LATE] if self.window.late_data == "dlq" else [])]
+        reasons = [_FUTURE, _UNDATED, *([LATE] if self.window.late_data == "dlq" else [])]
         with outcome.explained(f"run the batch of {self.pipeline.name}"):
-            outside = self._timed([("", frame)]).where(F.col(_REASON).isin(reasons)).drop(_TIME).toArrow()
-        return [dead_letters.letter_of(row, f"The row {_WHY[row.pop(_REASON)]}.") for row in outside.to_pylist()]
+            outside = self._timed([("", frame)]).where(F.col(REASON).isin(reasons)).drop(TIME).toArrow()
+        return [dead_letters.letter_of(row, f"The row {_WHY[row.pop(REASON)]}.") for row in outside.to_pylist()]
+
+    def _counted(self) -> dict[int, int]:
+        return self.store.counts()
+
+    def _keyed(self, reduced: Any) -> Any:
+        """Return what a batch made of its rows, with more columns where the state needs them."""
+        return reduced
+
+    def _windowed(self, frame: Any) -> Any:
+        """Return rows with the window of each, once for each window that a row is in."""
+        from pyspark.sql import functions as F
+
+        start = F.explode(self._starts()) if self._hop < self._length else self._latest_start()
+        return frame.withColumn(_START, start)
+
+    def _window_columns(self) -> list[Any]:
+        """Return the columns by which a batch groups rows, besides those of the window's groups."""
+        from pyspark.sql import functions as F
+
+        return [F.when(F.col(REASON).isNull(), F.col(_START)).alias(_START)]
+
+    def _is_late(self, watermark: int) -> Any:
+        """Return the condition that all windows of a row have closed."""
+        return self._latest_start() + self._length + self._allowed <= watermark
+
+    def _fragments(self, table: pa.Table) -> pa.Table:
+        """Return what a batch made of its rows, with when each window begins and ends."""
+        start = table[_START]
+        return bounded(table.drop_columns([_START]), start, pc.add(start, self._length))
 
     def _latest_start(self) -> Any:
         from pyspark.sql import functions as F
 
-        return F.col(_TIME) - F.pmod(F.col(_TIME), F.lit(self._hop))
+        return F.col(TIME) - F.pmod(F.col(TIME), F.lit(self._hop))
 
     def _starts(self) -> Any:
         """Return the beginnings of the windows that a row is in and that are open."""
@@ -255,39 +281,32 @@ class Windows:
         latest = self._latest_start()
         windows = -(-self._length // self._hop)
         starts = F.transform(F.sequence(F.lit(0), F.lit(windows - 1)), lambda number: latest - number * self._hop)
-        closed = -_NEVER
+        closed = -NEVER
         if self.last is not None and self.last.watermark is not None:
             closed = self.last.watermark - self._allowed
         is_open = F.filter(
-            starts, lambda start: (start + self._length > F.col(_TIME)) & (start + self._length > F.lit(closed))
+            starts, lambda start: (start + self._length > F.col(TIME)) & (start + self._length > F.lit(closed))
         )
         # A row that is left out stays, to be counted.
-        return F.when(F.col(_REASON).isNull(), is_open).otherwise(F.array(F.lit(0).cast("bigint")))
+        return F.when(F.col(REASON).isNull(), is_open).otherwise(F.array(F.lit(0).cast("bigint")))
 
     def _split(self, table: pa.Table, rows: Sequence[tuple[str, Any]]) -> Reduced:
-        kept = pc.is_null(table[_REASON])
+        kept = pc.is_null(table[REASON])
         left_out = {
-            each[_REASON]: each[f"{_ROWS}_sum"]
-            for each in table.filter(pc.invert(kept)).group_by(_REASON).aggregate([(_ROWS, "sum")]).to_pylist()
+            each[REASON]: each[f"{_ROWS}_sum"]
+            for each in table.filter(pc.invert(kept)).group_by(REASON).aggregate([(_ROWS, "sum")]).to_pylist()
         }
         fragments = table.filter(kept)
         # The time of a row that is too far in the future says nothing about the others.
-        timed = table.filter(pc.or_(kept, pc.fill_null(pc.equal(table[_REASON], _LATE), False)))
+        timed = table.filter(pc.or_(kept, pc.fill_null(pc.equal(table[REASON], LATE), False)))
         newest: dict[str, int] = {}
         if len(rows) > 1:
-            maxima = timed.group_by(_SOURCE).aggregate([(_NEWEST, "max")]).to_pylist()
-            newest = {each[_SOURCE]: each[f"{_NEWEST}_max"] for each in maxima}
+            maxima = timed.group_by(_SOURCE).aggregate([(NEWEST, "max")]).to_pylist()
+            newest = {each[_SOURCE]: each[f"{NEWEST}_max"] for each in maxima}
         elif len(timed):
-            newest = {rows[0][0]: pc.max(timed[_NEWEST]).as_py()}
-        start = fragments[_START]
-        fragments = fragments.drop_columns([_REASON, _START, _ROWS, _NEWEST, *([_SOURCE] if len(rows) > 1 else [])])
-        utc = pa.timestamp("us", "UTC")
-        end = pc.add(start, self._length)
-        for position, (name, column) in enumerate(
-            ((END, end), (WINDOW_START, start.cast(utc)), (WINDOW_END, end.cast(utc)))
-        ):
-            fragments = fragments.add_column(position, name, column)
-        return Reduced(fragments, newest, left_out)
+            newest = {rows[0][0]: pc.max(timed[NEWEST]).as_py()}
+        fragments = self._fragments(fragments.drop_columns([REASON, *([_SOURCE] if len(rows) > 1 else [])]))
+        return Reduced(fragments.drop_columns([_ROWS, OLDEST, NEWEST]), newest, left_out)
 
     def _check_columns(self, frame: Any) -> None:
         """Raise for columns that the rows do not have."""
@@ -328,14 +347,14 @@ class Windows:
         active = [name for name, heard in self._heard.items() if now - heard < idle or name in reduced.newest]
         watermark = before
         if active and all(name in sources for name in active):
-            reached = min(sources[name] for name in active) - self._watermark.lateness_ms * _MILLISECOND
+            reached = min(sources[name] for name in active) - self._watermark.lateness_ms * MILLISECOND
             watermark = reached if before is None else max(before, reached)
-        return StateBatch(number, watermark, before, sources, reduced.left_out.get(_LATE, 0))
+        return StateBatch(number, watermark, before, sources, reduced.left_out.get(LATE, 0))
 
     def _emitted(self, last: StateBatch) -> Selection | None:
         """Return the stored rows of what a batch emits; `None` where it is known that there are none."""
         if self.window.emit == "update":
-            return Selection(after=_NEVER, batch=last.number)
+            return Selection(after=NEVER, batch=last.number)
         if last.watermark is None:
             return None
         if self.window.changes_rows:
@@ -376,9 +395,9 @@ class Windows:
 
     # ------------------------------------------------------------------------------------------------------ stored rows
 
-    def _fitted(self, rows: pa.Table) -> pa.Table:
-        """Return rows with the columns and types that are stored."""
-        schema = self.store.schema()
+    def _fitted(self, rows: pa.Table, schema: pa.Schema | None = None) -> pa.Table:
+        """Return rows with the columns and types that are stored, or will be."""
+        schema = self.store.schema() if schema is None else schema
         if schema is None:
             fields = [
                 pa.field(each.name, pa.string()) if pa.types.is_null(each.type) else pa.field(each.name, each.type)
@@ -400,7 +419,7 @@ class Windows:
 
     def _compacted(self, rows: pa.Table, batch: StateBatch, spark: Any) -> pa.Table:
         """Return the rows of a batch with those of the windows that stay open, folded into one for each group."""
-        is_open = pc.greater(rows[END], -_NEVER if batch.watermark is None else batch.watermark)
+        is_open = pc.greater(rows[END], -NEVER if batch.watermark is None else batch.watermark)
         stored = self.store.read(Selection(after=batch.watermark))
         both = pa.concat_tables([stored, rows.filter(is_open)])
         with outcome.explained(f"compact the state of {self.pipeline.name}"):
@@ -412,7 +431,7 @@ class Windows:
         from pyspark.sql import functions as F
 
         merged = {name: column for each in self._merges() for name, column in each.merged.items()}
-        keys = (END, WINDOW_START, WINDOW_END, *map(_quoted, self.window.group_by))
+        keys = (END, WINDOW_START, WINDOW_END, *map(quoted, self.window.group_by))
         types = {field.name: field.dataType for field in frame.schema}
         return frame.groupBy(*keys).agg(
             # Of the stored type: Spark would widen a decimal at each fold.
@@ -423,12 +442,15 @@ class Windows:
     def _merges(self) -> list[Steps]:
         from pyspark.sql import functions as F
 
-        return [steps(each, None, F.col(_TIME)) for each in self.window.aggregations]
+        return [steps(each, None, F.col(TIME)) for each in self.window.aggregations]
 
     def _fingerprint(self) -> str:
         """Return what the stored rows depend on."""
         aggregations = [asdict(each) for each in self.window.aggregations]
-        named = {"length": self._length, "hop": self._hop, "group_by": self.window.group_by, "of": aggregations}
+        window = self.window
+        named = {"length": self._length, "hop": self._hop, "group_by": window.group_by, "of": aggregations}
+        if window.gap_ms is not None:
+            named |= {"gap": window.gap_ms, "limit": window.max_session_duration_ms}
         return hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()
 
     def _check_unchanged(self) -> None:
@@ -442,9 +464,18 @@ class Windows:
         )
 
 
+def bounded(rows: pa.Table, start: Any, end: Any) -> pa.Table:
+    """Return rows with the columns of a window that begins and ends so."""
+    utc = pa.timestamp("us", "UTC")
+    columns = ((END, end), (WINDOW_START, start.cast(utc)), (WINDOW_END, end.cast(utc)))
+    for position, (name, column) in enumerate(columns):
+        rows = rows.add_column(position, name, column)
+    return rows
+
+
 def _counted(rows: pa.Table) -> dict[int, int]:
     return {each["values"]: each["counts"] for each in rows[END].value_counts().to_pylist()}
 
 
-def _quoted(name: str) -> str:
+def quoted(name: str) -> str:
     return f"`{name.replace('`', '``')}`"

@@ -8,19 +8,19 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self, get_args
 
 from weft.errors import DeclarationError, listed
-from weft.options import Option, column_names, one_of, options_of, refuse_unknown
+from weft.options import Option, column_names, options_of, refuse_unknown
 from weft.pipelines.options import connection_option
 from weft.project import build_connection
 from weft.systems.base import AnyConnection, Connection, systems
 from weft.systems.load import Columns
 from weft.systems.log import EVENT_TIME, RESERVED_PREFIX
 
-WindowKind = Literal["tumbling", "hopping"]
+WindowKind = Literal["tumbling", "hopping", "session"]
 LateData = Literal["drop", "reopen", "dlq"]
 Emit = Literal["close", "update"]
 Agg = Literal["count", "sum", "min", "max", "avg", "first", "last", "count_distinct", "stddev"]
 AGGREGATES: tuple[str, ...] = get_args(Agg)
-WINDOW_START, WINDOW_END = "window_start", "window_end"
+WINDOW_START, WINDOW_END, SESSION_ID = "window_start", "window_end", "session_id"
 IN_MEMORY = "in_memory"
 _DAY_MS = 86_400_000
 _LONGEST_MS = 366 * _DAY_MS
@@ -39,14 +39,6 @@ def _length(value: Any, option: str, where: str) -> int:
             f"{where}: {option} must be a whole number of milliseconds from 1 to {_LONGEST_MS:,}, not {value!r}."
         )
     return value
-
-
-def _kind(value: Any, option: str, where: str) -> str:
-    if value == "session":
-        hint = "This version has tumbling and hopping ones."
-        raise DeclarationError(f"{where}: session windows come later.", hint=hint)
-    checked: str = one_of(value, get_args(WindowKind), option, where)
-    return checked
 
 
 def _milliseconds(sentence: str, default: str | None = None) -> Option:
@@ -131,13 +123,24 @@ class Window(_Structure):
     kind: Annotated[
         WindowKind,
         Option(
-            "`tumbling`: one window after the other. `hopping`: one begins every `hop_ms`, so that they overlap.",
-            check=_kind,
+            "`tumbling`: one window after the other. `hopping`: one begins every `hop_ms`, so that they overlap. "
+            "`session`: one ends when a group has no rows for `gap_ms`."
         ),
     ]
-    duration_ms: Annotated[int, Option("How long a window is.", check=_length, kinds=("number",))]
+    duration_ms: Annotated[
+        int | None, Option("How long a tumbling or hopping window is.", check=_length, kinds=("number",))
+    ] = None
     hop_ms: Annotated[
         int | None, Option("The time between the beginnings of two hopping windows.", check=_length, kinds=("number",))
+    ] = None
+    gap_ms: Annotated[int | None, Option("The pause that ends a session.", check=_length, kinds=("number",))] = None
+    max_session_duration_ms: Annotated[
+        int | None,
+        Option(
+            "How long a session may last. A longer one is cut at multiples of this time since 1970.",
+            check=_length,
+            kinds=("number",),
+        ),
     ] = None
     group_by: Annotated[Columns, Option("The columns of a group.", default="one group", check=column_names)] = ()
     aggregations: Annotated[Sequence[Aggregation], Option("What is computed of each group.", check=lambda v, *_: v)]
@@ -162,13 +165,20 @@ class Window(_Structure):
     ] = "close"
 
     def check(self) -> None:
+        if self.kind == "session":
+            self._check_session()
+        else:
+            if self.duration_ms is None:
+                self._refuse(f'kind = "{self.kind}" requires duration_ms.', "For example duration_ms=60_000.")
+            if self.gap_ms is not None or self.max_session_duration_ms is not None:
+                self._refuse('gap_ms and max_session_duration_ms are for kind = "session".')
         if self.kind == "hopping" and self.hop_ms is None:
             self._refuse('kind = "hopping" requires hop_ms.', "For example hop_ms=60_000.")
-        if self.kind == "tumbling" and self.hop_ms is not None:
+        if self.kind != "hopping" and self.hop_ms is not None:
             self._refuse('hop_ms is for kind = "hopping".')
-        if self.hop_ms is not None and self.hop_ms > self.duration_ms:
+        if self.hop_ms is not None and self.duration_ms is not None and self.hop_ms > self.duration_ms:
             self._refuse("hop_ms is longer than duration_ms: rows between two windows would be in none.")
-        if self.hop_ms is not None and self.duration_ms / self.hop_ms > 1000:
+        if self.hop_ms is not None and (self.duration_ms or 0) / self.hop_ms > 1000:
             self._refuse("a row would be in more than 1,000 windows.", "Make hop_ms longer.")
         if self.late_data == "reopen" and self.allowed_lateness_ms is None:
             self._refuse(
@@ -184,9 +194,18 @@ class Window(_Structure):
         if not aggregations:
             self._refuse("aggregations is empty.", 'aggregations=[weft.Aggregation(agg="count", as_="n")]')
         object.__setattr__(self, "aggregations", tuple(aggregations))
-        names = [name.lower() for name in (WINDOW_START, WINDOW_END, *self.group_by, *self.outputs)]
+        names = [name.lower() for name in (WINDOW_START, WINDOW_END, SESSION_ID, *self.group_by, *self.outputs)]
         if repeated := [name for name in names if names.count(name) > 1]:
             self._refuse(f"two columns of the result are called {repeated[0]!r}.", "Name one by as_=….")
+
+    def _check_session(self) -> None:
+        for option in ("gap_ms", "max_session_duration_ms", "group_by"):
+            if not getattr(self, option):
+                self._refuse(f'kind = "session" requires {option}.')
+        if self.duration_ms is not None:
+            self._refuse("duration_ms is that of other windows; a session has max_session_duration_ms.")
+        if self.late_data == "reopen" or self.emit == "update":
+            self._refuse("a session that is written again comes later.", 'late_data is "drop" or "dlq", emit "close".')
 
     @property
     def outputs(self) -> list[str]:
@@ -196,7 +215,7 @@ class Window(_Structure):
     @property
     def keys(self) -> tuple[str, ...]:
         """The columns that identify a row of the result."""
-        return (*self.group_by, WINDOW_START)
+        return (*self.group_by, SESSION_ID if self.kind == "session" else WINDOW_START)
 
     @property
     def changes_rows(self) -> bool:

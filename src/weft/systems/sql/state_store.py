@@ -16,7 +16,7 @@ from weft.errors import WeftError
 from weft.systems.sql.driver import Session
 from weft.systems.sql.system_tables import create_system_table, system_table
 from weft.systems.sql.tables import Slice, SqlTables
-from weft.systems.state_store import BATCH, END, Selection, StateBatch, StateStore, overtaken
+from weft.systems.state_store import BATCH, END, KEY, Selection, StateBatch, StateStore, overtaken
 
 _KEY = ("pipeline", "query_id")
 _FIELDS = pa.schema(
@@ -154,13 +154,17 @@ class SqlState(StateStore):
         """Create the table, before the transaction of a batch: some databases commit at each CREATE TABLE. One that a
         crash left behind is empty."""
         tables = self._tables
-        definitions = [f"{tables.quote(field.name)} {tables.sql_type(field)}" for field in schema]
-        definitions += filter(None, [tables.index_clause([END])])
+        definitions = [
+            f"{tables.quote(field.name)} {tables.sql_type(field, key=field.name == KEY)}" for field in schema
+        ]
+        indexes = [name for name in (END, KEY) if name in schema.names]
+        definitions += filter(None, (tables.index_clause([name]) for name in indexes))
         with tables.driver.session("publish") as session:
             session.run(f"DROP TABLE IF EXISTS {self._table}")
             session.run(f"CREATE TABLE {self._table} ({', '.join(definitions)})")
-            if (index := tables.create_index(f"{self.name}_end", self._table, [END])) is not None:
-                session.run(index)
+            for name in indexes:
+                if (index := tables.create_index(f"{self.name}{name[5:]}", self._table, [name])) is not None:
+                    session.run(index)
         self._schema = schema
 
     def _note(self, session: Session, batch: StateBatch, is_first: bool) -> None:
@@ -187,4 +191,13 @@ class SqlState(StateStore):
             either.append(f"{end} IN ({touched})")
         conditions = [f"({' OR '.join(either)})"] if either else []
         conditions += [] if wanted.upto is None else [f"{end} <= {int(wanted.upto)}"]
-        return " AND ".join(conditions) or "1 = 1"
+        condition = " AND ".join(conditions) or "1 = 1"
+        if not wanted.whole_keys:
+            return condition
+        key = self._tables.quote(KEY)
+        # MySQL deletes no rows of a table that a subquery reads, unless that is a table of its own.
+        of_rows = f"SELECT * FROM (SELECT {key} FROM {self._table} WHERE {condition}) AS k"
+        # Made of hexadecimal digits.
+        named = f" OR {key} IN ({', '.join(map(repr, wanted.keys))})" if wanted.keys else ""
+        after = "" if wanted.after is None else f"{end} > {int(wanted.after)} AND "
+        return f"{after}({key} IN ({of_rows}){named})"
