@@ -27,6 +27,7 @@ from weft import (
     ObjectStoreLocalConnection,
     ObjectStoreS3Connection,
     PostgresConnection,
+    StateStore,
     Target,
     Watermark,
     Window,
@@ -428,6 +429,54 @@ def test_hopping_windows_that_are_reopened(kafka: Any, src: KafkaConnection, pos
     assert run(1, 61, 70) == [(1,)]
     assert run(2) == [(2,)]
     assert run(300, 3) == [(3,), (5,), (5,), (5,), (5,)]
+
+
+def test_sessions(kafka: Any, src: KafkaConnection, postgres: str) -> None:
+    events = kafka.create_topic()
+    for second, user, page in [
+        (1, 7, "/"),
+        (200, 7, "/a"),
+        (3, 8, "/"),
+        (700, 9, "/"),
+        (501, 7, "/b"),
+        (1100, 9, "/c"),
+    ]:
+        kafka.produce(events, [json.dumps({"user_id": user, "page": page}).encode()], **at_second(second))
+    run_streaming_pipeline(
+        name="user-sessions",
+        source=src,
+        source_query=events,
+        target=PostgresConnection(name="warehouse", url=postgres),
+        target_table=("public", "user_sessions"),
+        transform_sql="SELECT user_id, page, _event_ts FROM source",
+        window=Window(
+            kind="session",
+            gap_ms=300_000,  # 5-min idle = session boundary
+            max_session_duration_ms=86_400_000,  # 24h hard cap (mandatory)
+            group_by=("user_id",),  # required non-empty
+            max_groups_per_window=1_000_000,
+            aggregations=[
+                Aggregation(agg="count", as_="events"),
+                Aggregation(agg="first", column="page", as_="entry_page"),
+                Aggregation(agg="last", column="page", as_="exit_page"),
+            ],
+        ),
+        state_store=StateStore(
+            kind="postgres",
+            url=postgres,
+        ),
+    )
+    start = at_second(0)["timestamp"] // 1000
+    bounds = ", ".join(f"(extract(epoch FROM window_{each}) - {start})::int" for each in ("start", "end"))
+    wanted = f"SELECT {bounds}, user_id, events, entry_page, exit_page FROM public.user_sessions ORDER BY user_id, 1"
+    assert query(postgres, wanted) == [
+        (1, 500, 7, 2, "/", "/a"),
+        (501, 801, 7, 1, "/b", "/b"),
+        (3, 303, 8, 1, "/", "/"),
+        (700, 1000, 9, 1, "/", "/"),
+    ]
+    ids = query(postgres, "SELECT DISTINCT session_id FROM public.user_sessions")
+    assert len(ids) == 4
 
 
 def test_a_partition_that_is_behind_the_others(kafka: Any, src: KafkaConnection, postgres: str) -> None:

@@ -57,20 +57,17 @@ def list_(output: str) -> None:
 def show(what: str, output: str) -> None:
     """Show the windows that wait: when each begins and ends, and how many rows the state has of it."""
     with _current(what) as (pipeline, stored):
+        counts = sorted(stored.counts().items())
         assert pipeline.window is not None
-        length = timedelta(milliseconds=pipeline.window.duration_ms or 0)
-        rows: list[dict[str, Any]] = [
-            {"window_start": _moment(end) - length, "window_end": _moment(end), "rows": count}
-            for end, count in sorted(stored.counts().items())
-        ]
+        length = pipeline.window.duration_ms
+    rows: list[dict[str, Any]] = [{"window_end": _moment(end), "rows": count} for end, count in counts]
+    if length is not None:  # a session begins when it does
+        rows = [{"window_start": row["window_end"] - timedelta(milliseconds=length), **row} for row in rows]
     if output == "json":
         print_json(rows)
         return
-    shown = [
-        {**row, "window_start": time_text(row["window_start"]), "window_end": time_text(row["window_end"])}
-        for row in rows[:_SHOWN]
-    ]
-    print_table(shown, ["window_start", "window_end", "rows"])
+    shown = [{**row, **{name: time_text(row[name]) for name in row if name != "rows"}} for row in rows[:_SHOWN]]
+    print_table(shown, [*(["window_start"] if length is not None else []), "window_end", "rows"])
     if len(rows) > _SHOWN:
         click.echo(f"… and {len(rows) - _SHOWN:,} more (--format json has all)", err=True)
 

@@ -23,6 +23,10 @@ BATCH, END = "_weft_batch", "_weft_end"
 """The columns of every stored row: the batch that it came with, and the end of its window in µs since 1970."""
 
 
+CLOSED = -(1 << 62)
+"""Ends before half of this are no times: they mark rows that wait to be removed."""
+
+
 @dataclass(frozen=True)
 class StateBatch:
     """What the last batch in the state decided. A batch that is carried out again must decide the same, whatever the
@@ -74,7 +78,7 @@ class StateStore(ABC):
 
     @abstractmethod
     def counts(self) -> dict[int, int]:
-        """Return how many rows are stored, by the end of their window."""
+        """Return how many rows are stored of windows that are not marked as closed, by the end of their window."""
 
     @abstractmethod
     def remove(self, upto: int) -> None:
@@ -124,7 +128,8 @@ class InMemoryState(StateStore):
     def counts(self) -> dict[int, int]:
         if self._rows is None:
             return {}
-        return {each["values"]: each["counts"] for each in self._rows[END].value_counts().to_pylist()}
+        ends = self._rows[END].value_counts().to_pylist()
+        return {each["values"]: each["counts"] for each in ends if each["values"] > CLOSED // 2}
 
     def remove(self, upto: int) -> None:
         if self._rows is not None:

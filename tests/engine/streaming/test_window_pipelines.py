@@ -299,6 +299,12 @@ url = "postgres://localhost/state"
         ({"aggregations": [COUNT, COUNT]}, "two columns of the result are called 'n'"),
         ({"agregations": []}, "has no option 'agregations'"),
         ({"allowed_lateness_ms": 5}, 'is for late_data = "reopen"'),
+        ({"kind": "session", "duration_ms": None}, 'kind = "session" requires gap_ms'),
+        ({"kind": "session", "gap_ms": 5}, 'kind = "session" requires max_session_duration_ms'),
+        ({"kind": "session", "gap_ms": 5, "max_session_duration_ms": 9, "group_by": ()}, "requires group_by"),
+        ({"kind": "session", "gap_ms": 5, "max_session_duration_ms": 9}, "duration_ms is that of other windows"),
+        ({"gap_ms": 5}, 'are for kind = "session"'),
+        ({"duration_ms": None}, 'kind = "tumbling" requires duration_ms'),
     ],
 )
 def test_a_window_that_cannot_be(options: dict[str, Any], message: str) -> None:

@@ -10,6 +10,7 @@ rows come: so short sessions never cross such a time.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -26,15 +27,14 @@ from weft.engine.streaming.windows import (
     bounded,
     quoted,
 )
+from weft.pipelines.streaming.execution import WindowReport
 from weft.pipelines.streaming.spec import StreamingPipeline
 from weft.pipelines.streaming.windows import SESSION_ID, WINDOW_END, WINDOW_START
 from weft.spark_support import outcome
-from weft.systems.state_store import BATCH, END, KEY, Selection, StateBatch, StateStore
+from weft.systems.state_store import BATCH, CLOSED, END, KEY, Selection, StateBatch, StateStore
 
 _CELL, _LONG, _FIRST, _LAST = "_weft_cell", "_weft_long", "_weft_first", "_weft_last"
 _SESSION, _PREVIOUS = "_weft_session", "_weft_previous"
-# The end of a session that a batch has closed is this and the number of the batch: before every time.
-_CLOSED = -(1 << 62)
 # So many groups are named one by one; of more, everything is read.
 _NAMED_KEYS = 1000
 
@@ -48,6 +48,8 @@ class Sessions(Windows):
         self._gap = window.gap_ms * MILLISECOND
         self._limit = window.max_session_duration_ms * MILLISECOND
         super().__init__(pipeline, store)
+        self._waiting = sum(store.counts().values())
+        """How many rows are stored of sessions that go on."""
         self._emission: pa.Table | None = None
         """What the last batch closed, where this process carried it out."""
 
@@ -93,7 +95,7 @@ class Sessions(Windows):
             return False
         if self.last.number >= number:
             return True
-        self.store.remove(_CLOSED + self.last.number)
+        self.store.remove(CLOSED + self.last.number)
         self._emission = None
         return False
 
@@ -115,17 +117,34 @@ class Sessions(Windows):
                 with outcome.explained(f"run the batch of {self.pipeline.name}"):
                     whole = self._put_together(spark.createDataFrame(both), batch).toArrow()
                 whole = self._fitted(whole, rows.schema)
-                self._emission = whole.filter(pc.equal(whole[END], _CLOSED + number))
+                self._emission = whole.filter(pc.equal(whole[END], CLOSED + number))
                 rows = pa.concat_tables([whole, rows.filter(pc.invert(is_touched))])
+            self._waiting -= len(stored)
             wanted = wanted if len(stored) else None
+        self._check_sessions(rows)
         self.store.append(rows, batch, wanted)
+        self._waiting += len(rows) - len(self._emission)
         self.last = batch
+
+    def _check_sessions(self, rows: pa.Table) -> None:
+        """Raise where more groups have sessions than may; nothing of the batch is stored then."""
+        most = self.window.max_groups_per_window
+        if most is None or self._waiting + len(rows) <= most:
+            return
+        stored = self.store.read(Selection(after=CLOSED // 2)) if self.last is not None else rows.slice(0, 0)
+        groups = len({*stored[KEY].unique().to_pylist(), *rows[KEY].unique().to_pylist()})
+        if groups > most:
+            raise self._too_many(groups)
+
+    def report(self, emitted: int) -> WindowReport | None:
+        report = super().report(emitted)
+        return None if report is None else replace(report, open=self._waiting, groups=self._waiting)
 
     def _touched(self, ended: Any, watermark: int) -> Selection:
         """Return the stored rows of the groups of which a session may have ended."""
         if len(ended) > _NAMED_KEYS:
-            return Selection(after=_CLOSED // 2)
-        return Selection(after=_CLOSED // 2, upto=watermark - 1, whole_keys=True, keys=tuple(ended.to_pylist()))
+            return Selection(after=CLOSED // 2)
+        return Selection(after=CLOSED // 2, upto=watermark - 1, whole_keys=True, keys=tuple(ended.to_pylist()))
 
     def closed(self, spark: Any) -> Any | None:
         last = self.last
@@ -133,7 +152,7 @@ class Sessions(Windows):
             return None
         rows = self._emission
         if rows is None:
-            closed = _CLOSED + last.number
+            closed = CLOSED + last.number
             rows = self.store.read(Selection(after=closed - 1, upto=closed))
         if not len(rows):
             return None
@@ -171,12 +190,12 @@ class Sessions(Windows):
         # Of a long session each cell is one that ends with the cell, but for the last.
         is_last = F.col(_LAST) == F.col(_PREVIOUS)
         ends = F.when(F.col(_LONG) & ~is_last, F.col(_CELL) + self._limit).otherwise(F.col(_PREVIOUS)) + self._gap
-        frame = frame.withColumn(END, F.when(ends < batch.watermark, F.lit(_CLOSED + batch.number)).otherwise(ends))
-        is_closed = F.col(END) == _CLOSED + batch.number
+        frame = frame.withColumn(END, F.when(ends < batch.watermark, F.lit(CLOSED + batch.number)).otherwise(ends))
+        is_closed = F.col(END) == CLOSED + batch.number
         done = frame.where(is_closed)
         piece = F.when(F.col(_LONG), F.col(_CELL))
         done = self._merged(done.withColumn(_CELL, piece), [*groups, F.col(_SESSION), F.col(_CELL)])
-        done = done.withColumn(END, F.lit(_CLOSED + batch.number))
+        done = done.withColumn(END, F.lit(CLOSED + batch.number))
         return self._bounds(done).unionByName(self._bounds(frame.where(~is_closed).drop(_PREVIOUS)))
 
     def _merged(self, frame: Any, keys: list[Any]) -> Any:

@@ -386,12 +386,15 @@ class Windows:
                 parts.append(self.store.read(Selection(after=end - 1, upto=end)).select(keys))
             groups = len(pa.concat_tables(parts).group_by(keys).aggregate([])) if keys else 1
             if groups > most:
-                raise LoadRefusedError(
-                    f"The window of {self.pipeline.name}: max_groups_per_window={most} reached ({groups:,} groups). "
-                    "Nothing of the batch was stored.",
-                    hint="Make max_groups_per_window larger or duration_ms shorter, or group_by columns with fewer "
-                    "values.",
-                )
+                raise self._too_many(groups)
+
+    def _too_many(self, groups: int) -> LoadRefusedError:
+        most = self.window.max_groups_per_window
+        return LoadRefusedError(
+            f"The window of {self.pipeline.name}: max_groups_per_window={most} reached ({groups:,} groups). Nothing of "
+            "the batch was stored.",
+            hint="Make max_groups_per_window larger, windows or gaps shorter, or group_by columns with fewer values.",
+        )
 
     # ------------------------------------------------------------------------------------------------------ stored rows
 

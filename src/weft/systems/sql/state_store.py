@@ -16,7 +16,7 @@ from weft.errors import WeftError
 from weft.systems.sql.driver import Session
 from weft.systems.sql.system_tables import create_system_table, system_table
 from weft.systems.sql.tables import Slice, SqlTables
-from weft.systems.state_store import BATCH, END, KEY, Selection, StateBatch, StateStore, overtaken
+from weft.systems.state_store import BATCH, CLOSED, END, KEY, Selection, StateBatch, StateStore, overtaken
 
 _KEY = ("pipeline", "query_id")
 _FIELDS = pa.schema(
@@ -79,7 +79,8 @@ def drop_state(tables: SqlTables, state: StoredState) -> None:
 
 def _counts(tables: SqlTables, session: Session, name: str) -> dict[int, int]:
     end = tables.quote(END)
-    rows = session.rows(f"SELECT {end}, count(*) FROM {system_table(tables, name)} GROUP BY {end}")
+    waiting = f"{system_table(tables, name)} WHERE {end} > {CLOSED // 2}"
+    rows = session.rows(f"SELECT {end}, count(*) FROM {waiting} GROUP BY {end}")
     return {int(at): int(count) for at, count in rows}
 
 
