@@ -342,3 +342,31 @@ def test_an_aggregation_that_cannot_be(options: dict[str, Any], message: str) ->
 def test_a_window_that_does_not_fit_its_pipeline(options: dict[str, Any], message: str) -> None:
     with pytest.raises(DeclarationError, match=message):
         make(name="per_minute", source=declare(user="string"), target="default", target_table="counts", **options)
+
+
+@pytest.mark.usefixtures("plain_spark", "streams")
+def test_sessions_over_several_batches() -> None:
+    events = declare(user="string", at="timestamp")
+    own = weft.Window(
+        kind="session",
+        gap_ms=10_000,
+        max_session_duration_ms=60_000,
+        group_by="user",
+        event_time_column="at",
+        max_groups_per_window=2,
+        aggregations=[COUNT],
+    )
+    options: dict[str, Any] = {"name": "visits", "source": events, "target_table": "visits", "window": own}
+
+    def run(*more: tuple[str | None, float]) -> list[tuple[Any, ...]]:
+        publish(events, *more)
+        run_once(**options)
+        seconds = [(start - START, end - START, user, n) for start, end, _, user, n in rows("visits")]
+        return sorted((start.seconds, end.seconds, user, n) for start, end, user, n in seconds)
+
+    publish(events, ("ann", 1), ("bob", 5), ("ann", 10))
+    run_once(**options)
+    assert run(("ann", 18), ("bob", 30)) == [(1, 28, "ann", 3), (5, 15, "bob", 1)]
+    assert run(("bob", 25), ("bob", 41)) == [(1, 28, "ann", 3), (5, 15, "bob", 1), (25, 40, "bob", 2)]
+    with pytest.raises(LoadRefusedError, match=r"max_groups_per_window=2 reached \(3 groups\)"):
+        run(("ann", 42), ("cid", 43))
