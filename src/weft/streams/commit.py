@@ -183,6 +183,10 @@ class Committer:
                     ticket.error = _copy(error)
             return
         for batch, tickets, appended in zip(batches, owners, results, strict=True):
+            if isinstance(appended, WeftError):
+                for ticket in tickets:
+                    ticket.error = _copy(appended)
+                continue
             for ticket, result in zip(tickets, appended, strict=True):
                 if batch.log is ticket.ready.log:
                     ticket.appended = result
