@@ -17,6 +17,7 @@ from systems.tables.conftest import KINDS
 from systems.tables.test_commit import DAY, load, run
 from systems.tables.test_modes import rows_of
 from weft.errors import LoadRefusedError, WeftError
+from weft.normalize import expression, parse_int
 from weft.systems.expectation import Expectation
 from weft.systems.load import Load, Projected
 from weft.systems.sql import commit as sql_commit
@@ -471,6 +472,23 @@ def test_of_rows_with_one_key_the_one_that_counts_is_tried(tables: SqlTables, on
     counts = expecting(tables, given, "a", **options)
     assert (counts.rows_read, counts.inserted, counts.unchanged, counts.quarantined) == (3, 1, 0, 1)
     assert ids(tables) == [2, 1000]
+
+
+def test_columns_that_cannot_be_made_are_found_by_few_statements(tables: SqlTables) -> None:
+    parse = parse_int(on_failure="error")
+    sql, kind = expression([parse], "name", tables.dialect, kind=pa.string(), quote=tables.quote, target=pa.int64())
+    run(tables, "CREATE TABLE t (id BIGINT, n BIGINT)")
+    made = (Projected(f"q.{tables.quote('id')}", SCHEMA.field("id")), Projected(sql, pa.field("n", kind)))
+    planned = replace(Load.declare(target="t", moment=DAY, on_bad_rows="quarantine"), projection=made)
+    sql_commit.prepare(tables, planned, SCHEMA)
+    given = [{"id": i, "name": "x" if i % 50 == 37 else str(i), "n": 1} for i in range(2_000)]
+    said: list[str] = []
+    execute = tables.driver.execute
+    tables.driver.execute = lambda *arguments: (said.append(arguments[1]), execute(*arguments))[1]  # type: ignore[method-assign]
+    counts = sql_commit.commit(tables, planned, sql_commit.Batches(SCHEMA, once(given, 500)))
+    assert (counts.rows_read, counts.inserted, counts.quarantined) == (2_000, 1_960, 40)
+    assert sorted(reasons(tables)) == list(range(37, 2_000, 50))
+    assert len(said) < 20 * 40 + 100
 
 
 def test_columns_that_are_made_on_the_way(tables: SqlTables) -> None:

@@ -20,7 +20,7 @@ from weft.systems.duckdb.sessions import DuckDBSessions, is_rejection, waiting_t
 from weft.systems.file import MEMORY
 from weft.systems.load import Load
 from weft.systems.sql.driver import Role, Session, SqlDriver
-from weft.systems.sql.tables import Column, Slice, SqlTables, Suspect, bare_rows, causes, subquery
+from weft.systems.sql.tables import ROW, Column, Slice, SqlTables, Suspect, bare_rows, causes, subquery
 from weft.systems.sql.tokens import quote_name
 
 # A batch's rows: a multiple of what DuckDB's own vectors have.
@@ -213,6 +213,12 @@ class DuckDBTables(SqlTables):
 
     def is_duplicate(self, error: BaseException) -> bool:
         return any(isinstance(cause, duckdb.Error) and "uplicate key" in str(cause) for cause in causes(error))
+
+    def unreadable(self, session: Session, source: str, expressions: Sequence[str]) -> list[int]:
+        """By TRY, which takes no function that raises: what normalizers raise fails as a value of their column too."""
+        tried = (f"TRY(({each.replace('ERROR(', '(')}) IS NULL) IS NULL" for each in expressions)
+        rows = session.rows(f"SELECT {self.quote(ROW)} FROM {source} AS q WHERE {' OR '.join(tried)} ORDER BY 1")
+        return [row for (row,) in rows]
 
     def suspects(self, session: Session, load: Load, source: str, values: dict[str, str]) -> list[Suspect]:
         """All of them: DuckDB does not read row by row."""

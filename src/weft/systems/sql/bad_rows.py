@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from typing import ClassVar, NamedTuple
@@ -146,17 +147,21 @@ class BadRows:
             tables.create_temporary_as(session, stage, f"{select} WHERE 1 = 0", keys=keys)
             keep(self.transaction)
 
-            def fill(first: int, end: int) -> bool:
+            def insert(first: int, end: int) -> None:
                 rows = f"{self._between(first, end)} AND {self._mark or '1 = 1'}"
-                into = f"INSERT INTO {tables.temporary(stage)} {select} WHERE {rows}"
-                return self._try_and_keep(lambda: session.run(into))
+                session.run(f"INSERT INTO {tables.temporary(stage)} {select} WHERE {rows}")
+
+            def fill(first: int, end: int) -> bool:
+                return self._try_and_keep(lambda: insert(first, end))
 
             def aside(row: int) -> None:
                 self.unstaged += 1
                 self._put_aside(raw, names, row)
 
-            tables.index_rows(session, raw)
-            self._search_table(raw, names, self._end(rows), fill, aside)
+            end = self._end(rows)
+            if tables.savepoints or not self._weed_unreadable(raw, names, insert, aside) or not fill(0, end):
+                tables.index_rows(session, raw)
+                self._search_table(raw, names, end, fill, aside)
         keep(self.transaction)
         self._refuse_deletes()
         return int(session.value(f"SELECT count(*) FROM {tables.temporary(stage)}"))
@@ -296,6 +301,26 @@ class BadRows:
             self._put_aside(move.stage, move.names, number)
         self._store_waiting(move.stage, move.names)
         return bool(found)
+
+    def _weed_unreadable(
+        self, raw: str, names: Sequence[str], insert: Callable[[int, int], None], aside: Callable[[int], None]
+    ) -> bool:
+        """Where there are no savepoints, put the rows aside of which columns cannot be computed, if the database knows
+        them; return whether there were any."""
+        expressions = [each.sql for each in self.load.projection or ()]
+        before = self.count
+        try:
+            found = self.tables.unreadable(self.session, self.tables.temporary(raw), expressions)
+        except Exception:  # it cannot tell
+            found = []
+            undo(self.transaction)
+        for row in found:
+            if self._try(functools.partial(insert, row, row + 1)):
+                undo(self.transaction)
+            else:
+                aside(row)
+        self._store_waiting(raw, names)
+        return self.count > before
 
     def _alike(self, reason: _Reason, shown: str | None, value: str | None) -> _Reason | None:
         """The reason of a row with another value, where a reason shows its value once."""

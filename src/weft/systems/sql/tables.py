@@ -350,6 +350,10 @@ class SqlTables(ABC):
         read all rows before one is refused. `values`: what is inserted, by `try_cast`."""
         return []
 
+    def unreadable(self, session: Session, source: str, expressions: Sequence[str]) -> list[int]:
+        """Return the numbers of the rows of `source` as `q` for which an expression fails, where none are marked."""
+        return []
+
     def copied_rows(self, error: BaseException) -> int | None:
         """Return how many rows `copy_in` had copied when it was refused, where the error says so."""
         return None
