@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
-from itertools import count
+from itertools import count, cycle
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ def _table(rows: int, *, bad: bool) -> Any:
 
     made = [{"id": i, "name": f"n{i}", "n": i % 100, "parent": i % 50, "small": i % 1000} for i in range(rows)]
     if bad:
-        for at, kind in zip(range(37, rows, 100), _KINDS * rows, strict=False):
+        for at, kind in zip(range(37, rows, 100), cycle(_KINDS), strict=False):
             made[at] |= {
                 "check": {"n": 500},
                 "null": {"n": None},
