@@ -21,6 +21,7 @@ MODULES = tuple(
         "startup",
         "engine_start",
         "engine_loads",
+        "bad_rows",
         "engine_files",
         "streaming",
         "windows",

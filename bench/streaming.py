@@ -105,9 +105,8 @@ class Inbox:
             sources=[Source(connection=lake, query="inbox", max_files=max_files)],
             target=weft.connect(url=target.url),
             target_table=("public", table),
-            transform_sql="SELECT id, name, amount, n FROM source WHERE n >= 0",
             idle_pause_ms=50,
-            **options,
+            **{"transform_sql": "SELECT id, name, amount, n FROM source WHERE n >= 0", **options},
         )
         self._query = Query(pipeline, written=self._written)
         self._query.start()

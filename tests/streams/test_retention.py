@@ -14,9 +14,11 @@ import weft
 import weft.streams
 from marks import on_tables
 from servers import wait_until
-from weft import DeclarationError, EventsLostError, LeaseLostError, SettingsError
+from weft import DeclarationError, EventsLostError, LeaseLostError, SettingsError, StorageError
 from weft.project import Project
 from weft.systems.redis.client import open_client
+from weft.systems.sql.driver import Session
+from weft.systems.sql.log import SqlLog
 from weft.testing import Clock
 from workers import declare, drain, execute, log_of, next_millisecond, rowids, wait_until_expired
 
@@ -233,6 +235,25 @@ def test_malformed_arguments(streams: Project) -> None:
         with pytest.raises(SettingsError, match=option):
             weft.trim_sync("orders", **{option: value})
     assert stored() == [0, 1]
+
+
+@on_tables
+def test_a_trim_takes_larger_steps_again_after_a_full_disk(streams: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    declare(fields=NUMBER)
+    publish(*range(1200))
+    log, steps = log_of("orders"), list[int]()
+    assert isinstance(log, SqlLog)
+    step = log._trim_step
+
+    def full_at_first(session: Session, upto: int, most: int) -> tuple[int, bool]:
+        steps.append(most)
+        if len(steps) < 4:
+            raise StorageError("The disk is full.")
+        return step(session, upto, most)
+
+    monkeypatch.setattr(log, "_trim_step", full_at_first)
+    assert log.trim(log.head()) == 1200
+    assert steps == [10_000, 1_000, 100, 10, 100, 1_000, 10_000]
 
 
 def test_a_large_trim(streams: Project) -> None:

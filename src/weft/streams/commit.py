@@ -182,7 +182,13 @@ class Committer:
                 for ticket in waiting:
                     ticket.error = _copy(error)
             return
+        refused = {number for number, appended in enumerate(results) if isinstance(appended, WeftError)}
+        stored = {id(ticket) for number, tickets in enumerate(owners) if number not in refused for ticket in tickets}
         for batch, tickets, appended in zip(batches, owners, results, strict=True):
+            if isinstance(appended, WeftError):
+                for ticket in tickets:
+                    ticket.error = _copy(_partly_stored(appended) if id(ticket) in stored else appended)
+                continue
             for ticket, result in zip(tickets, appended, strict=True):
                 if batch.log is ticket.ready.log:
                     ticket.appended = result
@@ -197,6 +203,13 @@ class Committer:
 def _from_outside(error: BaseException) -> bool:
     """Return whether the database is to blame, so that trying each publish alone would only wait for it again."""
     return isinstance(error, (ConnectionFailedError, StorageError)) or not isinstance(error, Exception)
+
+
+def _partly_stored(error: WeftError) -> ConnectionFailedError:
+    """The error of a publish to two streams, of which one refused it."""
+    return ConnectionFailedError(
+        error.what, hint="A part of these events is stored: their streams are on several nodes."
+    )
 
 
 def _altered(batches: Sequence[Batch]) -> bool:

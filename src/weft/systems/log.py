@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from weft.errors import SettingsError
+from weft.errors import SettingsError, WeftError
 from weft.types import FieldType
 
 if TYPE_CHECKING:
@@ -260,11 +260,12 @@ class Store(Protocol):
     def names(self) -> list[tuple[str, str]]:
         """(schema, name) of every stream stored here, declared or not."""
 
-    def append(self, batches: Sequence[Batch]) -> list[list[Appended]]:
+    def append(self, batches: Sequence[Batch]) -> Sequence[list[Appended] | WeftError]:
         """Store batches of any streams in one transaction, and return the result of each publish of each batch.
 
         When this returns they are durable, when it raises none is stored. If the connection breaks during the commit,
-        that is unknown."""
+        that is unknown. Where one transaction cannot hold them all, an error stands for a batch that alone was not
+        stored."""
 
     def appended(self) -> None:
         """Called after a commit of this process: wake the readers of others where the system has a way to."""

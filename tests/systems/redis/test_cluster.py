@@ -64,6 +64,27 @@ def test_publishes_to_many_streams_at_once(streams: Project) -> None:
 
 
 @on_cluster
+def test_a_key_that_came_again_fails_its_own_publish_alone(streams: Project) -> None:
+    """In a group of publishes to streams of many slots, some of which are stored before the key is refused."""
+    made = [declare(name, fields={"n": "int64"}) for name in NAMES]
+    for each in made:
+        weft.publish_sync(each, {"n": 0}, idempotency_key="used")
+
+    async def publish() -> list[Any]:
+        plain = [weft.publish(each, {"n": n}) for n in (1, 2) for each in made]
+        again = [weft.publish(each, {"n": 3}, idempotency_key="used") for each in made]
+        first, last = plain[: len(made)], plain[len(made) :]
+        return await asyncio.gather(*first, *again, *last, return_exceptions=True)
+
+    results = asyncio.run(publish())
+    refused = [number for number, each in enumerate(results) if isinstance(each, BaseException)]
+    assert refused == list(range(len(made), 2 * len(made)))
+    assert all(isinstance(results[number], weft.SettingsError) for number in refused)
+    for each in made:
+        assert [event["n"] for event in drain(each)] == [0, 1, 2]
+
+
+@on_cluster
 def test_subscribers_on_several_nodes(streams: Project, client: Any) -> None:
     for name in NAMES[:3]:
         declare(name, fields={"n": "int64"})

@@ -14,11 +14,13 @@ import pyarrow.compute as pc
 
 from weft.columns import canonical_batch, canonical_schema, hint_of, hinted, is_nested, nested_to_json
 from weft.errors import DeclarationError, SchemaError
+from weft.systems.duckdb import suspects
 from weft.systems.duckdb.connection import DuckDBConnection
 from weft.systems.duckdb.sessions import DuckDBSessions, is_rejection, waiting_turn
 from weft.systems.file import MEMORY
+from weft.systems.load import Load
 from weft.systems.sql.driver import Role, Session, SqlDriver
-from weft.systems.sql.tables import Column, Slice, SqlTables, bare_rows, causes, subquery
+from weft.systems.sql.tables import ROW, Column, Slice, SqlTables, Suspect, bare_rows, causes, subquery
 from weft.systems.sql.tokens import quote_name
 
 # A batch's rows: a multiple of what DuckDB's own vectors have.
@@ -165,22 +167,33 @@ class DuckDBTables(SqlTables):
 
     def cast(self, expression: str, field: pa.Field, column: Column) -> str:
         """DuckDB rounds, cuts off and drops the time of day: what comes back from the cast must be what went in."""
-        own = self.sql_type(field)
-        there = f"CAST({expression} AS {column.sql})"
-        if column.sql == own or is_nested(field.type) or column.sql in ("VARCHAR", "FLOAT", "DOUBLE"):
+        there, same = self._cast(expression, field, column)
+        if same is None:
             return there
-        back = own
-        if own == "VARCHAR":
-            if not column.sql.startswith(_ROUNDED):
-                return there
-            # As the type that has all the digits which the text may have.
-            back = "TIMESTAMP" if column.sql.startswith(("DATE", "TIMESTAMP")) else "DECIMAL(38,10)"
-        same = f"CAST({there} AS {back}) = CAST({expression} AS {back})"
-        if own == "VARCHAR" and column.sql == "TIME":
-            same = f"{expression} NOT LIKE '%-%'"  # a date
         kind = column.sql.replace("'", "")
         wrong = f"error(CAST({expression} AS VARCHAR) || ' does not fit {kind}')"
         return f"CASE WHEN {expression} IS NULL OR {same} THEN {there} ELSE {wrong} END"
+
+    def try_cast(self, expression: str, field: pa.Field, column: Column) -> str:
+        there, same = self._cast(expression, field, column, "TRY_CAST")
+        return there if same is None else f"CASE WHEN {same} THEN {there} END"
+
+    def _cast(self, expression: str, field: pa.Field, column: Column, cast: str = "CAST") -> tuple[str, str | None]:
+        """A value as a column's type, and the condition that it is the same then, where it may not be."""
+        own = self.sql_type(field)
+        there = f"{cast}({expression} AS {column.sql})"
+        if column.sql == own or is_nested(field.type) or column.sql in ("VARCHAR", "FLOAT", "DOUBLE"):
+            return there, None
+        back = own
+        if own == "VARCHAR":
+            if not column.sql.startswith(_ROUNDED):
+                return there, None
+            # As the type that has all the digits which the text may have.
+            back = "TIMESTAMP" if column.sql.startswith(("DATE", "TIMESTAMP")) else "DECIMAL(38,10)"
+        same = f"{cast}({there} AS {back}) = {cast}({expression} AS {back})"
+        if own == "VARCHAR" and column.sql == "TIME":
+            same = f"{expression} NOT LIKE '%-%'"  # a date
+        return there, same
 
     def row_hash(self, expressions: Sequence[str]) -> str:
         """Hash a JSON list of texts, in which null, empty and shifted values differ."""
@@ -200,6 +213,16 @@ class DuckDBTables(SqlTables):
 
     def is_duplicate(self, error: BaseException) -> bool:
         return any(isinstance(cause, duckdb.Error) and "uplicate key" in str(cause) for cause in causes(error))
+
+    def unreadable(self, session: Session, source: str, expressions: Sequence[str]) -> list[int]:
+        """By TRY, which takes no function that raises: what normalizers raise fails as a value of their column too."""
+        tried = (f"TRY(({each.replace('ERROR(', '(')}) IS NULL) IS NULL" for each in expressions)
+        rows = session.rows(f"SELECT {self.quote(ROW)} FROM {source} AS q WHERE {' OR '.join(tried)} ORDER BY 1")
+        return [row for (row,) in rows]
+
+    def suspects(self, session: Session, load: Load, source: str, values: dict[str, str]) -> list[Suspect]:
+        """All of them: DuckDB does not read row by row."""
+        return suspects.find(self, session, load, source, values)
 
 
 _INCOMING = "_weft_incoming"

@@ -20,14 +20,16 @@ from pymysql.constants import ER
 
 from weft.columns import hint_of, length_of
 from weft.errors import BusyError, DeclarationError, SchemaError, WeftError
+from weft.systems.load import Load
 from weft.systems.log import ROWID
-from weft.systems.mysql import copy, results, types
+from weft.systems.mysql import constraints, copy, results, types
 from weft.systems.mysql.driver import LOCK_SECONDS, Driver
 from weft.systems.mysql.sessions import MySQLSessions
+from weft.systems.sql.constraints import breaking
 from weft.systems.sql.driver import Role, Session, SqlDriver, closed_on_error
 from weft.systems.sql.literals import literal
 from weft.systems.sql.prefetch import prefetch
-from weft.systems.sql.tables import ROW, Column, Slice, SqlTables, bare_rows, causes, subquery
+from weft.systems.sql.tables import ROW, Column, Slice, SqlTables, Suspect, bare_rows, causes, subquery
 
 # Keys in the index of a staging table. An index takes 3,072 bytes, four a letter.
 _INDEXED = 4
@@ -347,6 +349,18 @@ class MySQLTables(SqlTables):
 
     def is_duplicate(self, error: BaseException) -> bool:
         return any(isinstance(cause, pymysql.Error) and cause.args[:1] in _DUPLICATES for cause in causes(error))
+
+    def mark_rows(self, session: Session, name: str) -> str | None:
+        """In a variable of the session, which no rollback changes."""
+        return f"(@weft_row := {self.quote(ROW)}) IS NOT NULL"
+
+    def marked_row(self, session: Session) -> int | None:
+        row = session.value("SELECT @weft_row")
+        return None if row is None else int(row)
+
+    def suspects(self, session: Session, load: Load, source: str, values: dict[str, str]) -> list[Suspect]:
+        """UPDATE … JOIN reads all rows before it changes the first one."""
+        return breaking(self, session, source, values, constraints.of_table(session, load.schema, load.table))
 
 
 # Duplicate, null, no default, wrong value, out of range, cut off, wrong date, too long, no such parent, still a child,

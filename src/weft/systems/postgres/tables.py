@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import date, timedelta
 from itertools import pairwise
@@ -12,16 +13,19 @@ import pyarrow as pa
 
 from weft.columns import hint_of, is_binary_json, is_nested, length_of
 from weft.errors import DeclarationError, SchemaError, WeftError, did_you_mean
-from weft.systems.postgres import copy, types
+from weft.systems.load import Load
+from weft.systems.postgres import constraints, copy, types
 from weft.systems.postgres.sessions import PostgresSessions
+from weft.systems.sql.constraints import breaking
 from weft.systems.sql.driver import Session, SqlDriver
-from weft.systems.sql.tables import ROW, Column, Slice, SqlTables, causes, check_event_time, subquery
+from weft.systems.sql.tables import ROW, Column, Slice, SqlTables, Suspect, causes, check_event_time, subquery
 
 # The keys of our advisory locks: "load" in ASCII, then a hash of the table's name.
 _LOCK_SPACE = 0x6C6F6164
 # A load waits this long for another one of the same table; for anybody else's lock as long as the driver says.
 _LOAD_LOCK = "1h"
 # These types have no equality. As text, what is equal may look different: such a row is written once more.
+_MARK = "_weft_mark"
 _UNEQUAL = {"xml", "point", "line", "lseg", "box", "path", "polygon", "circle", "json[]"}
 
 
@@ -322,3 +326,25 @@ class PostgresTables(SqlTables):
 
     def is_duplicate(self, error: BaseException) -> bool:
         return any(isinstance(cause, psycopg.errors.UniqueViolation) for cause in causes(error))
+
+    def mark_rows(self, session: Session, name: str) -> str | None:
+        """In a sequence, which no rollback changes. It ends with the table."""
+        session.run(
+            f"CREATE TEMPORARY SEQUENCE IF NOT EXISTS {_MARK} OWNED BY {self.temporary(name)}.{self.quote(ROW)}"
+        )
+        # Numbers begin at 0, sequences at 1.
+        return f"setval('pg_temp.{_MARK}', {self.quote(ROW)} + 1) > 0"
+
+    def marked_row(self, session: Session) -> int | None:
+        return int(session.value(f"SELECT last_value FROM pg_temp.{_MARK}")) - 1
+
+    def copied_rows(self, error: BaseException) -> int | None:
+        """The server says at which line it is, from 1."""
+        context = error.diag.context if isinstance(error, psycopg.Error) else None
+        line = re.match(r"COPY [^,]+, \D*(\d+)", context or "")
+        return None if line is None else int(line[1]) - 1
+
+    def suspects(self, session: Session, load: Load, source: str, values: dict[str, str]) -> list[Suspect]:
+        """Foreign keys are looked up after all rows of a statement, and UPDATE … FROM may read all of them first."""
+        found = constraints.of_table(session, self.table(load.schema, load.table))
+        return breaking(self, session, source, values, found)

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import redis
 
-from weft.errors import ConnectionFailedError, DeclarationError, SchemaError, WeftError
+from weft.errors import ConnectionFailedError, DeclarationError, SchemaError, SettingsError, WeftError
 from weft.systems.declare import declare
 from weft.systems.log import EXTRA, Appended, Batch, reused_key
 from weft.systems.redis import client, ids, scripts, values
@@ -163,23 +163,33 @@ class RedisStore:
 
     # ----------------------------------------------------------------------------------------------------------- append
 
-    def append(self, batches: Sequence[Batch]) -> list[list[Appended]]:
+    def append(self, batches: Sequence[Batch]) -> list[list[Appended] | WeftError]:
         """Store batches in one script; on a cluster in one for each slot, which is as far as its transactions go."""
         order = sorted(range(len(batches)), key=lambda i: self._slot(batches[i]))
-        by_index: dict[int, list[Appended]] = {}
+        by_index: dict[int, list[Appended] | WeftError] = {}
         for _, group in groupby(order, key=lambda i: self._slot(batches[i])):
             members = list(group)
+            appended: Sequence[list[Appended] | WeftError]
             try:
                 appended = self._append([batches[i] for i in members])
             except WeftError as error:
-                if by_index:
+                if not by_index:
+                    raise
+                if not _is_unstored(error):
                     # As if the connection had failed: the caller must not retry as if nothing were stored.
                     raise ConnectionFailedError(
                         error.what, hint="A part of these events is stored: their streams are on several nodes."
                     ) from None
-                raise
+                # One of this slot is to blame. Those of other slots are stored, so the caller cannot try each alone.
+                appended = [self._append_alone(batches[i]) for i in members]
             by_index.update(zip(members, appended, strict=True))
         return [by_index[i] for i in range(len(batches))]
+
+    def _append_alone(self, batch: Batch) -> list[Appended] | WeftError:
+        try:
+            return self._append([batch])[0]
+        except WeftError as error:
+            return error
 
     def _slot(self, batch: Batch) -> int:
         opened = self._connected()
@@ -192,7 +202,7 @@ class RedisStore:
         except WeftError as error:
             if _REUSED_KEY in error.what:
                 raise reused_key(next(_log_of(batch).name for batch in batches if batch.publish_keys)) from None
-            if type(error) is not WeftError or _NOTHING_STORED in error.what:
+            if type(error) is not WeftError or _is_unstored(error):
                 raise
             # It failed in the middle, at an unknown place: a retry could store some events twice.
             raise ConnectionFailedError(error.what, hint="Some of these events may be stored.") from None
@@ -281,6 +291,11 @@ class RedisStore:
         if opened is not None:
             with suppress(*client.ERRORS):
                 client.shut_down(opened)
+
+
+def _is_unstored(error: WeftError) -> bool:
+    """Whether the server refused something in a script that stores all or nothing."""
+    return isinstance(error, SettingsError) or _NOTHING_STORED in error.what
 
 
 def _log_of(batch: Batch) -> RedisLog:

@@ -110,8 +110,7 @@ class Checks:
         """How many rows were put aside because they have no key."""
         self.warnings: list[str] = []
         # Where savepoints are missing, `BadRows` stores what is put aside at the end.
-        is_listed = self.load.on_bad_rows == "quarantine" and not self.tables.savepoints
-        self._number = quarantine.NOWHERE if is_listed else None
+        self._is_listed = self.load.on_bad_rows == "quarantine" and not self.tables.savepoints
 
     @property
     def stage(self) -> str:
@@ -194,7 +193,8 @@ class Checks:
                 f"{count:,} rows for {self.load.name} break {check}: too many to put aside, and nothing was written.",
                 hint="Look at the source, or at the expectation.",
             )
-        for row in self._rows(bad, 0 if self.is_trial else count):
-            quarantine.insert(self.transaction, why, row, self._number)
+        if not self.is_trial:
+            rows = [(why, row) for row in self._rows(bad, count)]
+            quarantine.insert(self.transaction, rows, [quarantine.NOWHERE] * len(rows) if self._is_listed else None)
         self.session.run(self.tables.delete_where(self.stage, bad))
         return count

@@ -20,7 +20,7 @@ import pyarrow as pa
 from weft.columns import canonical_batch
 from weft.errors import LoadRefusedError, WeftError
 from weft.systems.load import Counts, Load
-from weft.systems.sql import checks, ledger, quarantine, watermarks
+from weft.systems.sql import bad_rows, checks, ledger, quarantine, watermarks
 from weft.systems.sql.driver import Session
 from weft.systems.sql.merge import Merge
 from weft.systems.sql.move import LoadTransaction, Move, Truncate
@@ -331,7 +331,7 @@ class _Commit:
         tables, load = self.tables, self.load
         if not tables.savepoints:
             # What is staged must outlive a move that is rejected, so it is kept alone: the claim comes again below.
-            quarantine.undo(self.transaction)
+            bad_rows.undo(self.transaction)
         bad = self._bad_rows()
         move = self._move(columns, *self._stage(bad, columns))
         reached("staged")
@@ -342,7 +342,7 @@ class _Commit:
         if expected.may_quarantine and load.handle_deletes:
             move.remember_keys()
         if not tables.savepoints and bad is None:
-            quarantine.keep(self.transaction)
+            bad_rows.keep(self.transaction)
             self._claim()
         aside = expected.run(self.rows_read)
         if bad is None:
@@ -353,7 +353,7 @@ class _Commit:
             )
         else:
             if not tables.savepoints:
-                quarantine.keep(self.transaction)
+                bad_rows.keep(self.transaction)
                 bad.find(move, self.rows_read)
                 self._claim()
             counts = bad.run(move, self.rows_read)
@@ -376,12 +376,12 @@ class _Commit:
         puts_aside = self.load.on_bad_rows == "quarantine"
         return move.check_keys(self.rows_read, expected.put_keyless_aside if puts_aside else None)
 
-    def _bad_rows(self) -> quarantine.BadRows | None:
+    def _bad_rows(self) -> bad_rows.BadRows | None:
         if self.load.on_bad_rows != "quarantine":
             return None
-        return quarantine.BadRows(self.transaction, is_trial=self.is_trial)
+        return bad_rows.BadRows(self.transaction, is_trial=self.is_trial)
 
-    def _stage(self, bad: quarantine.BadRows | None, columns: dict[str, Column]) -> tuple[str, dict[str, str]]:
+    def _stage(self, bad: bad_rows.BadRows | None, columns: dict[str, Column]) -> tuple[str, dict[str, str]]:
         """Fill the staging table; return its name, and the types of its columns where they are known."""
         tables, session = self.tables, self.session
         keys = tables.stage_keys([self.schema.field(name) for name in self.load.keys], columns)
@@ -406,7 +406,7 @@ class _Commit:
         else:
             select = rows.sql if isinstance(rows, Query) and rows is not self.rows else self._source_query()
             if bad is not None:
-                select, keys = quarantine.numbered(tables, select), quarantine.with_number(tables, keys)
+                select, keys = bad_rows.numbered(tables, select), bad_rows.with_number(tables, keys)
 
             def create() -> int:
                 return tables.create_temporary_as(session, _STAGE, select, keys=keys)
@@ -416,7 +416,7 @@ class _Commit:
         tables.filled(session, tables.temporary(_STAGE))
         return _STAGE, types
 
-    def _is_read_once(self, bad: quarantine.BadRows | None) -> bool:
+    def _is_read_once(self, bad: bad_rows.BadRows | None) -> bool:
         """Whether all columns but the keys are computed from the staged rows once: to store the results would take a
         tenth of the load."""
         load = self.load
@@ -426,15 +426,16 @@ class _Commit:
         sql = {each.field.name: each.sql for each in load.projection or ()}
         return isinstance(self.rows, Batches) and all(sql[key] == f"q.{self.tables.quote(key)}" for key in load.keys)
 
-    def _stage_projected(self, bad: quarantine.BadRows, keys: dict[str, str]) -> None:
+    def _stage_projected(self, bad: bad_rows.BadRows, keys: dict[str, str]) -> None:
         """Fill the staging table, and put rows aside of which the columns of the target cannot be computed."""
         tables, session, rows = self.tables, self.session, self.rows
         if isinstance(rows, Batches):
             types = [f"{tables.quote(field.name)} {tables.sql_type(field)}" for field in rows.schema]
             count, self.bytes = bad.stage(_RAW, types, rows.schema, self._counted())
         else:
-            count = tables.create_temporary_as(session, _RAW, quarantine.numbered(tables, self._source_query()))
-            quarantine.keep(self.transaction)
+            select, number = bad_rows.numbered(tables, self._source_query()), bad_rows.with_number(tables, {})
+            count = tables.create_temporary_as(session, _RAW, select, keys=number)
+            bad_rows.keep(self.transaction)
         self.rows_read = bad.project(_RAW, _STAGE, self._projection(), rows.schema.names, count, keys)
         tables.filled(session, tables.temporary(_STAGE))
 
@@ -472,7 +473,7 @@ class _Commit:
 
     def _or_refuse(self, work: Callable[[], T], search: Callable[[], LoadRefusedError | None]) -> T:
         """Do it; where the target rejects rows, raise the error that names them."""
-        quarantine.mark(self.transaction)
+        bad_rows.mark(self.transaction)
         try:
             return work()
         except Exception as error:
@@ -481,7 +482,7 @@ class _Commit:
             refusal = None
             # Whatever happens here, the database's own message says no less.
             with suppress(Exception):
-                quarantine.undo(self.transaction)
+                bad_rows.undo(self.transaction)
                 refusal = search()
             if refusal is None:
                 raise
@@ -491,22 +492,22 @@ class _Commit:
         """The error that names the rows of which the columns of the target cannot be computed, where there are such."""
         if self.load.projection is None or not self.tables.savepoints:
             return None
-        search = quarantine.RejectedRows(self.transaction)
+        search = bad_rows.RejectedRows(self.transaction)
         return search.unprojected(_STAGE, self._source_query(), self._projection(), self.rows.schema.names)
 
     def _rejected(self, move: Move, select: str) -> LoadRefusedError | None:
         """The error that names the rows of a query which the target rejects, where there are such."""
         tables, session = self.tables, self.session
-        search = quarantine.RejectedRows(self.transaction)
+        search = bad_rows.RejectedRows(self.transaction)
         keys = tables.stage_keys([self.schema.field(name) for name in self.load.keys], move.columns)
         rows = tables.create_temporary_as(
             session,
-            quarantine.NUMBERED,
-            quarantine.numbered(tables, select),
-            keys=quarantine.with_number(tables, keys),
+            bad_rows.NUMBERED,
+            bad_rows.numbered(tables, select),
+            keys=bad_rows.with_number(tables, keys),
         )
-        quarantine.keep(self.transaction)
-        move.stage = quarantine.NUMBERED
+        bad_rows.keep(self.transaction)
+        move.stage = bad_rows.NUMBERED
         return search.refusal(lambda: search.find(move, rows))
 
     def suspects(self) -> SourceRows | None:
@@ -529,7 +530,7 @@ class _Commit:
         """The error that names those of the rows which the target rejects, where another attempt failed."""
         tables, load = self.tables, self.load
         columns = self._columns()
-        search = quarantine.RejectedRows(self.transaction)
+        search = bad_rows.RejectedRows(self.transaction)
 
         def find() -> None:
             is_plain = isinstance(self.rows, Batches) and load.projection is None
@@ -540,11 +541,11 @@ class _Commit:
                     search.copy(move.target, self.schema, batch)
             else:
                 staging = self._stage(search, columns)
-                quarantine.keep(self.transaction)
+                bad_rows.keep(self.transaction)
                 if not load.keys:
                     search.find(self._move(columns, *staging), self.rows_read)
             if failed.is_cut_short:
-                raise quarantine.EnoughError
+                raise bad_rows.EnoughError
 
         return search.refusal(find)
 

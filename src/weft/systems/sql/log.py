@@ -227,6 +227,7 @@ class SqlLog:
             removed += count
             if not more:
                 return removed
+            most = min(10 * most, _TRIM_STEP)  # what was removed may have made room
 
     def _trim_step(self, session: Session, upto: int, most: int) -> tuple[int, bool]:
         # Consumers first: nobody may lease events that are about to be removed.

@@ -56,11 +56,25 @@ class ComparedMove(Move):
         self.tables.index_rows(self.session, DELTA)
         self.tables.filled(self.session, self.tables.temporary(DELTA))
 
+    def candidates(self) -> tuple[str, dict[str, str]]:
+        """Those that are new or differ, which are of the target's types already."""
+        if not self.is_compared:
+            return super().candidates()
+        return self.tables.temporary(DELTA), {name: f"s.{self._q(name)}" for name in self.names}
+
     @property
     def _changes(self) -> str:
         """The rows to move that are new or differ."""
         delta = self.tables.temporary(DELTA)
         return f"(SELECT * FROM {delta} WHERE {self.condition})" if self.is_compared else delta
+
+    @property
+    def _joined_mark(self) -> str:
+        """The mark after a join with the target: databases may read all of one side before."""
+        key = self._q(self.load.keys[0])
+        return (
+            self.mark if self.mark == Move.mark else f"CASE WHEN t.{key} IS NULL THEN {self.mark} ELSE {self.mark} END"
+        )
 
     def _differing(self, otherwise: str = "1 = 0") -> str:
         """The staged rows that are new or differ from the stored ones, and whether there is such a one."""
@@ -76,7 +90,7 @@ class ComparedMove(Move):
         return (
             f"SELECT {self._values()}, CASE WHEN t.{key} IS NULL THEN 0 ELSE 1 END AS {self._q(HIT)}{more}{number} "
             f"FROM {self.source} AS s LEFT JOIN {self.stored} AS t ON {self._on(value=True)} "
-            f"WHERE t.{key} IS NULL OR {' OR '.join([*differs, otherwise])}"
+            f"WHERE {self._joined_mark} AND (t.{key} IS NULL OR {' OR '.join([*differs, otherwise])})"
         )
 
     def _delta(self, otherwise: str = "1 = 0") -> tuple[int, int]:
@@ -104,14 +118,14 @@ class Merge(ComparedMove):
                 tables.update_from(
                     self.target,
                     delta,
-                    f"{self._on()} AND s.{self._q(HIT)} = 1",
+                    f"{self._on()} AND s.{self._q(HIT)} = 1 AND {self._joined_mark}",
                     {name: f"s.{self._q(name)}" for name in updated},
                 )
             )
         if new:
             self.session.run(
                 f"INSERT INTO {self.target} ({tables.listed(self.names)}) "
-                f"SELECT {tables.listed(self.names, 's.')} FROM {delta} AS s WHERE s.{self._q(HIT)} = 0"
+                f"SELECT {tables.listed(self.names, 's.')} FROM {delta} AS s WHERE s.{self._q(HIT)} = 0 AND {self.mark}"
             )
         return Counts(inserted=new, updated=hits)
 

@@ -37,6 +37,8 @@ class Move:
     """Whether no row changes what becomes of another one, so that all may be compared before any is moved."""
     condition = "1 = 1"
     """The condition on the staged rows to move."""
+    mark = "1 = 1"
+    """A condition that is true, by which the database notes the rows that a statement reads."""
     present: str | None = None
     """The table of all keys that the source has, where some rows do not stay in the staging table."""
 
@@ -75,7 +77,8 @@ class Move:
         """Insert the staged rows as they are."""
         values = ", ".join(self._value(name) for name in self.names)
         cursor = self.session.run(
-            f"INSERT INTO {self.target} ({self.tables.listed(self.names)}) SELECT {values} FROM {self.source} AS s"
+            f"INSERT INTO {self.target} ({self.tables.listed(self.names)}) "
+            f"SELECT {values} FROM {self.source} AS s WHERE {self.mark}"
         )
         return Counts(inserted=int(cursor.rowcount))
 
@@ -83,17 +86,21 @@ class Move:
         """Return what so many staged rows would do to a table that is not there yet."""
         return Counts(inserted=rows)
 
+    def candidates(self) -> tuple[str, dict[str, str]]:
+        """Return a table of the rows to move, to be called `s`, and their values as the target has them."""
+        return self.tables.temporary(self.stage), {name: self._value(name, self.tables.try_cast) for name in self.names}
+
     # ------------------------------------------------------------------------------------------------------ expressions
 
     def _q(self, name: str) -> str:
         return self.tables.quote(name)
 
-    def _value(self, name: str) -> str:
+    def _value(self, name: str, cast: Callable[[str, pa.Field, Column], str] | None = None) -> str:
         """A staged value as the type of its column."""
         column = self.columns[name]
         expression = f"s.{self._q(name)}"
         if self.staged_as.get(name) != column.sql:
-            expression = self.tables.cast(expression, self.fields[name], column)
+            expression = (cast or self.tables.cast)(expression, self.fields[name], column)
         if column.default is None or not self.load.null_is_default or name in self.load.keys:
             return expression
         return f"COALESCE({expression}, {self._for_null(name, column.default)})"

@@ -55,7 +55,8 @@ class Scd2(ComparedMove):
         digest = self._hash({name: f"s.{self._q(name)}" for name in load.compared(self.names)})
         self.session.run(
             f"INSERT INTO {self.target} ({names}) "
-            f"SELECT {tables.listed(self.names, 's.')}, {now}, NULL, {tables.true}, {digest} FROM {delta} AS s"
+            f"SELECT {tables.listed(self.names, 's.')}, {now}, NULL, {tables.true}, {digest} FROM {delta} AS s "
+            f"WHERE {self.mark}"
         )
         return Counts(inserted=new, updated=hits)
 
@@ -232,7 +233,8 @@ class Scd2ByEvent(Scd2):
         cursor = run(
             f"INSERT INTO {self.target} ({names}) SELECT {values}, c.{ts}, c.{to}, "
             f"CASE WHEN c.{to} IS NULL THEN {tables.true} ELSE {tables.false} END, c.{digest} "
-            f"FROM {self.source} AS s JOIN {chain} AS c ON {matching} AND {began} = c.{ts} WHERE c.{src} = 1"
+            f"FROM {self.source} AS s JOIN {chain} AS c ON {matching} AND {began} = c.{ts} "
+            f"WHERE c.{src} = 1 AND {self.mark}"
         )
         added = int(cursor.rowcount)
         fresh = self.session.value(f"SELECT count(*) FROM {chain} WHERE {src} = 1 AND {is_new} = 1")

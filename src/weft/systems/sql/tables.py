@@ -8,12 +8,13 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import pyarrow as pa
 
 from weft.errors import DeclarationError, WeftError
 from weft.systems.base import Connection
+from weft.systems.load import Load
 from weft.systems.sql.driver import Role, Session, SqlDriver
 from weft.systems.sql.literals import literal
 
@@ -47,6 +48,21 @@ class Slice:
     sql: str
     snapshot: str | None = None
     """The exported snapshot that all parts are read in, where the database has such a thing."""
+
+
+class Suspect(NamedTuple):
+    """A staged row that its target probably rejects."""
+
+    row: int
+    """Its number."""
+    contradicts: int | None = None
+    """The number of an earlier row which it cannot be next to."""
+    is_unfit: bool = False
+    """Whether a value does not fit its column."""
+    broken: str | None = None
+    """What it breaks, where all rows that break this are rejected for the same reason."""
+    shown: str | None = None
+    """The value of the row that the reason shows."""
 
 
 class SqlTables(ABC):
@@ -267,6 +283,10 @@ class SqlTables(ABC):
         """Return a staged value as a column's type; the statement fails where it does not fit, and never alters it."""
         return f"CAST({expression} AS {column.sql})"
 
+    def try_cast(self, expression: str, field: pa.Field, column: Column) -> str:
+        """Return the same, which is null where the value does not fit, if the database can tell so."""
+        return self.cast(expression, field, column)
+
     def update(self, table: str, assignments: dict[str, str], condition: str) -> str:
         """Return an UPDATE of the rows of `table` as `t` that meet a condition."""
         changes = ", ".join(f"{self.quote(name)} = {value}" for name, value in assignments.items())
@@ -312,6 +332,31 @@ class SqlTables(ABC):
     def is_duplicate(self, error: BaseException) -> bool:
         """Whether the database refused a row because a row with its key is there."""
         return False
+
+    # ---------------------------------------------------------------------------------------------------- rejected rows
+    # What these return only saves attempts: a row that they name is tried alone, or one that breaks the same is.
+
+    def mark_rows(self, session: Session, name: str) -> str | None:
+        """Return a condition that is true for every row of a staging table and notes the row's number, for
+        `marked_row`; `None` where statements do not read row by row."""
+        return None
+
+    def marked_row(self, session: Session) -> int | None:
+        """Return the number of the row that was noted last, also by a statement that was undone."""
+        return None
+
+    def suspects(self, session: Session, load: Load, source: str, values: dict[str, str]) -> list[Suspect]:
+        """Return the rows of `source` as `s` that a constraint of the target rejects, in order, where statements may
+        read all rows before one is refused. `values`: what is inserted, by `try_cast`."""
+        return []
+
+    def unreadable(self, session: Session, source: str, expressions: Sequence[str]) -> list[int]:
+        """Return the numbers of the rows of `source` as `q` for which an expression fails, where none are marked."""
+        return []
+
+    def copied_rows(self, error: BaseException) -> int | None:
+        """Return how many rows `copy_in` had copied when it was refused, where the error says so."""
+        return None
 
 
 def check_event_time(column: pa.Field) -> None:

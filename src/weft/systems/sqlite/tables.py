@@ -35,6 +35,8 @@ class LoadSessions(SqliteSessions):
     """Sessions whose connections know the functions that loads call."""
 
     _refused: str | None = None
+    marked: int | None = None
+    """The row that was marked last."""
 
     def __init__(self, connection: Connection) -> None:
         if sqlite3.sqlite_version_info < _OLDEST:
@@ -49,8 +51,13 @@ class LoadSessions(SqliteSessions):
         driver.create_function("weft_hash", -1, casts.row_hash, deterministic=True)
         driver.create_function("weft_add_seconds", 2, casts.add_seconds, deterministic=True)
         driver.create_collation("weft_decimal", casts.compare_decimals)
+        driver.create_function("weft_mark", 1, self._mark)
         functions.register(driver, self._remember)
         return driver
+
+    def _mark(self, row: int) -> bool:
+        self.marked = row
+        return True
 
     def _remember(self, why: str) -> None:
         # SQLite will only say that a function failed.
@@ -294,6 +301,13 @@ class SqliteTables(SqlTables):
 
     def is_duplicate(self, error: BaseException) -> bool:
         return any(getattr(cause, "sqlite_errorname", "") in _DUPLICATES for cause in causes(error))
+
+    def mark_rows(self, session: Session, name: str) -> str | None:
+        """By a function of Weft."""
+        return f"weft_mark({self.quote(ROW)})"
+
+    def marked_row(self, session: Session) -> int | None:
+        return self.driver.marked
 
 
 _DUPLICATES = ("SQLITE_CONSTRAINT_PRIMARYKEY", "SQLITE_CONSTRAINT_UNIQUE", "SQLITE_CONSTRAINT_ROWID")

@@ -1,0 +1,42 @@
+"""Constraints of a table of MySQL or MariaDB, by the information schema."""
+
+from __future__ import annotations
+
+import re
+from itertools import groupby
+
+from weft.systems.sql.constraints import Constraint
+from weft.systems.sql.driver import Session
+from weft.systems.sql.tokens import quote_name
+
+_OF_TABLE = "{0}table_schema = coalesce(?, database()) AND {0}table_name = ?"
+
+
+def of_table(session: Session, schema: str | None, name: str) -> list[Constraint]:
+    """Return them; not the unique ones, nor foreign keys to the table itself, of which other rows decide."""
+    of_table = (schema, name)
+    columns = session.rows(
+        f"SELECT column_name FROM information_schema.columns WHERE {_OF_TABLE.format('')} AND is_nullable = 'NO'",
+        of_table,
+    )
+    found = [Constraint(column) for column in columns]
+    on = "c.constraint_schema = t.constraint_schema AND c.constraint_name = t.constraint_name"
+    if session.driver.is_mariadb():
+        on += " AND c.table_name = t.table_name"  # names of constraints are those of one table
+    for (clause,) in session.rows(
+        "SELECT c.check_clause FROM information_schema.check_constraints c "
+        f"JOIN information_schema.table_constraints t ON {on} WHERE {_OF_TABLE.format('t.')}",
+        of_table,
+    ):
+        found.append(Constraint(re.findall(r"`([^`]+)`", clause), clause))
+    keys = session.rows(
+        "SELECT constraint_name, referenced_table_schema, referenced_table_name, column_name, referenced_column_name "
+        f"FROM information_schema.key_column_usage k WHERE {_OF_TABLE.format('')} "
+        "AND (referenced_table_schema <> table_schema OR referenced_table_name <> table_name) "
+        "ORDER BY constraint_name, ordinal_position",
+        of_table,
+    )
+    for (_, *place), members in groupby(keys, key=lambda row: row[:3]):
+        own, other = zip(*(row[3:] for row in members), strict=True)
+        found.append(Constraint(own, other=".".join(quote_name(part, "`") for part in place), keys=other))
+    return found
