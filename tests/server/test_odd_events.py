@@ -343,3 +343,46 @@ def test_what_was_accepted_comes_back(streams: Project, http: Any, seed: int, co
         for frame in weft.iter_stream("default", stream, batch_size=5, count=len(held), **bare) if held else ():
             check_frame(frame, held[first : first + len(frame)], fields, "iter_stream")
             first += len(frame)
+
+
+def _as_record(event: Event) -> Event | None:
+    """An event as a quarantine keeps it, or `None` where JSON cannot hold it."""
+
+    def written(value: Any) -> Any:
+        if isinstance(value, bytes | date | Decimal | UUID):
+            return odd_values.as_json(value)
+        raise TypeError(value)
+
+    try:
+        found = json.loads(json.dumps(event, default=written, allow_nan=False))
+    except (TypeError, ValueError):
+        return None
+    return None if odd_values.plain(found) is NOT_JSON else found
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.brief("sqlite-0", "postgres-1", "mysql-0", "redis-1")
+def test_what_does_not_fit_is_put_aside(streams: Project, seed: int, count: Callable[..., int]) -> None:
+    odd = Odd(("aside", seed))
+    fields = {name: FieldType.parse(kind) for name, kind in FIELDS.items()}
+    declare(ODD, fields=FIELDS, on_schema_drift="quarantine")
+    held: list[Event] = []
+    aside: list[Event | None] = []
+    for _ in range(count(300, brief=8)):
+        events = [odd.event(FIELDS) for _ in range(odd.dice.choice([1, 2, 3]))]
+        bad = [each for each in events if refusal(each, fields, STRICT) == "must"]
+        records = [_as_record(each) for each in bad]
+        has_bad_keys = any(refusal(dict.fromkeys(each), fields, ODD) == "must" for each in events)
+        try:
+            done = weft.publish_sync(ODD, events)
+        except weft.SchemaError:
+            assert None in records or has_bad_keys, short(events)
+            continue
+        assert not has_bad_keys and done["rows_quarantined"] == len(bad), short(events)
+        held += [kept_event(each, fields) for each in events if refusal(each, fields, STRICT) != "must"]
+        aside += records
+    check(drain(ODD), held, same, "consume")
+    found = [each["event"] for each in drain(f"{ODD}__quarantine")]
+    assert len(found) == len(aside)
+    for got, record in zip(found, aside, strict=True):
+        assert same(got, record), (short(got), short(record))
