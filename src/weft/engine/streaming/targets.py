@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import json
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from hashlib import sha256
@@ -13,6 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from weft.columns import hint_of
 from weft.engine import connectors, files, frames, inputs, session
 from weft.engine.inputs import Input
 from weft.engine.load import Job
@@ -323,7 +325,8 @@ def _published_events(target: Target, connection: Connection, rows: Input, key: 
 
     assert target.stream is not None
     ready = open_stream(target.stream, connection)
-    parts = _events(rows, keeps_time=EVENT_TIME in ready.stream.fields)
+    documents = {name for name, kind in ready.log.fields().items() if kind.base == "json"}
+    parts = _events(rows, documents, keeps_time=EVENT_TIME in ready.stream.fields)
     first = list(itertools.islice(parts, 2))
     once = f"{key} {target.name}" if len(first) == 1 else None
     read = stored = 0
@@ -336,7 +339,8 @@ def _published_events(target: Target, connection: Connection, rows: Input, key: 
     return Counts(rows_read=read, inserted=stored)
 
 
-def _events(rows: Input, *, keeps_time: bool) -> Iterator[list[dict[str, Any]]]:
+def _events(rows: Input, documents: Collection[str], *, keeps_time: bool) -> Iterator[list[dict[str, Any]]]:
+    """Yield rows as events. In rows JSON is a text: that of a field of JSON, and that for one of `documents`."""
     gathered: list[dict[str, Any]] = []
     for batch in _batches(rows):
         names = [
@@ -344,12 +348,24 @@ def _events(rows: Input, *, keeps_time: bool) -> Iterator[list[dict[str, Any]]]:
             for name in batch.schema.names
             if not name.startswith(RESERVED_PREFIX) and (keeps_time or name != EVENT_TIME)
         ]
-        gathered += batch.select(names).to_pylist()
+        events = batch.select(names).to_pylist()
+        for name in names:
+            if hint_of(batch.schema.field(name)) == "json" or name in documents:
+                for event in events:
+                    event[name] = _of_json(event[name])
+        gathered += events
         while len(gathered) > _EVENTS:
             yield gathered[:_EVENTS]
             gathered = gathered[_EVENTS:]
     if gathered:
         yield gathered
+
+
+def _of_json(text: Any) -> Any:
+    """Return what a text of JSON says; another value, and a text that is no JSON, as it is."""
+    with suppress(ValueError, RecursionError):
+        return json.loads(text) if isinstance(text, str) else text
+    return text
 
 
 def _batches(rows: Input) -> Iterator[Any]:
