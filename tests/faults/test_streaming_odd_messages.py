@@ -141,6 +141,8 @@ class Topic(Source):
         self.texts: list[bytes] = []
         broker = weft.KafkaConnection(name="broker", bootstrap_servers=kafka.bootstrap)
         self.declared = {"source": weft.Source(connection=broker, query=self.topic, columns=columns)}
+        if columns:
+            self.shapes, self.json_columns = FLAT, NESTED
 
     def send(self, message: Message | str) -> str:
         self.texts.append(
@@ -240,6 +242,11 @@ class Files(Source):
 class Csv(Files):
     shapes = FLAT
     takes_broken = False
+
+    def adapted(self, message: Message) -> Message:
+        """Without a NUL, which Spark's parser loses."""
+        adapted = super().adapted(message)
+        return {**adapted, "name": (adapted.get("name") or "").replace("\0", "")}
 
     def send(self, message: Message | str) -> str:
         assert isinstance(message, dict)
@@ -364,6 +371,8 @@ def check(source: Source, shape: str, made: Made, target: str, seed: object, bat
         messages += [unusual(odd, each) for each in numbers[12:]]
         if source.takes_broken:
             broken = ['{"a":1}{"b":2}', *(each for each in BROKEN if each.startswith('{"'))]
+            # Spark takes these for numbers.
+            broken = [each for each in broken if source.has_offsets or not re.search("NaN|Infinity", each)]
             messages += [f'{{"id":"m{100 * batch + 50}",{odd.dice.choice(broken)[1:]}']
         odd.dice.shuffle(messages)
         for each in messages:
@@ -392,12 +401,13 @@ def check(source: Source, shape: str, made: Made, target: str, seed: object, bat
         if offset is None:
             assert not source.has_offsets or (shape in WITHOUT_OFFSETS and letter["stage"] == "store"), letter
             named = re.search(r"\bm\d+\b", letter["payload"])
-            assert named, letter
+            assert named, letter["payload"][:300]
             offset = ids.get(named[0], named[0])
         found[offset] += 1
     # From stream to stream, JSON is what it was; elsewhere it is a text.
     keeps_json = isinstance(source, Events) and target in ("stream", "redis")
     stored = read()
+    assert {row["id"] for row in stored} <= ids.keys(), sent
     times = found + Counter(ids[row["id"]] for row in stored)
     assert not [offset for offset, many in times.items() if many > 1]
     for row in stored:

@@ -64,6 +64,17 @@ def test_json_stays_what_it_is(sql: str | None) -> None:
         assert [each["doc"] for each in weft.consume_sync("copies", "me")] == documents
 
 
+def test_integers_that_became_wider_than_the_field() -> None:
+    """One large number among the messages of a batch makes decimals of all: those that fit are integers again."""
+    events, clean = declare(n="int64"), declare("clean", n="int64", wide="int64", more="json")
+    weft.publish_sync(events, [{"n": n} for n in range(3)])
+    wide = "CAST(CASE WHEN n = 2 THEN 1e37 ELSE n END AS DECIMAL(38,0))"
+    sql = f"SELECT n, {wide} AS wide, array({wide}, NULL) AS more FROM source"
+    run_once(name="clean", source=events, target=clean, transform_sql=sql)
+    found = [(each["wide"], each["more"]) for each in weft.consume_sync(clean, "me")]
+    assert found == [(0, [0, None]), (1, [1, None]), (10**37, [10**37, None])]
+
+
 def test_from_redis_to_redis(open_system: Callable[[str], AbstractContextManager[System]], way: str) -> None:
     with open_system("redis") as redis:
         connection = redis.connection

@@ -5,16 +5,17 @@ from __future__ import annotations
 import functools
 import itertools
 import json
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
+from decimal import Decimal
 from hashlib import sha256
 from typing import Any
 
 import pyarrow as pa
 
-from weft.columns import hint_of
+from weft.columns import hint_of, is_nested
 from weft.engine import connectors, files, frames, inputs, session
 from weft.engine.inputs import Input
 from weft.engine.load import Job
@@ -40,6 +41,7 @@ from weft.systems.sql import ledger
 from weft.systems.sql.tables import SqlTables
 from weft.systems.stream_source import EVENT_TIME
 from weft.systems.target import SparkTarget
+from weft.types import to_json
 
 # So many events are one publish: all of them or none, and few enough to be held as Python objects.
 _EVENTS = 100_000
@@ -340,7 +342,7 @@ def _published_events(target: Target, connection: Connection, rows: Input, key: 
 
 
 def _events(rows: Input, documents: Collection[str], *, keeps_time: bool) -> Iterator[list[dict[str, Any]]]:
-    """Yield rows as events. In rows JSON is a text: that of a field of JSON, and that for one of `documents`."""
+    """Yield rows as events. A text for one of the fields in `documents` is JSON."""
     gathered: list[dict[str, Any]] = []
     for batch in _batches(rows):
         names = [
@@ -350,15 +352,40 @@ def _events(rows: Input, documents: Collection[str], *, keeps_time: bool) -> Ite
         ]
         events = batch.select(names).to_pylist()
         for name in names:
-            if hint_of(batch.schema.field(name)) == "json" or name in documents:
-                for event in events:
-                    event[name] = _of_json(event[name])
+            if (as_published := _published(batch.schema.field(name), is_document=name in documents)) is not None:
+                for event, value in zip(events, as_published(batch.column(name)), strict=True):
+                    event[name] = value
         gathered += events
         while len(gathered) > _EVENTS:
             yield gathered[:_EVENTS]
             gathered = gathered[_EVENTS:]
     if gathered:
         yield gathered
+
+
+def _published(field: pa.Field, *, is_document: bool) -> Callable[[pa.Array], list[Any]] | None:
+    """Return what makes values for a stream of a column; `None` where they are as they are."""
+    if is_nested(field.type):
+        return lambda column: [_as_json(each) for each in column.to_pylist()]
+    if hint_of(field) == "json" or is_document:
+        return lambda column: [_of_json(each) for each in column.to_pylist()]
+    if pa.types.is_decimal(field.type) and not field.type.scale:  # integers that became wider, of which most fit int64
+        return lambda column: [None if each is None else int(each) for each in column.to_pylist()]
+    return None
+
+
+def _as_json(value: Any) -> Any:
+    """Return a value within lists and structs as JSON has it: whole decimals as integers, others and times as texts."""
+    if isinstance(value, dict):
+        return {name: _as_json(each) for name, each in value.items()}
+    if isinstance(value, list):
+        # Arrow gives a map as pairs.
+        if value and all(isinstance(each, tuple) for each in value):
+            return {str(name): _as_json(each) for name, each in value}
+        return [_as_json(each) for each in value]
+    if isinstance(value, Decimal) and value == value.to_integral_value():
+        return int(value)
+    return to_json(value) if isinstance(value, Decimal | date | bytes) else value
 
 
 def _of_json(text: Any) -> Any:
