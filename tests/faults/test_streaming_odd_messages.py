@@ -15,15 +15,18 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import weft
 from conftest import System
 from engine.streaming.conftest import here, run_once  # noqa: F401 - fixture
-from odd_values import BROKEN, Odd
+from odd_values import BROKEN, MISFIT, Odd, kept
 from weft.engine.load import open_tables
 from weft.engine.streaming.dead_letters import stream_of
 from weft.systems.sql.tables import Slice
+from weft.types import FieldType
 from workers import drain
 
 pytest.importorskip("pyspark")
@@ -264,6 +267,42 @@ class Csv(Files):
         return {name: _of_text(name, text) for name, text in texts.items() if text}
 
 
+class Rows(Files):
+    """Files of Parquet, or a table of Delta: their columns have types."""
+
+    shapes = FLAT
+    takes_broken = False
+    is_exact = True
+    schema = pa.schema({name: FieldType.parse(kind).arrow for name, kind in COLUMNS.items()})
+
+    def __init__(self, project: Path, kind: str) -> None:
+        super().__init__(project, kind)
+        self.rows: list[Message] = []
+        self.connection: Any = weft.ObjectStoreLocalConnection(str(project / "inbox"), name="inbox")
+        if kind == "delta":
+            self.connection = weft.DeltaLocalConnection(str(project / "tables"), name="inbox")
+        self.declared = {"source": self.connection, "source_query": "raw"}
+
+    def adapted(self, message: Message) -> Message:
+        kinds = {name: FieldType.parse(kind) for name, kind in COLUMNS.items()}
+        typed = {name: kept(value, kinds[name]) for name, value in message.items() if name in kinds}
+        return {name: value for name, value in typed.items() if value is not MISFIT}
+
+    def send(self, message: Message | str) -> str:
+        assert isinstance(message, dict)
+        self.rows.append(message)
+        return str(message["id"])
+
+    def flush(self) -> None:
+        self.number += 1
+        table = pa.Table.from_pylist(self.rows, self.schema)
+        self.rows.clear()
+        if self.ending == "delta":
+            weft.load(table, target="raw", connection=self.connection)
+        else:
+            pq.write_table(table, self.folder / f"{self.number}.parquet")
+
+
 SOURCES: dict[str, Callable[..., Source]] = {
     "kafka": lambda made: Topic(made.get("kafka"), None),
     "kafka with columns": lambda made: Topic(made.get("kafka"), {**COLUMNS, **NESTED}),
@@ -274,6 +313,8 @@ SOURCES: dict[str, Callable[..., Source]] = {
     "entries of redis": lambda made: made.entries(),
     "json": lambda made: Files(made.project, "jsonl"),
     "csv": lambda made: Csv(made.project, "csv"),
+    "parquet": lambda made: Rows(made.project, "parquet"),
+    "delta": lambda made: Rows(made.project, "delta"),
 }
 
 
