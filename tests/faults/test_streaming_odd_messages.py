@@ -247,9 +247,9 @@ class Csv(Files):
     takes_broken = False
 
     def adapted(self, message: Message) -> Message:
-        """Without a NUL, which Spark's parser loses."""
-        adapted = super().adapted(message)
-        return {**adapted, "name": (adapted.get("name") or "").replace("\0", "")}
+        """Without a NUL, which Spark's parser loses, and on one line: it gives the last line of a bad row alone."""
+        name = super().adapted(message).get("name") or ""
+        return {**message, "name": re.sub("[\0\r\n]", "", name)}
 
     def send(self, message: Message | str) -> str:
         assert isinstance(message, dict)
@@ -457,6 +457,8 @@ def check(source: Source, shape: str, made: Made, target: str, seed: object, bat
         wanted = expected(message)
         for name, value in (wanted if sql is None else {"value": wanted}).items():
             got = row.get(name)
+            if target == "csv" and isinstance(value, str):
+                value = value.replace("\0", "")  # which Spark's parser loses
             if name in source.json_columns and isinstance(got, str) and not keeps_json:
                 got = json.loads(got)
             assert is_same(got, value, source.is_exact), (row["id"], name, got, value, message)
