@@ -191,6 +191,20 @@ def _plain(value: Any) -> Any:
     return value.hex() if isinstance(value, bytes) else value
 
 
+# The years 1 to 9999, in microseconds since 1970.
+_CALENDAR = range(-62_135_596_800_000_000, 253_402_300_800_000_000)
+_DAY = 86_400_000_000
+
+
+def leaves_calendar(array: pa.Array) -> bool:
+    """Return whether a date, or a time in UTC, is outside of the years 1 to 9999: texts and Python have no others."""
+    kind = array.type
+    if not (pa.types.is_date32(kind) or kind in (UTC_TIME, LOCAL_TIME)):
+        return False
+    numbers, unit = (array.cast(pa.int32()), _DAY) if pa.types.is_date32(kind) else (array.cast(pa.int64()), 1)
+    return any(each is not None and each * unit not in _CALENDAR for each in pc.min_max(numbers).as_py().values())
+
+
 def has_nan(array: pa.Array) -> bool:
     """Return whether a column of floats holds NaN, which some databases would store as null."""
     return bool(pa.types.is_floating(array.type) and pc.any(pc.is_nan(array)).as_py())

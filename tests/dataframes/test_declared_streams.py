@@ -75,6 +75,16 @@ def test_what_fits_no_column_of_another_page(streams: Any) -> None:
     assert frame["b"].to_list()[-2:] == [b"\xff", b"3"]
 
 
+def test_bytes_stay_bytes_whatever_they_are(streams: Any) -> None:
+    @weft.stream(fields={"b": "bytes"})
+    def events():
+        pass
+
+    weft.publish_sync("events", [{"b": b"text"}, {"b": b""}, {"b": None}])
+    for member in ({}, {"group": "g", "consumer": "c"}):
+        assert weft.read_stream("default", "events", **member)["b"].to_list() == [b"text", b"", None]
+
+
 def test_a_scan(sales: Stream) -> None:
     publish(sales, range(50))
     lazy = weft.scan_stream("default", "sales", schema={"n": pl.Int64, "user_id": pl.String})

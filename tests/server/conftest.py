@@ -30,7 +30,7 @@ from typing import Any
 import httpx
 import pytest
 
-from served import Served, start
+from served import PATIENCE, Served, frames, start
 from weft.project import Project
 from weft.server import app
 
@@ -81,7 +81,8 @@ def system(request: pytest.FixtureRequest, open_system: Callable[[str], Abstract
 
 @pytest.fixture
 def http(streams: Project, project: Path) -> Iterator[Any]:
-    """`http.request(method, path, …)` asks the service of the streams that a test declares, in its own process."""
+    """`http.request(method, path, …)` asks the service of the streams that a test declares, in its own process.
+    `http.follow(path, 3)` gives the first three events that a subscriber gets."""
     # Redis holds no keys.
     (project / "weft.toml").write_text('[server]\nkeys = "safe"\n[connections.safe]\nurl = "sqlite:///safe.db"\n')
     application = app()
@@ -91,6 +92,32 @@ def http(streams: Project, project: Path) -> Iterator[Any]:
         def request(method: str, path: str, **options: Any) -> httpx.Response:
             return runner.run(client.request(method, path, **options))
 
-        yield SimpleNamespace(request=request, get=partial(request, "GET"), post=partial(request, "POST"))
+        def follow(path: str, count: int) -> list[dict[str, Any]]:
+            return runner.run(_followed(application, path, count))
+
+        get, post = partial(request, "GET"), partial(request, "POST")
+        yield SimpleNamespace(request=request, get=get, post=post, follow=follow)
         runner.run(client.aclose())
         runner.run(application.state.service.stop())
+
+
+async def _followed(application: Any, path: str, count: int) -> list[dict[str, Any]]:
+    """Events of an answer that has no end, for which the client of httpx would wait."""
+    route, _, query = path.partition("?")
+    scope = {"type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "GET", "scheme": "http"}
+    scope |= {"path": route, "raw_path": route.encode(), "root_path": "", "query_string": query.encode()}
+    scope |= {"headers": [(b"host", b"localhost")], "client": ("127.0.0.1", 1), "server": ("localhost", 80)}
+    body, left = bytearray(), asyncio.Event()
+
+    async def receive() -> dict[str, Any]:
+        await left.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: dict[str, Any]) -> None:
+        body.extend(message.get("body", b""))
+        if body.count(b"\nevent: stream.event\n") >= count:
+            left.set()
+
+    await asyncio.wait_for(application(scope, receive, send), PATIENCE)
+    found = frames(iter(body.decode().split("\n")))
+    return [data["event"] for kind, data in found if kind == "stream.event"]

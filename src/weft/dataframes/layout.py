@@ -117,7 +117,7 @@ class Layout:
             arrays[self.delivery_column] = pa.array(page.deliveries or [1] * len(page), pa.int64())
         if self.types is None:
             for name, values in page.fields.items():
-                arrays[name] = _text_or_bytes(values)
+                arrays[name] = values if page.is_typed else _text_or_bytes(values)
         else:
             for name, kind in self.types.items():
                 values = page.fields.get(name)
@@ -216,7 +216,7 @@ def _from_spark(kind: Any) -> pa.DataType | None:
 
 
 def _text_or_bytes(values: pa.Array) -> pa.Array:
-    """Texts, if all of them are UTF-8. What has a type already keeps it."""
+    """Texts, if all of them are UTF-8."""
     if not _is_bytes(values.type):
         return values
     try:

@@ -42,6 +42,8 @@ _LEASE_SECONDS = 60.0
 class EventPage(FeedPage):
     """A page of events of a log."""
 
+    is_typed = True
+
     def __init__(self, rowids: pa.Array, published: pa.Array, fields: dict[str, pa.Array]) -> None:
         super().__init__(rowids.cast(pa.string()), fields)
         self._published = published

@@ -5,15 +5,17 @@ from __future__ import annotations
 import itertools
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
+from datetime import date, datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 from uuid import UUID
 
 import pyarrow as pa
 
-from weft.columns import canonical_batch, canonical_schema, hinted
+from weft.columns import LOCAL_TIME, UTC_TIME, canonical_batch, canonical_schema, hint_of, hinted, leaves_calendar
 from weft.errors import DeclarationError, NotFoundError
 from weft.streams.declare import Stream
 from weft.systems.stream_source import Packed as Packed
@@ -209,10 +211,60 @@ def rows_to_table(rows: Iterable[dict[str, Any]], schema: pa.Schema | None = Non
 
 
 def _array(name: str, values: list[Any], field: pa.Field | None) -> tuple[pa.Array, pa.Field]:
+    _refuse_mixed(name, values, None if field is None or hint_of(field) else field.type)
     if any(isinstance(value, UUID) for value in values):
         return pa.array([None if value is None else str(value) for value in values], pa.string()), hinted(name, "uuid")
     try:
         array = pa.array(values) if field is None else pa.array(values, field.type)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError) as error:
+    except UnicodeEncodeError:
+        raise DeclarationError(
+            f"A value of column {name!r} has a lone surrogate, which no encoding can store."
+        ) from None
+    except (pa.ArrowException, OverflowError, TypeError) as error:
         raise DeclarationError(f"The values of column {name!r} are of no one type: {error}") from None
+    if pa.types.is_timestamp(array.type) and leaves_calendar(array.cast(UTC_TIME if array.type.tz else LOCAL_TIME)):
+        raise DeclarationError(f"A time of column {name!r} is outside of the years 1 to 9999 in UTC.")
     return array, pa.field(name, array.type) if field is None else field
+
+
+# What Arrow would make one type of, by altering some of the values: it cuts the time off, takes True for 1.0.
+_FAMILIES: dict[type, str] = {
+    bool: "booleans",
+    **dict.fromkeys((int, float, Decimal), "numbers"),
+    str: "texts",
+    **dict.fromkeys((bytes, bytearray), "bytes"),
+    date: "dates",
+    datetime: "times",
+    UUID: "UUIDs",
+    **dict.fromkeys((list, tuple), "lists"),
+    dict: "dicts",
+}
+_OF_ARROW: tuple[tuple[Callable[[pa.DataType], bool], str], ...] = (
+    (pa.types.is_boolean, "booleans"),
+    (lambda kind: pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind), "numbers"),
+    (pa.types.is_string, "texts"),
+    (pa.types.is_binary, "bytes"),
+    (pa.types.is_date, "dates"),
+    (lambda kind: pa.types.is_timestamp(kind) and kind.tz is None, "times without a zone"),
+    (lambda kind: pa.types.is_timestamp(kind) and kind.tz is not None, "times with a zone"),
+)
+
+
+def _refuse_mixed(name: str, values: Collection[Any], kind: pa.DataType | None = None) -> None:
+    """Refuse values of several types in one column, also within lists and dicts. `kind`: the type that it has."""
+    kinds = {*map(type, values)}
+    families = {_FAMILIES[each] for each in kinds & _FAMILIES.keys()} - {"times"}
+    if datetime in kinds:
+        zones = {value.tzinfo is None for value in values if type(value) is datetime}
+        families |= {"times without a zone" if each else "times with a zone" for each in zones}
+    families |= {family for matches, family in _OF_ARROW if kind is not None and families and matches(kind)}
+    if len(families) > 1:
+        raise DeclarationError(f"The values of column {name!r} are of no one type: {' and '.join(sorted(families))}.")
+    if list in kinds:
+        inner = [each for value in values if type(value) is list for each in value]
+        _refuse_mixed(name, inner, kind.value_type if kind is not None and pa.types.is_list(kind) else None)
+    if dict in kinds:
+        dicts = [value for value in values if type(value) is dict]
+        known = {each.name: each.type for each in kind} if kind is not None and pa.types.is_struct(kind) else {}
+        for key in {key for value in dicts for key in value}:
+            _refuse_mixed(f"{name}.{key}", [value[key] for value in dicts if key in value], known.get(key))

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from weft.columns import hinted
 from weft.engine import inputs
@@ -102,6 +103,10 @@ class StreamReader:
     """The name under which the time of publication is read."""
     columns: tuple[str, ...] | None = None
     """The columns that are read; `None` for all."""
+    without: tuple[int, ...] = ()
+    """The offsets of events that are left out."""
+    late: tuple[tuple[int, str, Any], ...] = ()
+    """Offset, field and value of what came before its column did."""
 
     @property
     def one_host(self) -> bool:
@@ -151,14 +156,29 @@ class StreamReader:
             offsets = batch.column(ROWID)
             self._check_gap(log, reached, offsets[0].as_py())
             reached = offsets[-1].as_py()
-            yield pa.RecordBatch.from_arrays(
+            rows = pa.RecordBatch.from_arrays(
                 [
                     batch.column(name) if name in known else pa.nulls(len(batch), field.type)
                     for name, field in zip(stored, schema, strict=True)
                 ],
                 schema=schema,
             )
+            if self.late:
+                rows = self._completed(rows, offsets)
+            yield rows.filter(pc.invert(pc.is_in(offsets, pa.array(self.without)))) if self.without else rows
         self._check_gap(log, reached, upto + 1)
+
+    def _completed(self, rows: pa.RecordBatch, offsets: pa.Array) -> pa.RecordBatch:
+        """Return rows with what came before its column did."""
+        numbers = {offset: number for number, offset in enumerate(offsets.to_pylist())}
+        values: dict[str, list[Any]] = {}
+        for offset, name, value in self.late:
+            if offset in numbers and name in rows.schema.names:
+                values.setdefault(name, rows.column(name).to_pylist())[numbers[offset]] = value
+        for name, column in values.items():
+            field = rows.schema.field(name)
+            rows = rows.set_column(rows.schema.get_field_index(name), field, pa.array(column, field.type))
+        return rows
 
     def _check_gap(self, log: Log, reached: int, following: int) -> None:
         """Refuse a gap that retention made. A publish that was undone may leave one as well."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol
 
 from weft.systems.entries import Membership
 
@@ -26,6 +26,8 @@ class FeedPage:
     fields: dict[str, pa.Array] = field(default_factory=dict)
     deliveries: list[int] | None = None
     """How often each was delivered; `None` where this is the first time."""
+    is_typed: ClassVar[bool] = False
+    """Whether fields have types of their own: bytes are bytes, also where all of them could be texts."""
 
     def __len__(self) -> int:
         return len(self.ids)

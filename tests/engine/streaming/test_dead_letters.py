@@ -78,6 +78,47 @@ def test_letters_name_the_source_that_they_are_of() -> None:
     }
 
 
+@pytest.mark.brief("driver-sqlite", "tasks-sqlite", "driver-redis")
+@pytest.mark.parametrize("system", ["sqlite", "postgres", "mysql", "redis"], indirect=True)
+def test_values_that_do_not_fit_the_fields_of_a_stream(streams: Any, way: str) -> None:
+    """They are kept beside the columns, which have a null in their place."""
+    del streams
+    events = declare(n="int64", price="decimal(10,2)", more="json")
+    odd = [{"n": "two", "more": {"a": 2}}, {"n": 3, "price": 1.005, "🦀": 2**70}]
+    for event in ({"n": 1, "more": {"a": [1]}}, *odd):
+        weft.publish_sync(events, event)
+    offsets = [str(each["_weft_rowid"]) for each in weft.consume_sync(events, "me")]
+    lake = weft.SQLiteConnection("copies.db", name="copies")
+    pipeline: dict[str, Any] = {"name": "copy", "source": events, "target": lake, "target_table": (None, "copies")}
+    with pytest.raises(
+        WeftError, match=r"2 events of events cannot be parsed, .* 'n' is \"two\", which does not fit int64"
+    ):
+        run_once(**pipeline)
+    pipeline |= {"dead_letter_table": "failed"}
+    run_once(**pipeline)
+    run_once(**pipeline)
+    assert rows("copies", "n", lake) == [(1,)]
+    letters = sorted(letters_of(make(**pipeline)), key=lambda each: str(each.offset))
+    assert [(each.stage, each.offset) for each in letters] == [("read", offset) for offset in offsets[1:]]
+    payloads = [json.loads(each.payload) for each in letters]
+    assert [{name: each[name] for name in sent} for each, sent in zip(payloads, odd, strict=True)] == odd
+    # SQL that asks for them has them.
+    sql = "SELECT coalesce(n, 0) AS n, get_json_object(_weft_extra, '$.n') AS word FROM source"
+    run_once(**{**pipeline, "name": "words", "transform_sql": sql, "target_table": (None, "words")})
+    assert rows("words", "n, word", lake) == [(0, "two"), (1, None), (3, None)]
+
+
+@pytest.mark.usefixtures("here")
+def test_values_that_came_before_their_column(way: str) -> None:
+    """A publish adds no more than 20 columns; the next one adds those that were left."""
+    events = declare(n="int64", f="float64")
+    many = {f"k{number:02}": number for number in range(25)}
+    weft.publish_sync(events, {"n": 1, "f": -0.0, **many})
+    weft.publish_sync(events, {"n": 2, "f": 0.5, **many})
+    run_once(name="copy", source=events, target_table=(None, "copies"))
+    assert rows("copies", "n, f, k03, k24") == [(1, 0.0, 3, 24), (2, 0.5, 3, 24)]
+
+
 @pytest.mark.usefixtures("here")
 def test_rows_may_be_dropped_or_fail_the_batch() -> None:
     events = declare(n="int64", text="string")

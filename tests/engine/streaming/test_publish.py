@@ -52,6 +52,29 @@ def test_a_batch_that_gives_other_values_again(project: Path) -> None:
     assert weft.read_stream("default", clean)["at"].to_list() == first
 
 
+@pytest.mark.parametrize("sql", [None, "SELECT n, doc FROM source"])
+def test_json_stays_what_it_is(sql: str | None) -> None:
+    events, clean = declare(n="int64", doc="json"), declare("clean", n="int64", doc="json")
+    documents = [{"a": [1, None, "é"]}, [], "5", 5, "x", True, 2**70, None]
+    weft.publish_sync(events, [{"n": n, "doc": doc} for n, doc in enumerate(documents)])
+    run_once(name="clean", source=events, target=clean, transform_sql=sql)
+    assert [each["doc"] for each in weft.consume_sync(clean, "me")] == documents
+    if sql is None:
+        run_once(name="copy", source=events, target=weft.stream(name="copies")(lambda: None))
+        assert [each["doc"] for each in weft.consume_sync("copies", "me")] == documents
+
+
+def test_integers_that_became_wider_than_the_field() -> None:
+    """One large number among the messages of a batch makes decimals of all: those that fit are integers again."""
+    events, clean = declare(n="int64"), declare("clean", n="int64", wide="int64", more="json")
+    weft.publish_sync(events, [{"n": n} for n in range(3)])
+    wide = "CAST(CASE WHEN n = 2 THEN 1e37 ELSE n END AS DECIMAL(38,0))"
+    sql = f"SELECT n, {wide} AS wide, array({wide}, NULL) AS more FROM source"
+    run_once(name="clean", source=events, target=clean, transform_sql=sql)
+    found = [(each["wide"], each["more"]) for each in weft.consume_sync(clean, "me")]
+    assert found == [(0, [0, None]), (1, [1, None]), (10**37, [10**37, None])]
+
+
 def test_from_redis_to_redis(open_system: Callable[[str], AbstractContextManager[System]], way: str) -> None:
     with open_system("redis") as redis:
         connection = redis.connection

@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+import odd_values
 from weft.systems.codecs import kinds
 from weft.systems.codecs.columns import message_type, storable
 from weft.systems.codecs.json import JsonCodec
@@ -32,6 +33,9 @@ ODD: list[Any] = [
     *(None, True, False, 0, -1, 1.5, -0.0, 1e300, 2**53 + 1, -(2**63), 2**63, 2**64 - 1, 10**37, 10**40),
     *("", "maybe", "5", "true", "2026-01-31", "\x00", [], {}, [None], [1, "x"], [[1]], [1.5, 2**60], ["x", None]),
     *({"x": 1}, {"x": "1"}, {"X": 1}, {"x": None}, {"deep": {}}, {"deep": {"y": []}}, {"deep": {"y": [1]}}, {"z": {}}),
+    *odd_values.INTEGERS,
+    *odd_values.FLOATS,
+    *odd_values.TEXTS,
 ]
 
 
@@ -113,7 +117,7 @@ def fits(value: Any, kind: pa.DataType) -> bool:
     if isinstance(value, bool | str | list | dict):
         return False
     if types.is_floating(kind):
-        return isinstance(value, float) or int(float(value)) == value
+        return isinstance(value, float) or (abs(value) < 10**300 and int(float(value)) == value)
     bound = 10**38 if types.is_decimal(kind) else 2**63
     return value == int(value) and -bound <= value < bound
 

@@ -13,6 +13,7 @@ import pyarrow as pa
 from weft.engine import inputs
 from weft.engine.streaming.batch_id import BatchId
 from weft.engine.streaming.dead_letters import DeadLetterBox
+from weft.engine.streaming.log_source import EventRows
 from weft.engine.streaming.progress import OpenedSource
 from weft.engine.streaming.sessions import Sessions
 from weft.engine.streaming.source_state import Columns, Written
@@ -27,6 +28,7 @@ from weft.pipelines.streaming.spec import StreamingPipeline
 from weft.project import current
 from weft.systems.dead_letter_store import DeadLetter
 from weft.systems.load import Counts
+from weft.systems.log import EXTRA
 from weft.systems.stream_source import BatchRows, UntypedRows
 
 # Tests stop a process at each of these steps, by a handler on this logger.
@@ -64,6 +66,8 @@ class Batches:
         self.transform, self.targets = Transform(pipeline, columns), Targets(pipeline, self._box, Written(columns.home))
         self._widens = pipeline.on_drift == "evolve"
         self._windows: Windows | None = None
+        self._sees_extra = EXTRA in (pipeline.transform_sql or "").lower()
+        """Whether the SQL itself has the values that fit no column of a stream."""
 
     def close(self) -> None:
         """Release what batches share."""
@@ -222,18 +226,24 @@ class Batches:
         """Raise for rows that could not be parsed, if there is no place for them."""
         if rows.bad and self.pipeline.transform_on_error == "fail" and self.pipeline.dead_letters is None:
             first = rows.bad[0]
+            what, otherwise = "messages or lines", "declare the types of its columns: weft.Source(…, columns={…})"
+            if isinstance(rows, EventRows):
+                what, otherwise = "events", f"take their values from {EXTRA} in transform_sql"
             raise WeftError(
-                f"{len(rows.bad):,} messages or lines of {rows.source} cannot be parsed, the first at {first.offset}: "
+                f"{len(rows.bad):,} {what} of {rows.source} cannot be parsed, the first at {first.offset}: "
                 f"{first.error}",
-                hint=f"{NO_STORE} Or declare the types of its columns: weft.Source(…, columns={{…}}).",
+                hint=f"{NO_STORE} Or {otherwise}.",
             )
 
     def _typed(self, parts: Sequence[BatchRows], query_id: str) -> Iterator[TypedRows]:
-        """Yield the rows of each source, those of files and messages under the types that their columns had."""
+        """Yield the rows of each source, those of files and messages under the types that their columns had, those of
+        streams without events that have values of other types."""
         for each in parts:
             rows: TypedRows | None
             if isinstance(each, UntypedRows):
                 rows = each.read(self._columns.types(each.source, query_id), widens=self._widens)
+            elif isinstance(each, EventRows) and not self._sees_extra:
+                rows = each.split()
             else:
                 rows = each
             if rows is not None:

@@ -9,12 +9,14 @@ columns that the stream has by then, and where there is no SQL in the same task 
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from weft.engine.readers import StreamReader, stream_reader
 from weft.engine.streaming.log_offsets import Offsets
@@ -23,7 +25,8 @@ from weft.spark_support.folder import Location
 from weft.spark_support.sessions import read_source
 from weft.streams import runtime
 from weft.streams.declare import Stream
-from weft.systems.log import META_TYPES, Log
+from weft.systems.dead_letter_store import DeadLetter, as_json
+from weft.systems.log import EXTRA, META_TYPES, ROWID, Log
 from weft.systems.stream_source import (
     EVENT_TIME,
     MAX_ROWS,
@@ -33,6 +36,7 @@ from weft.systems.stream_source import (
     SourceSettings,
     StreamSource,
 )
+from weft.types import FieldType, check_value
 
 SMALL = 20_000
 """So few rows are read and written by the driver itself: to plan a job takes longer than to carry it out."""
@@ -52,6 +56,34 @@ class EventRows(ReaderRows):
     def gather(self) -> pa.Table:
         reader = self.reader
         return pa.Table.from_batches(reader.read_from(self.log, reader.after, reader.upto), reader.schema)
+
+    def split(self) -> EventRows:
+        """Return the events, with those apart that have a value which does not fit its field: the column has a null in
+        its place. One that fits, and came before the column did, is put into it."""
+        if self.reader is None:
+            return self
+        fields = {name: kind for name, kind in self.reader.types if name not in META_TYPES}
+        whys: dict[int, str] = {}
+        late: list[tuple[int, str, Any]] = []
+        for batch in self.log.read_arrow(self.reader.after, self.reader.upto, [ROWID, EXTRA]):
+            for event in batch.filter(batch.column(EXTRA).is_valid()).to_pylist():
+                offset, extra = event[ROWID], json.loads(event[EXTRA])
+                for name in (name for name, value in extra.items() if value is not None and name in fields):
+                    try:
+                        late.append((offset, name, _fitted(extra[name], fields[name])))
+                    except ValueError:
+                        whys[offset] = f"{name!r} is {_shown(extra[name])}, which does not fit {fields[name]}."
+        if not whys:
+            return replace(self, reader=replace(self.reader, late=tuple(late))) if late else self
+        offsets = tuple(whys)
+        between = replace(self, reader=replace(self.reader, after=offsets[0] - 1, upto=offsets[-1]))
+        rows = between.gather()
+        letters = tuple(
+            DeadLetter("read", whys[row[ROWID]], self.source, _payload(row, fields), str(row[ROWID]))
+            for row in rows.filter(pc.is_in(rows[ROWID], pa.array(offsets))).to_pylist()
+        )
+        reader = replace(self.reader, without=offsets, late=tuple(late))
+        return replace(self, reader=reader, size=(self.size or 0) - len(letters), bad=letters)
 
 
 class LogSource(StreamSource):
@@ -156,6 +188,27 @@ class LogSource(StreamSource):
             note = f"retention removed the events of {self.name} up to {floor:,}."
             first = floor + 1
         return Rewind(first - 1, first, f"event {first:,} of {self.name}; it was at {position:,}", note)
+
+
+def _fitted(value: Any, kind: FieldType) -> Any:
+    """Return a value as the column of its field has it in Arrow; `ValueError` if it cannot."""
+    is_zero = type(value) is float and not value and kind.base in ("float32", "float64")
+    if is_zero or (type(value) is str and kind.base == "string"):
+        return value  # -0.0 or a NUL, which not every database keeps in a column
+    checked = check_value(value, kind)
+    return str(checked) if kind.base == "uuid" else checked
+
+
+def _shown(value: Any) -> str:
+    text = as_json(value)
+    return text if len(text) <= 80 else f"{text[:80]}…"
+
+
+def _payload(row: dict[str, Any], fields: dict[str, FieldType]) -> str:
+    """Return an event as the JSON that it was published as, with its time."""
+    event = {name: row[name] for name in (*fields, EVENT_TIME) if row[name] is not None}
+    documents = {name: json.loads(event[name]) for name in event if name in fields and fields[name].base == "json"}
+    return as_json({**event, **documents, **json.loads(row[EXTRA])})
 
 
 def _stream(spark: Any, offsets: Offsets) -> Any:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import json
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
+from decimal import Decimal
 from hashlib import sha256
 from typing import Any
 
 import pyarrow as pa
 
+from weft.columns import hint_of, is_nested
 from weft.engine import connectors, files, frames, inputs, session
 from weft.engine.inputs import Input
 from weft.engine.load import Job
@@ -38,6 +41,7 @@ from weft.systems.sql import ledger
 from weft.systems.sql.tables import SqlTables
 from weft.systems.stream_source import EVENT_TIME
 from weft.systems.target import SparkTarget
+from weft.types import to_json
 
 # So many events are one publish: all of them or none, and few enough to be held as Python objects.
 _EVENTS = 100_000
@@ -323,7 +327,8 @@ def _published_events(target: Target, connection: Connection, rows: Input, key: 
 
     assert target.stream is not None
     ready = open_stream(target.stream, connection)
-    parts = _events(rows, keeps_time=EVENT_TIME in ready.stream.fields)
+    documents = {name for name, kind in ready.log.fields().items() if kind.base == "json"}
+    parts = _events(rows, documents, keeps_time=EVENT_TIME in ready.stream.fields)
     first = list(itertools.islice(parts, 2))
     once = f"{key} {target.name}" if len(first) == 1 else None
     read = stored = 0
@@ -336,7 +341,8 @@ def _published_events(target: Target, connection: Connection, rows: Input, key: 
     return Counts(rows_read=read, inserted=stored)
 
 
-def _events(rows: Input, *, keeps_time: bool) -> Iterator[list[dict[str, Any]]]:
+def _events(rows: Input, documents: Collection[str], *, keeps_time: bool) -> Iterator[list[dict[str, Any]]]:
+    """Yield rows as events. A text for one of the fields in `documents` is JSON."""
     gathered: list[dict[str, Any]] = []
     for batch in _batches(rows):
         names = [
@@ -344,12 +350,49 @@ def _events(rows: Input, *, keeps_time: bool) -> Iterator[list[dict[str, Any]]]:
             for name in batch.schema.names
             if not name.startswith(RESERVED_PREFIX) and (keeps_time or name != EVENT_TIME)
         ]
-        gathered += batch.select(names).to_pylist()
+        events = batch.select(names).to_pylist()
+        for name in names:
+            if (as_published := _published(batch.schema.field(name), is_document=name in documents)) is not None:
+                for event, value in zip(events, as_published(batch.column(name)), strict=True):
+                    event[name] = value
+        gathered += events
         while len(gathered) > _EVENTS:
             yield gathered[:_EVENTS]
             gathered = gathered[_EVENTS:]
     if gathered:
         yield gathered
+
+
+def _published(field: pa.Field, *, is_document: bool) -> Callable[[pa.Array], list[Any]] | None:
+    """Return what makes values for a stream of a column; `None` where they are as they are."""
+    if is_nested(field.type):
+        return lambda column: [_as_json(each) for each in column.to_pylist()]
+    if hint_of(field) == "json" or is_document:
+        return lambda column: [_of_json(each) for each in column.to_pylist()]
+    if pa.types.is_decimal(field.type) and not field.type.scale:  # integers that became wider, of which most fit int64
+        return lambda column: [None if each is None else int(each) for each in column.to_pylist()]
+    return None
+
+
+def _as_json(value: Any) -> Any:
+    """Return a value within lists and structs as JSON has it: whole decimals as integers, others and times as texts."""
+    if isinstance(value, dict):
+        return {name: _as_json(each) for name, each in value.items()}
+    if isinstance(value, list):
+        # Arrow gives a map as pairs.
+        if value and all(isinstance(each, tuple) for each in value):
+            return {str(name): _as_json(each) for name, each in value}
+        return [_as_json(each) for each in value]
+    if isinstance(value, Decimal) and value == value.to_integral_value():
+        return int(value)
+    return to_json(value) if isinstance(value, Decimal | date | bytes) else value
+
+
+def _of_json(text: Any) -> Any:
+    """Return what a text of JSON says; another value, and a text that is no JSON, as it is."""
+    with suppress(ValueError, RecursionError):
+        return json.loads(text) if isinstance(text, str) else text
+    return text
 
 
 def _batches(rows: Input) -> Iterator[Any]:

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from weft.columns import LOCAL_TIME, UTC_TIME, has_nan, hint_of, is_nested, nested_to_json
+from weft.columns import LOCAL_TIME, UTC_TIME, has_nan, hint_of, is_nested, leaves_calendar, nested_to_json
 from weft.errors import SchemaError
 from weft.systems.sql import decimals
 from weft.systems.sqlite.types import is_loose
@@ -28,6 +28,12 @@ def stored(array: pa.Array, field: pa.Field) -> list[Any]:
         return _numbers(array.cast(pa.float64()))
     if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
         return _numbers(array.cast(pa.int64()))
+    if leaves_calendar(array):
+        raise SchemaError(
+            f"Column {field.name!r} has a time outside of the years 1 to 9999, which SQLite would store as no time.",
+            field=field.name,
+            hint="Write null, or leave such rows out.",
+        )
     if is_nested(kind):
         array = nested_to_json(array)
     elif kind in (UTC_TIME, LOCAL_TIME):
