@@ -103,7 +103,7 @@ class History:
 
 def _sampled() -> Iterator[Stream]:
     """Yield every declared stream, and what it puts aside."""
-    for stream in current().streams.values():
+    for stream in list(current().streams.values()):  # another thread may declare one
         yield from (each for each in (stream, *places(stream)) if each is not None)
 
 
