@@ -13,6 +13,7 @@ import pytest
 import weft
 from weft.errors import LeaseLostError, NotFoundError, SettingsError
 from weft.streams import Stream
+from workers import declare
 
 FIELDS = {"user_id": "string", "amount": "decimal(10,2)", "n": "int64", "at": "timestamp?", "more": "json?"}
 
@@ -180,6 +181,22 @@ def test_a_group_gives_what_a_plain_read_gives(streams: Any) -> None:
     assert weft.read_stream("default", "documents")["j"].to_list()[:2] == ['"1"', "1"]
 
 
+def test_a_group_gives_what_a_plain_read_gives_of_values_that_are_older_than_their_column(streams: Any) -> None:
+    late = {"i": "int64", "f": "float64", "b": "bool", "s": "string", "j": "json", "t": "timestamp", "mixed": "int64"}
+    values = {"i": 5, "f": 1.5, "b": True, "s": "x", "j": "text", "t": "2026-01-02T03:04:05+00:00", "mixed": 1.5}
+    declare("events", fields={"n": "int64"}, max_new_columns=0)
+    weft.publish_sync("events", {"n": 0, **values})
+    declare("events", fields={"n": "int64", **late})
+    weft.publish_sync("events", {"n": 1, **values})
+    plain = weft.read_stream("default", "events")
+    grouped = weft.read_stream("default", "events", group="g", consumer="c")
+    assert grouped.schema == plain.schema
+    assert grouped.rows() == plain.rows()
+    assert [plain.schema[name] for name in "ifb"] == [pl.Int64, pl.Float64, pl.Boolean]
+    assert plain["i"].to_list() == [5, 5]
+    assert plain["j"].to_list() == ['"text"', '"text"']
+
+
 def test_a_key_is_not_a_stream_that_is_declared_elsewhere(sales: Stream, system: Any, open_system: Any) -> None:
     """And to read either writes nothing."""
     import redis
@@ -236,6 +253,21 @@ def test_a_batch_that_nobody_took_is_given_back(sales: Stream) -> None:
         assert next(batches)["n"].to_list() == list(range(5))
     with weft.iter_stream("default", "sales", consumer="other", count=15, auto_ack=True, **options) as batches:
         assert sorted(n for frame in batches for n in frame["n"]) == list(range(5, 20))
+
+
+def test_an_iteration_that_acknowledges_holds_no_more_of_its_backlog_than_it_yields(sales: Stream) -> None:
+    """Else the lease of the last events ends before it is their turn, and another member gets them too."""
+    publish(sales, range(20))
+    weft.read_stream("default", "sales", group="g", consumer="c", count=20, claim_idle=1)
+    options: dict[str, Any] = {"group": "g", "auto_ack": True, "batch_size": 5, "schema": {"n": pl.Int64}}
+    with weft.iter_stream("default", "sales", consumer="c", count=15, **options) as batches:
+        assert next(batches)["n"].to_list() == list(range(5))
+        # Their first lease has ended, and nobody has them in hand.
+        other = weft.read_stream("default", "sales", group="g", consumer="other", count=5, auto_ack=True)
+        assert other["n"].to_list() == list(range(5, 10))
+        assert [frame["n"].to_list() for frame in batches] == [list(range(10, 15)), list(range(15, 20))]
+    (group,) = weft.groups_sync(sales)
+    assert (group["lag"], group["pending"]) == (0, 0)
 
 
 @pytest.mark.parametrize("group", [{}, {"group": "g", "consumer": "c", "auto_ack": True}], ids=["alone", "group"])

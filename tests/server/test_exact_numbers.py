@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from weft.project import Project
-from workers import declare, start
+from workers import declare, log_of, start
 
 DIGITS = "12345678901234567890.123456789012345678"
 LINES = {"content-type": "application/x-ndjson"}
@@ -51,6 +51,22 @@ def test_decimals_of_a_column_that_another_process_added(orders: Any) -> None:
     body = f'{{"total": {DIGITS}}}'
     assert orders.post("/api/v1/streams/orders", content=body, headers=JSON).status_code == 202
     assert stored(orders)[-1]["total"] == DIGITS
+
+
+def test_the_columns_are_read_once_a_publish(orders: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a key has no column, and gets none."""
+    declare("narrow", fields={"id": "int64"}, max_new_columns=0)
+    orders.post("/api/v1/streams/narrow", json={"id": 1})
+    log = log_of("narrow")
+    read, looks = log.fields, []
+
+    def fields(*, fresh: bool = False) -> Any:
+        looks.append(fresh)
+        return read(fresh=fresh)
+
+    monkeypatch.setattr(log, "fields", fields)
+    assert orders.post("/api/v1/streams/narrow", json={"id": 2, "other": 1.5}).status_code == 202
+    assert looks.count(True) == 1
 
 
 @pytest.mark.parametrize(

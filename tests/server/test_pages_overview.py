@@ -6,14 +6,22 @@ import asyncio
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 import warm_python
+import weft
+from servers import wait_until
+from weft.project import Project
+from weft.server import app
 from weft.server.cached_probe import CachedProbe
+from weft.streams.runtime import find
+from workers import declare
 
 PIPELINES = """
 from typing import Annotated
@@ -86,7 +94,7 @@ def test_streams_with_their_consumers(server: Callable[..., Any], system: Any) -
     served.client.post(f"{url}/consume", json={"consumer": "slow", "batch_size": 2})
     taken = served.client.post(f"{url}/consume", json={"consumer": "fast", "batch_size": 9}).json()
     served.client.post(f"{url}/ack", json={"consumer": "fast", "events": taken["events"]})
-    overview = served.client.get("/api/v1/overview?history=true").json()
+    overview = served.client.get("/api/v1/overview").json()
     (stream,) = overview["streams"]
     assert (stream["head"], stream["floor"], stream["rows"], stream["lag"]) == (10, 0, 10, 8)
     assert (stream["published"], stream["tail"]) == (10, "0")
@@ -94,7 +102,6 @@ def test_streams_with_their_consumers(server: Callable[..., Any], system: Any) -
         ("fast", 1, 0, 0),
         ("slow", 8, 2, 0),
     ]
-    assert [published for _, published in stream["history"]] == [10]
     assert (stream["problem"], overview["problem"]) == (None, None)
 
 
@@ -125,6 +132,40 @@ def test_what_was_put_aside_is_counted(server: Callable[..., Any], system: Any) 
     assert 'weft_stream_dead_letters{stream="clicks"} 1.0' in metrics
     assert 'weft_stream_quarantined{stream="clicks"} 2.0' in metrics
     assert not any(line.startswith('weft_stream_quarantined{stream="plain"}') for line in metrics)
+
+
+@pytest.mark.timing
+def test_the_service_keeps_a_history_from_its_start(server: Callable[..., Any], system: Any) -> None:
+    served = server(REJECTING, env={"WEFT_DSN": system.url}, constants={"weft.server.history.SECONDS": 0.05})
+    served.publish("clicks", [{"n": 1}, {"n": 2}, {"n": "three"}])
+    taken = served.client.post("/api/v1/streams/clicks/consume", json={"consumer": "c", "batch_size": 1}).json()
+    first_look = time.time()
+    history: list[Any] = []
+
+    def has_it() -> bool:
+        streams = served.client.get("/api/v1/overview?history=true").json()["streams"]
+        history[:] = next(each["history"] for each in streams if each["name"] == "clicks")
+        return bool(history) and history[-1][1:] == [2, 1, 0, 1]
+
+    wait_until(has_it, "a sample of what was published")
+    assert len(taken["events"]) == 1
+    assert history[0][0] < first_look
+    moments = [at for at, *_ in history]
+    assert moments == sorted(set(moments))
+
+
+async def test_a_mounted_service_keeps_a_history_from_its_first_request(streams: Project) -> None:
+    """Whatever is asked for: nobody starts an application that is mounted in another one."""
+    declare("clicks")
+    await weft.publish("clicks", [{"n": 1}, {"n": 2}])
+    mounted = app()
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(mounted), base_url="http://localhost") as client:
+        await client.get("/healthz")
+        history = mounted.state.service.history
+        await asyncio.to_thread(wait_until, lambda: history.of(find("clicks")), "a sample")
+        (stream,) = (await client.get("/api/v1/overview?history=true")).json()["streams"]
+    assert [point[1:] for point in stream["history"]] == [[2, 0, None, None]]
+    await mounted.state.service.stop()
 
 
 def test_streams_by_their_tags(server: Callable[..., Any]) -> None:

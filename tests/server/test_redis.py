@@ -60,9 +60,8 @@ def test_publish_consume_and_acknowledge(served: Served, client: Any) -> None:
 def test_rates_and_the_last_events_of_a_page(served: Served, client: Any) -> None:
     served.publish("orders", [{"n": n} for n in range(30)])
     client.xtrim("orders", maxlen=28, approximate=False)
-    (stream,) = served.client.get("/api/v1/overview?history=true").json()["streams"]
+    (stream,) = served.client.get("/api/v1/overview").json()["streams"]
     assert (stream["published"], stream["rows"]) == (30, 28)
-    assert [published for _, published in stream["history"]] == [30]
     shown = served.client.get(f"{PREFIX}/orders/events?after={stream['tail']}").json()
     assert [event["n"] for event in shown["events"]] == list(range(5, 30))
 

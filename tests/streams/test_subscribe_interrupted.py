@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from servers import wait_until
 from streams.subscribers import NUMBER, publish, some, soon, until_it_waits, waiting
 from weft import ConnectionFailedError
 from weft.project import Project
-from workers import declare, log_of, start
+from workers import declare, log_of, next_millisecond, start
 
 # ------------------------------------------------------------------------------------------------------- going on later
 
@@ -257,6 +258,27 @@ async def test_a_watch_that_fails_and_recovers(
     await asyncio.to_thread(run.answer)
     await publish(2)
     assert await some(live, 1) == [2]
+
+
+async def test_a_beginning_that_failed_misses_nothing(streams: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The database fails while a loop does not wait for it any more; what was published meanwhile comes."""
+    fails = threading.Event()
+
+    def fail() -> None:
+        fails.wait(60)
+        raise ConnectionFailedError("The connection is lost.")
+
+    declare(fields=NUMBER)
+    await publish(0)
+    next_millisecond()
+    with monkeypatch.context() as patch:
+        patch.setattr(log_of("orders"), "head", fail)
+        live = weft.subscribe("orders")
+        fails.set()
+        with pytest.raises(ConnectionFailedError):
+            await soon(asyncio.wrap_future(live.begun))
+    await publish(1, 2)
+    assert await some(live, 2) == [1, 2]
 
 
 async def test_an_error_while_reading_is_raised_and_nothing_is_skipped(

@@ -75,8 +75,17 @@ class _LogFeed(PageFeed):
         rowids, published, extra = (columns.pop(name, None) for name in (ROWID, PUBLISHED_AT, EXTRA))
         fields = {name: array for name, array in columns.items() if name not in META_TYPES}
         reserved, wanted = self.layout.field_names
-        for name, texts in _of_extra(extra, wanted).items():
-            # A value that fits no column is there too, under a name that has one.
+        kinds = self.opened.log.fields()
+        for name, values in _of_extra(extra, wanted).items():
+            kind = kinds.get(name) if name in fields else None
+            if kind is not None:
+                # Stored before there was such a column; or it does not fit the column.
+                fitting = [value if _fit([value], kind) else None for value in values]
+                fields[name] = pc.coalesce(fields[name], _array(fitting, kind).cast(fields[name].type))
+                values = [value if fits is None else None for value, fits in zip(values, fitting, strict=True)]
+                if all(value is None for value in values):
+                    continue
+            texts = pa.array([_text(value) for value in values], pa.string())
             fields[name] = _either(fields[name], texts) if name in fields else texts
         names = name_columns([name.encode() for name in fields], reserved)
         return EventPage(rowids, published, dict(zip(names, fields.values(), strict=True)))
@@ -87,16 +96,19 @@ def _either(values: pa.Array, texts: pa.Array) -> pa.Array:
     return pc.coalesce(values.cast(kind), texts.cast(kind))
 
 
-def _of_extra(extra: pa.Array | None, wanted: Container[str] | None) -> dict[str, pa.Array]:
-    """Return the fields that have no column of their own, as texts."""
-    columns: dict[str, list[str | None]] = {}
+def _of_extra(extra: pa.Array | None, wanted: Container[str] | None) -> dict[str, list[Any]]:
+    """Return the values that no column holds, by field."""
+    columns: dict[str, list[Any]] = {}
     if extra is not None and extra.null_count < len(extra):
         for row, text in enumerate(extra.to_pylist()):
             for name, value in (json.loads(text) if text else {}).items():
                 if wanted is None or name in wanted:
-                    column = columns.setdefault(name, [None] * len(extra))
-                    column[row] = value if isinstance(value, str) or value is None else json.dumps(value)
-    return {name: pa.array(values, pa.string()) for name, values in columns.items()}
+                    columns.setdefault(name, [None] * len(extra))[row] = value
+    return columns
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) or value is None else json.dumps(value)
 
 
 class LogRangeFeed(_LogFeed):
@@ -192,8 +204,10 @@ class LogGroupFeed(_LogFeed):
         membership: Membership,
         *,
         iterates: bool = False,
+        confirms: bool = False,
     ) -> None:
-        """`iterates`: it is fetched from repeatedly, and no event comes twice."""
+        """`iterates`: it is fetched from repeatedly, and no event comes twice. `confirms`: what was fetched is
+        acknowledged before the next fetch."""
         if membership.group_start != "-" or not membership.auto_create:
             raise SettingsError(
                 "start_id and create_group are for groups of Redis: one of a declared stream is created at first use.",
@@ -203,7 +217,7 @@ class LogGroupFeed(_LogFeed):
             raise SettingsError("include_delivery is for keys of Redis: declared streams count deliveries by range.")
         super().__init__(connection, stream, layout)
         self._group, self._consumer = as_text(membership.group), as_text(membership.consumer)
-        self._iterates = iterates
+        self._iterates, self._confirms = iterates, confirms
         self._backlog: list[tuple[str, int]] | None = None
         self._taken: list[dict[str, Any]] = []
         self._member: str | None = None
@@ -228,7 +242,12 @@ class LogGroupFeed(_LogFeed):
             self._backlog = backlog_of(self._consumer, next((g for g in stored if g["consumer"] == self._group), None))
         while self._backlog:
             member, pending = self._backlog.pop()
-            if events := self._consume(member, min(pending, _EVENTS_A_LEASE), 0):
+            # All of it, as to ask again would bring the same events; but not where they are acknowledged in between:
+            # the lease of the last ones could end before it is their turn.
+            portion = min(pending, limit if self._confirms else _EVENTS_A_LEASE)
+            if events := self._consume(member, portion, 0):
+                if self._confirms and pending > portion:
+                    self._backlog.append((member, pending - portion))
                 return events
         # Under one name the member would be given again what it has not acknowledged. Redis keeps each name.
         self._member = self._member or new_member(self._consumer)
@@ -254,6 +273,9 @@ class LogGroupFeed(_LogFeed):
 
     def close(self) -> None:
         self._unconfirmed, self._taken = self._taken, []
+        left, self._backlog = self._backlog if self._confirms else None, None
+        for member, pending in left or ():  # others need not wait for the end of its lease
+            self._unconfirmed += self._consume(member, min(pending, _EVENTS_A_LEASE), 0)
         self.give_back()
 
     def confirm(self) -> None:
@@ -275,9 +297,7 @@ def _batch(events: Sequence[dict[str, Any]], fields: dict[str, FieldType]) -> pa
                     extras.setdefault(row, {})[name] = value
                     values[row] = None
         if kind is not None:
-            convert = _TO_TEXT.get(kind.base)
-            texts = values if convert is None else [None if value is None else convert(value) for value in values]
-            arrays[name] = pa.array(texts, kind.arrow)
+            arrays[name] = _array(values, kind)
     if extras:
         texts = [json.dumps(extras[row]) if row in extras else None for row in range(len(events))]
         arrays[EXTRA] = pa.array(texts, pa.string())
@@ -299,6 +319,12 @@ _PYTHON: dict[str, type] = {
 }
 """What a value of a column is in Python."""
 _TO_TEXT: dict[str, Callable[[Any], str]] = {"json": dump_json, "uuid": str}
+
+
+def _array(values: list[Any], kind: FieldType) -> pa.Array:
+    convert = _TO_TEXT.get(kind.base)
+    texts = values if convert is None else [None if value is None else convert(value) for value in values]
+    return pa.array(texts, kind.arrow)
 
 
 def _fit(values: list[Any], kind: FieldType) -> bool:

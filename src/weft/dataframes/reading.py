@@ -56,7 +56,7 @@ def open_feed(
 
         if membership is None:
             return LogRangeFeed(connection, stream, layout, options.start_id, options.end_id)
-        return LogGroupFeed(connection, stream, layout, membership, iterates=iterates)
+        return LogGroupFeed(connection, stream, layout, membership, iterates=iterates, confirms=options.auto_ack)
     pages = open_pages(connection, "A key")
     if membership is None:
         return pages.read_range(stream, layout.field_names, options.start_id, options.end_id, stopped)

@@ -58,6 +58,7 @@ def app(
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         # Before the first request needs them: to open their database takes a while.
         await service.access.keys.refresh()
+        service.history.begin()
         try:
             yield
         finally:
@@ -66,6 +67,7 @@ def app(
     one = f"{_STREAMS}/{{name}}"
     publishing = Route(one, publish, methods=["POST"])
     application = _App(
+        service,
         Requests(_publish, guarded=guarded, origins=allowed),
         publishing,
         routes=[
@@ -94,7 +96,6 @@ def app(
         lifespan=lifespan,
     )
     application.router.redirect_slashes = False  # a redirect would name any host that the client names
-    application.state.service = service
     application.state.overview = overview.Overview()
     application.state.health = health.Health()
     application.state.metrics = metrics.ServerMetrics()
@@ -105,12 +106,16 @@ def app(
 class _App(Starlette):
     """With a shortcut for publishes: the search for a route and four layers of middleware take a fifth of one."""
 
-    def __init__(self, publishing: ASGIApp, route: Route, **options: Any) -> None:
+    def __init__(self, service: Service, publishing: ASGIApp, route: Route, **options: Any) -> None:
         super().__init__(**options)
+        self.state.service = service
+        self._history = service.history
         self._publishing = publishing
         self._route = route
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            self._history.begin()
         if scope["type"] == "http" and scope["path"].endswith("/"):
             # Forgiven, but not where relative links of a page would lead elsewhere. A redirect would lose a body.
             path = scope["path"].rstrip("/")

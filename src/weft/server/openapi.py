@@ -183,7 +183,7 @@ def _paths() -> dict[str, Any]:
             "Show how streams and pipelines stand",
             "Overview",
             (*_CLOSED, 422),
-            parameters=[_query("history", {"type": "boolean"}, "With what was seen published lately, for a chart.")],
+            parameters=[_query("history", {"type": "boolean"}, "With what was sampled lately, for a chart.")],
             about="Computed at most once a second. Pipelines are shown to those who may read every stream.",
         ),
         "/healthz": _service("healthz", "Whether the process lives", "Health"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import defaultdict, deque
+from collections import defaultdict
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,7 @@ from weft.operate.records import COUNTS, Attempt
 from weft.project import current
 from weft.server.cached_probe import CachedProbe
 from weft.server.consuming import query
+from weft.server.history import places
 from weft.server.service import json_response, service_of
 from weft.settings import read_project_file
 from weft.streams.declare import Stream
@@ -35,8 +36,6 @@ _STREAMS_FRESH_SECONDS = 1.0
 _RUNS_FRESH_SECONDS = 5.0
 # To count a long table takes long: the next count waits this many times as long.
 _COUNT_SHARE = 20
-# One point every two seconds: five minutes of a page.
-_HISTORY = 150
 # Events with which a page that follows a stream begins.
 _TAIL = 25
 _RUNS_READ = 500
@@ -55,8 +54,6 @@ class Standing:
     published: int = 0
     tail: str = "0"
     """The offset before the last few events. A text: those of Redis are longer than a browser's numbers."""
-    history: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=_HISTORY))
-    """Times, and how many events had been published by then."""
     rows: int = 0
     consumers: list[dict[str, Any]] = field(default_factory=list)
     dead_letters: int | None = None
@@ -70,7 +67,6 @@ class Standing:
         log = open_stream(stream, to_read=True).log
         self.floor, self.head = log.floor(), log.head()
         self.published, self.head_at, self.problem = log.published(), time.time(), None
-        self.history.append((self.head_at, self.published))
         first = log.nth_last(_TAIL)
         self.tail = str(self.floor if first is None else first - 1)
         started = time.monotonic()
@@ -97,10 +93,10 @@ def rejected(stream: Stream) -> dict[str, int | None]:
         log = stored_log(kept)
         return 0 if log is None else log.count()
 
-    kept_letters = current().streams.get(stream.dead_letter or "") or stream.dead_letters
+    letters, misfits = places(stream)
     return {
-        "dead_letters": None if stream.max_deliveries is None else count(kept_letters),
-        "quarantined": None if stream.on_schema_drift != "quarantine" else count(stream.quarantine),
+        "dead_letters": None if letters is None else count(letters),
+        "quarantined": None if misfits is None else count(misfits),
     }
 
 
@@ -211,10 +207,11 @@ async def readable(request: Request) -> tuple[list[Stream], bool]:
 async def overview(request: Request) -> Response:
     """Show streams with their consumers, and pipelines with their last runs, as far as the caller may see them.
 
-    `?history=true`: with the recent counts of published events, for a page that opens.
+    `?history=true`: with what the service has sampled of late, for a page that opens.
     """
     with_history = query(request, "history").get("history") == "true"
     known: Overview = request.app.state.overview
+    history = service_of(request).history
     streams, all_of_them = await readable(request)
     await known.update()
     rows = []
@@ -222,8 +219,8 @@ async def overview(request: Request) -> Response:
         standing = known.standings[stream.name]
         row = {"name": stream.name, "description": stream.description, "tags": stream.tags, **vars(standing)}
         row["lag"] = standing.lag
-        del row["count_after"], row["history"]
+        del row["count_after"]
         with_texts(row, "head", "floor")
-        rows.append(row | ({"history": list(standing.history)} if with_history else {}))
+        rows.append(row | ({"history": history.of(stream)} if with_history else {}))
     answer = {"at": datetime.now(UTC), "streams": rows, "complete": all_of_them}
     return json_response(answer | (await known.pipelines() if all_of_them else {"pipelines": [], "problem": None}))

@@ -39,18 +39,19 @@ async def publish(request: Request) -> Response:
     unpacked = bodies.unpack(body, headers, service.limits.body_bytes)
     with service.room(ready.stream, len(unpacked), publishing=True):
         events = bodies.events(unpacked, headers, service.limits.body_events)
-        await _decode_fields(events, unpacked, headers, ready)
-        done = await publish_to(ready, events, key)
+        has_looked = await _decode_fields(events, unpacked, headers, ready)
+        done = await publish_to(ready, events, key, has_looked=has_looked)
         request.app.state.metrics.published(done, len(unpacked))
         return json_response(with_texts(done, "first_rowid", "last_rowid"), 202)
 
 
-async def _decode_fields(events: Any, body: bytes, headers: Mapping[str, str], ready: Opened) -> None:
+async def _decode_fields(events: Any, body: bytes, headers: Mapping[str, str], ready: Opened) -> bool:
     """Decode the numbers of fields that hold decimals, and the base64 of those that hold bytes. Another text stays, and
-    the stream refuses it."""
+    the stream refuses it. Return whether the columns were read again."""
     several: list[dict[str, Any]] = events if isinstance(events, list) else [events]
     fields = ready.log.fields()
-    if several and not keys_of(several) <= fields.keys():  # another process may have added columns
+    has_looked = bool(several) and not keys_of(several) <= fields.keys()
+    if has_looked:  # another process may have added columns
         fields = await ready.hub.in_thread(partial(ready.log.fields, fresh=True))
     decimals = tuple(name for name, kind in fields.items() if kind.base == "decimal")
     if decimals:
@@ -62,3 +63,4 @@ async def _decode_fields(events: Any, body: bytes, headers: Mapping[str, str], r
                 if name in event:
                     with suppress(ValueError):
                         event[name] = from_json(event[name], kind)
+    return has_looked

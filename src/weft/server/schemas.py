@@ -175,7 +175,7 @@ SCHEMAS: dict[str, Schema] = {
         streams=array(
             _object(
                 "",
-                {"history": array(array(_NUMBER))},
+                {"history": array(array(nullable(_NUMBER)))},
                 name=_TEXT,
                 description=nullable(_TEXT),
                 tags=array(_TEXT),

@@ -21,6 +21,7 @@ from weft.server import bodies
 from weft.server.access import Access
 from weft.server.answers import Answers
 from weft.server.bodies import Bodies
+from weft.server.history import History
 from weft.server.keys import Scope
 from weft.server.limits import Limits
 from weft.server.live import Feeds
@@ -79,6 +80,7 @@ class Service:
         self.access = Access(self.runtime, self.bodies)
         self.answers = Answers(self.limits.answering_bytes, self.limits.send_seconds)
         self.feeds = Feeds(self.limits, self.answers)
+        self.history = History()
         self._waiting: dict[tuple[str, bool], _Waiting] = {}
 
     async def open(self, request: Request, scope: Scope, *, ticket: str | None = None, to_read: bool = False) -> Opened:
@@ -128,6 +130,7 @@ class Service:
     async def stop(self) -> None:
         """End subscriptions and long polls, and close what the routes share."""
         self.feeds.stop()
+        self.history.stop()
         await asyncio.sleep(0)
         self.access.close()
 

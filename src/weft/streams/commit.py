@@ -46,6 +46,8 @@ class Ticket:
     """Names the publish; under the same one again its events are duplicates."""
     is_recomputed: bool = False
     """Whether other events under the same key are duplicates too."""
+    has_looked: bool = False
+    """Whether the caller has just read the columns of the stream's table again."""
     keys: Set[str] | None = None
     """The keys of its events, if they were computed."""
     batches: list[Batch] | None = None

@@ -124,15 +124,16 @@ def _has_forbidden(column: list[Any], kind: FieldType, forbidden: str) -> bool:
     return kind.base == "string" and any(character in text for text in column if text for character in forbidden)
 
 
-def encode(stream: Stream, log: Log, events: list[dict[str, Any]]) -> Encoded:
-    """Encode events one by one. May add columns; raises `SchemaError` for the first event that cannot be stored."""
+def encode(stream: Stream, log: Log, events: list[dict[str, Any]], *, fresh: bool = True) -> Encoded:
+    """Encode events one by one. May add columns; raises `SchemaError` for the first event that cannot be stored.
+    `fresh`: read the columns that are there again."""
     events = plain_events(events)
     for index, event in enumerate(events):
         _check_keys(stream, index, event)
     if not events:
         return Encoded((), [], [])
     # Another process may have added columns. A stream without any takes them from its first events.
-    fields = log.fields(fresh=True)
+    fields = log.fields(fresh=fresh)
     if (stream.on_schema_drift == "evolve" or not fields) and not stream.validate_schema:
         new = _new_fields(stream, fields, events)
         if new:

@@ -34,9 +34,12 @@ async def publish(
     return await publish_to(ready, events, idempotency_key)
 
 
-async def publish_to(ready: Opened, events: Any, idempotency_key: str | None = None) -> dict[str, Any]:
-    """Publish to a stream that is open."""
+async def publish_to(
+    ready: Opened, events: Any, idempotency_key: str | None = None, *, has_looked: bool = False
+) -> dict[str, Any]:
+    """Publish to a stream that is open. `has_looked`: the caller has just read the columns of its table again."""
     ticket = _ticket(ready, events, idempotency_key)
+    ticket.has_looked = has_looked
     if ticket.events:
         if not _can_wait(ticket):
             ticket.batches = await ready.hub.in_thread(_encode, ticket)
@@ -124,7 +127,7 @@ os.register_at_fork(after_in_child=_spare_ids.clear)
 def _encode(ticket: Ticket) -> list[Batch]:
     """Encode a publish by itself: its stream's batch, then the quarantine's. They are stored together or not at all."""
     stream, log = ticket.ready.stream, ticket.ready.log
-    encoded = encode(stream, log, ticket.events)
+    encoded = encode(stream, log, ticket.events, fresh=not ticket.has_looked)
     # Also without an event, for the key of the publish.
     published = None if ticket.is_recomputed else ticket.events
     batches = [_batch(ticket, stream, log, encoded, published=published)] if encoded.events or ticket.key else []

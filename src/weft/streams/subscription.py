@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 from weft.errors import ConnectionFailedError, SettingsError
@@ -44,7 +45,8 @@ def subscribe(
     are yielded.
 
     A thread asks the database where the stream ends. In an event loop this waits for the answer for a tenth of a second
-    at most: then publishes of this process wait for it, and so does the beginning of an `async with` block.
+    at most: then publishes of this process wait for it, and so does the beginning of an `async with` block. If the
+    database does not tell, the subscription begins with what was published since this call, by the database's clock.
     """
     if type(batch_size) is not int or batch_size < 1:
         raise SettingsError(f"batch_size must be a whole number of at least 1, not {batch_size!r}.")
@@ -55,9 +57,10 @@ def subscribe(
     offset = as_offset(since)
     if not (since is None or since == "start" or isinstance(since, datetime) or offset is not None):
         raise SettingsError(f"since takes an offset, a datetime or 'start', not {since!r}.")
+    called = time.monotonic()
     subscription = Subscription(
-        lambda: hub_of(stream, connection).before_commits(
-            _begin, stream, connection, since if offset is None else offset
+        lambda again: hub_of(stream, connection).before_commits(
+            _begin, stream, connection, since if offset is None else offset, called if again else None
         ),
         batch_size,
         timeout,
@@ -77,10 +80,18 @@ def _is_in_loop() -> bool:
 
 
 def _begin(
-    stream: str | Stream, connection: str | Connection | None, since: int | datetime | str | None
+    stream: str | Stream,
+    connection: str | Connection | None,
+    since: int | datetime | str | None,
+    called: float | None,
 ) -> tuple[Opened, int]:
-    """Return the stream, and the offset after which a subscription begins."""
+    """Return the stream, and the offset after which a subscription begins. `called`: when it was called for, if it did
+    not learn at once where the stream ended then."""
     ready = open_stream(stream, connection, to_read=True)
+    if since is None and called is not None:
+        # By the database's clock, which gives events their times; on Redis these are whole milliseconds.
+        moment = ready.hub.store.now() - (time.monotonic() - called)
+        since = datetime.fromtimestamp(math.floor(moment * 1000) / 1000, UTC)
     if since is None:
         return ready, ready.log.head()
     if isinstance(since, datetime):
@@ -95,13 +106,13 @@ class Subscription:
 
     def __init__(
         self,
-        begin: Callable[[], Future[tuple[Opened, int]]],
+        begin: Callable[[bool], Future[tuple[Opened, int]]],
         batch_size: int,
         timeout: float | None,
         filter_fn: Callable[[dict[str, Any]], Any] | None,
     ) -> None:
         self._ask = begin
-        self.begun = begin()
+        self.begun = begin(False)
         """The stream, and where the subscription begins, once the database has told it."""
         self._batch_size = batch_size
         self._timeout = timeout
@@ -128,7 +139,7 @@ class Subscription:
     async def _begin(self) -> None:
         if self._position is None:
             if self.begun.done() and self.begun.exception() is not None:
-                self.begun = self._ask()
+                self.begun = self._ask(True)
             # Shielded: a task that is cancelled here does not take the beginning from the next one.
             ready, position = await asyncio.shield(asyncio.wrap_future(self.begun))
             if self._position is None:

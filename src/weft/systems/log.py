@@ -156,6 +156,16 @@ class Group:
     members: list[Member] = field(default_factory=list)
 
 
+class Sample(NamedTuple):
+    """The size of a stream, without a count of its events: where offsets have gaps, the numbers are somewhat larger."""
+
+    published: int
+    """As `Log.published` returns it."""
+    events: int
+    lag: int
+    """Of the consumer that is the furthest behind."""
+
+
 class Log(Protocol):
     """One stream in one database."""
 
@@ -259,6 +269,10 @@ class Store(Protocol):
 
     def names(self) -> list[tuple[str, str]]:
         """(schema, name) of every stream stored here, declared or not."""
+
+    def sample(self, names: Sequence[tuple[str, str]]) -> list[Sample]:
+        """Return the sizes of these streams, of (schema, name), zeros where there is no such stream. Cheap enough for
+        all streams every few seconds."""
 
     def append(self, batches: Sequence[Batch]) -> Sequence[list[Appended] | WeftError]:
         """Store batches of any streams in one transaction, and return the result of each publish of each batch.

@@ -15,7 +15,7 @@ import redis
 
 from weft.errors import ConnectionFailedError, DeclarationError, SchemaError, SettingsError, WeftError
 from weft.systems.declare import declare
-from weft.systems.log import EXTRA, Appended, Batch, reused_key
+from weft.systems.log import EXTRA, Appended, Batch, Sample, reused_key
 from weft.systems.redis import client, ids, scripts, values
 from weft.systems.redis.connection import RedisConnection
 from weft.systems.redis.log import RedisLog
@@ -160,6 +160,10 @@ class RedisStore:
     def names(self) -> list[tuple[str, str]]:
         full_names = sorted(full.decode() for full in self.command("SMEMBERS", ids.CATALOGUE))
         return [(full.partition(".")[0], full.partition(".")[2]) for full in full_names]
+
+    def sample(self, names: Sequence[tuple[str, str]]) -> list[Sample]:
+        """Return the sizes of streams, by two scripts for each."""
+        return [(self._logs.get(name) or RedisLog(self, *name)).sample() for name in names]
 
     # ----------------------------------------------------------------------------------------------------------- append
 

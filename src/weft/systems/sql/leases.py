@@ -340,6 +340,14 @@ def pass_over(session: Session, log: SqlLog, consumers: list[tuple[str, int]], c
         ConsumerLeases(session, log, consumer).split(_Lease(*columns), cut)
 
 
+def first_positions(session: Session) -> dict[int, int]:
+    """Return the position of the consumer that is the furthest behind, by the number of its stream."""
+    rows = session.rows(
+        f"SELECT stream, min(position) FROM {session.store.groups} WHERE consumer <> ? GROUP BY stream", (_GATE,)
+    )
+    return {int(number): int(position) for number, position in rows}
+
+
 def groups(session: Session, log: SqlLog) -> list[Group]:
     """Every consumer of a stream with its members."""
     store = session.store

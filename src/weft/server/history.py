@@ -1,0 +1,115 @@
+"""How the streams did lately: each process of the service samples them from its start, whether somebody looks or not.
+
+It is in memory, and holds as much as the first page shows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import defaultdict, deque
+from collections.abc import Iterator
+from functools import partial
+from typing import NamedTuple
+
+from weft.project import current
+from weft.server.cached_probe import CachedProbe
+from weft.streams.declare import Stream
+from weft.streams.runtime import open_hub
+from weft.systems.base import Connection
+from weft.systems.log import Sample
+
+logger = logging.getLogger("weft.server")
+
+SECONDS = 10.0
+# Five minutes, with both ends.
+_KEPT = 31
+
+Place = str | Connection | None
+"""The connection of a stream, as it is declared."""
+
+
+class Point(NamedTuple):
+    """A stream at one moment."""
+
+    at: float
+    published: int
+    lag: int
+    dead_letters: int | None
+    quarantined: int | None
+    """`None` where the stream has no place for them."""
+
+
+def places(stream: Stream) -> tuple[Stream | None, Stream | None]:
+    """Return where a stream has its dead letters and the events that did not fit; `None` where it has no such place."""
+    letters = current().streams.get(stream.dead_letter or "") or stream.dead_letters
+    return (
+        None if stream.max_deliveries is None else letters,
+        None if stream.on_schema_drift != "quarantine" else stream.quarantine,
+    )
+
+
+class History:
+    """The last samples of every stream."""
+
+    def __init__(self) -> None:
+        self._points: dict[str, deque[Point]] = defaultdict(lambda: deque(maxlen=_KEPT))
+        self._latest: dict[str, Sample] = {}
+        self._probes: dict[Place, CachedProbe[dict[str, Sample]]] = {}
+        self._sampling: dict[Place, asyncio.Task[None]] = {}
+        self._keeping: asyncio.Task[None] | None = None
+
+    def of(self, stream: Stream) -> list[Point]:
+        """Return the points of a stream, the newest last."""
+        return list(self._points[stream.name])
+
+    def begin(self) -> None:
+        """Sample from now on, unless that is done already. Called at the start, and with each request: nobody starts an
+        application that is mounted in another one."""
+        if self._keeping is None or self._keeping.done():
+            self._keeping = asyncio.get_running_loop().create_task(self._keep())
+
+    async def _keep(self) -> None:
+        while True:
+            at = time.time()
+            for place in {each.connection for each in _sampled()}:
+                last = self._sampling.get(place)
+                if last is None or last.done():  # one that hangs holds up no other
+                    self._sampling[place] = asyncio.create_task(self._sample(place, at))
+            await asyncio.sleep(SECONDS)
+
+    async def _sample(self, place: Place, at: float) -> None:
+        probe = self._probes.setdefault(place, CachedProbe(partial(_sizes, place), fresh_seconds=0))
+        try:
+            self._latest |= await probe.get(SECONDS)
+        except Exception as error:  # any error: readiness and the overview report it
+            logger.debug("no sample of the streams of %s: %s", place or "default", error)
+            return
+        for stream in current().streams.values():
+            size = self._latest.get(stream.name)
+            if stream.connection == place and size is not None:
+                letters, misfits = (None if each is None else self._latest.get(each.name) for each in places(stream))
+                self._points[stream.name].append(
+                    Point(at, size.published, size.lag, letters and letters.events, misfits and misfits.events)
+                )
+
+    def stop(self) -> None:
+        """Sample no more."""
+        for task in (self._keeping, *self._sampling.values()):
+            if task is not None:
+                task.cancel()
+
+
+def _sampled() -> Iterator[Stream]:
+    """Yield every declared stream, and what it puts aside."""
+    for stream in list(current().streams.values()):  # another thread may declare one
+        yield from (each for each in (stream, *places(stream)) if each is not None)
+
+
+def _sizes(place: Place) -> dict[str, Sample]:
+    """Read the sizes of all streams of one database."""
+    streams = {each.name: each for each in _sampled() if each.connection == place}
+    store = open_hub(current().connection(place)).store
+    samples = store.sample([(each.schema, each.name) for each in streams.values()])
+    return dict(zip(streams, samples, strict=True))

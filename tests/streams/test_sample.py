@@ -1,0 +1,59 @@
+"""The sizes of many streams at once, as the service samples them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import weft
+from weft.project import Project
+from weft.streams.runtime import open_stream
+from weft.systems.log import Sample, Store
+from workers import declare
+
+
+def store_of(stream: Any) -> Store:
+    return open_stream(stream, to_read=True).hub.store
+
+
+def test_sizes(streams: Project) -> None:
+    one, two = declare("one"), declare("two")
+    names = [("events", name) for name in ("one", "two", "never")]
+    assert store_of(one).sample(names) == [Sample(0, 0, 0)] * 3  # nothing is made
+    assert store_of(one).names() == []
+    weft.publish_sync(one, [{"n": n} for n in range(10)])
+    weft.publish_sync(two, {"n": 1})
+    for consumer, count in (("slow", 2), ("fast", 9)):
+        weft.consume_sync(one, consumer, count)
+    assert store_of(one).sample(names) == [Sample(10, 10, 8), Sample(1, 1, 0), Sample(0, 0, 0)]
+    weft.trim_sync(one, max_rows=4)
+    assert store_of(one).sample(names)[0] == Sample(10, 4, 4)
+    weft.trim_sync(one, max_rows=0)
+    assert store_of(one).sample(names)[0] == Sample(10, 0, 0)
+
+
+@pytest.mark.parametrize("system", ["sqlite", "postgres", "mysql"], indirect=True)
+def test_many_take_few_statements_and_one_that_was_dropped_hides_no_other(
+    streams: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("weft.systems.sql.store._SAMPLED", 5)
+    many = [declare(f"s{number}") for number in range(8)]
+    for number, stream in enumerate(many):
+        weft.publish_sync(stream, [{"n": n} for n in range(number + 1)])
+    store: Any = store_of(many[0])
+    names = [(stream.schema, stream.name) for stream in many]
+    sessions = []
+    session = store.session
+
+    def counted(role: Any) -> Any:
+        sessions.append(role)
+        return session(role)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "session", counted)
+        assert [size.published for size in store.sample(names)] == list(range(1, 9))
+    assert sessions == ["read"] * 3
+    with store.session("publish") as opened:
+        opened.run(f"DROP TABLE {store.table(*names[2])}")
+    assert [size.published for size in store.sample(names)] == [1, 2, 0, 4, 5, 6, 7, 8]
