@@ -23,7 +23,7 @@ from weft.spark_support.folder import Location
 from weft.spark_support.sessions import read_source
 from weft.streams import runtime
 from weft.streams.declare import Stream
-from weft.systems.log import META_TYPES, Log
+from weft.systems.log import Log
 from weft.systems.stream_source import (
     EVENT_TIME,
     MAX_ROWS,
@@ -88,11 +88,6 @@ class LogSource(StreamSource):
     def validate(self) -> str:
         runtime.find(self._stream)
         return ""
-
-    def declared_schema(self) -> pa.Schema:
-        stream = runtime.find(self._stream)
-        types = tuple({**stream.fields, **META_TYPES}.items())
-        return StreamReader(self.connection, stream.schema, stream.name, types, 0, 0, time_column=EVENT_TIME).schema
 
     def stored_schema(self) -> pa.Schema:
         return self._reader().schema
