@@ -73,9 +73,9 @@ def test_only_its_folder_knows_a_system() -> None:
             asks = isinstance(node, ast.Compare) or (
                 isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
             )
-            if asks and "kind" in ast.unparse(node):
+            if asks and any(word in ast.unparse(node) for word in ("kind", "dialect")):
                 texts = {each.value for each in ast.walk(node) if isinstance(each, ast.Constant)}
-                assert not texts & kinds, f"{file}:{node.lineno} asks for a system's kind"
+                assert not texts & kinds, f"{file}:{node.lineno} asks for a system's kind or dialect"
 
 
 def _package(module: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -46,3 +47,30 @@ def test_loads_nothing_heavy(program: str) -> None:
     loaded = set(done.stdout.splitlines()[-1].removeprefix("loaded:").split())
     assert "weft" in loaded
     assert loaded & HEAVY == set()
+
+
+VALIDATE = """
+import sys
+import weft
+from weft.cli import main
+
+@weft.pipeline(target="copies")
+def copies():
+    return "SELECT 1 AS id"
+
+sys.argv = ["weft", sys.argv[1], "copies"]
+try:
+    main()
+except SystemExit as done:
+    assert not done.code, done.code
+print("loaded:", *(name for name in sys.modules if name.startswith(("pyspark", "weft.engine.streaming"))))
+"""
+
+
+@pytest.mark.parametrize("command", ["validate", "preview"])
+def test_commands_for_loads_import_no_spark(command: str, tmp_path: Path) -> None:
+    """They take no longer than the run."""
+    program = [sys.executable, "-c", VALIDATE, command]
+    done = subprocess.run(program, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "loaded:"

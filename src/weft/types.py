@@ -198,19 +198,22 @@ def infer(values: Iterable[object]) -> FieldType | None:
     return None
 
 
-_INFERRED: dict[type, str] = {
-    str: "string",
-    bool: "bool",
-    int: "int64",
-    float: "float64",
-    Decimal: "decimal",
-    date: "date",
-    datetime: "timestamp",
-    bytes: "bytes",
-    PythonUUID: "uuid",
-    dict: "json",
-    list: "json",
+PYTHON_TYPES: dict[str, type] = {
+    "string": str,
+    "bool": bool,
+    "int32": int,
+    "int64": int,
+    "float32": float,
+    "float64": float,
+    "decimal": Decimal,
+    "date": date,
+    "timestamp": datetime,
+    "bytes": bytes,
+    "uuid": PythonUUID,
 }
+"""The type of a canonical value. A `json` field takes several."""
+# Of two that are one type in Python, the wider one comes last and counts.
+_INFERRED: dict[type, str] = {kind: base for base, kind in PYTHON_TYPES.items()} | dict.fromkeys((dict, list), "json")
 
 
 def dump_json(value: object) -> str:

@@ -81,6 +81,11 @@ def tables() -> list[str]:
         return [name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
 
 
+@weft.udf(args=("Float64",), returns="Float64")
+def double_it(numbers: Any) -> Any:
+    return numbers
+
+
 @pytest.mark.parametrize(
     ("options", "check", "said"),
     [
@@ -107,6 +112,17 @@ def tables() -> list[str]:
             "lookup users",
             "Cannot read the connection 'default'",
         ),
+        (
+            {"transform_sql": "SELECT upper(user_id) AS u, double_it(amount, 2) AS d FROM source", "udfs": [double_it]},
+            "sql",
+            "transform_sql, line 1: double_it takes 1 argument (Float64), not 2.",
+        ),
+        (
+            {"transform_sql": "SELECT doubleit(amount) AS d FROM source", "udfs": [double_it]},
+            "sql",
+            "calls a function that is not there: doubleit.\n  Did you mean 'double_it'?",
+        ),
+        ({"target_primary_key": ["usr_id"]}, "target copies", "The key 'usr_id' is not a column of the rows"),
     ],
 )
 def test_problems(call: Any, clicks: Any, options: dict[str, Any], check: str, said: str) -> None:
@@ -155,6 +171,31 @@ def test_a_table_without_its_key(call: Any, clicks: Any) -> None:
     assert "The key 'user_id' is not a column of the table copies" in told["target copies"]["problem"]
 
 
+def test_a_lookup_and_columns_that_rows_bring(call: Any, tmp_path: Path) -> None:
+    """What the SQL names is known before."""
+    Path(".weft").mkdir()
+    with closing(sqlite3.connect(".weft/weft.db")) as database:
+        database.execute("CREATE TABLE people (id INTEGER, name TEXT)")
+    (tmp_path / "raw").mkdir()
+    lake = weft.ObjectStoreLocalConnection(str(tmp_path), name="lake", format="json_lines")
+    for name, table, key in (("one", "peple", "id"), ("two", "people", "nmae"), ("three", "people", "name")):
+        weft.streaming_pipeline(
+            name=name,
+            source=lake,
+            source_query="raw/",
+            target="default",
+            target_table="copies",
+            mode="merge",
+            keys=[key],
+            transform_sql="SELECT s.id, p.name, s.amount * 2 AS twice FROM source s JOIN people p ON s.id = p.id",
+            lookups={"people": weft.Lookup(table=table)},
+        )(lambda: None)
+    assert "Did you mean 'people'?" in found(call, "one", code=1)["lookup people"]["problem"]
+    assert "Did you mean 'name'?" in found(call, "two", code=1)["target copies"]["problem"]
+    told = found(call, "three")
+    assert (told["lookup people"]["problem"], told["sql"]["detail"]) == (None, "columns id, name, twice")
+
+
 def copies() -> None:
     """Stands for a declared function."""
 
@@ -187,8 +228,16 @@ def test_topics(call: Any, kafka: Any) -> None:
 
     told = found(call, "pass_on")
     assert told[f"source {topic}"]["detail"].endswith("2 partitions")
-    assert told["sql"]["detail"] == "it can be parsed; columns are known when rows come"
+    assert told["sql"]["detail"] == "columns id"
     assert [told[f"target {name}"]["delivery"] for name in (out, "copies")] == ["at_least_once", "exactly_once"]
+    weft.streaming_pipeline(
+        name="keyed",
+        source="broker",
+        source_query=topic,
+        transform_sql="SELECT user_id FROM source",
+        target=weft.Target(connection="broker", stream=out, primary_key="user"),
+    )(lambda: None)
+    assert "Did you mean 'user_id'?" in found(call, "keyed", code=1)[f"target {out}"]["problem"]
     weft.streaming_pipeline(name="lost", source="broker", source_query=f"{topic}x", target="default", target_table="t")(
         lambda: None
     )
@@ -224,4 +273,4 @@ def test_a_lookup_that_is_not_there_is_no_stream(call: Any, clicks: Any) -> None
         lookups={"users": weft.Lookup(table="people")},
     )(lambda: None)
     told = call("validate", "joined", code=1).stderr
-    assert "no such table: people" in told and "published" not in told
+    assert "There is no table people on the connection 'default'.\n  Its tables: events.clicks.\n" in told

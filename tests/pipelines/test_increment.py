@@ -12,8 +12,11 @@ import weft
 from pipelines.conftest import Database
 from weft import DeclarationError, LoadRefusedError
 from weft.engine import incremental, session
+from weft.engine.preview import preview
 from weft.engine.readers import opened_tables
 from weft.engine.run import PipelineRun, plan_load, prepare_load, produce, understand
+from weft.engine.validate import validate
+from weft.systems.load import Counts
 from weft.systems.sql import tokens
 from weft.systems.watermark import Watermark
 from weft.transforms import filter_where
@@ -535,6 +538,10 @@ def test_an_idle_run_into_delta(
     with monkeypatch.context() as guarded:
         guarded.setattr(session, "spark", lambda **_: pytest.fail("Spark was started"))
         (idle,) = events.execute(copy)
+        told = preview(copy, copy.targets[0], datetime.now(UTC))
+        assert (told.engine, told.counts) == ("none", Counts())
+        *_, load = validate(copy)
+        assert load.detail == "append, nothing is new; the table is there; exactly once"
     assert (idle.counts.rows_read, idle.engine, commits()) == (0, "none", written)
     insert(events, (3, "00:00:03"))
     assert events.execute(copy)[0].counts.inserted == 1

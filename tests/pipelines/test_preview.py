@@ -12,6 +12,7 @@ import pytest
 import weft
 from pipelines.conftest import Database
 from weft import LoadRefusedError, pk
+from weft.engine import session
 from weft.engine.preview import Preview, preview
 from weft.engine.run import PipelineRun
 from weft.engine.validate import validate
@@ -19,6 +20,7 @@ from weft.expectations import not_null, range
 from weft.normalize import lower, parse_int
 from weft.pipelines.declare import Pipeline
 from weft.project import Project
+from weft.transforms import filter_where
 from weft.types import BigInt, Text
 
 ROWS = [{"id": 1, "name": "A", "n": 10}, {"id": 2, "name": "B", "n": 20}, {"id": 3, "name": None, "n": 1000}]
@@ -113,6 +115,33 @@ def test_an_expectation_about_nothing(database: Database) -> None:
     made = pipeline(expectations=[not_null("nam")])
     with pytest.raises(weft.DeclarationError, match="Did you mean 'name'"):
         look(made, trial=False)
+
+
+def test_what_is_pushed_down_needs_no_spark(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither to run nor to be looked at beforehand, with and without its table."""
+    database.run("CREATE TABLE raw (number BIGINT, name VARCHAR(9), n BIGINT)")
+    database.run("INSERT INTO raw VALUES (1, 'A', 10), (2, 'B', 20)")
+    sql = "SELECT number, name, n FROM raw"
+    made = [
+        weft.pipeline(target="copies", name="copies")(lambda: sql),
+        weft.pipeline(target="new", name="new", incremental_column="number")(lambda: sql),
+        weft.pipeline(target=Things, name="merged", mode="merge", transforms_pre=[filter_where("n > 0")])(lambda: sql),
+        weft.pipeline(target="table", name="table", source_table="raw", mode="truncate")(lambda: None),
+        weft.pipeline(target="rows", name="rows", expectations=[not_null("n")])(lambda: ROWS),
+        weft.pipeline(target="totals", name="totals", on_bad_rows="quarantine")(
+            lambda: "SELECT name, sum(n) AS n FROM raw GROUP BY name"
+        ),
+    ]
+    monkeypatch.setattr(session, "spark", lambda **_: pytest.fail("Spark was started"))
+    for _ in "new", "there":
+        for each in made:
+            assert [found.problem for found in validate(each) if found.problem] == []
+            told = look(each)
+            assert (told.engine, told.refused) == ("pushdown", None)
+            (loaded,) = database.execute(each)
+            assert loaded.engine == "pushdown"
+            assert told.counts is not None
+            assert told.counts.rows_read == loaded.counts.rows_read
 
 
 def test_what_only_spark_has(database: Database, spark: Any) -> None:

@@ -91,7 +91,8 @@ def _show(pipeline: Pipeline, preview: Preview) -> None:
     def title(text: str) -> None:
         click.echo(click.style(text, bold=True))
 
-    engine = {"pushdown": "pushdown: inside the database, no Spark", "spark": "Spark"}[preview.engine]
+    engines = {"pushdown": "pushdown: inside the database, no Spark", "spark": "Spark", "none": "nothing is new"}
+    engine = engines[preview.engine]
     click.echo(f"{click.style(pipeline.name, bold=True)} → {preview.target} ({preview.mode}, {engine})")
     if preview.watermark:
         click.echo(f"  new rows only: {preview.watermark}")
@@ -161,8 +162,6 @@ def validate(names: tuple[str, ...], output: str) -> None:
 
 
 def _findings(names: tuple[str, ...]) -> Iterator[ValidationResult]:
-    from weft.cli.consume import find_pipeline
-    from weft.engine.streaming.validate import validate as check_streaming
     from weft.engine.validate import validate as check
 
     project = current()
@@ -176,6 +175,10 @@ def _findings(names: tuple[str, ...]) -> Iterator[ValidationResult]:
         yield from check(each)
     for name in names or streams:
         if name.endswith(".toml") or name in streams:
+            # Not for loads alone: to import it takes as long as a small run.
+            from weft.cli.consume import find_pipeline
+            from weft.engine.streaming.validate import validate as check_streaming
+
             yield from check_streaming(find_pipeline(name))
 
 

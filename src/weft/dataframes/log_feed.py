@@ -7,12 +7,9 @@ import logging
 import math
 import re
 from collections.abc import Callable, Container, Iterator, Sequence
-from datetime import date, datetime
-from decimal import Decimal
 from time import monotonic
 from types import NoneType
 from typing import Any
-from uuid import UUID
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -29,7 +26,7 @@ from weft.systems.base import Connection
 from weft.systems.entries import Membership
 from weft.systems.log import EXTRA, META_TYPES, PUBLISHED_AT, ROWID
 from weft.systems.pages import FeedPage, PageFeed, name_columns
-from weft.types import FieldType, check_column, dump_json
+from weft.types import PYTHON_TYPES, FieldType, check_column, dump_json
 
 _log = logging.getLogger("weft.dataframes")
 # A reader also looks without being woken: the database may be away, which no watch reports.
@@ -304,20 +301,6 @@ def _batch(events: Sequence[dict[str, Any]], fields: dict[str, FieldType]) -> pa
     return pa.RecordBatch.from_arrays(list(arrays.values()), list(arrays))
 
 
-_PYTHON: dict[str, type] = {
-    "string": str,
-    "bool": bool,
-    "int32": int,
-    "int64": int,
-    "float32": float,
-    "float64": float,
-    "decimal": Decimal,
-    "date": date,
-    "timestamp": datetime,
-    "bytes": bytes,
-    "uuid": UUID,
-}
-"""What a value of a column is in Python."""
 _TO_TEXT: dict[str, Callable[[Any], str]] = {"json": dump_json, "uuid": str}
 
 
@@ -331,7 +314,7 @@ def _fit(values: list[Any], kind: FieldType) -> bool:
     """Return whether these are values of a column. Others did not fit it when they were published."""
     if kind.base == "json":
         return True
-    python = _PYTHON[kind.base]
+    python = PYTHON_TYPES[kind.base]
     if not {*map(type, values)} <= {python, NoneType}:
         return False
     return python not in (int, float) or check_column(values, kind)[0] is not None  # of these, some are out of range

@@ -13,7 +13,7 @@ import pyarrow as pa
 from weft.engine import files, inputs, session
 from weft.engine.inputs import Input
 from weft.engine.readers import RowReader, SqlReader, reader_for
-from weft.errors import DeclarationError
+from weft.errors import DeclarationError, did_you_mean, listed
 from weft.spark_support import outcome, sessions
 from weft.systems.base import Connection
 from weft.systems.sql.tables import SqlTables
@@ -137,14 +137,23 @@ def transformed(frame: Any, sql: str) -> Any:
                     f'transform_sql has "{name}", which is not a column of its tables.',
                     hint=f"In double quotes is a name; a text is in single quotes: '{name}'.",
                 ) from None
+            if error.getCondition() == "UNRESOLVED_ROUTINE":
+                called = parameters.get("routineName", "").strip("`")
+                known = [row[0] for row in frame.sparkSession.sql("SHOW FUNCTIONS").collect()]
+                raise DeclarationError(
+                    f"transform_sql calls a function that is not there: {called}.",
+                    hint=did_you_mean(called.lower(), known, "A function of your own is named in udfs."),
+                ) from None
             if error.getCondition() != "TABLE_OR_VIEW_NOT_FOUND":
                 raise
             missing = parameters.get("relationName", "")
             views = frame.sparkSession.sql("SHOW VIEWS").collect()
-            known = ", ".join(sorted(each.viewName for each in views if each.isTemporary))
+            known = sorted(each.viewName for each in views if each.isTemporary)
             raise DeclarationError(
                 f"transform_sql reads a table that is not there: {missing}.",
-                hint=f"It can read: {known}. The table source has the rows.",
+                hint=listed(
+                    missing.strip("`"), known, f"It can read: {', '.join(known)}. The table source has the rows."
+                ),
             ) from None
 
 

@@ -76,6 +76,9 @@ def preview(
     result = Preview(target.name, load.mode, "spark", late=ready.late)
     mark = ready.job.load.watermark
     result.watermark = None if mark is None else f"{mark.column} up to {mark.text}"
+    if ready.is_idle:
+        result.engine, result.counts = "none", Counts(warnings=ready.warnings)
+        return result
     if system_for(ready.job.connection.kind).tables is None:
         _preview_files(result, ready.job, ready.data, rows, trial)
         return result
@@ -172,6 +175,8 @@ def _preview_tables(
 
 
 def _first(reader: RowReader, rows: int) -> pa.Table:
+    if not rows:
+        return reader.schema.empty_table()
     if isinstance(reader, SqlReader):
         limited = Slice(f"SELECT * FROM {subquery(reader.sql)} AS q LIMIT {rows}")
         return pa.Table.from_batches(reader.tables.read(limited, reader.schema), reader.schema)

@@ -202,18 +202,18 @@ _AFTER_FROM = r"\b(?:[fF][rR][oO][mM]|[jJ][oO][iI][nN])\s+[A-Za-z_]\w*\s*\.\s*[A
 
 
 def naming_declared(sql: str, tables: SqlTables) -> str:
-    """Return a query that names declared streams and targets as this database does: SQLite and MySQL have no schemas,
-    so that `events.page_views` is one word there."""
+    """Return a query that names declared streams and targets as this database does: without schemas
+    `events.page_views` is one word."""
+    if tables.driver.has_schemas:
+        return sql
     project = current()
     known: dict[str, tuple[str | Connection | None, str]] = {}
-    if tables.dialect == "sqlite":
-        for target in (target for pipeline in project.pipelines.values() for target in pipeline.targets):
-            table = target.table
-            known[table.full_name.lower()] = target.connection, tables.table(table.schema, table.name)
-    if tables.dialect in ("sqlite", "mysql"):
-        for stream in project.streams.values():
-            name = f"{stream.schema}.{stream.name}"
-            known[name.lower()] = stream.connection, tables.quote(name)
+    for target in (target for pipeline in project.pipelines.values() for target in pipeline.targets):
+        table = target.table
+        known[table.full_name.lower()] = target.connection, tables.table(table.schema, table.name)
+    for stream in project.streams.values():
+        name = tables.connection.stream_table(stream)
+        known[f"{stream.schema}.{stream.name}".lower()] = stream.connection, name
 
     def named(token: str) -> str:
         word, name = token.split(maxsplit=1)

@@ -80,6 +80,7 @@ def _load(pipeline: Pipeline, target: PipelineTarget) -> str:
     result = preview(pipeline, target, datetime.now(UTC), data=data, rows=0, trial=False)
     if result.refused is not None:
         raise result.refused
+    engine = ", nothing is new" if result.engine == "none" else f" by {result.engine}"
     table = "creates the table" if result.creates else "the table is there"
     added = f", adds {', '.join(result.adds)}" if result.adds else ""
-    return f"{result.mode} by {result.engine}; {table}{added}; exactly once"
+    return f"{result.mode}{engine}; {table}{added}; exactly once"

@@ -78,15 +78,11 @@ class RegexReplace(TextStep):
     """See `regex_replace`."""
 
     def refusal(self, dialect: str) -> str | None:
-        """PostgreSQL takes the longest match where all others take the first one that they find."""
+        """Of a pattern that is not plain, databases may take different matches."""
         from weft.normalize import patterns
+        from weft.normalize.dialects import writer_for
 
-        if dialect == "postgres" and not patterns.is_plain(self.arguments[0]):
-            return (
-                "PostgreSQL would take another match than the others do: the longest one, where a pattern has |, a "
-                "quantifier behind a group, or a lazy one"
-            )
-        return None
+        return None if patterns.is_plain(self.arguments[0]) else writer_for(dialect).why_only_plain_patterns
 
 
 @strict

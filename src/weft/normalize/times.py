@@ -137,13 +137,10 @@ class ToTimezone(Normalizer):
         return value._replace(sql=writer.to_zone(value.sql, value.kind, self.zone), kind=LOCAL_TIME)
 
     def refusal(self, dialect: str) -> str | None:
-        """CONVERT_TZ cannot be trusted."""
-        if dialect == "mysql" and self.zone != "UTC":
-            return (
-                "CONVERT_TZ of MySQL and MariaDB gives null where the tables of time zones are not loaded, and leaves "
-                "times before 1970 and after 2038 as they are"
-            )
-        return None
+        """Only UTC is the same everywhere."""
+        from weft.normalize.dialects import writer_for
+
+        return None if self.zone == "UTC" else writer_for(dialect).why_no_zones
 
 
 @strict

@@ -81,13 +81,17 @@ def quoted_names(spark: Any) -> Iterator[None]:
 
 @contextmanager
 def active(spark: Any) -> Iterator[None]:
-    """Let the JVM take this session for the current one: Delta asks for it in places where none is handed over."""
+    """Let Spark take this session for the current one: Delta asks for it in places where none is handed over. The one
+    before is the current one again at the end, also after `createDataFrame`, which makes its session current."""
+    from pyspark.sql import SparkSession
+
     sessions = java_class(spark, "org.apache.spark.sql.SparkSession")
-    before = sessions.getActiveSession()
+    before, held = sessions.getActiveSession(), SparkSession._activeSession
     sessions.setActiveSession(spark._jsparkSession)
     try:
         yield
     finally:
+        SparkSession._activeSession = held
         if before.isDefined():
             sessions.setActiveSession(before.get())
         else:

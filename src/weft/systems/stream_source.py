@@ -103,10 +103,6 @@ class StreamSource(ABC):
         """Raise if the pipeline could not read the source; return what is worth to be shown of it. Changes nothing."""
         return ""
 
-    def declared_schema(self) -> pa.Schema | None:
-        """Return the columns of its rows, where they are declared. Opens nothing."""
-        return None
-
     def stored_schema(self) -> pa.Schema | None:
         """Return the columns of its rows as they are stored now; `None` where rows bring their own columns."""
         return None

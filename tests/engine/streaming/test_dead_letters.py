@@ -17,8 +17,13 @@ from conftest import System
 from engine.streaming.conftest import declare, forget_last_commit, rows, run_once
 from engine.streaming.letters import letters_of, replay_all
 from weft.engine.streaming.dead_letters import stream_of
+from weft.engine.streaming.spark_engine import SparkEngine
 from weft.errors import WeftError
+from weft.operate.listener import RunListener
+from weft.operate.run_options import Running
+from weft.operate.supervisor import supervise
 from weft.pipelines.streaming.declare import make
+from weft.pipelines.streaming.execution import Report
 
 pytestmark = pytest.mark.usefixtures("plain_spark")
 
@@ -128,6 +133,33 @@ def test_rows_may_be_dropped_or_fail_the_batch() -> None:
         run_once(name="fail", target_table=(None, "failing"), **pipeline)
     run_once(name="drop", target_table=(None, "dropping"), transform_on_error="drop", **pipeline)
     assert rows("dropping") == GOOD
+
+
+@pytest.mark.usefixtures("here")
+def test_rows_that_are_dropped_beside_a_place(project: Path) -> None:
+    """What SQL fails for is dropped, as the pipeline says; other bad rows go to the place that it names."""
+    (project / "lake/raw").mkdir(parents=True)
+    lines = [{"n": 1, "text": "1"}, {"n": 2, "text": "x"}, {"n": None, "text": "3"}, ["no", "object"]]
+    (project / "lake/raw/a.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    reports: list[Report] = []
+    listener = RunListener()
+    listener.batch = reports.append  # type: ignore[method-assign]
+    pipeline = make(
+        name="numbers",
+        source=weft.ObjectStoreLocalConnection("lake", name="lake"),
+        source_query="raw",
+        target="default",
+        target_table="numbers",
+        mode="merge",
+        keys=["n"],
+        transform_sql=SQL,
+        transform_on_error="drop",
+        dead_letter_stream="failed",
+    )
+    supervise(SparkEngine(pipeline), Running(once=True), [listener])
+    assert rows("numbers", "n, number") == [(1, 1)]
+    assert sorted(each["stage"] for each in _of_stream()) == ["read", "store"]
+    assert [each.dead for each in reports] == [3]
 
 
 @pytest.mark.usefixtures("here")

@@ -86,7 +86,7 @@ def test_a_lookup_is_fresh_after_a_rest() -> None:
 
 def test_a_lookup_that_is_not_there_is_an_error() -> None:
     events = declare(n="int64")
-    weft.publish_sync(events, {"n": 1})
+    weft.load([{"id": 1}], target="persons")
     with pytest.raises(WeftError, match="people") as caught:
         run_once(
             name="names",
@@ -95,7 +95,16 @@ def test_a_lookup_that_is_not_there_is_an_error() -> None:
             transform_sql=SQL,
             lookups={"users": weft.Lookup(table="people")},
         )
-    assert caught.value.__notes__ == ["lookup users"]
+    assert caught.value.__notes__ == ["lookup users", "pipeline names"]
+
+
+def test_a_query_names_a_stream_by_its_own_name() -> None:
+    events, users = declare(n="int64"), declare("users", id="int64", name="string")
+    weft.publish_sync(users, {"id": 1, "name": "Ann"})
+    weft.publish_sync(events, {"n": 1})
+    lookup = weft.Lookup(query="SELECT id, name FROM events.users")
+    run_once(name="names", source=events, target_table="named", transform_sql=SQL, lookups={"users": lookup})
+    assert rows("named") == [(1, "Ann")]
 
 
 def _named() -> set[str | None]:

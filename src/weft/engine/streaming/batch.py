@@ -155,7 +155,8 @@ class Batches:
                 rows, letters, with_origins = transformed
                 if letters and self.targets.is_done(self.pipeline.targets, batch):
                     letters = []  # what failed then is stored; what fails by other SQL now is in the targets
-                self._box.put(letters, batch, "transform")
+                if self.pipeline.transform_on_error == "dlq":  # "drop" is said of these rows alone
+                    self._box.put(letters, batch, "transform")
                 rejected += len(letters)
                 for target in self.pipeline.targets:
                     loaded = self.targets.load(target, rows, batch, with_origins)

@@ -99,47 +99,20 @@ def rewritten(sql: str, aggregates: Sequence[Udaf]) -> str:
     """Return SQL that calls what was registered for aggregates in their place. All other text stays as it is."""
     if not aggregates:
         return sql
-    from sqlglot import tokenize
-    from sqlglot.errors import TokenError
     from sqlglot.tokenizer_core import TokenType
 
-    try:
-        tokens = tokenize(sql, read="spark")
-    except TokenError as error:
-        raise DeclarationError(f"transform_sql cannot be read: {error}") from None
+    tokens = _tokens(sql)
     kinds = [token.token_type for token in tokens]
     words = [token.text.upper() for token in tokens if token.token_type != TokenType.STRING]
     # A subquery may be grouped by what it is joined on, and PIVOT groups without GROUP BY.
     is_one_group = words.count("SELECT") == 1 and not any(word.startswith(("GROUP", "PIVOT")) for word in words)
-    by_name = {each.sql_name.lower(): each for each in aggregates}
     pieces: list[tuple[int, int, str]] = []  # from, up to, and what stands there instead
-
-    def closing(opened: int) -> int:
-        depth = 0
-        for number in range(opened, len(tokens)):
-            depth += (kinds[number] == TokenType.L_PAREN) - (kinds[number] == TokenType.R_PAREN)
-            if depth == 0:
-                return number
-        raise DeclarationError(f"transform_sql: a parenthesis in line {tokens[opened].line} is never closed.")
-
-    # From the last call to the first: of two that end at one place, the inner one ends first.
-    for number in reversed(range(len(tokens) - 1)):
-        udaf = by_name.get(tokens[number].text.lower())
-        is_call = kinds[number + 1] == TokenType.L_PAREN and kinds[number] != TokenType.STRING
-        if udaf is None or not is_call or (number > 0 and kinds[number - 1] == TokenType.DOT):
-            continue
-        last = end = closing(number + 1)
-        is_distinct = kinds[number + 2] == TokenType.DISTINCT
-        first = number + 2 + is_distinct
-        ends = [*_commas(kinds, first, last), last] if first < last else []
-        if len(ends) != len(udaf.args):
-            raise DeclarationError(
-                f"transform_sql, line {tokens[number].line}: {udaf.sql_name} takes {len(udaf.args)} arguments "
-                f"({', '.join(udaf.args)}), not {len(ends)}."
-            )
+    for udaf, number, first, ends in _calls(tokens, aggregates):
+        last = end = ends[-1]
+        is_distinct = first > number + 2
         # FILTER (…), OVER (…) and OVER name belong to what gathers the rows.
         while end + 2 < len(tokens) and kinds[end + 1] in (TokenType.FILTER, TokenType.OVER):
-            end = closing(end + 2) if kinds[end + 2] == TokenType.L_PAREN else end + 2
+            end = _closing(tokens, end + 2) if kinds[end + 2] == TokenType.L_PAREN else end + 2
         name = udaf.sql_name.lower()
         if is_one_group and end == last and not is_distinct:
             start = f"{_PREFIX}states_{name}(collect_list({_PREFIX}partial_{name}("
@@ -156,6 +129,64 @@ def rewritten(sql: str, aggregates: Sequence[Udaf]) -> str:
         texts += [sql[done:begin], instead]
         done = upto
     return "".join((*texts, sql[done:]))
+
+
+def check_calls(sql: str, udfs: Sequence[Any], aggregate_udfs: Sequence[Any]) -> None:
+    """Raise if SQL calls a function with another number of arguments than it declares. Spark finds that with rows."""
+    declared: list[Any] = [*map(declared_udf, udfs), *map(declared_udaf, aggregate_udfs)]
+    if declared:
+        for _ in _calls(_tokens(sql), declared):
+            pass
+
+
+def _tokens(sql: str) -> list[Any]:
+    from sqlglot import tokenize
+    from sqlglot.errors import TokenError
+
+    try:
+        return list(tokenize(sql, read="spark"))
+    except TokenError as error:
+        raise DeclarationError(f"transform_sql cannot be read: {error}") from None
+
+
+def _calls(tokens: Sequence[Any], declared: Sequence[Any]) -> Iterator[tuple[Any, int, int, list[int]]]:
+    """Yield each call of a function: its token, that of its first argument, and those that end its arguments. From the
+    last call to the first: of two that end at one place, the inner one ends first."""
+    from sqlglot.tokenizer_core import TokenType
+
+    by_name = {each.sql_name.lower(): each for each in declared}
+    kinds = [token.token_type for token in tokens]
+    for number in reversed(range(len(tokens) - 1)):
+        called = by_name.get(tokens[number].text.lower())
+        is_call = kinds[number + 1] == TokenType.L_PAREN and kinds[number] != TokenType.STRING
+        if called is None or not is_call or (number > 0 and kinds[number - 1] == TokenType.DOT):
+            continue
+        last = _closing(tokens, number + 1)
+        first = number + 2 + (kinds[number + 2] == TokenType.DISTINCT)
+        ends = [*_commas(kinds, first, last), last] if first < last else []
+        # `f(*)` and `f(t.*)` have as many arguments as there are columns.
+        before = (TokenType.L_PAREN, TokenType.COMMA, TokenType.DOT)
+        has_star = any(kinds[each] == TokenType.STAR and kinds[each - 1] in before for each in range(first, last))
+        if len(ends) != len(called.args) and not (has_star and isinstance(called, Udf)):
+            count = len(called.args)
+            raise DeclarationError(
+                f"transform_sql, line {tokens[number].line}: {called.sql_name} takes {count} "
+                f"argument{'' if count == 1 else 's'} ({', '.join(called.args)}), not {len(ends)}."
+            )
+        yield called, number, first, ends
+
+
+def _closing(tokens: Sequence[Any], opened: int) -> int:
+    """Return where the parenthesis at a token is closed."""
+    from sqlglot.tokenizer_core import TokenType
+
+    depth = 0
+    for number in range(opened, len(tokens)):
+        kind = tokens[number].token_type
+        depth += (kind == TokenType.L_PAREN) - (kind == TokenType.R_PAREN)
+        if depth == 0:
+            return number
+    raise DeclarationError(f"transform_sql: a parenthesis in line {tokens[opened].line} is never closed.")
 
 
 def _commas(kinds: Sequence[Any], first: int, last: int) -> Iterator[int]:

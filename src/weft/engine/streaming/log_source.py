@@ -121,11 +121,6 @@ class LogSource(StreamSource):
         runtime.find(self._stream)
         return ""
 
-    def declared_schema(self) -> pa.Schema:
-        stream = runtime.find(self._stream)
-        types = tuple({**stream.fields, **META_TYPES}.items())
-        return StreamReader(self.connection, stream.schema, stream.name, types, 0, 0, time_column=EVENT_TIME).schema
-
     def stored_schema(self) -> pa.Schema:
         return self._reader().schema
 

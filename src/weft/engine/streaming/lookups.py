@@ -1,4 +1,4 @@
-"""Tables that `transform_sql` joins: read when a pipeline starts, and again after each interval, between batches."""
+"""Tables that `transform_sql` joins: read with the first batch, and again after each interval, between batches."""
 
 from __future__ import annotations
 
@@ -7,13 +7,17 @@ import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-from weft.engine import frames, inputs
-from weft.engine.readers import SqlReader, open_tables
-from weft.errors import WeftError
+import pyarrow as pa
+
+from weft.engine import frame_projection, frames, inputs
+from weft.engine.readers import SqlReader, naming_declared, open_tables, opened_tables
+from weft.errors import NotFoundError, WeftError, did_you_mean
 from weft.pipelines.streaming.spec import Lookup
 from weft.project import current
 from weft.spark_support import outcome
-from weft.systems.base import system_for
+from weft.systems.base import Connection, system_for
+from weft.systems.load import full_name
+from weft.systems.sql.tables import SqlTables
 
 _log = logging.getLogger("weft.engine")
 
@@ -65,13 +69,11 @@ class LookupTable:
         return frame
 
     def _frame(self) -> Any:
-        lookup = self.lookup
-        connection = current().connection(lookup.connection)
+        connection = current().connection(self.lookup.connection)
         if system_for(connection.kind).tables is None:
-            path = f"{lookup.schema}/{lookup.table}" if lookup.schema else str(lookup.table)
-            return frames.of(inputs.Files(path), None, connection)
+            return _frame_of_files(self.lookup, connection)
         tables = open_tables(connection)
-        sql = lookup.query or f"SELECT * FROM {tables.table(lookup.schema, str(lookup.table))}"
+        sql = _sql(self.lookup, tables)
         return frames.from_reader(self.spark, SqlReader(tables, sql, tables.describe(sql)))
 
     def _swap(self, frame: Any) -> None:
@@ -88,3 +90,46 @@ class LookupTable:
         self._threads.shutdown(wait=False, cancel_futures=True)
         if self._held is not None:
             self._held.unpersist()
+
+
+def columns_of(name: str, lookup: Lookup) -> pa.Schema:
+    """Return the columns of a lookup, of which no row is read; an error where it is not there."""
+    connection = current().connection(lookup.connection)
+    try:
+        if system_for(connection.kind).tables is None:
+            with outcome.explained(f"read the lookup {name}"):
+                return frame_projection.schema_of(_frame_of_files(lookup, connection))
+        with opened_tables(connection) as tables:
+            try:
+                return tables.describe(_sql(lookup, tables))
+            except WeftError:
+                _refuse_missing(lookup, tables)
+                raise
+    except WeftError as error:
+        error.add_note(f"lookup {name}")
+        raise
+
+
+def _refuse_missing(lookup: Lookup, tables: SqlTables) -> None:
+    """Raise if the table is not there, with the name of the one that may be meant."""
+    if lookup.table is None or tables.connection.is_missing():
+        return
+    with tables.driver.session("read") as session:
+        if tables.columns(session, lookup.schema, lookup.table) is None:
+            names = sorted(name for name in tables.names(session, lookup.schema) if not name.startswith("weft."))
+            listing = f"Its tables: {', '.join(names[:20])}." if names else None
+            raise NotFoundError(
+                f"There is no table {full_name(lookup.schema, lookup.table)} on {tables.connection.label}.",
+                hint=did_you_mean(lookup.table, names, listing),
+            )
+
+
+def _sql(lookup: Lookup, tables: SqlTables) -> str:
+    if lookup.query is not None:
+        return naming_declared(lookup.query, tables)
+    return f"SELECT * FROM {tables.table(lookup.schema, str(lookup.table))}"
+
+
+def _frame_of_files(lookup: Lookup, connection: Connection) -> Any:
+    path = f"{lookup.schema}/{lookup.table}" if lookup.schema else str(lookup.table)
+    return frames.of(inputs.Files(path), None, connection)

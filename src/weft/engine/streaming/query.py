@@ -19,6 +19,7 @@ from weft.engine.streaming.checkpoint import Checkpoint, prepared_session
 from weft.engine.streaming.progress import OpenedSource, listen, warn_of_removed
 from weft.engine.streaming.source_state import Columns, Sources, Starts
 from weft.engine.streaming.sources import open_source, refuse_unreachable
+from weft.engine.streaming.start_checks import check_start
 from weft.errors import NotFoundError
 from weft.pipelines.streaming.spec import StreamingPipeline
 from weft.spark_support import outcome
@@ -102,6 +103,7 @@ class Query:
             starts = Starts(self.checkpoint.home).settle(sources)
             for source in opened:
                 refuse_unreachable(source)
+            check_start(self.pipeline, opened, spark)
             carry_out = WeakMethod(self._carry_out)  # Spark's query keeps what it calls
             writer = (
                 joined([each.follow(spark, start) for each, start in zip(opened, starts, strict=True)])

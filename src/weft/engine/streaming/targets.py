@@ -256,7 +256,7 @@ class TargetColumns:
         is_named = name in load.deduplicate_by
         if self.present is None:
             return is_named or not name.startswith(RESERVED_PREFIX)
-        if _is_own(name) and not is_named:
+        if is_own(name) and not is_named:
             return False
         if self.on_drift == "fail":
             raise LoadRefusedError(
@@ -280,10 +280,11 @@ class DeclaredColumns(TableProjection):
 
     def wanted(self, load: Load, names: Sequence[str]) -> list[str]:
         """Return the columns of these that the projection is about."""
-        return [name for name in names if not _is_own(name) or name in self.target.table.names]
+        return [name for name in names if not is_own(name) or name in self.target.table.names]
 
 
-def _is_own(name: str) -> bool:
+def is_own(name: str) -> bool:
+    """Return whether Weft adds a column to rows."""
     return name.startswith(RESERVED_PREFIX) or name == EVENT_TIME
 
 

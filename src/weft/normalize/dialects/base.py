@@ -42,6 +42,10 @@ class SqlWriter:
     """Writes standard SQL. A dialect overrides what it writes or computes in another way."""
 
     dialect: ClassVar[str]
+    why_no_zones: ClassVar[str | None] = None
+    """Why it cannot tell what clocks in a time zone show; `None` where it can."""
+    why_only_plain_patterns: ClassVar[str | None] = None
+    """Why it cannot match patterns that are not plain (`patterns.is_plain`); `None` where it can."""
 
     # ------------------------------------------------------------------------------------------------------- structure
 

@@ -35,6 +35,10 @@ class MySQL(SqlWriter):
     """Instants are DATETIME(6) in UTC."""
 
     dialect: ClassVar[str] = "mysql"
+    why_no_zones: ClassVar[str | None] = (
+        "CONVERT_TZ of MySQL and MariaDB gives null where the tables of time zones are not loaded, and leaves times "
+        "before 1970 and after 2038 as they are"
+    )
     types: ClassVar[dict[pa.DataType, str]] = SqlWriter.types | {
         **dict.fromkeys((pa.bool_(), pa.int8(), pa.int16(), pa.int32(), pa.int64()), "SIGNED"),
         **dict.fromkeys((UTC_TIME, LOCAL_TIME), "DATETIME(6)"),

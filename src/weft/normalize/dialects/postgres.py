@@ -27,6 +27,10 @@ class Postgres(SqlWriter):
     """A value that is used several times is made once, in a subquery: it costs next to nothing there."""
 
     dialect: ClassVar[str] = "postgres"
+    why_only_plain_patterns: ClassVar[str | None] = (
+        "PostgreSQL would take another match than the others do: the longest one, where a pattern has |, a quantifier "
+        "behind a group, or a lazy one"
+    )
     types: ClassVar[dict[pa.DataType, str]] = SqlWriter.types | {
         pa.int8(): "SMALLINT",
         pa.float64(): "DOUBLE PRECISION",

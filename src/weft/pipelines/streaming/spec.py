@@ -304,7 +304,7 @@ _EXAMPLES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Lookup:
-    """A table that `transform_sql` can join, read when the pipeline starts and again after each interval."""
+    """A table that `transform_sql` can join, read with the first batch of a run and again after each interval."""
 
     connection: Annotated[
         AnyConnection | None, Option("A connection or its name.", default="`default`", check=connection_option)

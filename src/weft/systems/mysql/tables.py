@@ -91,6 +91,7 @@ class MySQLTables(SqlTables):
     sessions: ClassVar[type[SqlDriver]] = LoadSessions
     clock: ClassVar[str | None] = "UTC_TIMESTAMP(6)"
     row_lock: ClassVar[str] = " FOR UPDATE"
+    current_schema: ClassVar[str] = "DATABASE()"
     random: ClassVar[str] = "rand()"
     earliest: ClassVar[datetime] = datetime(1000, 1, 1)
 

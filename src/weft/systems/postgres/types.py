@@ -25,8 +25,13 @@ _PLAIN: tuple[tuple[int, str, pa.DataType], ...] = (
     (copy.TEXT, "text", pa.string()),
     (copy.BYTEA, "bytea", pa.binary()),
 )
+_HINTED = (
+    (copy.UUID_, "uuid", "uuid"),
+    (copy.JSON, "json", "json"),
+    (copy.TIME, "time without time zone", "time"),
+)
 _KINDS: dict[int, pa.DataType] = {oid: kind for oid, _, kind in _PLAIN} | {26: pa.int64()}  # 26: oid
-_HINTS = {copy.UUID_: "uuid", copy.JSON: "json", copy.JSONB: "json", copy.TIME: "time"}
+_HINTS = {oid: hint for oid, _, hint in _HINTED} | {copy.JSONB: "json"}
 # Arrays of these become lists; the others are texts, as PostgreSQL writes them.
 _ARRAYS: dict[int, int] = {
     1000: copy.BOOL,
@@ -72,7 +77,7 @@ def _decimal(modifier: int) -> pa.DataType:
 
 
 _SQL: dict[pa.DataType, str] = {kind: sql for _, sql, kind in _PLAIN} | {pa.int8(): "smallint"}
-_HINTED_SQL = {"uuid": "uuid", "json": "json", "time": "time without time zone"}
+_HINTED_SQL = {hint: sql for _, sql, hint in _HINTED}
 
 
 def sql_type(field: pa.Field) -> str:
@@ -88,13 +93,10 @@ def sql_type(field: pa.Field) -> str:
     return _HINTED_SQL[hint] if hint in _HINTED_SQL else _SQL[field.type]
 
 
-_OIDS = {sql: oid for oid, sql, _ in _PLAIN} | {
-    "json": copy.JSON,
+_OIDS = {sql: oid for oid, sql, _ in (*_PLAIN, *_HINTED)} | {
     "character": copy.BPCHAR,
     "character varying": copy.VARCHAR,
-    "time without time zone": copy.TIME,
     "numeric": copy.NUMERIC,
-    "uuid": copy.UUID_,
     "jsonb": copy.JSONB,
 }
 

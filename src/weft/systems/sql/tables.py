@@ -92,6 +92,8 @@ class SqlTables(ABC):
     """Whether the type of a column can be changed to a wider one."""
     explain: ClassVar[str] = "EXPLAIN"
     """The keyword that returns the plan of a query."""
+    current_schema: ClassVar[str] = "current_schema()"
+    """The schema of a table that is named without one."""
     true: ClassVar[str] = "TRUE"
     false: ClassVar[str] = "FALSE"
     random: ClassVar[str] = "random()"
@@ -158,6 +160,12 @@ class SqlTables(ABC):
     @abstractmethod
     def columns(self, session: Session, schema: str | None, name: str) -> list[Column] | None:
         """Return the columns of a table in order, or `None` where there is no such table."""
+
+    def names(self, session: Session, schema: str | None) -> list[str]:
+        """Return the names of the tables and views in a schema, by default the connection's."""
+        place, given = (self.current_schema, ()) if schema is None else ("?", (schema,))
+        listing = f"SELECT table_name FROM information_schema.tables WHERE table_schema = {place}"
+        return [name for (name,) in session.rows(listing, given)]
 
     @abstractmethod
     def sql_type(self, field: pa.Field, *, key: bool = False) -> str:

@@ -242,6 +242,13 @@ class SqliteTables(SqlTables):
     def _name(self, schema: str | None, name: str) -> str:
         return name if schema in (None, "main") else f"{schema}.{name}"
 
+    def names(self, session: Session, schema: str | None) -> list[str]:
+        before = self._name(schema, "")
+        named = session.rows(
+            "SELECT name FROM sqlite_master WHERE type IN ('table', 'view') AND name NOT LIKE 'sqlite_%'"
+        )
+        return [name.removeprefix(before) for (name,) in named if name.startswith(before)]
+
     def create_schema(self, session: Session, schema: str) -> None:
         """There are none."""
 

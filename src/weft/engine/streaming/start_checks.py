@@ -1,0 +1,159 @@
+"""What fails every batch of a streaming pipeline, whatever rows come: found when it starts, and by `weft validate`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+import pyarrow as pa
+
+from weft.engine import files, inputs, session
+from weft.engine.frames import from_memory
+from weft.engine.readers import opened_tables, stored_columns
+from weft.engine.streaming import functions, lookups
+from weft.engine.streaming.targets import is_own, topic_target
+from weft.engine.streaming.transform import together
+from weft.errors import ConnectionFailedError, DeclarationError, WeftError, did_you_mean
+from weft.pipelines.streaming.spec import StreamingPipeline, Target
+from weft.project import current
+from weft.spark_support import outcome
+from weft.spark_support.sessions import active
+from weft.systems.base import system_for
+from weft.systems.load import KEYED_MODES, Load
+from weft.systems.stream_source import EVENT_TIME, StreamSource
+
+# What Spark finds wrong with SQL whatever columns its tables have.
+_CERTAIN = ("PARSE_SYNTAX_ERROR", "TABLE_OR_VIEW_NOT_FOUND", "UNRESOLVED_ROUTINE")
+_NO_COLUMNS = pa.schema([(EVENT_TIME, pa.timestamp("us", "UTC"))])
+
+
+def check_start(pipeline: StreamingPipeline, sources: Sequence[StreamSource], spark: Any) -> None:
+    """Raise for what would fail every batch. A database that is away now is left to the batches."""
+    schemas = [known_schema(each) for each in sources]
+    columns = columns_of_rows(schemas)
+    if pipeline.transform_sql is not None:
+        joined: dict[str, pa.Schema] = {}
+        for name, lookup in pipeline.lookups.items():
+            try:
+                joined[name] = lookups.columns_of(name, lookup)
+            except ConnectionFailedError:
+                if current().connection(lookup.connection).is_missing():
+                    raise
+        are_known = len(joined) == len(pipeline.lookups)
+        columns = sql_columns(
+            pipeline, pipeline.transform_sql, schemas, joined if are_known else None, spark, strict=False
+        )
+    for target in (each for each in pipeline.targets if each.primary_key):
+        with suppress(ConnectionFailedError):
+            check_columns(target, columns, stored_names(target))
+
+
+def known_schema(source: StreamSource) -> pa.Schema | None:
+    """Return the columns of a source as far as they are declared or stored; `None` where rows bring them."""
+    schema = source.stored_schema()
+    return None if schema is None or all(map(is_own, schema.names)) else schema
+
+
+def columns_of_rows(schemas: Sequence[pa.Schema | None]) -> list[str] | None:
+    """Return the columns of all sources; `None` where rows bring some."""
+    known = [each for each in schemas if each is not None]
+    return [name for each in known for name in each.names] if len(known) == len(schemas) else None
+
+
+# ---------------------------------------------------------------------------------------------------------------- SQL
+
+
+def sql_columns(
+    pipeline: StreamingPipeline,
+    sql: str,
+    schemas: Sequence[pa.Schema | None],
+    joined: Mapping[str, pa.Schema] | None,
+    spark: Any,
+    *,
+    strict: bool,
+) -> list[str] | None:
+    """Return the columns that `transform_sql` makes; `None` where that depends on rows. `joined`: those of the lookups.
+
+    Raises for calls, tables and functions that cannot be; where all columns are known and it is `strict`, for columns
+    too. (Streams may get more.)
+    """
+    functions.check_calls(sql, pipeline.udfs, pipeline.aggregate_udfs)
+    if joined is None:
+        return _named_columns(sql)
+    functions.register(spark, pipeline.udfs, pipeline.aggregate_udfs)
+    is_known = None not in schemas
+    try:
+        with outcome.explained("understand transform_sql"), active(spark):
+            for name, schema in joined.items():
+                _empty(spark, schema).createOrReplaceTempView(name)
+            rows = together([_empty(spark, _NO_COLUMNS if each is None else each) for each in schemas])
+            columns: list[str] = functions.transformed(rows, sql, pipeline.aggregate_udfs).columns
+    except WeftError as error:
+        # Of ours, it was raised while Spark's own was handled.
+        condition = getattr(error.__context__, "getCondition", lambda: None)()
+        if (strict and is_known) or condition in _CERTAIN:
+            raise
+        is_known = False
+    return columns if is_known else _named_columns(sql)
+
+
+def _empty(spark: Any, schema: pa.Schema) -> Any:
+    return from_memory(spark, inputs.Memory(schema, []))
+
+
+def _named_columns(sql: str) -> list[str] | None:
+    """Return the columns to which SQL gives a name; `None` where it has others: `*`, or a function without a name."""
+    from sqlglot import exp, parse_one
+    from sqlglot.errors import SqlglotError
+
+    try:
+        tree = parse_one(sql, read="spark")
+    except SqlglotError:
+        return None
+    if not isinstance(tree, exp.Query):
+        return None
+    has_names = all(each.output_name or isinstance(each, exp.Aliases) for each in tree.selects)
+    names = tree.named_selects
+    return names if names and has_names and "*" not in names else None
+
+
+# ------------------------------------------------------------------------------------------------------------ targets
+
+
+def stored_names(target: Target) -> list[str] | None:
+    """Return the columns of a target's table as it is now; `None` where there is none."""
+    connection = current().connection(target.connection)
+    if target.table is None or connection.is_missing():
+        return None
+    if system_for(connection.kind).tables is None:
+        if not target.primary_key:
+            return None  # nothing is asked of it, and to look takes Spark
+        return files.columns(session.spark(), connection, Load.declare(target=target.table))
+    with opened_tables(connection) as tables:
+        columns = stored_columns(tables, *target.table)
+    return None if columns is None else [each.name for each in columns]
+
+
+def check_columns(target: Target, columns: Sequence[str] | None, stored: Sequence[str] | None) -> None:
+    """Raise for keys and other columns that a target is told of, and that neither rows nor its table can have."""
+    if target.stream is not None and topic_target(target) is None:
+        return  # events have no keys
+    if columns is not None and target.declared is not None:
+        columns = [*columns, *target.declared.names]  # some may be derived
+    if target.mode not in KEYED_MODES and columns is not None and stored is not None:
+        columns, stored = [*columns, *stored], None
+    _refuse_unknown("key", target.primary_key, columns, "the rows")
+    _refuse_unknown("key", target.primary_key, stored, f"the table {target.name}")
+    _refuse_unknown("deduplicate_by", target.options.get("deduplicate_by", ()), columns, "the rows")
+    since = target.options.get("event_timestamp_column")
+    _refuse_unknown("event_timestamp_column", (since,) if since else (), columns, "the rows")
+
+
+def _refuse_unknown(what: str, names: Sequence[str], columns: Sequence[str] | None, where: str) -> None:
+    for name in names:
+        if columns is not None and name not in columns:
+            raise DeclarationError(
+                f"The {what} {name!r} is not a column of {where}.",
+                hint=did_you_mean(name, columns, f"Columns: {', '.join(columns[:30])}."),
+            )

@@ -1,0 +1,36 @@
+"""The tables of a database, by which an error names the one that may be meant."""
+
+from __future__ import annotations
+
+import pytest
+
+import weft
+from weft.engine.streaming.lookups import columns_of
+from weft.project import Project, use
+from weft.systems.sql.tables import SqlTables
+
+
+def test_names_of_a_schema(tables: SqlTables) -> None:
+    with tables.driver.session("publish") as session:
+        tables.create_schema(session, "marts")
+        session.run(f"CREATE TABLE {tables.table(None, 'users')} (id INTEGER)")
+        session.run(f"CREATE TABLE {tables.table('marts', 'daily')} (id INTEGER)")
+        session.run(f"CREATE VIEW {tables.table(None, 'adults')} AS SELECT * FROM {tables.table(None, 'users')}")
+        assert {"users", "adults"} <= set(tables.names(session, None))
+        assert tables.names(session, "marts") == ["daily"]
+
+
+@pytest.mark.parametrize("schema", [None, "marts"])
+def test_a_lookup_that_is_not_there(tables: SqlTables, database_url: str, schema: str | None) -> None:
+    with tables.driver.session("publish") as session:
+        tables.create_schema(session, "marts")
+        session.run(f"CREATE TABLE {tables.table(schema, 'users')} (id INTEGER)")
+    tables.close()
+    with use(Project()):
+        weft.connect(url=database_url, name="here")
+        assert columns_of("u", weft.Lookup(connection="here", table="users", schema=schema)).names == ["id"]
+        with pytest.raises(weft.NotFoundError, match=r"There is no table (marts\.)?user on the connection") as caught:
+            columns_of("u", weft.Lookup(connection="here", table="user", schema=schema))
+        assert (caught.value.hint, caught.value.__notes__) == ("Did you mean 'users'?", ["lookup u"])
+        with pytest.raises(weft.WeftError, match="nobody"):
+            columns_of("u", weft.Lookup(connection="here", query="SELECT * FROM nobody"))
