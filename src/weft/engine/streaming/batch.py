@@ -20,7 +20,7 @@ from weft.pipelines.streaming.endpoints import label_of
 from weft.pipelines.streaming.spec import StreamingPipeline
 from weft.project import current
 from weft.systems.load import Counts
-from weft.systems.stream_source import BatchRows, UntypedRows
+from weft.systems.stream_source import BatchRows, FrameRows, UntypedRows
 
 # Tests stop a process at each of these steps, by a handler on this logger.
 _steps = logging.getLogger("weft.streaming")
@@ -97,10 +97,11 @@ class Batches:
                 return self._run(parts, frame.sparkSession, batch)
             except WeftError as error:
                 failure = error
-            # A row of a file that cannot be parsed, which Spark does not report; or a number that makes its column
-            # wider than the SQL or a target takes. A target that has the batch has its rows as they were.
+            # A row of a file that cannot be parsed, which Spark does not report; or a number, or a key of an object,
+            # that makes its column wider than the SQL or a target takes. A target that has the batch has its rows as
+            # they were.
             for widens in dict.fromkeys((self._widens, False)):
-                is_refused = isinstance(failure, LoadRefusedError) and (widens or not self._widens)
+                is_refused = isinstance(failure, LoadRefusedError) and widens
                 if isinstance(failure, _NOT_READING) or is_refused or self._is_stored(batch):
                     continue
                 again = self._split(parts, batch.query_id, widens)
@@ -124,6 +125,7 @@ class Batches:
         counts: dict[str, Counts] = {}
         rows_read = None
         self._columns.begin()
+        self._box.origins.clear()
         typed = list(self._typed(parts, batch.query_id))
         for each in typed:
             self._check_unparsed(each)
@@ -150,9 +152,25 @@ class Batches:
         finally:
             if transformed is not None and isinstance(transformed.rows, inputs.Frame):
                 transformed.rows.frame.unpersist()
-        self._columns.keep()
+        self._keep_columns(typed, batch.query_id)
         rejected += sum(each.quarantined for each in counts.values())
         return BatchResult(batch.number, counts, rows_read, rejected)
+
+    def _keep_columns(self, rows: Sequence[TypedRows], query_id: str) -> None:
+        """Keep the columns of a batch for those that follow. Rows that the SQL or a target rejected decide nothing."""
+        rejected = self._box.origins
+        for each in rows if rejected else ():
+            if isinstance(each, FrameRows) and self._columns.has_news(each.source):
+                offsets = [offset for source, offset in rejected if source == each.source and offset is not None]
+                found = None
+                if all(offset is not None for _, offset in rejected):
+                    with suppress(WeftError):  # the targets have the batch
+                        found = each.found_without(offsets)
+                if found is not None:
+                    self._columns.note(found, each.source, query_id)
+                else:
+                    self._columns.forget_changes(each.source)
+        self._columns.keep()
 
     def _check_unparsed(self, rows: TypedRows) -> None:
         """Raise for rows that could not be parsed, if there is no place for them."""
