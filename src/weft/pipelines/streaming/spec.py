@@ -11,7 +11,7 @@ from weft.errors import DeclarationError
 from weft.options import Option, column_names, count, errors_at, one_of, options_of, refuse_unknown, text_option
 from weft.pipelines.options import connection_option
 from weft.pipelines.table import AnyTable, Table, table_of
-from weft.streams.declare import Stream
+from weft.streams.declare import MAX_NEW_COLUMNS, Stream
 from weft.systems.base import AnyConnection, Connection, Settings, system_for
 from weft.systems.endpoint import endpoint_of, endpoint_options, endpoints, is_start
 from weft.systems.file_options import FileKeywords
@@ -365,6 +365,7 @@ class StreamingPipeline:
     aggregate_udfs: tuple[Any, ...] = ()
     dead_letters: DeadLetters | None = None
     on_drift: Drift = "evolve"
+    max_new_columns: int = MAX_NEW_COLUMNS
     every_seconds: float | None = None
     """Between the beginnings of two batches; one after the other where `None`."""
     idle_pause_seconds: float = 0.1
