@@ -119,6 +119,11 @@ def columns(spark: Any, connection: Connection, load: Load) -> list[str] | None:
     return target_of(connection).columns(load, connectors.ready(spark, connection))
 
 
+def refused_columns(connection: Connection, load: Load, columns: Iterable[pa.Field]) -> dict[str, str]:
+    """Return those of these new columns that the target cannot have because of a name, each with the reason."""
+    return target_of(connection).refused_columns(columns, load, connectors.ready(session.spark(), connection))
+
+
 def has(connection: Connection, load: Load) -> bool:
     """Return whether the target has a load already."""
     spark = connectors.ready(session.spark(), connection)

@@ -73,6 +73,8 @@ class StreamSource(ABC):
     """Whether it waits for new rows by itself, so that Spark need not pause before it asks again."""
     wants_commits: ClassVar[bool] = False
     """Whether `committed` does something."""
+    brings_keys: bool = False
+    """Whether any row may have columns of its own, as messages of JSON do."""
     read_by_workers: ClassVar[bool] = True
     """Whether Spark's workers open the connection themselves."""
 
@@ -224,6 +226,10 @@ class FrameRows:
     def with_offsets(self) -> Any:
         """Return the rows again, with the column `OFFSET` where the source has offsets: it may read them again."""
         return self.data
+
+    def found_without(self, offsets: Collection[str]) -> Any | None:
+        """Return `found` as it would be without the rows of these offsets; `None` where that cannot be known."""
+        return None
 
     def close(self) -> None:
         """Release the rows, also after a failure."""

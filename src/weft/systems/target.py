@@ -84,6 +84,10 @@ class SparkTarget(ABC):
         """Return the columns of the load's table; `None` where no load has made it."""
         return None
 
+    def refused_columns(self, columns: Iterable[pa.Field], load: Load, spark: SparkSession) -> dict[str, str]:
+        """Return those of these new columns that the load's table cannot have because of a name, with the reason."""
+        return {}
+
     def read(self, path: str, spark: SparkSession) -> DataFrame:
         """Return the rows of a table, or of the files at a path. Only an `exactly_once` target is asked."""
         raise NotImplementedError

@@ -12,7 +12,9 @@ import pytest
 import weft
 from engine.streaming.conftest import rows, run_once
 from weft.engine.load import open_tables
+from weft.engine.streaming.checkpoint import Checkpoint
 from weft.engine.streaming.dead_letters import stream_of
+from weft.engine.streaming.source_state import Columns
 from weft.errors import WeftError
 from weft.project import current
 
@@ -214,3 +216,46 @@ def test_declared_columns_of_files(ending: str, project: Path) -> None:
         folder.run(*lines)
     assert rows("copies", "id, CAST(code AS TEXT) AS code") == [(1, "007")]
     assert payloads() == sorted(lines[1:])
+
+
+def kept(topic: Topic) -> dict[str, str]:
+    """The columns of the topic that later batches know."""
+    columns = Columns(Checkpoint("copy").home).kept(topic.name)
+    return {each.name: str(each.type) for each in columns if each.name != "_event_ts"}
+
+
+@pytest.mark.parametrize("sql", [None, "SELECT n FROM source"])
+def test_a_row_that_a_target_rejected_decides_nothing(sql: str | None, kafka: Any) -> None:
+    topic = Topic(kafka, transform_sql=sql)
+    topic.run({"n": 1})
+    topic.run({"n": 2}, {"n": 12345678901234567890, "other": "text"}, {"n": 3, "more": 1})
+    assert [payload["n"] for _, payload in letters()] == ["12345678901234567890"]
+    assert rows("copies", "n") == [(1,), (2,), (3,)]
+    assert kept(topic) == {"n": "int64", "more": "int64"}
+
+
+def test_a_row_that_the_sql_rejected_decides_nothing(kafka: Any) -> None:
+    topic = Topic(kafka, transform_sql="SELECT CAST(n AS INT) AS n FROM source", transform_on_error="dlq")
+    topic.run({"n": 1})
+    topic.run({"n": 2}, {"n": 12345678901234567890, "other": "text"}, {"n": 3, "more": 1})
+    assert len(letters()) == 1
+    assert kept(topic) == {"n": "int64", "more": "int64"}
+
+
+def test_what_later_batches_know_is_limited(kafka: Any) -> None:
+    """SQL is given a null for each column that the topic ever had."""
+    topic = Topic(kafka, transform_sql="SELECT id FROM source")
+    topic.run({"id": 1})
+    topic.run({"id": 2, **{f"k{number}": 1 for number in range(2000)}})
+    topic.run({"id": 3})
+    assert rows("copies", "id") == [(1,), (2,), (3,)]
+    assert len(kept(topic)) == 1000
+
+
+def test_without_origins_columns_keep_their_types(kafka: Any) -> None:
+    """Of a group it is unknown which messages are in it."""
+    topic = Topic(kafka, transform_sql="SELECT max(n) AS n FROM source GROUP BY id")
+    topic.run({"id": 1, "n": 1})
+    topic.run({"id": 1, "n": 12345678901234567890}, {"id": 2, "n": 3, "more": 1})
+    assert len(letters()) == 1
+    assert kept(topic) == {"id": "int64", "n": "int64", "more": "int64"}

@@ -29,7 +29,7 @@ from weft.project import current
 from weft.systems.dead_letter_store import DeadLetter
 from weft.systems.load import Counts
 from weft.systems.log import EXTRA
-from weft.systems.stream_source import BatchRows, UntypedRows
+from weft.systems.stream_source import BatchRows, FrameRows, UntypedRows
 
 # Tests stop a process at each of these steps, by a handler on this logger.
 _steps = logging.getLogger("weft.streaming")
@@ -112,10 +112,11 @@ class Batches:
                 return self._run(parts, frame.sparkSession, batch)
             except WeftError as error:
                 failure = error
-            # A row of a file that cannot be parsed, which Spark does not report; or a number that makes its column
-            # wider than the SQL or a target takes. A target that has the batch has its rows as they were.
+            # A row of a file that cannot be parsed, which Spark does not report; or a number, or a key of an object,
+            # that makes its column wider than the SQL or a target takes. A target that has the batch has its rows as
+            # they were.
             for widens in dict.fromkeys((self._widens, False)):
-                is_refused = isinstance(failure, LoadRefusedError) and (widens or not self._widens)
+                is_refused = isinstance(failure, LoadRefusedError) and widens
                 if isinstance(failure, _NOT_READING) or is_refused or self._is_stored(batch):
                     continue
                 again = self._split(parts, batch.query_id, widens)
@@ -141,6 +142,7 @@ class Batches:
         counts: dict[str, Counts] = {}
         rows_read = None
         self._columns.begin()
+        self._box.origins.clear()
         typed = list(self._typed(parts, batch.query_id))
         for each in typed:
             self._check_unparsed(each)
@@ -155,8 +157,7 @@ class Batches:
                 rows, letters, with_origins = transformed
                 if letters and self.targets.is_done(self.pipeline.targets, batch):
                     letters = []  # what failed then is stored; what fails by other SQL now is in the targets
-                if self.pipeline.transform_on_error == "dlq":  # "drop" is said of these rows alone
-                    self._box.put(letters, batch, "transform")
+                self._put_failed(letters, batch)
                 rejected += len(letters)
                 for target in self.pipeline.targets:
                     loaded = self.targets.load(target, rows, batch, with_origins)
@@ -168,7 +169,7 @@ class Batches:
         finally:
             if transformed is not None and isinstance(transformed.rows, inputs.Frame):
                 transformed.rows.frame.unpersist()
-        self._columns.keep()
+        self._keep_columns(typed, batch.query_id)
         rejected += sum(each.quarantined for each in counts.values())
         return BatchResult(batch.number, counts, rows_read, rejected)
 
@@ -192,7 +193,6 @@ class Batches:
                 loaded = self.targets.load(target, rows, batch, lambda: pa.table({}))
                 counts[label_of(self.pipeline, target)] = loaded
                 _steps.debug("loaded")
-        self._columns.keep()
         rejected += sum(each.quarantined for each in counts.values())
         emitted = max((each.rows_read for each in counts.values()), default=0)
         return BatchResult(batch.number, counts, rows_read, rejected, windows.report(emitted))
@@ -202,6 +202,7 @@ class Batches:
     ) -> tuple[int, int | None]:
         """Add the rows of a batch to the state; return how many were rejected, and how many were read."""
         self._columns.begin()
+        self._box.origins.clear()
         typed = list(self._typed(parts, batch.query_id))
         for each in typed:
             self._check_unparsed(each)
@@ -213,7 +214,7 @@ class Batches:
         reduced = windows.by_partition(reduced, filled)
         for each in typed:
             self._box.put(each.bad, batch, f"read {each.source}")
-        self._box.put(letters, batch, "transform")
+        self._put_failed(letters, batch)
         rejected = sum(len(each.bad) for each in typed) + len(letters)
         if windows.rejects(reduced):
             for each in filled:
@@ -221,7 +222,31 @@ class Batches:
                 self._box.put(outside, batch, f"window {each.source}")
                 rejected += len(outside)
         windows.add(batch.number, reduced, spark)
+        self._keep_columns(typed, batch.query_id)
         return rejected, self.transform.rows_read() if filled else 0
+
+    def _put_failed(self, letters: Sequence[DeadLetter], batch: BatchId) -> None:
+        """Store the rows that the SQL failed for, unless the pipeline says `drop`, which is said of these rows alone."""
+        if self.pipeline.transform_on_error == "dlq":
+            self._box.put(letters, batch, "transform")
+        else:
+            self._box.origins.update((each.source, each.offset) for each in letters)
+
+    def _keep_columns(self, rows: Sequence[TypedRows], query_id: str) -> None:
+        """Keep the columns of a batch for those that follow. Rows that the SQL or a target rejected decide nothing."""
+        rejected = self._box.origins
+        for each in rows if rejected else ():
+            if isinstance(each, FrameRows) and self._columns.has_news(each.source):
+                offsets = [offset for source, offset in rejected if source == each.source and offset is not None]
+                found = None
+                if all(offset is not None for _, offset in rejected):
+                    with suppress(WeftError):  # the targets have the batch
+                        found = each.found_without(offsets)
+                if found is not None:
+                    self._columns.note(found, each.source, query_id)
+                else:
+                    self._columns.forget_changes(each.source)
+        self._columns.keep()
 
     def _check_unparsed(self, rows: TypedRows) -> None:
         """Raise for rows that could not be parsed, if there is no place for them."""

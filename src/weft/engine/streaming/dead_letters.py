@@ -48,6 +48,8 @@ class DeadLetterBox:
         self.pipeline, self._replays = pipeline, replays
         self.put_ids: set[str] = set()
         """The letters that were put into this box."""
+        self.origins: set[tuple[str, str | None]] = set()
+        """Source and offset of the rows of a batch that were read, and then failed."""
         self._store = open_store(pipeline)
 
     @property
@@ -62,6 +64,7 @@ class DeadLetterBox:
 
     def put(self, letters: Sequence[DeadLetter], batch: BatchId, part: str) -> None:
         """Store the letters of a batch. The same ones of the same batch again change nothing."""
+        self.origins.update((each.source, each.offset) for each in letters if each.stage != "read")
         if not letters or self._store is None:
             return
         now = datetime.now(UTC)

@@ -29,6 +29,9 @@ from weft.systems.codecs.columns import storable
 from weft.systems.stream_source import OFFSET
 from weft.types import FieldType
 
+_MOST_COLUMNS = 1000
+"""So many columns of a source are remembered, or as many as its first batch has."""
+
 
 class _Kept:
     """A file of JSON in a checkpoint: moved with it, and gone with it."""
@@ -122,26 +125,32 @@ def _begun(sources: Sequence[Source], known: dict[str, str]) -> list[Source]:
 
 
 class Written(_Kept):
-    """The tables that batches were written to."""
+    """The tables that batches were written to, each with the number of columns that it got from them."""
 
     NAME = "targets.json"
 
     def __init__(self, checkpoint: Location) -> None:
         super().__init__(checkpoint)
-        self._known: list[str] | None = None
+        self._known: dict[str, int] | None = None
 
     def has(self, table: str) -> bool:
         return table in self._tables()
 
-    def note(self, table: str) -> None:
-        """Remember a table; a replay of letters without a checkpoint leaves none behind."""
-        if not self.has(table) and self._home.at("metadata").read() is not None:
-            self._tables().append(table)
+    def added(self, table: str) -> int:
+        """Return how many columns a table got."""
+        return self._tables().get(table, 0)
+
+    def note(self, table: str, added: int = 0) -> None:
+        """Remember a table that got columns; a replay of letters without a checkpoint leaves nothing behind."""
+        if (added or not self.has(table)) and self._home.at("metadata").read() is not None:
+            self._tables()[table] = self.added(table) + added
             self._write(self._tables())
 
-    def _tables(self) -> list[str]:
+    def _tables(self) -> dict[str, int]:
         if self._known is None:
-            self._known = self._read() or []
+            stored = self._read() or {}
+            # An older checkpoint has a list of the tables.
+            self._known = stored if isinstance(stored, dict) else dict.fromkeys(stored, 0)
         return self._known
 
 
@@ -193,10 +202,24 @@ class Columns(_Kept):
         """Forget what a batch found that was not carried out."""
         self._found = {}
 
+    def has_news(self, source: str) -> bool:
+        """Return whether the batch in hand has new columns or types."""
+        return bool(self._found.get(source))
+
+    def forget_changes(self, source: str) -> None:
+        """Forget the types that the batch in hand gave to columns which had others."""
+        known = {name.lower() for name in self._known.get(source, {})}
+        self._found[source] = {name: kind for name, kind in self._found[source].items() if name.lower() not in known}
+
     def keep(self) -> None:
         """Write the columns of a batch that was carried out."""
         for source, new in self._found.items():
             known = self._known.setdefault(source, {})
+            if known:  # the columns of a first batch are what the source is about
+                older = {name.lower() for name in known}
+                fresh = [name for name in new if name.lower() not in older]
+                for name in fresh[max(_MOST_COLUMNS - len(known), 0) :]:
+                    del new[name]
             newer = {name.lower() for name in new}
             for name in [each for each in known if each.lower() in newer]:
                 del known[name]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import itertools
 import json
-from collections.abc import Callable, Collection, Iterator, Sequence
+import logging
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime
@@ -21,9 +22,10 @@ from weft.engine.inputs import Input
 from weft.engine.load import Job
 from weft.engine.projection import TableProjection
 from weft.engine.readers import open_tables, read_all, stored_columns
-from weft.engine.streaming import dead_letters
+from weft.engine.streaming import dead_letters, new_columns
 from weft.engine.streaming.batch_id import BatchId
 from weft.engine.streaming.source_state import Written
+from weft.engine.streaming.sources import open_source
 from weft.engine.streaming.transform import WithOrigins
 from weft.errors import LoadRefusedError, WeftError
 from weft.pipelines import declare
@@ -33,15 +35,18 @@ from weft.pipelines.table import Table
 from weft.project import current
 from weft.spark_support import outcome
 from weft.spark_support.sessions import quoted
-from weft.streams.declare import Stream
+from weft.streams.declare import MAX_NEW_COLUMNS, Stream
 from weft.systems.base import Connection, system_for
-from weft.systems.load import KEY_LENGTH, KEYED_MODES, Counts, Declared, Load
+from weft.systems.dead_letter_store import DeadLetter
+from weft.systems.load import KEY_LENGTH, KEYED_MODES, SCD2_COLUMNS, Counts, Declared, Load
 from weft.systems.log import RESERVED_PREFIX
-from weft.systems.sql import ledger
-from weft.systems.sql.tables import SqlTables
+from weft.systems.sql import ledger, quarantine
+from weft.systems.sql.tables import Column, SqlTables
 from weft.systems.stream_source import EVENT_TIME
 from weft.systems.target import SparkTarget
 from weft.types import to_json
+
+_log = logging.getLogger("weft.engine")
 
 # So many events are one publish: all of them or none, and few enough to be held as Python objects.
 _EVENTS = 100_000
@@ -57,6 +62,11 @@ class Targets:
         self._tables: dict[Connection, SqlTables] = {}
         """What stays open: to sign in again for each batch takes longer than to write a few rows."""
         self._from = ", ".join(each.name for each in pipeline.sources)
+        # SQL that names its columns has those that its author wants.
+        is_open = pipeline.transform_sql is None or "*" in pipeline.transform_sql
+        self._takes_keys = is_open and any(open_source(each).brings_keys for each in pipeline.sources)
+        self._left_out: set[tuple[str, str]] = set()
+        """Tables and the columns that they do not get, of which a warning was written."""
 
     def close(self) -> None:
         for tables in self._tables.values():
@@ -78,21 +88,101 @@ class Targets:
                 if target.declared is not None and target.declared.columns:
                     columns = DeclaredColumns.of(target.declared, on_drift)
                 else:
-                    columns = TargetColumns(present, on_drift)
+                    columns = TargetColumns(None if present is None else frozenset(present), on_drift)
                 job = Job(load, connection, projection=columns)
                 if self._pipeline.dead_letters is not None:
                     job.reject = functools.partial(self._put_keyless, load, target, batch, with_origins)
-                counts, _ = job.run(_selected(rows, columns, load), tables)
+                fitted = self._fitted(
+                    _selected(rows, columns, load), columns, target, load, connection, tables, present
+                )
+                if fitted.aside and self.has(target, batch):
+                    counts = Counts(replayed=True)
+                else:
+                    self._put_aside(fitted.aside, load, target, batch, with_origins)
+                    if fitted.is_nothing:
+                        return Counts(quarantined=len(fitted.aside))
+                    counts, _ = job.run(fitted.rows, tables)
+                    counts = replace(counts, quarantined=counts.quarantined + len(fitted.aside))
         except WeftError as error:
             if isinstance(error, LoadRefusedError) and error.can_quarantine:
                 error = LoadRefusedError(error.what, hint=NO_STORE)
             error.add_note(f"target {target.name} of {self._pipeline.name}, batch {batch.number}")
             raise error from error.__cause__
-        if target.table is not None:
-            self._written.note(_place_of(target, connection))
+        if target.table is not None or fitted.added:
+            self._written.note(_place_of(target, connection), fitted.added)
         if counts.quarantined or counts.replayed:
             self._store_rejected(target, batch, with_origins)
         return counts
+
+    def _fitted(
+        self,
+        rows: Input,
+        columns: TargetColumns | DeclaredColumns,
+        target: Target,
+        load: Load,
+        connection: Connection,
+        tables: SqlTables | None,
+        present: Mapping[str, Column | None] | None,
+    ) -> new_columns.Fitted:
+        """Return the rows with the new columns that a target may get, where these are keys of messages."""
+        if not self._takes_keys:
+            return new_columns.Fitted(rows, [], 0, [])
+        names = new_columns.names_of(rows)
+        new = columns.new(load, names, present or {})
+        fields = functools.cache(lambda: {each.name: each for each in new_columns.schema_of(rows)})
+        if tables is None:
+            refused = files.refused_columns(connection, load, [fields()[name] for name in new]) if new else {}
+        else:
+            refused = {name: why for name in new if (why := tables.refuses_name(name)) is not None}
+        for name in names:
+            column = (present or {}).get(name.lower())
+            if load.mode == "scd2" and name.lower() in SCD2_COLUMNS:
+                refused[name] = "scd2 keeps this column itself"
+            elif column is not None and column.generated:
+                refused[name] = "the database generates this column"
+        stored = [each.field for each in (present or {}).values() if each is not None]
+
+        def can_hold(more: Collection[str]) -> bool:
+            return tables is None or tables.can_hold([*stored, *(fields()[name] for name in more)])
+
+        most, place = self._pipeline.max_new_columns, _place_of(target, connection)
+        room = max(most - self._written.added(place), 0)
+        is_made = present is None and isinstance(columns, TargetColumns)
+        limits = new_columns.Limits(refused, room, max(most, MAX_NEW_COLUMNS), is_made, can_hold)
+        fitted = new_columns.fitted(rows, new, limits)
+        unnamed = [name for name in fitted.left_out if (place, name) not in self._left_out]
+        if unnamed:
+            self._left_out.update((place, name) for name in unnamed)
+            _log.warning(
+                "The table %s has got as many columns as max_new_columns=%s of %s allows, or as it can have. These are "
+                "left out: %s%s",
+                load.name,
+                most,
+                self._pipeline.name,
+                ", ".join(map(repr, unnamed[:20])),
+                " …" if len(unnamed) > 20 else "",
+            )
+        return fitted
+
+    def _put_aside(
+        self,
+        rows: Sequence[tuple[dict[str, Any], str]],
+        load: Load,
+        target: Target,
+        batch: BatchId,
+        with_origins: WithOrigins,
+    ) -> None:
+        """Store rows as letters whose columns the target cannot have; an error where there is no place for them."""
+        if not rows:
+            return
+        if self._pipeline.dead_letters is None:
+            raise LoadRefusedError(
+                f"{len(rows):,} rows of the source of {load.name} cannot be stored. The first: {rows[0][1]}",
+                hint=f"{NO_STORE} Or leave the columns out by transform_sql.",
+            )
+        label = label_of(self._pipeline, target)
+        letters = [DeadLetter("store", why, self._from, quarantine.payload(row), target=label) for row, why in rows]
+        self._box.put(dead_letters.name_origins(letters, with_origins), batch, f"store {label}")
 
     def _refuse_gone(self, target: Target, connection: Connection) -> None:
         """Refuse to make a table that earlier batches were written to: it would have the rows from now on alone."""
@@ -214,16 +304,13 @@ def _selected(rows: Input, columns: TargetColumns | DeclaredColumns, load: Load)
     return inputs.Frame(rows.frame.select(*map(quoted, wanted)), packed)
 
 
-def _columns(connection: Connection, tables: SqlTables | None, load: Load) -> frozenset[str] | None:
-    """Return the columns that a target has now, in small letters; `None` where it is not there."""
+def _columns(connection: Connection, tables: SqlTables | None, load: Load) -> dict[str, Column | None] | None:
+    """Return the columns that a target has now, by their names in small letters; `None` where it is not there."""
     if tables is None:
         names = files.columns(session.spark(), connection, load)
-    elif connection.is_missing():
-        names = None
-    else:
-        columns = stored_columns(tables, load.schema, load.table)
-        names = None if columns is None else [each.name for each in columns]
-    return None if names is None else frozenset(name.lower() for name in names)
+        return None if names is None else dict.fromkeys(map(str.lower, names))
+    columns = None if connection.is_missing() else stored_columns(tables, load.schema, load.table)
+    return None if columns is None else {each.name.lower(): each for each in columns}
 
 
 # ------------------------------------------------------------------------------------------ which columns a target gets
@@ -246,6 +333,11 @@ class TargetColumns:
         """Return those of the columns that are written. The others are left out before rows go anywhere: a database
         would have to take them into a table of ours first."""
         return [name for name in names if self._is_wanted(name, load)]
+
+    def new(self, load: Load, names: Sequence[str], present: Collection[str]) -> list[str]:
+        """Return the columns of these that the target would get, without those that the load needs."""
+        needed = {EVENT_TIME, *_named_by(load)}
+        return [name for name in names if name.lower() not in present and name not in needed]
 
     def runs_in(self, dialect: str) -> bool:
         return True
@@ -280,7 +372,26 @@ class DeclaredColumns(TableProjection):
 
     def wanted(self, load: Load, names: Sequence[str]) -> list[str]:
         """Return the columns of these that the projection is about."""
-        return [name for name in names if not is_own(name) or name in self.target.table.names]
+        declared = self.target.table.names
+        wanted = [name for name in names if not is_own(name) or name in declared]
+        # An expression may be made of any column.
+        if self.target.on_drift == "ignore" and not any(each.normalizers for each in self.target.table.columns):
+            return [name for name in wanted if name in declared or name in _named_by(load)]
+        return wanted
+
+    def new(self, load: Load, names: Sequence[str], present: Collection[str]) -> list[str]:
+        """Return the columns of these that `evolve` would add."""
+        if self.target.on_drift != "evolve":
+            return []
+        needed = {*self.target.table.names, *_named_by(load)}
+        return [name for name in names if name.lower() not in present and name not in needed]
+
+
+def _named_by(load: Load) -> tuple[str, ...]:
+    """Return the columns that a load names."""
+    time = load.event_timestamp_column
+    chosen = (load.keys, load.deduplicate_by, load.update_columns or (), load.compare_columns or ())
+    return (*itertools.chain.from_iterable(chosen), *(() if time is None else (time,)))
 
 
 def is_own(name: str) -> bool:

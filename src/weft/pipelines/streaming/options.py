@@ -45,6 +45,7 @@ RESERVED_TABLE = "source"
 # What a statement begins with that returns rows: behind parentheses and comments.
 _QUERY = re.compile(r"(?:\s|\(|--[^\n]*\n|/\*.*?\*/)*(?:select|with|from|values|table)\b", re.IGNORECASE | re.DOTALL)
 _LONGEST_SECONDS = timedelta(days=365).total_seconds()
+_MOST_NEW_COLUMNS = 1000
 _MILLISECONDS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000}
 
 # --------------------------------------------------------------------------------------------------------------- checks
@@ -131,6 +132,15 @@ def interval(value: Any, option: str, where: str) -> float:
 
 def _show_interval(seconds: float) -> str:
     return f"{seconds:.6f}".rstrip("0").rstrip(".") + "s"
+
+
+def _new_columns(value: Any, option: str, where: str) -> int:
+    if type(value) is not int or not 1 <= value <= _MOST_NEW_COLUMNS:
+        raise DeclarationError(
+            f"{where}: {option} must be a whole number from 1 to {_MOST_NEW_COLUMNS:,}, not {value!r}.",
+            hint="on_drift='ignore' adds none.",
+        )
+    return value
 
 
 def _pause(value: Any, option: str, where: str) -> float:
@@ -341,6 +351,13 @@ class StreamingOptions(TypedDict, total=False):
         ),
     ]
     on_drift: Annotated[Drift | None, Option("What happens to new columns: `evolve`, `ignore` or `fail`.")]
+    max_new_columns: Annotated[
+        int | None,
+        Option(
+            "How many columns `evolve` may add to a table, 1 to 1,000: see [new columns](#new-columns).",
+            check=_new_columns,
+        ),
+    ]
     every: Annotated[
         str | timedelta | None,
         Option(

@@ -12,7 +12,7 @@ from weft.options import Option, column_names, count, errors_at, one_of, options
 from weft.pipelines.options import connection_option
 from weft.pipelines.streaming.windows import StateStore, Watermark, Window
 from weft.pipelines.table import AnyTable, Table, table_of
-from weft.streams.declare import Stream
+from weft.streams.declare import MAX_NEW_COLUMNS, Stream
 from weft.systems.base import AnyConnection, Connection, Settings, system_for
 from weft.systems.endpoint import endpoint_of, endpoint_options, endpoints, is_start
 from weft.systems.file_options import FileKeywords
@@ -369,6 +369,7 @@ class StreamingPipeline:
     state_store: StateStore | None = None
     dead_letters: DeadLetters | None = None
     on_drift: Drift = "evolve"
+    max_new_columns: int = MAX_NEW_COLUMNS
     every_seconds: float | None = None
     """Between the beginnings of two batches; one after the other where `None`."""
     idle_pause_seconds: float = 0.1

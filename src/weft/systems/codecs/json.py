@@ -9,6 +9,7 @@ anything.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from decimal import Decimal
@@ -38,6 +39,7 @@ _MOST_BRACKETS = 1000
 _UUID = r"^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$"
 # Of texts that look like this, Arrow and Python make the same dates and times, or neither does.
 _YEAR = r"^(000[1-9]|00[1-9]\d|0[1-9]\d\d|[1-9]\d{3})-\d\d-\d\d"
+_ESCAPED_KEY = r'\\[^"]*"\s*:'
 _TOO_DEEP = f"It is nested deeper than {MAX_DEPTH} levels."
 _decode = msgspec.json.Decoder().decode
 _decode_exactly = msgspec.json.Decoder(float_hook=Decimal).decode
@@ -88,7 +90,9 @@ class JsonDecoder:
             if any(is_deeper(kind, MAX_DEPTH) for kind in table.schema.types):
                 return None
             wanted = {each.name: self._read_as(each) for each in table.schema}
-            if "" in wanted or len({name.lower() for name in wanted}) < len(wanted) or None in wanted.values():
+            if "" in wanted or "\0" in "".join(wanted) or len(set(map(str.lower, wanted))) < len(wanted):
+                return None
+            if None in wanted.values() or _has_texts(values, [name for name in wanted if self._is_whole(name)]):
                 return None
             self.seen = {name: kind for name, kind in wanted.items() if kind is not None and not pa.types.is_null(kind)}
             if all(each.type.equals(wanted[each.name]) for each in table.schema):
@@ -102,7 +106,11 @@ class JsonDecoder:
             return without_times(field.type)
         if pa.types.is_temporal(known) or isinstance(known, pa.UuidType):
             return pa.string()
-        return known if _can_be_read(known) else None
+        return known if known.equals(WHOLE) or _can_be_read(known) else None
+
+    def _is_whole(self, name: str) -> bool:
+        known = self.known.get(name.lower())
+        return known is not None and known.equals(WHOLE)
 
     def _checked(self, table: pa.Table) -> Parsed | None:
         """Return the columns that Arrow's reader made, of their final types; `None` if a value must be looked at."""
@@ -192,6 +200,8 @@ def _object(value: bytes) -> dict[str, Any]:
         raise ValueError(f"It is JSON, but not an object: it is {_NAMES[type(row)]}.")
     if "" in row:
         raise ValueError("It has a key without a name, which no column can have.")
+    if any("\0" in name for name in row):
+        raise ValueError("It has a key with the character \\u0000, which no column can have in its name.")
     if value.count(b"{") + value.count(b"[") > MAX_DEPTH and _is_deep(row):
         raise ValueError(_TOO_DEEP)
     if len({name.lower() for name in row}) < len(row):
@@ -216,9 +226,16 @@ def _can_be_read(kind: pa.DataType) -> bool:
     if types.is_struct(kind):
         return all(_can_be_read(each.type) for each in kind)
     if types.is_decimal(kind):
-        return not kind.equals(WHOLE)  # for which Arrow takes texts too
+        return not kind.equals(WHOLE)  # for which Arrow takes texts too: see `_has_texts`
     others = (types.is_boolean, types.is_integer, types.is_string, types.is_float64, types.is_null)
     return any(each(kind) for each in others)
+
+
+def _has_texts(values: pa.Array, names: Sequence[str]) -> bool:
+    """Return whether a message may have a text under one of these keys: for large integers Arrow takes texts too."""
+    # A key with an escape may be any of them.
+    patterns = [_ESCAPED_KEY, *(f'"{re.escape(name)}"\\s*:\\s*"' for name in names)] if names else []
+    return any(pc.any(pc.match_substring_regex(values, pattern)).as_py() for pattern in patterns)
 
 
 def _is_regular(values: pa.Array) -> bool:

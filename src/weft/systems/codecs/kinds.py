@@ -138,19 +138,21 @@ def _count(kinds: Kinds, *members: str) -> int:
     return sum(kinds.get(each, 0) for each in members)
 
 
-def widened(known: pa.DataType, kinds: Kinds, *, widens: bool) -> pa.DataType:
+def widened(known: pa.DataType, kinds: Kinds, *, widens: bool, grows: bool = True) -> pa.DataType:
     """Return the type of a column that had one already, and now has these values too. `widens`: an integer may become a
-    wider number, unless that would alter another one. What was undecided, such as the elements of an empty array, is
-    decided, and objects may have new keys."""
+    wider number, unless that would alter another one. `grows`: objects may have new keys. What was undecided, such as
+    the elements of an empty array, is decided."""
     types = pa.types
     if types.is_null(known):
         return type_of(kinds)
     if types.is_list(known):
-        return pa.list_(widened(known.value_type, kinds.get("items", {}), widens=widens))
+        return pa.list_(widened(known.value_type, kinds.get("items", {}), widens=widens, grows=grows))
     if types.is_struct(known):
         keys = dict(kinds.get("keys", {}))
-        fields = [(each.name, widened(each.type, keys.pop(each.name, {}), widens=widens)) for each in known]
-        return pa.struct([*fields, *((name, type_of(each)) for name, each in keys.items())])
+        fields = [
+            (each.name, widened(each.type, keys.pop(each.name, {}), widens=widens, grows=grows)) for each in known
+        ]
+        return pa.struct([*fields, *((name, type_of(each)) for name, each in keys.items() if grows)])
     if widens and known.equals(pa.int64()):
         if _count(kinds, "whole"):
             return WHOLE
@@ -160,7 +162,12 @@ def widened(known: pa.DataType, kinds: Kinds, *, widens: bool) -> pa.DataType:
 
 
 def settled(
-    found: Mapping[str, Kinds], known: Mapping[str, pa.DataType], declared: Collection[str] = (), *, widens: bool = True
+    found: Mapping[str, Kinds],
+    known: Mapping[str, pa.DataType],
+    declared: Collection[str] = (),
+    *,
+    widens: bool = True,
+    grows: bool = True,
 ) -> dict[str, pa.DataType]:
     """Return the types under which messages must be parsed once more: of columns with values of several types, and of
     known ones that are wider now. All names are in small letters."""
@@ -169,6 +176,8 @@ def settled(
         if name not in known:
             if is_mixed(kinds):
                 types[name] = type_of(kinds)
-        elif name not in declared and not (wider := widened(known[name], kinds, widens=widens)).equals(known[name]):
-            types[name] = wider
+        elif name not in declared:
+            wider = widened(known[name], kinds, widens=widens, grows=grows)
+            if not wider.equals(known[name]):
+                types[name] = wider
     return types

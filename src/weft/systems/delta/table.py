@@ -7,7 +7,7 @@ import json
 import logging
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from weft.errors import BusyError, LoadRefusedError, NotFoundError
@@ -20,7 +20,7 @@ from weft.systems.objects.paths import table_path
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.types import StructType
+    from pyspark.sql.types import DataType, StructType
 
 _log = logging.getLogger("weft.engine")
 ATTEMPTS = 20
@@ -28,6 +28,7 @@ _LOOKED_AT = 100
 """How many commits of others may come between a commit of ours and the look at its counts."""
 # What Delta takes in a column's name only with a mapping of names, which not every other reader knows.
 _MAPPED = set(" ,;{}()\n\t=")
+_MAPPING = "delta.columnMapping.mode"
 _CONFLICTS = ("Concurrent", "DELTA_CONCURRENT", "ProtocolChanged", "MetadataChanged", "DELTA_METADATA_CHANGED")
 Result = TypeVar("Result")
 
@@ -63,6 +64,11 @@ class DeltaTable:
     def version(self) -> int:
         """Return its newest version; -1 if there is no table."""
         return int(self._snapshot().version())
+
+    def maps_names(self) -> bool:
+        """Return whether its columns may have any name."""
+        with active(self.spark):
+            return bool(self._snapshot().metadata().configuration().contains(_MAPPING))
 
     def has(self, load: Load) -> bool:
         """Return whether this load was committed: the table keeps the last batch of each writer in its own log."""
@@ -139,9 +145,24 @@ def read(spark: SparkSession, connection: Connection, table: str, schema: str | 
 
 def properties(columns: StructType) -> dict[str, str]:
     """Return the properties that a new table needs for the names of its columns."""
-    if not any(_MAPPED & set(name) for name in columns.names):
+    if not any(map(needs_mapping, _names(columns))):
         return {}
-    return {"delta.columnMapping.mode": "name", "delta.minReaderVersion": "2", "delta.minWriterVersion": "5"}
+    return {_MAPPING: "name", "delta.minReaderVersion": "2", "delta.minWriterVersion": "5"}
+
+
+def needs_mapping(name: str) -> bool:
+    """Return whether a column or a key of this name needs a mapping."""
+    return not _MAPPED.isdisjoint(name)
+
+
+def _names(kind: DataType) -> Iterator[str]:
+    """Yield the names of columns, and of all keys in them."""
+    if isinstance(kind, T.StructType):
+        for each in kind:
+            yield each.name
+            yield from _names(each.dataType)
+    elif isinstance(kind, T.ArrayType):
+        yield from _names(kind.elementType)
 
 
 def writer(load: Load) -> str:

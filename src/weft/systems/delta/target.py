@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
+
+import pyarrow as pa
 
 from weft.errors import LoadRefusedError, NotFoundError
 from weft.spark_support import sessions
@@ -15,7 +18,7 @@ from weft.spark_support.folder import LocalFolder, folder_for
 from weft.spark_support.lazy import F
 from weft.systems.base import Connection
 from weft.systems.delta import changes, copy
-from weft.systems.delta.table import DeltaTable, properties, read, retried, writer
+from weft.systems.delta.table import DeltaTable, needs_mapping, properties, read, retried, writer
 from weft.systems.frame_checks import cast_to_table, checked_keys, extended_schema, refuse_empty, without_void
 from weft.systems.lease import table_lock
 from weft.systems.load import IS_CURRENT, MODES, VALID_FROM, VALID_TO, Counts, Load
@@ -66,6 +69,13 @@ class DeltaTarget(SparkTarget):
         except NotFoundError:
             return None
 
+    def refused_columns(self, columns: Iterable[pa.Field], load: Load, spark: SparkSession) -> dict[str, str]:
+        table = DeltaTable(spark, self.connection, load.schema, load.table)
+        mapped = [each.name for each in columns if needs_mapping(each.name) or _has_mapped_keys(each.type)]
+        if not mapped or table.version() < 0 or table.maps_names():
+            return {}
+        return dict.fromkeys(mapped, "this Delta table has no column mapping, which a name with such characters needs")
+
     def read(self, path: str, spark: SparkSession) -> DataFrame:
         return read(spark, self.connection, path)
 
@@ -85,6 +95,12 @@ class DeltaTarget(SparkTarget):
         (row,) = changes.changed_rows(frame, stored, load).agg(*changes.change_counts(load)).collect()
         inserted, versions, updated, deleted, old = row
         return Counts(inserted=inserted, updated=versions + updated, deleted=deleted + old)
+
+
+def _has_mapped_keys(kind: pa.DataType) -> bool:
+    if pa.types.is_list(kind):
+        return _has_mapped_keys(kind.value_type)
+    return pa.types.is_struct(kind) and any(needs_mapping(each.name) or _has_mapped_keys(each.type) for each in kind)
 
 
 class _Write:

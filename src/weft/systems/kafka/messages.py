@@ -118,14 +118,15 @@ def rows(
     before: Mapping[str, pa.DataType] | None = None,
     *,
     widens: bool = True,
+    grows: bool = True,
 ) -> ParsedMessages:
     """Return the messages of one micro-batch as rows, and those that are none with the reason.
 
     JSON: the keys of all objects are the columns. A column of `schema` is of its type; `pa.json_()` asks for JSON as
-    text. One of `before` is of the type that it had in earlier batches, or where it `widens` of a wider number. Any
-    other is of the type that most of its values have. A message with a value that does not fit is bad, alone. A column
-    of nulls alone is of type void. `_event_ts` is the time of the message, also where it has such a key. Bad messages:
-    payload, error, partition, offset.
+    text. One of `before` is of the type that it had in earlier batches, or where it `widens` of a wider number, and
+    where it `grows` an object may have more keys. Any other is of the type that most of its values have. A message with
+    a value that does not fit is bad, alone. A column of nulls alone is of type void. `_event_ts` is the time of the
+    message, also where it has such a key. Bad messages: payload, error, partition, offset.
     """
     from pyspark.sql.pandas.types import from_arrow_schema
 
@@ -150,7 +151,7 @@ def rows(
     try:
         found = kinds.merged_columns(map(json.loads, parsed["kinds"].to_pylist()))
         # Types are those of all messages, of which a task saw a part.
-        if types := kinds.settled(found, known, declared, widens=widens):
+        if types := kinds.settled(found, known, declared, widens=widens, grows=grows):
             known |= types
             chunks.unpersist()
             chunks, parsed = parse()

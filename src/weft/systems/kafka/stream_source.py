@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+
 from weft.errors import DeclarationError, NotFoundError, StorageError, WeftError
 from weft.spark_support import outcome
 from weft.spark_support.folder import Location
+from weft.spark_support.lazy import F
 from weft.systems.codecs.columns import message_type
 from weft.systems.dead_letter_store import DeadLetter
 from weft.systems.kafka import messages
@@ -29,9 +32,11 @@ from weft.systems.stream_source import (
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.types import DataType
+    from pyspark.sql.types import DataType, StructType
 
 _log = logging.getLogger("weft.kafka")
+# With more rejected messages than this, types are not looked for again.
+_MOST_REJECTED = 10_000
 # What Spark's connector reports of messages that the brokers removed.
 _LOST = "not available in Kafka any more"
 
@@ -43,6 +48,17 @@ class MessageRows(FrameRows):
     messages: Any = None
     """The messages as Spark's connector reads them."""
     parsed: Any = None
+    parse: Any = None
+    """Parses messages as these were."""
+
+    def found_without(self, offsets: Collection[str]) -> StructType | None:
+        if len(offsets) > _MOST_REJECTED or self.parsed.found is None:
+            return None
+        rejected = F.concat_ws(":", "partition", "offset").isin(list(offsets))
+        with outcome.explained(f"read the topic {self.source}"):
+            parsed = self.parse(self.messages.where(~rejected))
+        parsed.close()
+        return _struct(parsed.found)
 
     def with_offsets(self) -> DataFrame:
         """Return the rows with partition:offset of each: the messages are read and parsed again."""
@@ -67,10 +83,10 @@ class Messages(UntypedRows):
         return self._rows
 
     def split(self, known: Mapping[str, DataType], *, widens: bool) -> MessageRows | None:
-        """Return the rows without those whose numbers made columns wider, unless it `widens`."""
+        """Return the rows without those whose numbers or keys made types of columns wider, unless it `widens`."""
         if widens or self._rows is None or not self._rows.parsed.is_wider:
             return None
-        return self._source.read(self._frame, known, widens=False)
+        return self._source.read(self._frame, known, widens=False, grows=False)
 
     def close(self) -> None:
         if self._rows is not None:
@@ -82,6 +98,7 @@ class KafkaSource(StreamSource):
 
     unit = "messages"
     wants_commits = True
+    brings_keys = True
 
     @property
     def _admin(self) -> Admin:
@@ -94,9 +111,9 @@ class KafkaSource(StreamSource):
     def take(self, frame: DataFrame) -> Messages:
         return Messages(self, frame)
 
-    def read(self, frame: DataFrame, known: Mapping[str, DataType], *, widens: bool) -> MessageRows:
+    def read(self, frame: DataFrame, known: Mapping[str, DataType], *, widens: bool, grows: bool = True) -> MessageRows:
         """Return the messages of a micro-batch as rows, under the types that columns had before."""
-        from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_type
+        from pyspark.sql.pandas.types import to_arrow_type
 
         before = {
             name: to_arrow_type(kind, timezone="UTC")
@@ -105,7 +122,11 @@ class KafkaSource(StreamSource):
         }
         declared = {name: message_type(kind) for name, kind in self.settings.columns.items()}
         with outcome.explained(f"read the topic {self.name}"):
-            parsed = messages.rows(frame, self.connection, declared, before, widens=widens)
+
+            def parse(frame: DataFrame) -> messages.ParsedMessages:
+                return messages.rows(frame, self.connection, declared, before, widens=widens, grows=grows)
+
+            parsed = parse(frame)
             bad = tuple(
                 DeadLetter(
                     "read",
@@ -119,9 +140,18 @@ class KafkaSource(StreamSource):
         packed = None
         if parsed.packed is not None and parsed.columns is not None:
             packed = Packed(parsed.packed, parsed.columns, messages.unpack)
-        found = None if parsed.found is None else from_arrow_schema(parsed.found, prefer_timestamp_ntz=True)
+        found = None if parsed.found is None else _struct(parsed.found)
         return MessageRows(
-            self.name, parsed.good, parsed.good_rows, bad, packed, found, parsed.newest, messages=frame, parsed=parsed
+            self.name,
+            parsed.good,
+            parsed.good_rows,
+            bad,
+            packed,
+            found,
+            parsed.newest,
+            messages=frame,
+            parsed=parsed,
+            parse=parse,
         )
 
     def committed(self, position: Mapping[str, Mapping[str, int]]) -> None:
@@ -229,6 +259,12 @@ class KafkaSource(StreamSource):
         if position is None:
             raise self.never_read()
         return {int(number): offset for number, offset in position[self.name].items()}
+
+
+def _struct(columns: pa.Schema) -> StructType:
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    return from_arrow_schema(columns, prefer_timestamp_ntz=True)
 
 
 def show_partitions(connection: Any, topic: str) -> str:

@@ -37,6 +37,9 @@ _INDEXED = 4
 
 # All columns of a row share 65,535 bytes; a character takes up to four.
 _LONGEST_VARCHAR = 4_000
+_NAME_LETTERS = 64
+# InnoDB keeps 40 bytes of each long text in the row, which has at most half a page of 16 KB.
+_COLUMNS, _TEXT_BYTES, _ROW_BYTES = 1000, 42, 7800
 
 
 class LoadSessions(MySQLSessions):
@@ -343,6 +346,22 @@ class MySQLTables(SqlTables):
     def instant(self, expression: str, column: pa.Field) -> str:
         """Dates and times without a zone are UTC."""
         return f"CAST({expression} AS DATETIME(6))"
+
+    def refuses_name(self, name: str) -> str | None:
+        if len(name) > _NAME_LETTERS:
+            return f"a name of MySQL has at most {_NAME_LETTERS} characters"
+        if name.endswith(" "):
+            return "a name of MySQL cannot end with a space"
+        if any(ord(letter) > 0xFFFF for letter in name):
+            return "a name of MySQL cannot hold characters beyond U+FFFF"
+        return super().refuses_name(name)
+
+    def can_hold(self, columns: Sequence[pa.Field]) -> bool:
+        """A row must fit half a page, with a part of each text."""
+        size = sum(
+            1 + each.type.bit_width // 8 if pa.types.is_primitive(each.type) else _TEXT_BYTES for each in columns
+        )
+        return len(columns) <= _COLUMNS and size <= _ROW_BYTES
 
     def is_rejection(self, error: BaseException) -> bool:
         """Whether the server refused it, or Weft in its place."""

@@ -119,6 +119,7 @@ class FileSource(StreamSource):
 
     def __init__(self, connection: Any, settings: SourceSettings) -> None:
         super().__init__(connection, settings)
+        self.brings_keys = connection.format_of(self.name) == "json_lines"
         self._seen: set[str] = set()
         self._upto = -1
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from weft.errors import DeclarationError, LoadRefusedError
@@ -30,6 +30,7 @@ from weft.systems.objects.paths import table_path
 from weft.systems.target import ArrowRows, Reject, SparkTarget
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
@@ -56,6 +57,10 @@ class FileTarget(SparkTarget):
     def write(self, frame: DataFrame, load: Load, spark: SparkSession, reject: Reject | None = None) -> Counts:
         load.check_source(frame.columns)
         return _Write(frame, self.connection, load, spark).run()
+
+    def refused_columns(self, columns: Iterable[pa.Field], load: Load, spark: SparkSession) -> dict[str, str]:
+        odd = [each.name for each in columns if "`" in each.name] if self.connection.options.format == "orc" else []
+        return dict.fromkeys(odd, "ORC files lose columns with a ` in their name")
 
     def copy(self, rows: ArrowRows, load: Load, spark: SparkSession) -> Counts | None:
         load.check_source(rows.schema.names)

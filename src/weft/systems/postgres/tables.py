@@ -24,6 +24,9 @@ from weft.systems.sql.tables import ROW, Column, Slice, SqlTables, Suspect, caus
 _LOCK_SPACE = 0x6C6F6164
 # A load waits this long for another one of the same table; for anybody else's lock as long as the driver says.
 _LOAD_LOCK = "1h"
+# Longer names are cut off silently.
+_NAME_BYTES = 63
+_SYSTEM_COLUMNS = {"ctid", "xmin", "xmax", "cmin", "cmax", "tableoid"}
 # These types have no equality. As text, what is equal may look different: such a row is written once more.
 _MARK = "_weft_mark"
 _UNEQUAL = {"xml", "point", "line", "lseg", "box", "path", "polygon", "circle", "json[]"}
@@ -318,10 +321,20 @@ class PostgresTables(SqlTables):
             return f"(CAST({expression} AS timestamp) AT TIME ZONE 'UTC')"
         return expression if column.type.tz else f"({expression} AT TIME ZONE 'UTC')"
 
+    def refuses_name(self, name: str) -> str | None:
+        if len(name.encode()) > _NAME_BYTES:
+            return f"a name of PostgreSQL has at most {_NAME_BYTES} bytes"
+        if name in _SYSTEM_COLUMNS:
+            return "every table of PostgreSQL has a column of its own with this name"
+        return super().refuses_name(name)
+
     def is_rejection(self, error: BaseException) -> bool:
-        """Values (SQLSTATE class 22) and constraints (23). Not deadlocks, resources, or an operator's intervention."""
+        """Values (SQLSTATE class 22), constraints (23), and rows or keys that are too large for a page (54000). Not
+        deadlocks, resources, or an operator's intervention."""
         return isinstance(error, SchemaError) or any(
-            isinstance(cause, psycopg.Error) and (cause.sqlstate or "")[:2] in ("22", "23") for cause in causes(error)
+            isinstance(cause, psycopg.Error)
+            and ((cause.sqlstate or "")[:2] in ("22", "23") or cause.sqlstate == "54000")
+            for cause in causes(error)
         )
 
     def is_duplicate(self, error: BaseException) -> bool:

@@ -20,6 +20,8 @@ from weft.systems.sql.literals import literal
 
 ROW = "_weft_row"
 """The number of a staged row, where rows are moved piece by piece."""
+_MOST_COLUMNS = 1500
+"""Each database takes so many, and what else the table of a load has: PostgreSQL 1,600, also counting dropped ones."""
 
 
 @dataclass(frozen=True)
@@ -182,6 +184,14 @@ class SqlTables(ABC):
         The table's columns are named as the schema's and have the types that `sql_type` returns, or for
         `fits(column, field)` those of the column. Return the bytes sent.
         """
+
+    def refuses_name(self, name: str) -> str | None:
+        """Return why no column can have this name; `None` where one can."""
+        return "a name cannot hold the character \\u0000" if "\0" in name else None
+
+    def can_hold(self, columns: Sequence[pa.Field]) -> bool:
+        """Return whether a table can have these columns."""
+        return len(columns) <= _MOST_COLUMNS
 
     def fits(self, column: Column, field: pa.Field) -> bool:
         """Whether `copy_in` may write this field directly into that column, so that no staging table is needed."""
