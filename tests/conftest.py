@@ -109,10 +109,16 @@ def count(pytestconfig: pytest.Config) -> Callable[..., int]:
     return chosen
 
 
+@pytest.fixture(scope="session")
+def _homes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for the home of each test: pytest looks at all folders beside a new one of its own."""
+    return tmp_path_factory.mktemp("homes")
+
+
 @pytest.fixture(autouse=True)
 def project(
     tmp_path: Path,
-    tmp_path_factory: pytest.TempPathFactory,
+    _homes: Path,
     monkeypatch: pytest.MonkeyPatch,
     pytestconfig: pytest.Config,
 ) -> Path:
@@ -120,7 +126,7 @@ def project(
     for name in list(os.environ):
         if name.startswith("WEFT_"):
             monkeypatch.delenv(name)
-    monkeypatch.setenv("HOME", str(tmp_path_factory.mktemp("home")))
+    monkeypatch.setenv("HOME", tempfile.mkdtemp(dir=_homes))
     # Not in that home: each test that starts Spark would make an archive of its classes anew.
     monkeypatch.setenv("WEFT_CACHE", str(pytestconfig.rootpath / ".cache" / "weft"))
     # Whichever test starts the run's one session, it is the session that the others expect.
