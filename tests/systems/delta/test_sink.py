@@ -105,7 +105,7 @@ def test_bytes_are_counted(spark: Any, lake: DeltaLocalConnection) -> None:
     assert write(spark, lake, [row(2)], load("merge")).bytes > 100
 
 
-@pytest.mark.brief("append")
+@pytest.mark.full
 @pytest.mark.parametrize("mode", ["append", "truncate", "merge", "scd2"])
 def test_a_commit_key_counts_once(spark: Any, lake: DeltaLocalConnection, mode: str) -> None:
     planned = load(mode, commit_key="monday")
@@ -168,6 +168,7 @@ def test_scd2_by_load(spark: Any, lake: DeltaLocalConnection) -> None:
         assert sum(each["is_current"] for each in table if each["id"] == key) <= 1
 
 
+@pytest.mark.full
 def test_scd2_if_the_clock_went_back(spark: Any, lake: DeltaLocalConnection) -> None:
     write(spark, lake, [row(1)], load("scd2"))
     write(spark, lake, [row(1, "b")], load("scd2", moment=MOMENT - timedelta(1)))
@@ -239,8 +240,8 @@ def test_columns_that_do_not_fit(spark: Any, lake: DeltaLocalConnection) -> None
     )
 
 
+@pytest.mark.full
 @pytest.mark.timing
-@pytest.mark.brief("append")
 @pytest.mark.parametrize("mode", ["append", "merge", "scd2"])
 def test_loads_at_once(spark: Any, lake: DeltaLocalConnection, mode: str) -> None:
     failed: list[BaseException] = []
