@@ -51,8 +51,12 @@ _NO_COMPILING = "-Dspark.sql.codegen.factoryMode=NO_CODEGEN -Dspark.sql.codegen.
 FEW_ROWS = {
     # Tasks to list the files of a Delta table, which each load does.
     "spark.databricks.delta.snapshotPartitions": "1",
+    # Each plan is written as a text for Spark's pages, which are off, and checked after each rule.
+    "spark.sql.maxPlanStringLength": "1000",
+    "spark.sql.ui.explainMode": "simple",
+    "spark.sql.lightweightPlanChangeValidation": "false",
     # Plans are much garbage: with the room that Java gives them, collecting it takes a tenth of the time.
-    "spark.driver.extraJavaOptions": "-Xmn400m",
+    "spark.driver.extraJavaOptions": "-Xmn1g -XX:MinHeapFreeRatio=70",
 }
 """Settings of Spark for tests: a query takes them longer to plan than to run."""
 
