@@ -14,6 +14,7 @@ the processes, each as a whole, because the tests of a file may share a service.
 from __future__ import annotations
 
 import functools
+import gc
 import json
 import os
 import sys
@@ -34,6 +35,21 @@ _HAD_SPARK = pytest.StashKey[bool]()
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--full", action="store_true", help="run what is run in brief else, in full")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Keep the collector of garbage from the tests, which stay: to look at all of them takes a third of a second."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # some libraries complain of what is left of them when the process ends
 
 
 @pytest.hookimpl(wrapper=True)
