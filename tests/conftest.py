@@ -51,8 +51,12 @@ _NO_COMPILING = "-Dspark.sql.codegen.factoryMode=NO_CODEGEN -Dspark.sql.codegen.
 FEW_ROWS = {
     # Tasks to list the files of a Delta table, which each load does.
     "spark.databricks.delta.snapshotPartitions": "1",
+    # Each plan is written as a text for Spark's pages, which are off, and checked after each rule.
+    "spark.sql.maxPlanStringLength": "1000",
+    "spark.sql.ui.explainMode": "simple",
+    "spark.sql.lightweightPlanChangeValidation": "false",
     # Plans are much garbage: with the room that Java gives them, collecting it takes a tenth of the time.
-    "spark.driver.extraJavaOptions": "-Xmn400m",
+    "spark.driver.extraJavaOptions": "-Xmn1g -XX:MinHeapFreeRatio=70",
 }
 """Settings of Spark for tests: a query takes them longer to plan than to run."""
 
@@ -109,10 +113,16 @@ def count(pytestconfig: pytest.Config) -> Callable[..., int]:
     return chosen
 
 
+@pytest.fixture(scope="session")
+def _homes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for the home of each test: pytest looks at all folders beside a new one of its own."""
+    return tmp_path_factory.mktemp("homes")
+
+
 @pytest.fixture(autouse=True)
 def project(
     tmp_path: Path,
-    tmp_path_factory: pytest.TempPathFactory,
+    _homes: Path,
     monkeypatch: pytest.MonkeyPatch,
     pytestconfig: pytest.Config,
 ) -> Path:
@@ -120,7 +130,7 @@ def project(
     for name in list(os.environ):
         if name.startswith("WEFT_"):
             monkeypatch.delenv(name)
-    monkeypatch.setenv("HOME", str(tmp_path_factory.mktemp("home")))
+    monkeypatch.setenv("HOME", tempfile.mkdtemp(dir=_homes))
     # Not in that home: each test that starts Spark would make an archive of its classes anew.
     monkeypatch.setenv("WEFT_CACHE", str(pytestconfig.rootpath / ".cache" / "weft"))
     # Whichever test starts the run's one session, it is the session that the others expect.

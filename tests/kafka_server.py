@@ -25,6 +25,7 @@ USER, PASSWORD = "weaver", 'hunter2 "with; quotes\\'
 SCRAM = ("SCRAM-SHA-256", "SCRAM-SHA-512")
 _CLUSTER = "weft-test-cluster-0001"
 _LOGIN = "org.apache.kafka.common.security"
+_QUICK = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 
 
 class KafkaServer(Server):
@@ -61,7 +62,7 @@ class KafkaServer(Server):
         properties = self.folder / "server.properties"
         properties.write_text("".join(f"{name}={_escaped(value)}\n" for name, value in self.settings().items()))
         self.run(
-            *(self.program, "-cp", self.class_path, "kafka.tools.StorageTool", "format"),
+            *(self.program, *_QUICK, "-cp", self.class_path, "kafka.tools.StorageTool", "format"),
             *("-t", _CLUSTER, "-c", str(properties)),
         )
 
@@ -96,7 +97,7 @@ class KafkaServer(Server):
 
     def command(self) -> list[str]:
         return [
-            *(self.program, "-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"),
+            *(self.program, "-Xmx512m", *_QUICK),
             *("-Dorg.slf4j.simpleLogger.defaultLogLevel=warn", "-cp", self.class_path),
             *("kafka.Kafka", str(self.folder / "server.properties")),
         ]

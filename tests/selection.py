@@ -3,9 +3,10 @@
 @pytest.mark.brief("sqlite", "postgres-merge")   of this test's parameters, `make test` runs these alone
 @pytest.mark.full                                `make test` does not run this test at all
 @pytest.mark.spark                               runs Spark in the test's own process
+@pytest.mark.kafka                               uses the run's broker
 
 `--full` (make faults) runs what `make test` leaves out or runs in brief, in full: these tests, and those that take a
-count or examples of Hypothesis. Tests that use one of the Spark fixtures are marked `spark` by themselves. All
+count or examples of Hypothesis. Tests that use one of the fixtures of Spark or Kafka are marked by themselves. All
 of them run in one process, so that a run has one Spark session and one broker; the other files are shared out among
 the processes, each as a whole, because the tests of a file may share a service.
 """
@@ -13,6 +14,7 @@ the processes, each as a whole, because the tests of a file may share a service.
 from __future__ import annotations
 
 import functools
+import gc
 import json
 import os
 import sys
@@ -23,13 +25,31 @@ from typing import Any
 
 import pytest
 
-SPARK_FIXTURES = {"spark", "plain_spark"}
-SLOW = ("tests/faults/", "tests/docs/", "tests/engine/", "tests/cli/test_consume.py", "tests/cli/test_stopping.py")
+FIXTURES = {"spark": "spark", "plain_spark": "spark", "kafka": "kafka"}
+SLOW = (
+    *("tests/faults/", "tests/docs/", "tests/engine/", "tests/cli/test_consume.py", "tests/cli/test_stopping.py"),
+    "tests/systems/tables/",
+)
 _HAD_SPARK = pytest.StashKey[bool]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--full", action="store_true", help="run what is run in brief else, in full")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Keep the collector of garbage from the tests, which stay: to look at all of them takes a third of a second."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # some libraries complain of what is left of them when the process ends
 
 
 @pytest.hookimpl(wrapper=True)
@@ -56,14 +76,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     config.hook.pytest_deselected(items=[each for each in items if not is_chosen(each)])
     items[:] = chosen
     for item in items:
-        if SPARK_FIXTURES & set(getattr(item, "fixturenames", ())):
-            item.add_marker("spark")
+        for fixture in FIXTURES.keys() & set(getattr(item, "fixturenames", ())):
+            item.add_marker(FIXTURES[fixture])
     items.sort(key=_turn)
+
+
+def _is_of_spark(item: pytest.Item) -> bool:
+    """Whether the process with Spark's tests runs it."""
+    return any(item.get_closest_marker(name) is not None for name in FIXTURES.values())
 
 
 def _turn(item: pytest.Item) -> int:
     """What takes long comes first, so that the processes end at about the same time: first what starts processes."""
-    if item.get_closest_marker("spark") is not None:
+    if _is_of_spark(item):
         return 0
     return 1 if item.nodeid.startswith(SLOW) else 2
 
@@ -92,7 +117,7 @@ def pytest_configure_node(node: Any) -> None:
 def pytest_collection_finish(session: pytest.Session) -> None:
     workerinput = getattr(session.config, "workerinput", None)
     if workerinput is not None and workerinput["workerid"] == "gw0":
-        names = [item.nodeid for item in session.items if item.get_closest_marker("spark") is not None]
+        names = [item.nodeid for item in session.items if _is_of_spark(item)]
         Path(workerinput["spark_tests"]).write_text(json.dumps(names))
 
 
@@ -130,14 +155,14 @@ def pytest_sessionfinish() -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     item.stash[_HAD_SPARK] = _has_spark()
-    if hasattr(item.config, "workerinput") and item.get_closest_marker("spark") is None:
+    if hasattr(item.config, "workerinput") and not _is_of_spark(item):
         _yield_to_spark()
 
 
 @functools.cache
 def _yield_to_spark() -> None:
     """Let the process with the tests of Spark go before this one: it has the most to do, and ends last."""
-    os.nice(5)
+    os.nice(10)
 
 
 @pytest.hookimpl(wrapper=True)

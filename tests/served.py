@@ -94,8 +94,12 @@ class Served:
 
     def workers(self) -> list[int]:
         """The processes that answer."""
-        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-        return [int(each) for each in children]
+        found = []
+        for each in Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split():
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+                if Path(f"/proc/{each}/comm").read_text().strip() != warm_python.NAME:
+                    found.append(int(each))
+        return found
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
         """Ask it to stop, and wait; its exit code."""

@@ -233,6 +233,8 @@ class PostgresServer(Server):
             "max_connections": "200",
             "timezone": "UTC",
             "fsync": "on" if WAITS_FOR_DISK else "off",
+            # Tables without statistics look large, so that even a statement over ten rows may be compiled first.
+            "jit": "off",
             # In its folder, which goes with it. What a killed server has in /dev/shm would stay there.
             "dynamic_shared_memory_type": "mmap",
         }

@@ -9,8 +9,8 @@ launcher()                                         the path of a program that st
                                                    Python by itself, as Spark does. It starts a fork and waits for it;
                                                    `weft` beside it does the same, for scripts of a shell
 
-A fork has the arguments, the environment, the folder and the files that a new process would have. Tests of what is
-imported, and of what Python itself does with its arguments, start Python.
+A fork has the arguments, the environment, the folder and the files that a new process would have. The workers of a
+`weft serve` are forks too. Tests of what is imported, and of what Python itself does with its arguments, start Python.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import fcntl
 import functools
 import gc
 import io
@@ -77,8 +78,8 @@ elif arguments[:1] != ["-m"] or not arguments[1].startswith("pyspark."):
     os.execv({python!r}, [{python!r}, *arguments])
 import json, socket
 request = {{"arguments": arguments, "environment": dict(os.environ),
-    "folder": os.getcwd(), "parent": None,
-    "new_session": False}}
+    "folder": os.getcwd(), "parent": None, "files": [0, 1, 2],
+    "new_session": False, "process_group": -1}}
 if is_weft:
     request["python"] = os.path.join(os.path.dirname(path), "python")
 with socket.socket(socket.AF_UNIX) as warm:
@@ -87,8 +88,13 @@ with socket.socket(socket.AF_UNIX) as warm:
     code = warm.recv(3)  # once the fork has ended; nothing, if it was killed
 sys.exit(int(code or 1))
 """
-_PR_SET_CHILD_SUBREAPER = 36
+_PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 1, 15, 36
+_SERVE = ["-m", "weft", "serve"]
+NAME = "warm"
+"""The name of a process whose forks are the workers of a service."""
 _adopting = threading.Lock()
+_served_at: Any = None
+"""In a service: the address of the process whose forks are its workers."""
 
 
 class Popen(subprocess.Popen[Any]):
@@ -97,9 +103,9 @@ class Popen(subprocess.Popen[Any]):
     def _execute_child(self, args: Any, executable: Any, preexec_fn: Any, *rest: Any) -> None:  # type: ignore[override]
         # The arguments in the order of Python 3.11.
         (_, pass_fds, cwd, env, _, _, shell, p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite, *_) = rest
-        *_, start_new_session, _ = rest
+        *_, start_new_session, process_group = rest
         is_python = args[0] == sys.executable and (args[1] in ("-m", "-c") or not args[1].startswith("-"))
-        if not is_python or preexec_fn or pass_fds or shell or executable:
+        if not is_python or preexec_fn or shell or executable:
             super()._execute_child(args, executable, preexec_fn, *rest)  # type: ignore[misc]
             return
         files = [given if given != -1 else own for given, own in ((p2cread, 0), (c2pwrite, 1), (errwrite, 2))]
@@ -107,11 +113,13 @@ class Popen(subprocess.Popen[Any]):
             "arguments": list(map(os.fspath, args[1:])),
             "environment": dict(os.environ if env is None else env),
             "folder": os.fspath(cwd or os.getcwd()),
-            "python": launcher(),
+            "python": sys.executable if _served_at else launcher(),
             "parent": os.getpid(),
+            "files": [0, 1, 2, *pass_fds],
             "new_session": start_new_session,
+            "process_group": process_group,
         }
-        self.pid = _adopt(request, files)
+        self.pid = _adopt(request, [*files, *pass_fds])
         self._child_created = True
         self._close_pipe_fds(p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite)  # type: ignore[attr-defined]
 
@@ -174,8 +182,8 @@ def _warm(owner: int) -> Path:
     return Path(folder.name)
 
 
-def _address() -> str:
-    return str(_warm(os.getpid()) / "socket")
+def _address() -> Any:
+    return _served_at or str(_warm(os.getpid()) / "socket")
 
 
 @functools.cache
@@ -194,16 +202,43 @@ def serve(address: str) -> socket.socket | None:
         __import__(module)
     gc.collect()
     gc.freeze()  # a collection in a fork would copy all that is imported
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the forks
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(address)
         listening.listen()
         print("ready", flush=True)
-        while sys.stdin not in select.select([sys.stdin, listening], [], [])[0]:
-            asking, _ = listening.accept()
-            if os.fork() == 0:
-                return asking
+        return _fork_for_each(listening, sys.stdin)
+
+
+def _fork_for_each(listening: socket.socket, *ends: Any) -> socket.socket | None:
+    """Fork for each request, until one of `ends` is closed. In a fork: the socket of its request."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the forks
+    while listening in (ready := select.select([listening, *ends], [], [])[0]) and len(ready) == 1:
+        asking, _ = listening.accept()
+        if os.fork() == 0:
+            # Out of the way of the files that come with it.
+            moved = fcntl.fcntl(asking, fcntl.F_DUPFD_CLOEXEC, 200)
             asking.close()
+            return socket.socket(fileno=moved)
+        asking.close()
+    return None
+
+
+def _keep_workers_warm() -> socket.socket | None:
+    """In a service: have its workers be forks. They are its children, so they are forks of a child, which has done
+    nothing yet and ends with the service. In a fork: the socket of its request."""
+    global _served_at
+    libc, owner = ctypes.CDLL(None), os.getpid()
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind("")  # the system finds a name
+        listening.listen()
+        if os.fork() == 0:
+            libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+            libc.prctl(_PR_SET_NAME, NAME.encode(), 0, 0, 0)
+            if os.getppid() != owner:
+                os._exit(1)
+            return _fork_for_each(listening)
+        _served_at = listening.getsockname()
+    subprocess.Popen = Popen  # type: ignore[misc]
     return None
 
 
@@ -211,7 +246,8 @@ def become(asking: socket.socket) -> list[str]:
     """Be the process that was asked for; its arguments."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    data, files, _, _ = socket.recv_fds(asking, 1 << 20, 3)
+    ctypes.CDLL(None).prctl(_PR_SET_NAME, b"python", 0, 0, 0)
+    data, files, _, _ = socket.recv_fds(asking, 1 << 20, 16)
     while not data.endswith(b"\n"):
         more = asking.recv(1 << 20)
         if not more:  # who asked is gone
@@ -226,11 +262,16 @@ def become(asking: socket.socket) -> list[str]:
             time.sleep(0.0002)
         if os.getppid() != request["parent"]:  # which has ended meanwhile
             os._exit(1)
-    for number, file in enumerate(files):
+    moved = [fcntl.fcntl(file, fcntl.F_DUPFD, 100) for file in files]  # each may have the number of another
+    for file in files:
+        os.close(file)
+    for number, file in zip(request["files"], moved, strict=True):
         os.dup2(file, number)
         os.close(file)
     if request["new_session"]:
         os.setsid()
+    if request["process_group"] != -1:
+        os.setpgid(0, request["process_group"])
     os.environ.clear()
     os.environ.update(request["environment"])
     sys.stdin = open(0, closefd=False)  # noqa: SIM115 - until the process ends
@@ -254,8 +295,14 @@ def become(asking: socket.socket) -> list[str]:
 
 def main(arguments: list[str]) -> None:
     """What Python does with its arguments."""
+    if arguments[:3] == _SERVE and (asking := _keep_workers_warm()) is not None:
+        arguments = become(asking)
     if arguments[0] == "-m":
         sys.argv[1:] = arguments[2:]
+        if arguments[1] == "weft.server.worker":
+            # These look at their environment, and make numbers of their process, when they are imported.
+            for name in [each for each in sys.modules if each.startswith(("weft.server", "prometheus_client"))]:
+                del sys.modules[name]
         runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
         return
     if arguments[0] != "-c":

@@ -113,14 +113,14 @@ def test_in_a_bucket(call: Any, state: Any, lake: weft.ObjectStoreS3Connection, 
 
 
 def test_a_crash_in_a_bucket(
-    call: Any, lake: weft.ObjectStoreS3Connection, numbers: Any, monkeypatch: pytest.MonkeyPatch
+    call: Any, lake: weft.ObjectStoreS3Connection, numbers: Any, monkeypatch: pytest.MonkeyPatch, count: Any
 ) -> None:
     """Where no folder is moved at once: half of the old log is here still, or half of the new one already."""
     copied(numbers, weft.Source(connection="lake", query="raw"), checkpoint=f"s3://{lake.bucket}/checkpoints/copies")
     call("consume", "copies", "--once")
     wanted = [*rows()]
     move = BucketFolder.move
-    for broken_off in (1, 2):  # the move aside, the move to its place
+    for broken_off in range(count(1, 2), 3):  # the move aside, the move to its place
         moves: list[object] = []
 
         def half(folder: BucketFolder, files: dict[str, str], moves: Any = moves, broken_off: int = broken_off) -> None:

@@ -62,6 +62,19 @@ def test_filter(numbers, call) -> None:
     assert done.stderr == "note: the stream has no column 'knid'; events may still hold it. Did you mean 'kind'?\n"
 
 
+@pytest.mark.brief(
+    "sqlite-price-texts0",
+    "sqlite-at-texts1",
+    "sqlite-ratio-texts2",
+    "sqlite-flag-texts3",
+    "sqlite-id-texts4",
+    "sqlite-body-texts5",
+    "sqlite-n-texts6",
+    "sqlite-_weft_rowid-texts7",
+    "postgres-price-texts0",
+    "mysql-at-texts1",
+    "redis-body-texts5",
+)
 @pytest.mark.parametrize(
     ("field", "texts"),
     [

@@ -69,6 +69,7 @@ async def test_restarted_without_its_data(own_server: servers.Server) -> None:
         assert consumer.recovered == 1
 
 
+@pytest.mark.brief("one")
 @pytest.mark.timing
 @pytest.mark.parametrize("killed", [1, 3], ids=["one", "all"])
 async def test_nodes_of_a_cluster_killed(need_server: Callable[[str], None], killed: int) -> None:

@@ -67,6 +67,16 @@ async def test_cancelled_while_it_waits(client: Any) -> None:
     assert sorted(numbers(found)) == list(range(20))
 
 
+@pytest.mark.brief(
+    "single-alone-0",
+    "single-alone-0.01",
+    "single-group-0.002",
+    "single-group-0.2",
+    "cluster-alone-0.002",
+    "cluster-alone-0.2",
+    "cluster-group-0",
+    "cluster-group-0.01",
+)
 @pytest.mark.timing
 @pytest.mark.parametrize("seconds", [0, 0.002, 0.01, 0.2])
 @pytest.mark.parametrize("member", [{}, {"group": "g", "consumer": "a"}], ids=["alone", "group"])

@@ -37,6 +37,7 @@ async def taken_by_members(client: Any, group: str = "g") -> None:
     assert sorted(numbers(found)) == list(range(30))
 
 
+@pytest.mark.brief("group")
 @pytest.mark.timing
 @pytest.mark.parametrize("member", [{}, {"group": "g", "consumer": "a"}], ids=["alone", "group"])
 async def test_a_failover(need_server: Callable[[str], None], member: dict[str, str]) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import warm_python
 from weft import MissingExtraError, NotFoundError
 from weft.engine import jars, trust_store
 
@@ -172,9 +173,8 @@ def test_java_reads_our_trust_store(tmp_path: Path) -> None:
 
 def test_commands(repository: Path) -> None:
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "weft", "jars", *arguments], capture_output=True, text=True, check=False
-        )
+        command = [sys.executable, "-m", "weft", "jars", *arguments]
+        return warm_python.run(command, capture_output=True, text=True, check=False)
 
     assert "delta  " in run("list").stdout
     assert '"cached": 0' in run("list", "--format", "json").stdout

@@ -74,6 +74,7 @@ def test_ends_with_a_process_killed_during_the_start(python: Python) -> None:
 
 
 def test_a_forked_child_has_a_session_of_its_own(python: Python) -> None:
+    """And the end of a process calls what is to be closed with its session."""
     lines = finish(
         python("""
         import gc
@@ -95,13 +96,16 @@ def test_a_forked_child_has_a_session_of_its_own(python: Python) -> None:
             os._exit(0)
         while os.waitpid(child, os.WNOHANG) == (0, 0):
             assert frame.count() == 10
+            time.sleep(0.2)
         print(weft.spark() is spark, frame.count(), flush=True)
+        session.at_stop(lambda: print("closed at the end"))
         """)
     )
     assert lines == [
         "This process was forked from one that has a Spark session, which cannot be shared.",
         "3",
         "True 10",
+        "closed at the end",
     ]
 
 

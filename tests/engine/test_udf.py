@@ -230,19 +230,27 @@ EXTREMES: dict[str, list[Any]] = {
 }
 
 
-@pytest.mark.parametrize("kind", ARROW_TYPES)
-def test_every_type_goes_there_and_back(plain_spark: SparkSession, kind: str) -> None:
-    wanted = arrow_type(kind)
+def test_every_type_goes_there_and_back(plain_spark: SparkSession) -> None:
+    """All of them in one query, which takes as long as one."""
 
-    @udf(args=(kind,), returns=kind)
-    def there(x: Any) -> Any:
-        assert x.type == wanted, x.type
-        return x
+    def there(kind: str) -> Any:
+        wanted = arrow_type(kind)
 
-    values = [*EXTREMES[kind], None]
-    table = pa.table({"n": range(3), "x": pa.array(values, wanted).cast(functions._STORED_UNSIGNED.get(kind, wanted))})
-    made = run(plain_spark, table, "SELECT n, there(there(x)) AS x FROM source ORDER BY n", [there])
-    assert [row["x"] for row in made] == values
+        @udf(args=(kind,), returns=kind, name=f"there_{kind}")
+        def same_type(x: Any) -> Any:
+            assert x.type == wanted, x.type
+            return x
+
+        return same_type
+
+    values = {f"x_{kind}": [*EXTREMES[kind], None] for kind in ARROW_TYPES}
+    columns: dict[str, Any] = {"n": range(3)}
+    for kind in ARROW_TYPES:
+        stored = functions._STORED_UNSIGNED.get(kind, arrow_type(kind))
+        columns[f"x_{kind}"] = pa.array(values[f"x_{kind}"], arrow_type(kind)).cast(stored)
+    calls = ", ".join(f"there_{kind}(there_{kind}(x_{kind})) AS x_{kind}" for kind in ARROW_TYPES)
+    made = run(plain_spark, pa.table(columns), f"SELECT {calls} FROM source ORDER BY n", list(map(there, ARROW_TYPES)))
+    assert {name: [row[name] for row in made] for name in values} == values
 
 
 def test_numbers_fit_where_nothing_is_lost(plain_spark: SparkSession) -> None:
@@ -466,7 +474,10 @@ def test_sql_that_cannot_be(plain_spark: SparkSession) -> None:
             aggregated(plain_spark, sql)
 
 
-@pytest.mark.parametrize("sql", ["SELECT a(n) FROM source", "SELECT n, a(n) FROM source GROUP BY n"])
+@pytest.mark.brief("type-all", "values-groups", "number-all", "broken-groups", "init-all", "update-groups")
+@pytest.mark.parametrize(
+    "sql", ["SELECT a(n) FROM source", "SELECT n, a(n) FROM source GROUP BY n"], ids=["all", "groups"]
+)
 @pytest.mark.parametrize(
     ("method", "gives", "says"),
     [
@@ -477,6 +488,7 @@ def test_sql_that_cannot_be(plain_spark: SparkSession) -> None:
         ("__init__", broken, r"UDF 'a' failed in line \d+ of test_udf.py: Zero"),
         ("update_batch", lambda self, x: broken(x), r"UDF 'a' failed in line \d+ of test_udf.py: Zero"),
     ],
+    ids=["type", "values", "number", "broken", "init", "update"],
 )
 def test_what_goes_wrong_in_a_class(plain_spark: SparkSession, method: str, gives: Any, says: str, sql: str) -> None:
     with pytest.raises(weft.WeftError, match=says) as caught:

@@ -104,7 +104,7 @@ class Reader:
 def test_no_event_is_skipped(system: Any, count: Callable[..., int]) -> None:
     with contextlib.ExitStack() as stack:
         pipes = [stack.enter_context(actor(write_again_and_again, system.url))[1] for _ in range(WRITERS)]
-        for seed in range(count(200, 10)):
+        for seed in range(count(200, 5)):
             one_seed(system.url, f"seed{seed}", pipes)
 
 

@@ -68,13 +68,13 @@ class Ledger:
 
 
 @on_logs
-def test_only_what_was_in_flight_comes_again(system: Any, count: Callable[[int], int]) -> None:
+def test_only_what_was_in_flight_comes_again(system: Any, count: Callable[..., int]) -> None:
     choose = random.Random(5)
     stream, connection = declared(STREAM), system.connection
     ledger = Ledger()
     published: list[int] = []
     deaths = {"before the ack": 0, "in the ack": 0, "after the ack": 0, "in consume": 0}
-    for life in range(count(100)):
+    for life in range(count(100, 5)):
         size = choose.randint(2, 12)
         result = publish_sync(stream, [{"writer": "w", "n": n} for n in range(size)], connection=connection)
         published += range(result["first_rowid"], result["last_rowid"] + 1)

@@ -52,7 +52,6 @@ CASES = [
 ]
 BRIEF = [
     ("object_store_local", "truncate", "recorded", "here"),
-    ("delta_local", "truncate", "staged", "task"),
 ]
 
 

@@ -39,6 +39,14 @@ def consume_and_ack_when_told(pipe: Pipe, url: str) -> None:
             pipe.send(("refused", list(error.rowids), error.what))
 
 
+@pytest.mark.brief(
+    "taken over-sqlite",
+    "taken over-postgres",
+    "taken over and acknowledged-mysql",
+    "taken over and acknowledged-redis",
+    "taken over by nobody-sqlite",
+    "taken over by nobody-redis",
+)
 @on_logs
 @pytest.mark.parametrize("taken_over", ["taken over", "taken over and acknowledged", "taken over by nobody"])
 def test_its_ack_is_refused(system: Any, count: Callable[[int], int], taken_over: str) -> None:

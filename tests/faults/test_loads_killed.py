@@ -49,7 +49,7 @@ def _rows(first: int, last: int, name: str) -> list[dict[str, Any]]:
     return [{"id": i, "name": f"{name} {i % 3}", "at": DAY + timedelta(hours=i % 5)} for i in range(first, last)]
 
 
-@pytest.mark.brief("sqlite-truncate", "sqlite-merge", "postgres-append", "postgres-scd2", "mysql-merge", "duckdb-merge")
+@pytest.mark.brief("sqlite-truncate", "postgres-scd2", "mysql-merge", "duckdb-merge")
 @pytest.mark.parametrize("mode", ["append", "truncate", "merge", "scd2"])
 def test_killed_at_each_step(
     tables: SqlTables,  # noqa: F811

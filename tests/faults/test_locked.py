@@ -129,6 +129,7 @@ def _is_in(function: Any, frame: FrameType | None) -> bool:
     return frame is not None
 
 
+@pytest.mark.brief("sqlite-stronger", "postgres-weaker", "mysql-stronger")
 @pytest.mark.parametrize("number", [0, 1], ids=["weaker", "stronger"])
 def test_publish_waits(system: Any, publish: Callable[[int], Any], number: int) -> None:
     with lock(system, number) as (_, pipe), ThreadPoolExecutor() as threads:
@@ -141,6 +142,7 @@ def test_publish_waits(system: Any, publish: Callable[[int], Any], number: int) 
     assert sorted(stored(system)) == [0, 1, 2, 3]
 
 
+@pytest.mark.brief("sqlite-stronger", "postgres-stronger", "mysql-weaker")
 @pytest.mark.parametrize("number", [0, 1], ids=["weaker", "stronger"])
 def test_publish_goes_on_when_the_holder_is_killed(system: Any, publish: Callable[[int], Any], number: int) -> None:
     process: BaseProcess
@@ -153,6 +155,7 @@ def test_publish_goes_on_when_the_holder_is_killed(system: Any, publish: Callabl
     assert stored(system) == [0, 1]
 
 
+@pytest.mark.brief("sqlite-stronger", "postgres-weaker", "mysql-stronger")
 @pytest.mark.parametrize("number", [0, 1], ids=["weaker", "stronger"])
 def test_publish_gives_up(system: Any, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     limit_waiting(system.kind, monkeypatch)

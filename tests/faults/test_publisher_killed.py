@@ -48,7 +48,7 @@ def publish_until_killed(pipe: Pipe, url: str, life: int) -> None:
 
 
 @on_logs
-def test_acknowledged_events_are_there_once(system: Any, count: Callable[[int], int]) -> None:
+def test_acknowledged_events_are_there_once(system: Any, count: Callable[..., int]) -> None:
     choose = random.Random(3)
     begun: dict[tuple[str, int], int] = {}
     acknowledged: dict[tuple[str, int], int] = {}
@@ -58,7 +58,8 @@ def test_acknowledged_events_are_there_once(system: Any, count: Callable[[int], 
         {"publishes": begun, "published": acknowledged}[what][writer, n] = value
 
     log = opened(system.url, STREAM).log
-    for life in range(count(100)):
+    kills = count(100, 5)
+    for life in range(kills):
         with actor(publish_until_killed, system.url, life) as (process, pipe):
             until = len(acknowledged) + choose.choice([1, 1, 5])
             begin = time.monotonic()
@@ -84,13 +85,11 @@ def test_acknowledged_events_are_there_once(system: Any, count: Callable[[int], 
     assert found.keys() <= begun.keys()
     assert len({event["_weft_publish_id"] for event in stored}) == len(found)
     stored_in_flight = sum(found[publish] > 0 for publish in in_flight)
-    print(
-        f"{count(100)} kills: {len(acknowledged)} acknowledged; in flight {len(in_flight)}, {stored_in_flight} stored"
-    )
+    print(f"{kills} kills: {len(acknowledged)} acknowledged; in flight {len(in_flight)}, {stored_in_flight} stored")
     # The kills hit what they were to hit: publishes before their commit, and after it but not acknowledged yet. A few
     # of them may by chance all be of one kind.
-    assert len(in_flight) >= count(100)
-    if count(100) == 100:
+    assert len(in_flight) >= kills
+    if kills == 100:
         assert 0 < stored_in_flight < len(in_flight)
     # And the stream goes on as if nothing had happened.
     result = publish_sync(declared(STREAM), {"writer": "survivor", "n": 1}, connection=system.connection)

@@ -129,6 +129,8 @@ def test_killed_at_each_step(copy: Copy, count: Repeat) -> None:
                 continue
             ends = "dies" if (turn + number) % 2 else "goes on"
             copy.interrupted(TASK_STEP=step, TASK_ENDS=ends)
+    if rounds == 1:
+        return
     copy.slot += 1
     copy.place.at(copy.slot)
     ended = copy.commands.run(copy.place, "run-due")

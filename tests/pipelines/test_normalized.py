@@ -121,6 +121,16 @@ def test_keys_are_compared_as_they_are_stored(database: Database) -> None:
     assert database.rows("accounts") == [{"email": "a@x.org", "n": 2}]
 
 
+@pytest.mark.brief(
+    "sqlite-query-append",
+    "sqlite-rows-merge",
+    "postgres-query-merge",
+    "postgres-rows-scd2",
+    "mysql-query-scd2",
+    "mysql-rows-append",
+    "duckdb-query-append",
+    "duckdb-rows-merge",
+)
 @pytest.mark.parametrize("mode", ["append", "merge", "scd2"])
 @pytest.mark.parametrize("is_there", [True, False], ids=["query", "rows"])
 def test_a_value_that_cannot_be_parsed(database: Database, mode: str, is_there: bool) -> None:

@@ -34,6 +34,7 @@ def samples(served: Any, **headers: str) -> dict[tuple[str, ...], float]:
     }
 
 
+@pytest.mark.brief("sqlite", "postgres")
 @pytest.mark.parametrize("system", ["sqlite", "postgres", "mysql"], indirect=True)
 def test_requests_and_events_are_counted(server: Callable[..., Any], system: Any) -> None:
     served = server(CLICKS, env={"WEFT_DSN": system.url})

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+import warm_python
 
 CLOSED = """
 import threading, time
@@ -44,7 +45,7 @@ serving.join()
 
 @pytest.mark.timing
 def test_streams_that_are_closed_under_it(project: Path) -> None:
-    done = subprocess.run([sys.executable, "-c", CLOSED], capture_output=True, text=True, timeout=120, check=False)
+    done = warm_python.run([sys.executable, "-c", CLOSED], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     assert "orders was closed, and its subscribers have to come back" in done.stderr
     assert "Traceback" not in done.stderr
@@ -81,5 +82,5 @@ serving.join()
 
 def test_a_server_that_drops_a_body(project: Path) -> None:
     """Plain uvicorn does so where another protocol is asked for. Never is that answered with 202."""
-    done = subprocess.run([sys.executable, "-c", UPGRADED], capture_output=True, text=True, timeout=120, check=False)
+    done = warm_python.run([sys.executable, "-c", UPGRADED], capture_output=True, text=True, timeout=120, check=False)
     assert done.stdout.split() == ["400", "400"], done.stderr

@@ -82,7 +82,7 @@ def test_the_service_answers_as_it_says(server: Callable[..., Any], count: Calla
 
         @given(case=operation.as_strategy(generation_mode=mode), name=st.sampled_from(NAMES))
         @settings(
-            max_examples=count(100, 3),
+            max_examples=count(100, 2),
             deadline=None,
             database=None,
             suppress_health_check=list(HealthCheck),

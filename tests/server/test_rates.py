@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+import warm_python
 from weft.server.rates import Buckets, Rate
 
 # A second of a busy machine must not refill a bucket.
@@ -89,7 +90,7 @@ print(sum(not buckets.take("a", Rate(0.001, 100)) for _ in range(2000)))
 @pytest.mark.timing
 def test_processes_share_a_bucket(tmp_path: Path) -> None:
     command = [sys.executable, "-c", TAKE, str(tmp_path / "buckets")]
-    running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(4)]
+    running = [warm_python.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(4)]
     assert sum(int(each.communicate()[0]) for each in running) == 100
 
 

@@ -109,6 +109,7 @@ def test_what_is_never_acknowledged_is_told_in_one_piece(streams: Project) -> No
         ack(events[1])
 
 
+@pytest.mark.brief("postgres", "redis")
 @pytest.mark.timing
 def test_the_holder_dies_halfway(streams: Project) -> None:
     declare(fields={"n": "int64"})

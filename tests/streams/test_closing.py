@@ -162,6 +162,7 @@ def idle(store: Any) -> int:
     return int(store._client is not None) if hasattr(store, "_client") else sum(map(len, store._idle.values()))
 
 
+@pytest.mark.brief("sqlite-async", "postgres-sync", "mysql-async", "redis-sync")
 @pytest.mark.timing
 @pytest.mark.parametrize("way", ["sync", "async"])
 def test_a_consumer_that_waits_is_told(streams: Project, way: str) -> None:

@@ -64,6 +64,7 @@ def test_own_unacknowledged_events_come_first(streams: Project) -> None:
     assert consume("b") == []
 
 
+@pytest.mark.brief("sqlite", "redis")
 @pytest.mark.timing
 def test_the_order_own_expired_new(streams: Project) -> None:
     declare()

@@ -47,6 +47,9 @@ def consume() -> tuple[list[dict[str, Any]], int]:
             lost += error.lost
 
 
+@pytest.mark.brief(
+    "0-trim-sqlite", "0-consume-postgres", "0-trim-mysql", "1-consume-sqlite", "1-trim-postgres", "1-consume-mysql"
+)
 @on_tables
 @pytest.mark.parametrize("held_up", ["trim", "consume"])
 @pytest.mark.parametrize("others", [0, 1])

@@ -268,6 +268,7 @@ REFUSED: dict[str, list[Any]] = {
 }
 
 
+@pytest.mark.brief(*(f"sqlite-{name}" for name in FIELDS))  # nothing of it comes to a database
 @pytest.mark.parametrize("name", FIELDS)
 def test_refused_with_a_reason(streams: Project, name: str) -> None:
     """By a stream that validates: the error names index, field and value, and the next event goes through."""
@@ -284,6 +285,10 @@ def test_refused_with_a_reason(streams: Project, name: str) -> None:
     assert [event["n"] for event in drain("orders")] == list(range(len(REFUSED[name])))
 
 
+@pytest.mark.brief(
+    *(f"{system}-{name}-declared" for system in ("postgres", "redis") for name in FIELDS),
+    *(f"{system}-{name}-inferred" for system in ("sqlite", "mysql") for name in FIELDS),
+)
 @pytest.mark.parametrize("declared", [True, False], ids=["declared", "inferred"])
 @pytest.mark.parametrize("name", FIELDS)
 def test_kept_or_refused_where_the_schema_evolves(streams: Project, name: str, declared: bool) -> None:

@@ -79,6 +79,7 @@ def test_a_publish_of_another_process(streams: Project, waiting: Waiting) -> Non
     run.answer()
 
 
+@pytest.mark.brief("sqlite-sync", "postgres-async", "mysql-sync", "redis-async")
 @pytest.mark.timing
 @BOTH
 def test_nothing_comes(streams: Project, waiting: Waiting) -> None:
@@ -97,6 +98,7 @@ def test_no_wait_for_a_full_batch(streams: Project, waiting: Waiting) -> None:
     assert numbers(waiting(batch_size=100).result(LONG)) == [1, 2]
 
 
+@pytest.mark.brief("sqlite-sync", "postgres-async", "mysql-sync", "redis-async")
 @pytest.mark.timing
 @BOTH
 def test_a_lease_that_runs_out(streams: Project, waiting: Waiting) -> None:
@@ -110,6 +112,7 @@ def test_a_lease_that_runs_out(streams: Project, waiting: Waiting) -> None:
     assert weft.ack_sync("orders", "c", taken) == 2
 
 
+@pytest.mark.brief("sqlite-sync", "postgres-async", "mysql-sync", "redis-async")
 @pytest.mark.timing
 @BOTH
 def test_a_delay_that_ends(streams: Project, waiting: Waiting) -> None:

@@ -47,6 +47,7 @@ def letters() -> list[tuple[str, Any]]:
     return [(each["error"], json.loads(each["payload"])) for each in weft.consume_sync(stream_of("failed", None), "me")]
 
 
+@pytest.mark.brief("dlq")
 @pytest.mark.parametrize("on_error", ["dlq", "drop", "fail"])
 def test_an_odd_message_stops_nothing(on_error: str, kafka: Any) -> None:
     sql = "SELECT user_id FROM source WHERE valid"
@@ -61,6 +62,7 @@ def test_an_odd_message_stops_nothing(on_error: str, kafka: Any) -> None:
     assert {error for error, _ in found} == {"'valid' is \"maybe\", a string, which does not fit bool."}
 
 
+@pytest.mark.brief("tasks")
 def test_a_row_that_was_put_aside_decides_nothing(kafka: Any, way: str) -> None:
     topic = Topic(kafka)
     topic.run({"amount": 5}, {"amount": "abc", "other": 1}, {"amount": 7})

@@ -191,6 +191,7 @@ def test_a_batch_that_only_fails_together_is_an_error() -> None:
         )
 
 
+@pytest.mark.brief("table")
 @pytest.mark.usefixtures("here")
 @pytest.mark.parametrize("place", ["stream", "table"])
 def test_other_letters_of_the_same_batch_are_not_taken_for_those(place: str, project: Path) -> None:
@@ -393,6 +394,7 @@ CSV_OPTIONS = [
 ]
 
 
+@pytest.mark.brief("options2-5-bad2")
 @pytest.mark.usefixtures("here")
 @pytest.mark.parametrize(("options", "good", "bad"), CSV_OPTIONS)
 def test_rows_of_files_that_are_read_as_texts_first(
@@ -421,6 +423,7 @@ def _offsets(events: Any, numbers: set[int]) -> list[str]:
     return [str(each["_weft_rowid"]) for number, each in enumerate(found) if number in numbers]
 
 
+@pytest.mark.brief("sqlite-driver", "postgres-tasks", "mysql-driver")
 @pytest.mark.usefixtures("streams")
 def test_where_rejected_rows_are_from_whatever_they_hold(system: System, way: str) -> None:
     """Databases say values in words of their own: the row is found all the same."""
@@ -455,17 +458,21 @@ def test_where_rejected_rows_are_from_whatever_they_hold(system: System, way: st
     assert sorted(each["offset"] for each in _of_stream()) == _offsets(events, {1, 2, 4})
 
 
-SQL_OF_ROWS = [
-    ("SELECT * FROM source", True),
-    ("SELECT extract(YEAR FROM _event_ts) AS year, n, upper(name) AS name FROM source WHERE n IS NULL OR n > 0", True),
-    ("SELECT s.n, u.name FROM source s LEFT JOIN people u ON u.name = s.name", True),
-    ("SELECT max(n) AS n, name FROM source GROUP BY name", False),
-    ("SELECT n, name FROM (SELECT n, name FROM source)", False),
-]
+SQL_OF_ROWS = {
+    "all": ("SELECT * FROM source", True),
+    "columns": (
+        "SELECT extract(YEAR FROM _event_ts) AS year, n, upper(name) AS name FROM source WHERE n IS NULL OR n > 0",
+        True,
+    ),
+    "join": ("SELECT s.n, u.name FROM source s LEFT JOIN people u ON u.name = s.name", True),
+    "groups": ("SELECT max(n) AS n, name FROM source GROUP BY name", False),
+    "nested": ("SELECT n, name FROM (SELECT n, name FROM source)", False),
+}
 
 
+@pytest.mark.brief("driver-all", "tasks-columns", "driver-join", "tasks-groups", "driver-nested")
 @pytest.mark.usefixtures("here")
-@pytest.mark.parametrize(("sql", "is_known"), SQL_OF_ROWS)
+@pytest.mark.parametrize(("sql", "is_known"), SQL_OF_ROWS.values(), ids=SQL_OF_ROWS)
 def test_where_rejected_rows_of_sql_are_from(sql: str, is_known: bool, way: str) -> None:
     """Known as long as a row of the result is a row of the source."""
     events = declare(n="int64", name="string")
@@ -485,6 +492,7 @@ def test_where_rejected_rows_of_sql_are_from(sql: str, is_known: bool, way: str)
     assert (letter["stage"], letter["source"], letter["offset"]) == ("store", "events", "2" if is_known else None)
 
 
+@pytest.mark.brief("tasks")
 @pytest.mark.usefixtures("here")
 def test_where_messages_and_rows_of_files_are_from(kafka: Any, project: Path, way: str) -> None:
     """One batch of a topic and of files, with a row for each way to fail."""
@@ -516,6 +524,7 @@ def test_where_messages_and_rows_of_files_are_from(kafka: Any, project: Path, wa
     )
 
 
+@pytest.mark.brief("driver")
 @pytest.mark.usefixtures("here")
 def test_where_messages_without_sql_are_from(kafka: Any, way: str) -> None:
     broker = weft.KafkaConnection(kafka.bootstrap, name="broker")

@@ -76,6 +76,7 @@ def test_a_new_column_is_added(kind: str, place: Place) -> None:
     assert len(stored(lake, "n")) == 4
 
 
+@pytest.mark.brief("local-csv")
 @pytest.mark.parametrize("kind", ["delta", "csv"])
 def test_a_new_column_that_is_not_wanted(kind: str, place: Place) -> None:
     """What fails loses nothing: under another policy the same batch is written."""
@@ -128,6 +129,7 @@ def test_many_loads_with_narrow_files(project: Path) -> None:
     assert sorted(found) == [(n, None if n < 5 else f"x{n}") for n in range(30)]
 
 
+@pytest.mark.brief("local-parquet")
 @pytest.mark.parametrize("kind", ["delta", "parquet"])
 def test_what_is_refused(kind: str, place: Place) -> None:
     """A type that the table cannot hold, and a name that differs in capitals alone. Neither loses the batch."""

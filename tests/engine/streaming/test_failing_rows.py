@@ -14,17 +14,17 @@ from weft.errors import ConnectionFailedError, WeftError
 
 ROWS = pa.table({"n": [1, 2, 3, 4, 5, 6], "v": ["1", "x", "3", None, "5", "-"]})
 NAMES = "(VALUES (1, 'a'), (1, 'b'), (2, 'c')) AS names(n, name)"
-AT_ONCE = [
-    ("SELECT CAST(v AS INT) AS v FROM source", [1, 5]),
-    ("SELECT CAST(v AS INT) AS v FROM source WHERE n <> 2", [5]),
-    ("SELECT * FROM source WHERE CAST(v AS INT) > 0", [1, 5]),
-    ("SELECT n FROM source WHERE n > 2 AND CAST(v AS INT) > 0", [5]),
-    ("SELECT n / (n - 3) AS ratio FROM source", [2]),
-    (f"SELECT CAST(v AS INT) AS v, name FROM source LEFT JOIN {NAMES} ON names.n = source.n", [1, 5]),
-    (f"SELECT CAST(v AS INT) AS v, name FROM source JOIN {NAMES} ON names.n = source.n", [1]),
-    ("SELECT CAST(v AS INT) AS v, explode(array(1, 2)) AS n FROM source", [1, 5]),
-    ("SELECT CAST(v AS INT) AS v FROM source WHERE n > (SELECT min(n) FROM source)", [1, 5]),
-]
+AT_ONCE = {
+    "value": ("SELECT CAST(v AS INT) AS v FROM source", [1, 5]),
+    "value of some": ("SELECT CAST(v AS INT) AS v FROM source WHERE n <> 2", [5]),
+    "condition": ("SELECT * FROM source WHERE CAST(v AS INT) > 0", [1, 5]),
+    "filter": ("SELECT n FROM source WHERE n > 2 AND CAST(v AS INT) > 0", [5]),
+    "ratio": ("SELECT n / (n - 3) AS ratio FROM source", [2]),
+    "outer join": (f"SELECT CAST(v AS INT) AS v, name FROM source LEFT JOIN {NAMES} ON names.n = source.n", [1, 5]),
+    "join": (f"SELECT CAST(v AS INT) AS v, name FROM source JOIN {NAMES} ON names.n = source.n", [1]),
+    "explode": ("SELECT CAST(v AS INT) AS v, explode(array(1, 2)) AS n FROM source", [1, 5]),
+    "subquery": ("SELECT CAST(v AS INT) AS v FROM source WHERE n > (SELECT min(n) FROM source)", [1, 5]),
+}
 BY_HALVING = [
     ("SELECT v FROM (SELECT CAST(v AS INT) AS v FROM source) WHERE v > 1", [1, 5]),
     ("SELECT sum(CAST(v AS INT)) AS v FROM source", [1, 5]),
@@ -46,7 +46,8 @@ class Attempts(FailingRows):
         return super().attempt(rows)
 
 
-@pytest.mark.parametrize(("sql", "bad"), AT_ONCE)
+@pytest.mark.brief("value", "filter", "join", "explode", "subquery")
+@pytest.mark.parametrize(("sql", "bad"), AT_ONCE.values(), ids=AT_ONCE)
 def test_at_once(sql: str, bad: list[int], plain_spark: Any) -> None:
     attempts = Attempts(plain_spark, sql)
     result, found = attempts.split(ROWS)

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import weft
+from systems.contracts.conftest import by_name
 from weft.engine.streaming.dead_letters import open_store
 from weft.pipelines.streaming.declare import make
 from weft.project import Project
@@ -54,7 +55,7 @@ STORES: dict[str, Callable[[pytest.FixtureRequest, Path], dict[str, Any]]] = {
 }
 
 
-@pytest.fixture(params=STORES)
+@pytest.fixture(params=by_name(STORES))
 def declared(request: pytest.FixtureRequest, here: Project, project: Path) -> dict[str, Any]:
     return STORES[request.param](request, project)
 

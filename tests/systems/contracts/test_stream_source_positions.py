@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 import weft
+from systems.contracts.conftest import by_name
 from weft.engine.streaming.sources import open_source, show_position
 from weft.project import Project
 from weft.spark_support.folder import LocalFolder, Location
@@ -110,7 +111,7 @@ def _queue(project: Path, request: pytest.FixtureRequest) -> Followed:
 SOURCES = {"stream": _stream, "topic": _topic, "files": _files, "delta": _versions, "third_party": _queue}
 
 
-@pytest.fixture(params=SOURCES)
+@pytest.fixture(params=by_name(SOURCES))
 def followed(request: pytest.FixtureRequest, here: Project, project: Path) -> Followed:
     return SOURCES[request.param](project, request)
 

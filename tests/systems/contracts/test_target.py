@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 import weft
+from systems.contracts.conftest import by_name
 from weft.engine import connectors
 from weft.pipelines.streaming.declare import make
 from weft.pipelines.streaming.endpoints import delivery_to
@@ -93,7 +94,7 @@ def _queue(project: Path, request: pytest.FixtureRequest) -> Written:
 TARGETS = {"files": _files, "delta": _delta, "topic": _topic, "third_party": _queue}
 
 
-@pytest.fixture(params=TARGETS)
+@pytest.fixture(params=by_name(TARGETS))
 def written(request: pytest.FixtureRequest, here: Project, project: Path) -> Written:
     return TARGETS[request.param](project, request)
 

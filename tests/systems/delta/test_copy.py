@@ -147,6 +147,7 @@ def test_append_and_truncate(spark: Any, lake: DeltaLocalConnection) -> None:
     assert log()[2]["commitInfo"]["operationParameters"]["mode"] == "Overwrite"
 
 
+@pytest.mark.brief("append")
 @pytest.mark.parametrize("mode", ["append", "truncate"])
 def test_a_commit_key_counts_once(spark: Any, lake: DeltaLocalConnection, mode: str) -> None:
     planned = load(mode, commit_key="monday")
@@ -170,7 +171,7 @@ def test_empty_source(spark: Any, lake: DeltaLocalConnection) -> None:
     assert ids(spark, lake) == [1]
 
 
-@pytest.mark.brief("partitions", "constraint", "column mapping", "wider")
+@pytest.mark.brief("constraint", "wider")
 @pytest.mark.parametrize(
     "statements",
     [

@@ -105,7 +105,7 @@ def test_bytes_are_counted(spark: Any, lake: DeltaLocalConnection) -> None:
     assert write(spark, lake, [row(2)], load("merge")).bytes > 100
 
 
-@pytest.mark.brief("append")
+@pytest.mark.full
 @pytest.mark.parametrize("mode", ["append", "truncate", "merge", "scd2"])
 def test_a_commit_key_counts_once(spark: Any, lake: DeltaLocalConnection, mode: str) -> None:
     planned = load(mode, commit_key="monday")
@@ -155,9 +155,8 @@ def test_scd2_by_load(spark: Any, lake: DeltaLocalConnection) -> None:
 
     table = agree(spark, lake, [], [row(1), row(2), row(3)], at(0))
     count = versions(lake)
-    table = agree(spark, lake, table, [row(1), row(2), row(3)], at(1))
-    table = agree(spark, lake, table, [row(1, None), row(2, "b"), row(4)], at(2))
-    assert versions(lake) == count + 2
+    table = agree(spark, lake, table, [row(1, None), row(2, "b"), row(3), row(4)], at(2))
+    assert versions(lake) == count + 1
     table = agree(spark, lake, table, [row(1, "a"), row(2, "c", 2.0)], at(3, compare_columns=["name"]))
     table = agree(spark, lake, table, [row(1, "a"), row(5)], at(4, handle_deletes="soft"))
     # Two is back, with the values it had.
@@ -168,6 +167,7 @@ def test_scd2_by_load(spark: Any, lake: DeltaLocalConnection) -> None:
         assert sum(each["is_current"] for each in table if each["id"] == key) <= 1
 
 
+@pytest.mark.full
 def test_scd2_if_the_clock_went_back(spark: Any, lake: DeltaLocalConnection) -> None:
     write(spark, lake, [row(1)], load("scd2"))
     write(spark, lake, [row(1, "b")], load("scd2", moment=MOMENT - timedelta(1)))
@@ -239,8 +239,8 @@ def test_columns_that_do_not_fit(spark: Any, lake: DeltaLocalConnection) -> None
     )
 
 
+@pytest.mark.full
 @pytest.mark.timing
-@pytest.mark.brief("append")
 @pytest.mark.parametrize("mode", ["append", "merge", "scd2"])
 def test_loads_at_once(spark: Any, lake: DeltaLocalConnection, mode: str) -> None:
     failed: list[BaseException] = []

@@ -84,6 +84,7 @@ def test_from_now_on(follow: Follow, kafka: Any, connection: KafkaConnection) ->
     reads(found, [2])
 
 
+@pytest.mark.full
 @pytest.mark.timing
 def test_a_broker_that_dies_and_comes_back(own_kafka: Any, follow: Follow) -> None:
     # In this order, so that the query is stopped before the broker: it would wait a minute for one that is gone.

@@ -278,6 +278,9 @@ def leave_to_the_dead() -> None:
 STEPS = ["begun", "staged", "recorded", "moved", "committed"]
 
 
+@pytest.mark.brief(
+    "append-staged", "append-recorded", "append-committed", "truncate-begun", "truncate-moved", "truncate-published"
+)
 @pytest.mark.parametrize(
     ("mode", "step"), [("truncate", "published"), *((mode, step) for mode in FileTarget.modes for step in STEPS)]
 )

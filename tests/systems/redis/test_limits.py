@@ -73,6 +73,17 @@ def test_more_events_than_a_script_passes_at_once(on_own_server: Any) -> None:
     assert (group["lag"], group["pending"]) == (0, 0)
 
 
+@pytest.mark.brief(
+    "1-full",
+    "15-with-nulls",
+    "16-full",
+    "49-with-nulls",
+    "50-full",
+    "999-with-nulls",
+    "1000-full",
+    "1001-with-nulls",
+    "2500-full",
+)
 @pytest.mark.parametrize("is_full", [True, False], ids=["full", "with-nulls"])
 @pytest.mark.parametrize("count", [1, 15, 16, 49, 50, 999, 1000, 1001, 2500])
 def test_rows_around_what_a_script_reads_at_a_time(on_own_server: Any, count: int, is_full: bool) -> None:

@@ -101,6 +101,9 @@ def test_the_error_names_the_rows(tables: SqlTables, mode: str, keys: list[str],
     assert load(tables, rows(bad=()), mode=mode, keys=keys, commit_key="monday").inserted == 200
 
 
+@pytest.mark.brief(
+    "sqlite-append-keys0", "postgres-truncate-keys1", "postgres-merge-keys2", "mysql-scd2-keys3", "duckdb-merge-keys2"
+)
 @MODES
 def test_the_error_names_a_few_of_many(tables: SqlTables, mode: str, keys: list[str]) -> None:
     create(tables, mode)
@@ -235,6 +238,7 @@ def test_rows_that_contradict_each_other(tables: SqlTables) -> None:
     assert [i for i in ids(tables) if i >= 200] == [1000]
 
 
+@pytest.mark.brief("sqlite-append", "postgres-merge", "mysql-append", "duckdb-merge")
 @pytest.mark.parametrize("mode", ["append", "merge"])
 def test_rows_that_only_contradict_each_other(tables: SqlTables, mode: str) -> None:
     create(tables, more=", UNIQUE (name)")
@@ -245,6 +249,7 @@ def test_rows_that_only_contradict_each_other(tables: SqlTables, mode: str) -> N
     assert aside(tables) == [500, 501]
 
 
+@pytest.mark.brief("sqlite-scd2", "postgres-merge", "mysql-scd2", "duckdb-merge")
 @pytest.mark.parametrize("mode", ["merge", "scd2"])
 def test_values_that_no_column_takes_and_rows_that_the_table_refuses(tables: SqlTables, mode: str) -> None:
     """The first are found while rows are compared, the others while they are moved."""

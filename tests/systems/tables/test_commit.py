@@ -177,6 +177,20 @@ def test_staging_by_several_writers(tables: SqlTables) -> None:
     assert staging.sweep(tables) == []
 
 
+@pytest.mark.brief(
+    'sqlite-a"b',
+    "sqlite-select",
+    "sqlite-a.b",
+    'postgres-a"b',
+    "postgres-a%s?b",
+    f"postgres-{'x' * 60}",
+    "mysql-a`b",
+    "mysql-a%s?b",
+    "mysql-a'b",
+    f"mysql-{'x' * 60}",
+    'duckdb-a"b',
+    "duckdb-a b",
+)
 @pytest.mark.parametrize("name", ['a"b', "a b", "select", "Grüße 日本", "a'b", "a`b", "a.b", "a%s?b", "x" * 60])
 def test_hostile_names(tables: SqlTables, name: str) -> None:
     rows = [{name: 1, f"{name[:50]}2": "a"}, {name: 2, f"{name[:50]}2": "b"}]

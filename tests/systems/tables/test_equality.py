@@ -56,6 +56,16 @@ def row(number: int, at: datetime) -> dict[str, Any]:
     }
 
 
+@pytest.mark.brief(
+    "sqlite-merge-None",
+    "sqlite-scd2-at",
+    "postgres-merge-None",
+    "postgres-scd2-None",
+    "mysql-merge-None",
+    "mysql-scd2-at",
+    "duckdb-merge-None",
+    "duckdb-scd2-None",
+)
 @pytest.mark.parametrize("event", [None, "at"])
 @pytest.mark.parametrize("mode", ["merge", "scd2"])
 def test_the_same_values_again_are_no_change(tables: SqlTables, mode: str, event: str | None) -> None:

@@ -101,6 +101,7 @@ several = settings(
 )
 
 
+@pytest.mark.brief("sqlite-batches", "postgres-query", "mysql-batches", "duckdb-query")
 @pytest.mark.parametrize("how", ["batches", "query"])
 def test_append_and_truncate(tables: SqlTables, how: str) -> None:
     one, two = [_row(), _row(id=2)], [_row(id=3, name=None)]

@@ -39,6 +39,7 @@ def holding(held: Any) -> Any:
     return nullcontext() if held is None else closing(held)
 
 
+@pytest.mark.brief("sqlite-7", "postgres-2", "mysql-7", "duckdb-2")
 @pytest.mark.parametrize("parts", [1, 2, 7])
 def test_all_rows_once(tables: SqlTables, parts: int) -> None:
     sql = f"SELECT * FROM {make(tables)}"
