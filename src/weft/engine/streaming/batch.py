@@ -226,7 +226,7 @@ class Batches:
         return rejected, self.transform.rows_read() if filled else 0
 
     def _put_failed(self, letters: Sequence[DeadLetter], batch: BatchId) -> None:
-        """Store the rows that the SQL failed for, unless the pipeline says `drop`, which is said of these rows alone."""
+        """Store the rows that the SQL failed for, unless the pipeline drops them."""
         if self.pipeline.transform_on_error == "dlq":
             self._box.put(letters, batch, "transform")
         else:
