@@ -44,6 +44,7 @@ def check_start(pipeline: StreamingPipeline, sources: Sequence[StreamSource], sp
         columns = sql_columns(
             pipeline, pipeline.transform_sql, schemas, joined if are_known else None, spark, strict=False
         )
+    columns = window_columns(pipeline, columns)
     for target in (each for each in pipeline.targets if each.primary_key):
         with suppress(ConnectionFailedError):
             check_columns(target, columns, stored_names(target))
@@ -116,6 +117,19 @@ def _named_columns(sql: str) -> list[str] | None:
     has_names = all(each.output_name or isinstance(each, exp.Aliases) for each in tree.selects)
     names = tree.named_selects
     return names if names and has_names and "*" not in names else None
+
+
+def window_columns(pipeline: StreamingPipeline, columns: list[str] | None) -> list[str] | None:
+    """Return the columns that targets get; those of the window, where there is one. Raise for columns that it names and
+    its rows cannot have."""
+    window = pipeline.window
+    if window is None:
+        return columns
+    _refuse_unknown("event_time_column of the window", (window.event_time_column,), columns, "the rows")
+    _refuse_unknown("group_by of the window", window.group_by, columns, "the rows")
+    aggregated = [each.column for each in window.aggregations if each.column is not None]
+    _refuse_unknown("aggregated column", aggregated, columns, "the rows")
+    return window.columns
 
 
 # ------------------------------------------------------------------------------------------------------------ targets

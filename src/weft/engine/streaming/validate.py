@@ -39,6 +39,9 @@ def validate(pipeline: StreamingPipeline) -> Iterator[ValidationResult]:
         made: list[str] = []
         yield run_check(name, "sql", partial(_sql, pipeline, sql, schemas, joined if is_there else None, made))
         columns = made or None
+    if pipeline.window is not None:
+        yield run_check(name, "window", partial(_window, pipeline, columns))
+        columns = pipeline.window.columns
     for target in pipeline.targets:
         delivery = delivery_to(pipeline, target)
         yield run_check(name, f"target {target.name}", partial(_target, target, columns), delivery)
@@ -75,6 +78,11 @@ def _sql(
     if joined is None:
         return "it can be parsed"
     return f"columns {', '.join(columns)}" if columns else "it can be parsed; columns are known when rows come"
+
+
+def _window(pipeline: StreamingPipeline, columns: list[str] | None) -> str:
+    made = start_checks.window_columns(pipeline, columns)
+    return f"columns {', '.join(made or ())}"
 
 
 def _target(target: Target, columns: list[str] | None) -> str:

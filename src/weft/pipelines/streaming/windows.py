@@ -213,6 +213,12 @@ class Window(_Structure):
         return [each.name for each in self.aggregations]
 
     @property
+    def columns(self) -> list[str]:
+        """The columns of the result."""
+        of_session = [SESSION_ID] if self.kind == "session" else []
+        return [WINDOW_START, WINDOW_END, *of_session, *self.group_by, *self.outputs]
+
+    @property
     def keys(self) -> tuple[str, ...]:
         """The columns that identify a row of the result."""
         return (*self.group_by, SESSION_ID if self.kind == "session" else WINDOW_START)
