@@ -298,7 +298,7 @@ def test_an_error_says_where_it_was(call: Any, three_numbers: None) -> None:
         '[transform]\nsql = "SELECT s.* FROM source s JOIN users"\n[lookups.users]\ntable = "people"\n'
     )
     done = call("consume", "pipeline.toml", "--once", code=1)
-    assert "no such table: people.\n  (lookup users)\n" in done.stderr
+    assert "There is no table people on the connection 'default'.\n  (lookup users)\n" in done.stderr
 
 
 @pytest.mark.full

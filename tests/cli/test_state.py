@@ -83,7 +83,7 @@ def test_earlier_states_are_removed(call: Any, events: Any) -> None:
     run()
     call("checkpoints", "reset", "per_minute")
     run()
-    assert [each["of"] for each in listed(call, "state", "list")] == ["an earlier one", "this checkpoint"]
+    assert [each["of"] for each in listed(call, "state", "list")] == ["this checkpoint", "an earlier one"]
     call("state", "drop", "per_minute", "--yes")
     (kept,) = listed(call, "state", "list")
     assert kept["of"] == "this checkpoint"

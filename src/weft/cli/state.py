@@ -41,7 +41,8 @@ def list_(output: str) -> None:
     for pipeline in current().streaming_pipelines.values():
         if pipeline.window is not None and not _is_in_memory(pipeline):
             with _opened(pipeline) as (tables, query_id):
-                rows += [_described(each, query_id) for each in stored_states(tables, pipeline.name)]
+                found = sorted(stored_states(tables, pipeline.name), key=lambda each: each.query_id != query_id)
+                rows += [_described(each, query_id) for each in found]
     if output == "json":
         print_json(rows)
     elif rows:
