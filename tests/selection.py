@@ -162,7 +162,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 @functools.cache
 def _yield_to_spark() -> None:
     """Let the process with the tests of Spark go before this one: it has the most to do, and ends last."""
-    os.nice(10)
+    os.nice(5)
 
 
 @pytest.hookimpl(wrapper=True)
