@@ -14,8 +14,9 @@ from weft.cli.common import common_options, confirm, plural, print_json, print_t
 from weft.cli.consume import find_pipeline
 from weft.engine.readers import open_tables
 from weft.engine.streaming.checkpoint import Checkpoint
-from weft.engine.streaming.state import state_connection
-from weft.errors import DeclarationError, NotFoundError
+from weft.engine.streaming.state import checkpoint_place, state_connection
+from weft.engine.streaming.windows import PARTITION
+from weft.errors import DeclarationError, NotFoundError, WeftError
 from weft.pipelines.streaming.windows import Watermark
 from weft.project import current
 from weft.systems.sql.state_store import SqlState, drop_state, stored_states
@@ -40,9 +41,10 @@ def list_(output: str) -> None:
     rows = []
     for pipeline in current().streaming_pipelines.values():
         if pipeline.window is not None and not _is_in_memory(pipeline):
-            with _opened(pipeline) as (tables, query_id):
-                found = sorted(stored_states(tables, pipeline.name), key=lambda each: each.query_id != query_id)
-                rows += [_described(each, query_id) for each in found]
+            try:
+                rows += _listed(pipeline)
+            except WeftError as error:  # the states of other pipelines are listed all the same
+                click.echo(f"note: {pipeline.name}: {error.what}", err=True)
     if output == "json":
         print_json(rows)
     elif rows:
@@ -50,6 +52,12 @@ def list_(output: str) -> None:
         print_table(shown, ["pipeline", "of", "batch", "watermark", "windows", "rows", "oldest", "table"], ["table"])
     else:
         click.echo("No declared pipeline has a state.", err=True)
+
+
+def _listed(pipeline: StreamingPipeline) -> list[dict[str, Any]]:
+    with _opened(pipeline) as (tables, query_id):
+        found = sorted(stored_states(tables, pipeline.name), key=lambda each: each.query_id != query_id)
+        return [_described(each, query_id) for each in found]
 
 
 @state.command()
@@ -82,7 +90,10 @@ def why(what: str, output: str) -> None:
         last, ends = stored.last(), sorted(stored.counts())
     assert last is not None
     lateness = (pipeline.watermark or Watermark()).lateness_ms * 1000
-    sources = {each.name: last.sources.get(each.name) for each in pipeline.sources}
+    sources: dict[str, int | None] = {name.replace(PARTITION, " "): newest for name, newest in last.sources.items()}
+    for each in pipeline.sources:
+        if not any(name.partition(PARTITION)[0] == each.name for name in last.sources):
+            sources[each.name] = None
     waiting = [end for end in ends if last.watermark is None or end > last.watermark]
     missing = [name for name, newest in sources.items() if newest is None]
     known = {name: newest for name, newest in sources.items() if newest is not None}
@@ -114,7 +125,12 @@ def why(what: str, output: str) -> None:
 
 @state.command()
 @_WHAT
-@click.option("--all", "every", is_flag=True, help="Also that of the checkpoint that the pipeline has now.")
+@click.option(
+    "--all",
+    "every",
+    is_flag=True,
+    help="All of this name: those of other checkpoints, and that of its own.",
+)
 @yes_option
 def drop(what: str, every: bool, yes: bool) -> None:
     """Remove the states of earlier checkpoints, which `weft checkpoints reset` left for the case that one is brought
@@ -122,7 +138,9 @@ def drop(what: str, every: bool, yes: bool) -> None:
     pipeline = _with_window(what)
     with _opened(pipeline) as (tables, query_id):
         found = stored_states(tables, pipeline.name)
-        chosen = [each for each in found if every or each.query_id != query_id]
+        # Another project may have a pipeline of this name in the same database.
+        here = checkpoint_place(Checkpoint.of(pipeline).home)
+        chosen = [each for each in found if every or (each.query_id != query_id and each.checkpoint == here)]
         if not chosen:
             click.echo(f"There is nothing to remove of {pipeline.name}.", err=True)
             return

@@ -41,6 +41,10 @@ class StateBatch:
     """By source, the greatest time of its rows."""
     late: int = 0
     """How many rows of the batch were late."""
+    removed: int | None = None
+    """Windows that end up to here are no longer in the state: they cannot be reopened."""
+    offsets: str = ""
+    """A digest of what the batch was to read: another batch of the same number is of another checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +77,10 @@ class StateStore(ABC):
         or nothing. Raise where the state does not end with the batch before it: another process has gone on."""
 
     @abstractmethod
+    def retype(self, schema: pa.Schema) -> None:
+        """Give columns another type, of which only nulls are stored."""
+
+    @abstractmethod
     def read(self, wanted: Selection) -> pa.Table:
         """Return stored rows."""
 
@@ -94,8 +102,8 @@ class StateStore(ABC):
 def overtaken(batch: StateBatch) -> WeftError:
     """Return the error of a batch that the state does not wait for."""
     return WeftError(
-        f"The state does not end with batch {batch.number - 1}: another process has gone on, or the "
-        "checkpoint is older than the state.",
+        f"The state does not end with batch {batch.number - 1}: another process has gone on, or the checkpoint and the "
+        "state are not of the same time.",
         hint="Run the pipeline once at a time, and keep its checkpoint. To begin again: weft checkpoints reset NAME.",
     )
 
@@ -121,6 +129,10 @@ class InMemoryState(StateStore):
         kept = self._rows if replaced is None else self._rows.filter(pc.invert(_mask(self._rows, replaced)))
         self._rows, self._last = pa.concat_tables([kept, rows]), batch
 
+    def retype(self, schema: pa.Schema) -> None:
+        assert self._rows is not None
+        self._rows = pa.table([self._rows[name].cast(schema.field(name).type) for name in schema.names], schema=schema)
+
     def read(self, wanted: Selection) -> pa.Table:
         assert self._rows is not None
         return self._rows.filter(_mask(self._rows, wanted))
@@ -141,7 +153,7 @@ def _mask(rows: pa.Table, wanted: Selection) -> Any:
     mask = pa.chunked_array([pa.repeat(pa.scalar(True), len(rows))])
     if wanted.after is not None:
         mask = pc.greater(ends, wanted.after)
-    if wanted.batch is not None:
+    if wanted.after is not None and wanted.batch is not None:
         touched = rows.filter(pc.equal(rows[BATCH], wanted.batch))[END].combine_chunks()
         mask = pc.or_(mask, pc.is_in(ends, touched))
     mask = mask if wanted.upto is None else pc.and_(mask, pc.less_equal(ends, wanted.upto))

@@ -4,24 +4,30 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import signal
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from prometheus_client import generate_latest
 
 import weft
 from engine.streaming.conftest import declare, rows, run_killed, run_once
 from engine.streaming.letters import letters_of
+from weft.engine.readers import open_tables
 from weft.engine.streaming.spark_engine import SparkEngine
-from weft.errors import DeclarationError, LoadRefusedError
+from weft.errors import DeclarationError, LoadRefusedError, WeftError
 from weft.operate.streaming_metrics import StreamingMetrics
 from weft.pipelines.streaming import toml
 from weft.pipelines.streaming.declare import make
 from weft.pipelines.streaming.execution import Report
+from weft.project import current
+from weft.systems.sql.state_store import SqlState
+from weft.systems.state_store import BATCH, END, StateBatch
 
 START = datetime(2026, 11, 1, 12, tzinfo=UTC)
 COUNT = weft.Aggregation(agg="count", as_="n")
@@ -101,7 +107,7 @@ def test_rows_that_are_in_no_window_are_dead_letters() -> None:
 def test_a_row_without_a_time_and_no_place_for_it() -> None:
     events = declare(user="string", at="timestamp")
     weft.publish_sync(events, [{"user": "bob"}])
-    with pytest.raises(LoadRefusedError, match="1 rows has no event time"):
+    with pytest.raises(LoadRefusedError, match="there is a row that has no event time"):
         run_once(name="per_minute", source=events, target_table="counts", window=window())
 
 
@@ -196,6 +202,153 @@ def test_state_beside_the_checkpoint(project: Path) -> None:
     assert [row.n for row in weft.read("counts", source=lake).collect()] == [1]
 
 
+SHAPES = [
+    "SELECT user, CAST(text AS timestamp) AS at FROM source",
+    "WITH x AS (SELECT user, CAST(text AS timestamp) AS at FROM source) SELECT user, at FROM x",
+    "SELECT user, at FROM (SELECT user, CAST(text AS timestamp) AS at FROM source) y",
+    "SELECT user, CAST(text AS timestamp) AS at FROM source UNION ALL SELECT user, NULL FROM source WHERE false",
+]
+
+
+@pytest.mark.parametrize("sql", SHAPES, ids=["plain", "cte", "subquery", "union"])
+@pytest.mark.usefixtures("plain_spark", "here")
+def test_a_late_row_beside_one_that_sql_fails_for(sql: str) -> None:
+    events = declare(user="string", text="string")
+    options: dict[str, Any] = {
+        "name": "per_minute",
+        "source": events,
+        "target_table": "counts",
+        "transform_sql": sql,
+        "transform_on_error": "dlq",
+        "window": window(late_data="dlq"),
+        "dead_letter_table": "failed",
+    }
+    times = {0: "2026-11-01T12:00:01Z", 1: "2026-11-01T12:01:01Z"}
+    weft.publish_sync(events, [{"user": "ann", "text": text} for text in times.values()])
+    run_once(**options)
+    weft.publish_sync(events, [{"user": "bob", "text": times[0]}, {"user": "cid", "text": "soon"}])
+    run_once(**options)
+    assert minutes() == [(0, "ann", 1)]
+    letters = letters_of(make(target="default", **options))
+    assert sorted(json.loads(each.payload)["user"] for each in letters) == ["bob", "cid"]
+
+
+@pytest.mark.usefixtures("plain_spark", "here")
+def test_rows_that_are_left_out_are_not_too_many_for_an_aggregate() -> None:
+    events = declare(user="string", at="timestamp", page="string")
+    own = weft.Aggregation(agg="count_distinct", column="page", mode="exact", max_distinct_values_per_group=1, as_="n")
+    options: dict[str, Any] = {"name": "per_minute", "source": events, "target_table": "counts"}
+    options["window"] = window(aggregations=[own])
+
+    def publish_pages(*seen: tuple[str, float]) -> None:
+        rows = [{"user": "ann", "page": page, "at": START + timedelta(seconds=at)} for page, at in seen]
+        weft.publish_sync(events, rows)
+
+    publish_pages(("a", 1), ("a", 61))
+    run_once(**options)
+    publish_pages(("b", 2), ("c", 3))
+    run_once(**options)
+    assert minutes() == [(0, "ann", 1)]
+
+
+@pytest.mark.usefixtures("plain_spark", "here")
+def test_a_column_of_nulls_gets_its_type_later(project: Path) -> None:
+    lake = weft.ObjectStoreLocalConnection(str(project / "in"), format="json_lines")
+    (project / "in" / "raw").mkdir(parents=True)
+    own = window(
+        group_by=(),
+        aggregations=[weft.Aggregation(agg=each, column="v", as_=each) for each in ("min", "max", "sum", "last")],
+    )
+    for number, value in enumerate(("null", "10", "9", "1")):
+        at = (START + timedelta(seconds=number if number < 3 else 90)).isoformat()
+        (project / "in" / "raw" / f"{number}.json").write_text(f'{{"at": "{at}", "v": {value}}}\n')
+        run_once(
+            name="per_minute",
+            source=lake,
+            source_query="raw",
+            target="default",
+            target_table="counts",
+            transform_sql="SELECT v, CAST(at AS timestamp) AS at FROM source",
+            window=own,
+        )
+    assert [each[2:] for each in rows("counts")] == [(9, 10, 19, 9)]
+
+
+@pytest.mark.usefixtures("plain_spark", "here")
+def test_windows_that_are_gone_cannot_be_reopened() -> None:
+    events = declare(user="string", at="timestamp")
+    options: dict[str, Any] = {"name": "per_minute", "source": events, "target_table": "counts", "mode": "merge"}
+    options["keys"] = ["user", "window_start"]
+    publish(events, ("ann", 1), ("ann", 2), ("ann", 61))
+    run_once(window=window(), **options)
+    publish(events, ("ann", 121))
+    run_once(window=window(), **options)
+    publish(events, ("ann", 3), ("ann", 63))
+    run_once(window=window(late_data="reopen", allowed_lateness_ms=600_000), **options)
+    assert minutes() == [(0, "ann", 2), (1, "ann", 2)]
+
+
+@pytest.mark.usefixtures("plain_spark", "here")
+def test_a_state_that_is_elsewhere(project: Path) -> None:
+    events = declare(user="string", at="timestamp")
+    options: dict[str, Any] = {"name": "per_minute", "source": events, "target_table": "counts", "window": window()}
+    publish(events, ("ann", 1))
+    run_once(**options)
+    publish(events, ("ann", 61))
+    other = weft.StateStore(connection=weft.SQLiteConnection(str(project / "other.db")))
+    with pytest.raises(DeclarationError, match="and now its state would be in sqlite"):
+        run_once(**options, state_store=other)
+    run_once(**options)
+    assert minutes() == [(0, "ann", 1)]
+
+
+@pytest.mark.usefixtures("plain_spark", "here")
+def test_an_old_checkpoint_that_is_brought_back(project: Path) -> None:
+    events = declare(user="string", at="timestamp")
+    options: dict[str, Any] = {"name": "per_minute", "source": events, "target_table": "counts", "window": window()}
+    checkpoint = project / ".weft" / "checkpoints" / "per_minute"
+    publish(events, ("ann", 1))
+    run_once(**options)
+    shutil.copytree(checkpoint, project / "old")
+    publish(events, ("ann", 2))
+    run_once(**options)
+    shutil.rmtree(checkpoint)
+    shutil.copytree(project / "old", checkpoint)
+    publish(events, ("ann", 3))
+    with pytest.raises(WeftError, match="not of the same time"):
+        run_once(**options)
+
+
+@pytest.mark.usefixtures("plain_spark", "here")
+def test_a_pipeline_that_was_renamed_has_its_windows(project: Path) -> None:
+    events = declare(user="string", at="timestamp")
+    options: dict[str, Any] = {"source": events, "target_table": "counts", "window": window()}
+    options["checkpoint"] = str(project / "cp")
+    publish(events, ("ann", 1))
+    run_once(name="old", **options)
+    (project / "cp" / "sources.json").unlink()
+    publish(events, ("ann", 2), ("ann", 61))
+    run_once(name="new", **options)
+    assert minutes() == [(0, "ann", 2)]
+
+
+@pytest.mark.usefixtures("here")
+def test_a_process_that_comes_too_late_removes_nothing() -> None:
+    def opened() -> SqlState:
+        return SqlState(open_tables(current().connection("default")), "per_minute", "query")
+
+    rows = pa.table({END: [60], BATCH: [0], "n": [1]})
+    late, first = opened(), opened()
+    assert late.last() is first.last() is None
+    first.append(rows, StateBatch(0, None, None))
+    with pytest.raises(WeftError, match="another process has gone on"):
+        late.append(rows, StateBatch(0, None, None))
+    first.append(rows, StateBatch(1, None, None))
+    assert first.counts() == {60: 2}
+    first.close()
+    late.close()
+
+
 PROGRAM = """
 import weft
 from weft.engine.streaming.spark_engine import SparkEngine
@@ -203,6 +356,9 @@ from weft.operate.run_options import Running
 from weft.operate.supervisor import supervise
 from weft.pipelines.streaming.declare import make
 from weft.pipelines.streaming.execution import Report
+from weft.project import current
+from weft.systems.sql.state_store import SqlState
+from weft.systems.state_store import BATCH, END, StateBatch
 
 events = weft.stream(name="events", fields={"user": "string", "at": "timestamp"})(lambda: None)
 pipeline = make(
@@ -334,6 +490,7 @@ def test_an_aggregation_that_cannot_be(options: dict[str, Any], message: str) ->
         ({"window": window(late_data="dlq")}, "no place for dead letters"),
         ({"window": window(late_data="reopen", allowed_lateness_ms=1)}, "its target must merge"),
         ({"window": window(emit="update")}, "its target must merge"),
+        ({"window": window(emit="update"), "mode": "merge", "keys": ["user"]}, "the keys of a window"),
         ({"window": window(), "transform_sql": "SELECT max(at) AS at FROM source"}, r"aggregates \(max\)"),
         ({"window": "tumbling"}, "window is a str"),
     ],

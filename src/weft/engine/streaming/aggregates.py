@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weft.pipelines.streaming.windows import Aggregation
+from weft.spark_support.sessions import quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
@@ -32,10 +33,10 @@ def steps(each: Aggregation, rows: StructType | None, at: Column) -> Steps:
     columns are merged."""
     from pyspark.sql import functions as F
 
-    name, extra = each.name, f"{each.name}__n"
+    name, extra = each.name, f"_weft_n_{each.name}"
     # In backticks: a name may hold a dot.
-    own, more = F.col(f"`{name}`"), F.col(f"`{extra}`")
-    value = F.lit(1) if each.column is None else F.col(f"`{each.column}`")
+    own, more = F.col(quoted(name)), F.col(quoted(extra))
+    value = F.lit(1) if each.column is None else F.col(quoted(each.column))
     kind = None if each.column is None or rows is None else rows[each.column].dataType
 
     match each.agg:
@@ -58,7 +59,7 @@ def steps(each: Aggregation, rows: StructType | None, at: Column) -> Steps:
             stored = choose(F.when(more.isNotNull(), F.struct(more.alias("at"), own.alias("value"))))
             return Steps({name: pair["value"], extra: pair["at"]}, {name: stored["value"], extra: stored["at"]}, own)
         case "stddev":
-            mean = f"{name}__mean"
+            mean = f"_weft_mean_{name}"
             return Steps(
                 {
                     name: F.var_pop(value.cast("double")) * F.count(value),
@@ -83,7 +84,7 @@ def _merged_variance(squares: str, mean: str, rows: str) -> dict[str, Any]:
     """Return the columns of a variance that is merged pair by pair, which loses no digits to large sums."""
     from pyspark.sql import functions as F
 
-    parts = F.collect_list(F.when(F.col(f"`{rows}`") > 0, F.struct(f"`{squares}`", f"`{mean}`", f"`{rows}`")))
+    parts = F.collect_list(F.when(F.col(quoted(rows)) > 0, F.struct(quoted(squares), quoted(mean), quoted(rows))))
 
     def together(one: Any, other: Any) -> Any:
         count = one[rows] + other[rows]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -19,13 +20,14 @@ from weft.engine.streaming.sessions import Sessions
 from weft.engine.streaming.source_state import Columns, Written
 from weft.engine.streaming.state import open_state
 from weft.engine.streaming.targets import NO_STORE, Targets
-from weft.engine.streaming.transform import Transform, TypedRows, memory_of, together
+from weft.engine.streaming.transform import Reduction, Transform, TypedRows, memory_of, together
 from weft.engine.streaming.windows import Windows
 from weft.errors import ConnectionFailedError, DeclarationError, LoadRefusedError, WeftError
 from weft.pipelines.streaming.endpoints import label_of
 from weft.pipelines.streaming.execution import WindowReport
 from weft.pipelines.streaming.spec import StreamingPipeline
 from weft.project import current
+from weft.spark_support import outcome
 from weft.systems.dead_letter_store import DeadLetter
 from weft.systems.load import Counts
 from weft.systems.log import EXTRA
@@ -181,14 +183,15 @@ class Batches:
             self._windows = kind(self.pipeline, store)
         windows, counts, rejected, rows_read = self._windows, {}, 0, None
         try:
-            if not windows.begin(batch.number):
+            if not windows.begin(batch.number, self._offsets(batch)):
                 rejected, rows_read = self._add_to_state(windows, parts, spark, batch)
                 _steps.debug("stored")
             closed = windows.closed(spark)
         finally:
             windows.store.release()
         if closed is not None:
-            rows = memory_of(closed.toArrow())
+            with outcome.explained(f"close windows of {self.pipeline.name}"):
+                rows = memory_of(closed.toArrow())
             for target in self.pipeline.targets:
                 loaded = self.targets.load(target, rows, batch, lambda: pa.table({}))
                 counts[label_of(self.pipeline, target)] = loaded
@@ -196,6 +199,11 @@ class Batches:
         rejected += sum(each.quarantined for each in counts.values())
         emitted = max((each.rows_read for each in counts.values()), default=0)
         return BatchResult(batch.number, counts, rows_read, rejected, windows.report(emitted))
+
+    def _offsets(self, batch: BatchId) -> str:
+        """Return a digest of what Spark has noted that a batch is to read."""
+        noted = self._columns.home.at(f"offsets/{batch.number}").read()
+        return "" if noted is None else hashlib.sha256(noted.encode()).hexdigest()
 
     def _add_to_state(
         self, windows: Windows, parts: Sequence[BatchRows], spark: Any, batch: BatchId
@@ -207,22 +215,22 @@ class Batches:
         for each in typed:
             self._check_unparsed(each)
         filled = [each for each in typed if each.size != 0]
-        letters: list[DeadLetter] = []
-        reduced = windows.nothing()
+        reduction = Reduction(windows.nothing(), [], [])
         if filled:
-            reduced, letters = self.transform.reduced(filled, spark, batch.query_id, windows.reduce)
-        reduced = windows.by_partition(reduced, filled)
+            reduction = self.transform.reduced(filled, spark, batch.query_id, windows.reduce)
+        reduced, letters = windows.by_partition(reduction.result, filled), reduction.rejected
         for each in typed:
             self._box.put(each.bad, batch, f"read {each.source}")
         self._put_failed(letters, batch)
         rejected = sum(len(each.bad) for each in typed) + len(letters)
         if windows.rejects(reduced):
-            for each in filled:
-                outside = windows.rejected(self.transform.named(each, spark, batch.query_id))
-                self._box.put(outside, batch, f"window {each.source}")
+            for source, rows in reduction.named:
+                outside = windows.rejected(source, rows())
+                self._box.put(outside, batch, f"window {source}")
                 rejected += len(outside)
-        windows.add(batch.number, reduced, spark)
+        # Before the state has the batch: then it is not read again.
         self._keep_columns(typed, batch.query_id)
+        windows.add(batch.number, reduced, spark)
         return rejected, self.transform.rows_read() if filled else 0
 
     def _put_failed(self, letters: Sequence[DeadLetter], batch: BatchId) -> None:

@@ -25,12 +25,12 @@ from weft.engine.streaming.windows import (
     Reduced,
     Windows,
     bounded,
-    quoted,
 )
 from weft.pipelines.streaming.execution import WindowReport
 from weft.pipelines.streaming.spec import StreamingPipeline
 from weft.pipelines.streaming.windows import SESSION_ID, WINDOW_END, WINDOW_START
 from weft.spark_support import outcome
+from weft.spark_support.sessions import quoted
 from weft.systems.state_store import BATCH, CLOSED, END, KEY, Selection, StateBatch, StateStore
 
 _CELL, _LONG, _FIRST, _LAST = "_weft_cell", "_weft_long", "_weft_first", "_weft_last"
@@ -90,14 +90,10 @@ class Sessions(Windows):
 
     # -------------------------------------------------------------------------------------------------------- the state
 
-    def begin(self, number: int) -> bool:
-        if self.last is None:
-            return False
-        if self.last.number >= number:
-            return True
+    def _remove_closed(self) -> None:
+        assert self.last is not None
         self.store.remove(CLOSED + self.last.number)
         self._emission = None
-        return False
 
     def add(self, number: int, reduced: Reduced, spark: Any) -> None:
         batch = self._decide(number, reduced)

@@ -154,6 +154,23 @@ class Written(_Kept):
         return self._known
 
 
+class StatePlace(_Kept):
+    """The database that has the windows of a checkpoint. In another one they would begin anew."""
+
+    NAME = "state.json"
+
+    def settle(self, pipeline: str, query_id: str, place: str) -> None:
+        """Remember where the state is; raise where it was elsewhere."""
+        noted = self._read()
+        if noted is not None and noted["checkpoint"] == query_id and noted["place"] != place:
+            raise DeclarationError(
+                f"The windows of {pipeline} are in {noted['place']}, and now its state would be in {place}.",
+                hint=f"Name the former by state_store. Or begin again: weft checkpoints reset {pipeline}.",
+            )
+        if noted is None or noted["checkpoint"] != query_id:
+            self._write({"checkpoint": query_id, "place": place})
+
+
 class Columns(_Kept):
     """By source, the columns of all batches that were carried out, with the type that each had last; those that are
     declared have their declared type."""

@@ -1,13 +1,16 @@
-"""Where the state of a streaming pipeline is, and the batches of one that has windows."""
+"""Where the state of a streaming pipeline is."""
 
 from __future__ import annotations
 
+import socket
+
 from weft.engine.readers import open_tables
+from weft.engine.streaming.source_state import StatePlace
 from weft.errors import DeclarationError
 from weft.pipelines.streaming.spec import StreamingPipeline
-from weft.project import build_connection, current
+from weft.project import current
 from weft.spark_support.folder import LocalFolder, Location
-from weft.systems.base import Connection, system_for
+from weft.systems.base import Connection, system_for, system_for_url
 from weft.systems.sql.state_store import SqlState
 from weft.systems.state_store import InMemoryState, StateStore
 
@@ -18,7 +21,16 @@ def open_state(pipeline: StreamingPipeline, query_id: str, home: Location) -> St
     """Open the state of a pipeline's checkpoint, which is at `home`."""
     if pipeline.state_store is not None and pipeline.state_store.is_in_memory:
         return InMemoryState()
-    return SqlState(open_tables(state_connection(pipeline, home)), pipeline.name, query_id)
+    connection = state_connection(pipeline, home)
+    # The state beside a checkpoint moves with it.
+    shown = _FILE if _is_beside(connection, home) else f"{connection.kind} {connection.target}"
+    StatePlace(home).settle(pipeline.name, query_id, shown)
+    return SqlState(open_tables(connection), pipeline.name, query_id, checkpoint_place(home))
+
+
+def checkpoint_place(home: Location) -> str:
+    """Return which checkpoint it is, of those that several machines keep in one database."""
+    return f"{socket.gethostname()}:{home.path}" if isinstance(home.folder, LocalFolder) else home.path
 
 
 def state_connection(pipeline: StreamingPipeline, home: Location) -> Connection:
@@ -31,8 +43,13 @@ def state_connection(pipeline: StreamingPipeline, home: Location) -> Connection:
         if target.table is not None and system_for(connection.kind).tables is not None:
             return connection
     if isinstance(home.folder, LocalFolder):
-        return build_connection(None, {"url": f"sqlite:///{home.path}/{_FILE}"}, pipeline.name)
+        embedded = system_for_url("sqlite://").load_connection()
+        return embedded.from_fields({"path": f"{home.path}/{_FILE}"}, name=None)
     raise DeclarationError(
         f"{pipeline.name} has a window, and neither a target nor state_store is a database that can keep it.",
         hint='Name one: state_store=weft.StateStore(kind="postgres", url="postgres://…").',
     )
+
+
+def _is_beside(connection: Connection, home: Location) -> bool:
+    return getattr(connection, "path", None) == f"{home.path}/{_FILE}"

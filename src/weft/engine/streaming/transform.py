@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import pyarrow as pa
 
@@ -46,6 +46,16 @@ class Transformed(NamedTuple):
     rejected: list[DeadLetter]
     """The rows that `transform_sql` failed for."""
     with_origins: WithOrigins
+
+
+class Reduction(NamedTuple, Generic[T]):
+    """What a batch whose rows are reduced makes of them."""
+
+    result: T
+    rejected: list[DeadLetter]
+    """The rows that `transform_sql` failed for."""
+    named: Sequence[tuple[str, Callable[[], Any]]]
+    """By source, makes the rows again as a DataFrame, with the column `ORIGIN` where that is possible."""
 
 
 class Transform:
@@ -93,43 +103,55 @@ class Transform:
             self._count = source.__len__
             return self._split(source, sql, spark)
 
-    def reduced(
-        self, parts: Sequence[TypedRows], spark: Any, query_id: str, reduce: Reduce[T]
-    ) -> tuple[T, list[DeadLetter]]:
-        """Return what `reduce` makes of the result of the SQL over each source, and the rows that the SQL fails for."""
+    def reduced(self, parts: Sequence[TypedRows], spark: Any, query_id: str, reduce: Reduce[T]) -> Reduction[T]:
+        """Return what `reduce` makes of the result of the SQL over each source."""
         sql, is_small = self._pipeline.transform_sql, _is_small(parts)
         counts: list[Callable[[], int]] = []
-
-        def results() -> Iterator[tuple[str, Any]]:
+        results: list[tuple[str, Any]] = []
+        try:
             for each in parts:
                 self._count = None
-                yield each.source, self._result([each], spark, is_small, query_id)
+                results.append((each.source, self._result([each], spark, is_small, query_id)))
                 counts.append(self._count or functools.partial(int, each.size or 0))
-
-        try:
-            reduced = reduce(list(results()))
-            self._count = lambda: sum(count() for count in counts)
-            return reduced, []
+            reduced = reduce(results)
         except WeftError:
             if sql is None or self._pipeline.transform_on_error == "fail":
                 raise
-        frames_of, rejected, rows = [], [], 0
+        else:
+            self._count = lambda: sum(count() for count in counts)
+            named = [(each.source, functools.partial(self._named, each, spark, query_id)) for each in parts]
+            return Reduction(reduced, [], named)
+        good: list[tuple[str, Any]] = []
+        named, rejected, rows = [], [], 0
         for each in parts:
             with outcome.explained(f"read the batch of {self._pipeline.name}"):
                 source = self._with_origins([each], spark, is_small, query_id).toArrow()
             split = self._split(source, sql, spark)
             assert isinstance(split.rows, inputs.Memory)
-            frames_of.append((each.source, frames.from_memory(spark, split.rows)))
+            good.append((each.source, frames.from_memory(spark, split.rows)))
+            named.append((each.source, functools.partial(self._named_split, split, spark)))
             rejected += split.rejected
             rows += len(source)
         self._count = lambda: rows
-        return reduce(frames_of), rejected
+        return Reduction(reduce(good), rejected, named)
 
-    def named(self, rows: TypedRows, spark: Any, query_id: str) -> Any:
+    def _named(self, rows: TypedRows, spark: Any, query_id: str) -> Any:
         """Return the result of the SQL over the rows of a source, with the column `ORIGIN` where that is possible."""
         source = self._with_origins([rows], spark, _is_small([rows]), query_id)
         sql = self._pipeline.transform_sql
-        return source if sql is None else self._transformed(source, functions.selecting_also(sql, ORIGIN))
+        if sql is None:
+            return source
+        try:
+            return self._transformed(source, functions.selecting_also(sql, ORIGIN))
+        except WeftError:  # of a subquery, for example
+            return self._transformed(source, sql)
+
+    def _named_split(self, split: Transformed, spark: Any) -> Any:
+        rows = split.rows
+        with suppress(WeftError):
+            rows = memory_of(split.with_origins())
+        assert isinstance(rows, inputs.Memory)
+        return frames.from_memory(spark, rows)
 
     def over(self, sql: str, spark: Any) -> FailingRows:
         """Run SQL over rows that this process has, and find those that it fails for."""

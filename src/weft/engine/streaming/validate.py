@@ -42,6 +42,9 @@ def validate(pipeline: StreamingPipeline) -> Iterator[ValidationResult]:
     if pipeline.window is not None:
         yield run_check(name, "window", partial(_window, pipeline, columns))
         columns = pipeline.window.columns
+        if pipeline.state_store is not None and not pipeline.state_store.is_in_memory:
+            store = current().connection(pipeline.state_store.connection)
+            yield run_check(name, "state store", partial(open_connection, store))
     for target in pipeline.targets:
         delivery = delivery_to(pipeline, target)
         yield run_check(name, f"target {target.name}", partial(_target, target, columns), delivery)

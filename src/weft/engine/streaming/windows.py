@@ -21,25 +21,33 @@ import pyarrow.compute as pc
 from weft.columns import canonical_schema
 from weft.engine.streaming import dead_letters
 from weft.engine.streaming.aggregates import Steps, steps
+from weft.engine.streaming.row_origin import ORIGIN
 from weft.engine.streaming.transform import TypedRows
 from weft.errors import DeclarationError, LoadRefusedError, did_you_mean
 from weft.pipelines.streaming.execution import WindowReport
 from weft.pipelines.streaming.spec import StreamingPipeline
 from weft.pipelines.streaming.windows import WINDOW_END, WINDOW_START, Watermark, keeps_column
 from weft.spark_support import outcome
+from weft.spark_support.sessions import quoted
 from weft.systems.dead_letter_store import DeadLetter
-from weft.systems.state_store import BATCH, END, Selection, StateBatch, StateStore
+from weft.systems.state_store import BATCH, END, Selection, StateBatch, StateStore, overtaken
 from weft.systems.stream_source import EVENT_TIME, FrameRows
 
 _ROWS, _SOURCE, REASON = "_weft_rows", "_weft_source", "_weft_reason"
 OLDEST, NEWEST = "_weft_oldest", "_weft_newest"
 TIME, _START = "_weft_time", "_weft_start"
 MILLISECOND = 1000
-LATE, _FUTURE, _UNDATED = "late", "future", "undated"
+LATE, _FUTURE, _UNDATED, _ANCIENT = "late", "future", "undated", "ancient"
 # Fewer stored rows are not worth a job that folds them.
 _COMPACT_ROWS, _COMPACT_RATIO = 20_000, 4
-_FINGERPRINT = b"weft.window"
+_FINGERPRINT, _VOID = b"weft.window", {b"weft.void": b"1"}
+_BAD = (_UNDATED, _FUTURE, _ANCIENT)
+# The second day of the year 1, in microseconds: databases hold no time before that year.
+_EARLIEST = -62_135_510_400_000_000
+PARTITION = "\x1f"
+"""Between the names of a source and of its partition, in neither of which it can be."""
 _WHY = {
+    _ANCIENT: "has a time before the year 1",
     LATE: "is late: its window has closed",
     _FUTURE: "has a time that is further in the future than max_future_ms allows",
     _UNDATED: "has no event time",
@@ -77,6 +85,8 @@ class Windows:
         """How many groups there were when the state was last compacted."""
         # A source that was not heard of counts as heard of now: after a pause of the pipeline all are behind.
         known = self.last.sources if self.last is not None else {}
+        self._offsets, self._latest = "", NEVER
+        """Of the batch in hand: what it is to read, and the time after which no row can be."""
         self._heard = {name: time.monotonic() for name in (*known, *(each.name for each in pipeline.sources))}
 
     def close(self) -> None:
@@ -84,12 +94,20 @@ class Windows:
 
     # -------------------------------------------------------------------------------------------------------- one batch
 
-    def begin(self, number: int) -> bool:
-        """Remove what the batch before closed; return whether the state has this batch already."""
+    def begin(self, number: int, offsets: str = "") -> bool:
+        """Remove what the batch before closed; return whether the state has this batch already. `offsets`: a digest of
+        what it is to read."""
+        self._offsets, self._latest = (
+            offsets,
+            int(time.time() * 1_000_000) + self._watermark.max_future_ms * MILLISECOND,
+        )
         if self.last is None:
             return False
-        if self.last.number >= number:
+        if self.last.number == number and offsets in ("", self.last.offsets):
             return True
+        if self.last.number >= number:
+            # One of a checkpoint that was brought back: its rows are not in the state.
+            raise overtaken(StateBatch(number, None, None))
         self._remove_closed()
         return False
 
@@ -172,12 +190,12 @@ class Windows:
             late=last.late,
             policy=self.window.late_data,
             watermark=last.watermark,
-            sources={name: newest - lateness for name, newest in last.sources.items()},
+            sources={name.replace(PARTITION, " "): newest - lateness for name, newest in last.sources.items()},
         )
 
     # -------------------------------------------------------------------------------------------------- rows of a batch
 
-    def _timed(self, rows: Sequence[tuple[str, Any]]) -> Any:
+    def _timed(self, rows: Sequence[tuple[str, Any]], *, is_reduced: bool = True) -> Any:
         """Return the rows of all sources, with their time in microseconds, and why one of them is in no window."""
         from functools import reduce
 
@@ -185,15 +203,21 @@ class Windows:
 
         parts = [frame if len(rows) == 1 else frame.withColumn(_SOURCE, F.lit(name)) for name, frame in rows]
         frame = reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), parts)
-        self._check_columns(frame)
+        if is_reduced:
+            self._check_columns(frame)
         column = F.col(quoted(self.window.event_time_column))
         frame = frame.withColumn(TIME, F.unix_micros(column.cast("timestamp")))
         moment = F.col(TIME)
         reason = F.when(moment.isNull(), _UNDATED)
-        reason = reason.when(moment > self._future(), _FUTURE)
+        reason = reason.when(moment > self._latest, _FUTURE).when(moment < _EARLIEST + self._length, _ANCIENT)
         if self.last is not None and self.last.watermark is not None:
             reason = reason.when(self._is_late(self.last.watermark), LATE)
-        return frame.withColumn(REASON, reason)
+        frame = frame.withColumn(REASON, reason)
+        # What is left out is one group for each reason, and must not be too much for an aggregate.
+        aggregated = {each.column for each in self.window.aggregations if each.column is not None}
+        aggregated -= {self.window.event_time_column, *self.window.group_by}
+        kept = {name: F.when(F.col(REASON).isNull(), F.col(quoted(name))) for name in sorted(aggregated)}
+        return frame.withColumns(kept) if kept and is_reduced else frame
 
     def nothing(self) -> Reduced:
         """Return what a batch without rows makes of them."""
@@ -208,37 +232,38 @@ class Windows:
         for each in rows if is_own else ():
             partitions = each.newest if isinstance(each, FrameRows) else {}
             # A message that is too far in the future hides how far its partition has come.
-            if partitions and max(partitions.values()) <= self._future():
+            if partitions and max(partitions.values()) <= self._latest:
                 newest.pop(each.source, None)
-                newest |= {f"{each.source} {name}": moment for name, moment in partitions.items()}
+                newest |= {f"{each.source}{PARTITION}{name}": moment for name, moment in partitions.items()}
         return replace(reduced, newest=newest)
-
-    def _future(self) -> int:
-        """Return the time after which no row can be."""
-        return int(time.time() * 1_000_000) + self._watermark.max_future_ms * MILLISECOND
 
     def rejects(self, reduced: Reduced) -> bool:
         """Return whether rows that are in no window become dead letters. Raise where they have to, and cannot."""
         if self.pipeline.dead_letters is not None:
-            wanted = {_FUTURE, _UNDATED, *([LATE] if self.window.late_data == "dlq" else [])}
+            wanted = {*_BAD, *([LATE] if self.window.late_data == "dlq" else [])}
             return not wanted.isdisjoint(reduced.left_out)
-        for reason in (_UNDATED, _FUTURE):
+        for reason in _BAD:
             if count := reduced.left_out.get(reason):
                 raise LoadRefusedError(
-                    f"The window of {self.pipeline.name}: {count:,} rows {_WHY[reason]}.",
+                    f"The window of {self.pipeline.name}: {plural_rows(count)} that {_WHY[reason]}.",
                     hint='Give such rows a place: dead_letter_stream="…" (or dead_letter_table, dead_letter_path). Or '
                     "leave them out by transform_sql.",
                 )
         return False
 
-    def rejected(self, frame: Any) -> list[DeadLetter]:
+    def rejected(self, source: str, frame: Any) -> list[DeadLetter]:
         """Return the rows of a source that are in no window, as dead letters."""
         from pyspark.sql import functions as F
 
-        reasons = [_FUTURE, _UNDATED, *([LATE] if self.window.late_data == "dlq" else [])]
+        reasons = [*_BAD, *([LATE] if self.window.late_data == "dlq" else [])]
+        timed = self._timed([(source, frame)], is_reduced=False)
         with outcome.explained(f"run the batch of {self.pipeline.name}"):
-            outside = self._timed([("", frame)]).where(F.col(REASON).isin(reasons)).drop(TIME).toArrow()
-        return [dead_letters.letter_of(row, f"The row {_WHY[row.pop(REASON)]}.") for row in outside.to_pylist()]
+            outside = timed.where(F.col(REASON).isin(reasons)).drop(TIME).toArrow()
+        unknown = json.dumps({"source": source, "offset": None})
+        return [
+            dead_letters.letter_of({ORIGIN: unknown, **row}, f"The row {_WHY[row.pop(REASON)]}.")
+            for row in outside.to_pylist()
+        ]
 
     def _counted(self) -> dict[int, int]:
         return self.store.counts()
@@ -262,12 +287,19 @@ class Windows:
 
     def _is_late(self, watermark: int) -> Any:
         """Return the condition that all windows of a row have closed."""
-        return self._latest_start() + self._length + self._allowed <= watermark
+        return self._latest_start() + self._length <= self._gone()
 
     def _fragments(self, table: pa.Table) -> pa.Table:
         """Return what a batch made of its rows, with when each window begins and ends."""
         start = table[_START]
         return bounded(table.drop_columns([_START]), start, pc.add(start, self._length))
+
+    def _gone(self) -> int:
+        """Return up to which end windows can no longer get rows."""
+        if self.last is None or self.last.watermark is None:
+            return -NEVER
+        removed = -NEVER if self.last.removed is None else self.last.removed
+        return max(self.last.watermark - self._allowed, removed)
 
     def _latest_start(self) -> Any:
         from pyspark.sql import functions as F
@@ -280,10 +312,9 @@ class Windows:
 
         latest = self._latest_start()
         windows = -(-self._length // self._hop)
-        starts = F.transform(F.sequence(F.lit(0), F.lit(windows - 1)), lambda number: latest - number * self._hop)
-        closed = -NEVER
-        if self.last is not None and self.last.watermark is not None:
-            closed = self.last.watermark - self._allowed
+        numbers = F.sequence(F.lit(0).cast("bigint"), F.lit(windows - 1).cast("bigint"))
+        starts = F.transform(numbers, lambda number: latest - number * self._hop)
+        closed = self._gone()
         is_open = F.filter(
             starts, lambda start: (start + self._length > F.col(TIME)) & (start + self._length > F.lit(closed))
         )
@@ -321,11 +352,18 @@ class Windows:
                 raise DeclarationError(
                     f"The window of {self.pipeline.name}: the rows have no column {name!r} ({option}).", hint=hint
                 )
-        kind = frame.schema[window.event_time_column].dataType
-        if not isinstance(kind, TimestampType | TimestampNTZType):
+        kept = [*window.group_by, *(each.column or "" for each in window.aggregations if each.agg != "count")]
+        for name in filter(None, kept):
+            if (kind := frame.schema[name].dataType.typeName()) in ("struct", "array", "map", "variant"):
+                raise DeclarationError(
+                    f"The window of {self.pipeline.name}: the column {name!r} is of type {kind}, which no state keeps.",
+                    hint=f"Make a text of it by transform_sql: to_json({name}) AS {name}.",
+                )
+        of_time = frame.schema[window.event_time_column].dataType
+        if not isinstance(of_time, TimestampType | TimestampNTZType):
             raise DeclarationError(
                 f"The window of {self.pipeline.name} needs a time, and the column {window.event_time_column!r} is "
-                f"{kind.simpleString()}.",
+                f"{of_time.simpleString()}.",
                 hint=f"Make one by transform_sql: CAST({window.event_time_column} AS TIMESTAMP) AS "
                 f"{window.event_time_column}.",
             )
@@ -341,7 +379,7 @@ class Windows:
             sources[name] = max(newest, sources.get(name, newest))
             self._heard[name] = now
         for each in self.pipeline.sources:
-            if any(name.startswith(f"{each.name} ") for name in sources):
+            if any(name.startswith(f"{each.name}{PARTITION}") for name in sources):
                 self._heard.pop(each.name, None)  # its partitions count by themselves
         idle = self._watermark.source_idleness_ms / 1000
         active = [name for name, heard in self._heard.items() if now - heard < idle or name in reduced.newest]
@@ -349,7 +387,8 @@ class Windows:
         if active and all(name in sources for name in active):
             reached = min(sources[name] for name in active) - self._watermark.lateness_ms * MILLISECOND
             watermark = reached if before is None else max(before, reached)
-        return StateBatch(number, watermark, before, sources, reduced.left_out.get(LATE, 0))
+        removed = None if before is None else self._gone()
+        return StateBatch(number, watermark, before, sources, reduced.left_out.get(LATE, 0), removed, self._offsets)
 
     def _emitted(self, last: StateBatch) -> Selection | None:
         """Return the stored rows of what a batch emits; `None` where it is known that there are none."""
@@ -358,14 +397,15 @@ class Windows:
         if last.watermark is None:
             return None
         if self.window.changes_rows:
-            return Selection(after=last.previous, upto=last.watermark, batch=last.number)
+            after = -NEVER if last.previous is None else last.previous
+            return Selection(after=after, upto=last.watermark, batch=last.number)
         is_some = any(end <= last.watermark for end in self._stored)
         return Selection(upto=last.watermark) if is_some else None
 
     def _remove_closed(self) -> None:
         if self.last is None or self.last.watermark is None:
             return
-        upto = self.last.watermark - self._allowed
+        upto = self._gone()
         done = [end for end in self._stored if end <= upto]
         if done:
             self.store.remove(upto)
@@ -400,17 +440,18 @@ class Windows:
 
     def _fitted(self, rows: pa.Table, schema: pa.Schema | None = None) -> pa.Table:
         """Return rows with the columns and types that are stored, or will be."""
+        is_new = schema is None
         schema = self.store.schema() if schema is None else schema
         if schema is None:
-            fields = [
-                pa.field(each.name, pa.string()) if pa.types.is_null(each.type) else pa.field(each.name, each.type)
-                for each in rows.schema
-            ]
             metadata = {_FINGERPRINT: self._fingerprint().encode()}
-            schema = canonical_schema(pa.schema(fields)).with_metadata(metadata)
+            schema = pa.schema([_stored_field(each) for each in rows.schema]).with_metadata(metadata)
+        elif is_new and (typed := [each for each in schema if _is_void(each, rows.schema)]):
+            for each in typed:
+                schema = schema.set(schema.get_field_index(each.name), _stored_field(rows.schema.field(each.name)))
+            self.store.retype(schema)
         try:
             return pa.table([rows[name].cast(schema.field(name).type) for name in schema.names], schema=schema)
-        except pa.ArrowInvalid as error:
+        except pa.ArrowException as error:
             raise LoadRefusedError(
                 f"The window of {self.pipeline.name}: a column no longer has the type that its state has: {error}",
                 hint="CAST it in transform_sql to the type that it had.",
@@ -427,7 +468,7 @@ class Windows:
         both = pa.concat_tables([stored, rows.filter(is_open)])
         with outcome.explained(f"compact the state of {self.pipeline.name}"):
             folded = self._folded(spark.createDataFrame(both)).toArrow()
-        return pa.concat_tables([self._fitted(folded), rows.filter(pc.invert(is_open))])
+        return pa.concat_tables([self._fitted(folded, rows.schema), rows.filter(pc.invert(is_open))])
 
     def _folded(self, frame: Any) -> Any:
         """Return stored rows, one for each window and group."""
@@ -449,7 +490,8 @@ class Windows:
 
     def _fingerprint(self) -> str:
         """Return what the stored rows depend on."""
-        aggregations = [asdict(each) for each in self.window.aggregations]
+        # A limit may be changed: what is stored does not depend on it.
+        aggregations = [{**asdict(each), "max_distinct_values_per_group": None} for each in self.window.aggregations]
         window = self.window
         named = {"length": self._length, "hop": self._hop, "group_by": window.group_by, "of": aggregations}
         if window.gap_ms is not None:
@@ -476,9 +518,20 @@ def bounded(rows: pa.Table, start: Any, end: Any) -> pa.Table:
     return rows
 
 
+def _stored_field(field: pa.Field) -> pa.Field:
+    """Return the column of the state for a column of a batch. One of nulls alone gets its type with its first value."""
+    if pa.types.is_null(field.type):
+        return pa.field(field.name, pa.string(), metadata=_VOID)
+    return canonical_schema(pa.schema([field]))[0]
+
+
+def _is_void(field: pa.Field, rows: pa.Schema) -> bool:
+    return field.metadata == _VOID and not pa.types.is_null(rows.field(field.name).type)
+
+
+def plural_rows(count: int) -> str:
+    return "there is a row" if count == 1 else f"there are {count:,} rows"
+
+
 def _counted(rows: pa.Table) -> dict[int, int]:
     return {each["values"]: each["counts"] for each in rows[END].value_counts().to_pylist()}
-
-
-def quoted(name: str) -> str:
-    return f"`{name.replace('`', '``')}`"

@@ -387,7 +387,7 @@ def _check_window(pipeline: StreamingPipeline, where: str, word: Callable[[str],
         )
     if pipeline.transform_sql is not None:
         names = [sql_name(each) for each in pipeline.aggregate_udfs]
-        if (name := aggregate_in(pipeline.transform_sql, names)) is not None:
+        if (name := aggregate_in(pipeline.transform_sql, names, pipeline.lookups)) is not None:
             raise DeclarationError(
                 f"{where}: {word('transform_sql')} aggregates ({name}), and it sees one batch at a time: a window may "
                 "have rows of many.",
@@ -399,6 +399,11 @@ def _check_window(pipeline: StreamingPipeline, where: str, word: Callable[[str],
             raise DeclarationError(
                 f"{where}, target {target.name}: {option} writes a window again, so that its target must merge.",
                 hint=f'mode="merge", keys={list(window.keys)!r}',
+            )
+        if window.changes_rows and set(target.primary_key) != set(window.keys):
+            raise DeclarationError(
+                f"{where}, target {target.name}: the keys of a window that is written again are {list(window.keys)!r}, "
+                f"not {list(target.primary_key)!r}.",
             )
 
 

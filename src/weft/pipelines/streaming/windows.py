@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self, get_args
 
@@ -273,6 +273,10 @@ class StateStore:
             raise DeclarationError(f"{where}: connection names one that is known, kind describes one.")
         if fields and kind in (None, IN_MEMORY):
             refuse_unknown(fields, ("connection", "kind"), where)
+        if kind is None and connection is None:
+            raise DeclarationError(
+                f"{where} needs a connection or a kind.", hint='StateStore(kind="postgres", url="…")'
+            )
         able = [*(each.kind for each in systems().values() if each.tables is not None), IN_MEMORY]
         if kind is not None and kind not in able:
             hint = listed(str(kind), able, f"It can be {', '.join(able)}.")
@@ -309,9 +313,31 @@ def keeps_column(sql: str | None, column: str) -> bool:
     return any(isinstance(each, exp.Star) or each.is_star for each in query.expressions)
 
 
-def aggregate_in(sql: str, aggregate_udfs: Sequence[str] = ()) -> str | None:
-    """Return what makes SQL depend on more than one row at a time: an aggregate, GROUP BY or DISTINCT; `None` where
-    nothing does."""
+# Aggregates of Spark's that sqlglot does not know as such.
+_MORE_AGGREGATES = {
+    "try_sum",
+    "try_avg",
+    "some",
+    "any",
+    "every",
+    "bool_and",
+    "bool_or",
+    "listagg",
+    "string_agg",
+    "mode",
+}
+_MORE_AGGREGATES |= {
+    "hll_sketch_agg",
+    "hll_union_agg",
+    "kll_sketch_agg_bigint",
+    "kll_sketch_agg_double",
+    "bitmap_or_agg",
+}
+
+
+def aggregate_in(sql: str, aggregate_udfs: Iterable[str] = (), lookups: Iterable[str] = ()) -> str | None:
+    """Return what makes SQL depend on more than one row of the source: an aggregate, GROUP BY or DISTINCT; `None` where
+    nothing does. Of lookups a subquery may aggregate."""
     from sqlglot import exp, parse_one
     from sqlglot.errors import SqlglotError
 
@@ -319,13 +345,17 @@ def aggregate_in(sql: str, aggregate_udfs: Sequence[str] = ()) -> str | None:
         query = parse_one(sql, read="spark")
     except SqlglotError:  # Spark itself says what is wrong
         return None
+    known = {*_MORE_AGGREGATES, *map(str.lower, aggregate_udfs)}
+    tables = set(map(str.lower, lookups))
     for node in query.walk():
+        select = node.find_ancestor(exp.Select)
+        read = {each.name.lower() for each in select.find_all(exp.Table)} if select is not None else set()
+        if read and read <= tables:
+            continue
         if isinstance(node, exp.Group):
             return "GROUP BY"
         if isinstance(node, exp.Distinct) and isinstance(node.parent, exp.Select):
             return "DISTINCT"
-        if isinstance(node, exp.AggFunc) or (
-            isinstance(node, exp.Anonymous) and node.name.lower() in map(str.lower, aggregate_udfs)
-        ):
+        if isinstance(node, exp.AggFunc) or (isinstance(node, exp.Anonymous) and node.name.lower() in known):
             return node.name if isinstance(node, exp.Anonymous) else node.sql_name().lower()
     return None
