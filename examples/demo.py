@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from itertools import count
 from pathlib import Path
@@ -396,6 +396,40 @@ def stream_into_a_table() -> None:
     check(len(letters) == 1 and "a lot" in letters[0]["payload"], "the one that is no number is in the dead letters")
 
 
+def count_by_the_minute() -> None:
+    step("A window: count clicks by the minute; one that comes late changes what was counted")
+    clicks = weft.stream(name="clicks", fields={"user": "string", "at": "timestamp"})(lambda: None)
+    noon = datetime(2026, 1, 31, 12, tzinfo=UTC)
+
+    def counted(*seconds: int) -> list[tuple[str, int]]:
+        """Publish clicks of so many seconds after noon, run the pipeline over them, and read its table."""
+        weft.publish_sync(clicks, [{"user": "ann", "at": noon + timedelta(seconds=each)} for each in seconds])
+        weft.run_streaming_pipeline(
+            name="clicks_per_minute",
+            source=clicks,
+            target="default",
+            target_table="clicks_per_minute",
+            mode="merge",
+            keys=["user", "window_start"],
+            window=weft.Window(
+                kind="tumbling",
+                duration_ms=60_000,
+                group_by=("user",),
+                event_time_column="at",
+                aggregations=[weft.Aggregation(agg="count", as_="n")],
+                late_data="reopen",
+                allowed_lateness_ms=60_000,
+            ),
+            once=True,
+        )
+        with closing(sqlite3.connect(".weft/weft.db")) as reader:
+            return reader.execute("SELECT substr(window_start, 12, 5), n FROM clicks_per_minute ORDER BY 1").fetchall()
+
+    check(counted(1, 20, 61) == [("12:00", 2)], "the minute of 12:00 closed with 2 clicks; that of 12:01 is open")
+    check(counted(30) == [("12:00", 3)], "a click of 12:00:30 comes late: it has 3")
+    check(counted(120) == [("12:00", 3), ("12:01", 1)], "and 12:01 closes with 1")
+
+
 def orders_stored() -> int:
     with closing(sqlite3.connect(".weft/weft.db")) as reader:
         try:
@@ -446,6 +480,7 @@ def main() -> None:
         load_into_a_table(folder)
         declare_pipelines()
         stream_into_a_table()
+        count_by_the_minute()
         weft.streams.close()
     console.print(f"\n[bold green]All of it worked[/], in {time.perf_counter() - began:.1f} seconds.")
 
