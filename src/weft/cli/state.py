@@ -10,16 +10,25 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from weft.cli.common import common_options, confirm, plural, print_json, print_table, time_text, yes_option
+from weft.cli.common import (
+    common_options,
+    confirm,
+    module_option,
+    plural,
+    print_json,
+    print_table,
+    time_text,
+    yes_option,
+)
 from weft.cli.consume import find_pipeline
 from weft.engine.readers import open_tables
 from weft.engine.streaming.checkpoint import Checkpoint
 from weft.engine.streaming.state import checkpoint_place, state_connection
-from weft.engine.streaming.windows import PARTITION
+from weft.engine.streaming.windows import NEVER, PARTITION
 from weft.errors import DeclarationError, NotFoundError, WeftError
 from weft.pipelines.streaming.windows import Watermark
 from weft.project import current
-from weft.systems.sql.state_store import SqlState, drop_state, stored_states
+from weft.systems.sql.state_store import SqlState, StoredState, drop_state, stored_states
 
 if TYPE_CHECKING:
     from weft.pipelines.streaming.spec import StreamingPipeline
@@ -66,7 +75,9 @@ def _listed(pipeline: StreamingPipeline) -> list[dict[str, Any]]:
 def show(what: str, output: str) -> None:
     """Show the windows that wait: when each begins and ends, and how many rows the state has of it."""
     with _current(what) as (pipeline, stored):
-        counts = sorted(stored.counts().items())
+        last = stored.last()
+        done = -NEVER if last is None or last.watermark is None else last.watermark
+        counts = sorted((end, rows) for end, rows in stored.counts().items() if end > done)
         assert pipeline.window is not None
         length = pipeline.window.duration_ms
     rows: list[dict[str, Any]] = [{"window_end": _moment(end), "rows": count} for end, count in counts]
@@ -97,7 +108,11 @@ def why(what: str, output: str) -> None:
     waiting = [end for end in ends if last.watermark is None or end > last.watermark]
     missing = [name for name, newest in sources.items() if newest is None]
     known = {name: newest for name, newest in sources.items() if newest is not None}
-    holds = missing or [min(known, key=lambda name: known[name])]
+    # One that is behind the watermark was idle, and does not count.
+    counts = {
+        name: newest for name, newest in known.items() if newest - lateness >= (last.watermark or -NEVER)
+    } or known
+    holds = missing if last.watermark is None and missing else [min(counts, key=lambda name: counts[name])]
     row: dict[str, Any] = {
         "pipeline": pipeline.name,
         "watermark": None if last.watermark is None else _moment(last.watermark),
@@ -132,6 +147,7 @@ def why(what: str, output: str) -> None:
     help="All of this name: those of other checkpoints, and that of its own.",
 )
 @yes_option
+@module_option
 def drop(what: str, every: bool, yes: bool) -> None:
     """Remove the states of earlier checkpoints, which `weft checkpoints reset` left for the case that one is brought
     back."""
@@ -189,15 +205,17 @@ def _current(what: str) -> Iterator[tuple[StreamingPipeline, SqlState]]:
         yield pipeline, stored
 
 
-def _described(each: Any, query_id: str | None) -> dict[str, Any]:
+def _described(each: StoredState, query_id: str | None) -> dict[str, Any]:
+    done = -NEVER if each.batch.watermark is None else each.batch.watermark
+    waiting = {end: rows for end, rows in each.counts.items() if end > done}
     return {
         "pipeline": each.pipeline,
         "of": "this checkpoint" if each.query_id == query_id else "an earlier one",
         "batch": each.batch.number,
         "watermark": None if each.batch.watermark is None else _moment(each.batch.watermark),
-        "windows": len(each.counts),
-        "rows": each.rows,
-        "oldest": _moment(min(each.counts)) if each.counts else None,
+        "windows": len(waiting),
+        "rows": sum(waiting.values()),
+        "oldest": _moment(min(waiting)) if waiting else None,
         "query_id": each.query_id,
         "table": each.table,
     }

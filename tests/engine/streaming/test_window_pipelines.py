@@ -454,6 +454,7 @@ url = "postgres://localhost/state"
         ({"aggregations": []}, "aggregations is empty"),
         ({"aggregations": [COUNT, COUNT]}, "two columns of the result are called 'n'"),
         ({"agregations": []}, "has no option 'agregations'"),
+        ({"group_by": "window_start"}, "two columns of the result are called 'window_start'"),
         ({"allowed_lateness_ms": 5}, 'is for late_data = "reopen"'),
         ({"kind": "session", "duration_ms": None}, 'kind = "session" requires gap_ms'),
         ({"kind": "session", "gap_ms": 5}, 'kind = "session" requires max_session_duration_ms'),
@@ -491,7 +492,9 @@ def test_an_aggregation_that_cannot_be(options: dict[str, Any], message: str) ->
         ({"window": window(late_data="reopen", allowed_lateness_ms=1)}, "its target must merge"),
         ({"window": window(emit="update")}, "its target must merge"),
         ({"window": window(emit="update"), "mode": "merge", "keys": ["user"]}, "the keys of a window"),
-        ({"window": window(), "transform_sql": "SELECT max(at) AS at FROM source"}, r"aggregates \(max\)"),
+        ({"window": window(), "transform_sql": "SELECT max(at) AS at FROM source"}, r"several rows \(max\)"),
+        ({"window": window(), "transform_sql": "SELECT * FROM source LIMIT 5"}, r"several rows \(LIMIT\)"),
+        ({"window": window(), "transform_sql": "SELECT * FROM source UNION SELECT * FROM source"}, "not UNION ALL"),
         ({"window": "tumbling"}, "window is a str"),
     ],
 )

@@ -494,6 +494,7 @@ class Windows:
         aggregations = [{**asdict(each), "max_distinct_values_per_group": None} for each in self.window.aggregations]
         window = self.window
         named = {"length": self._length, "hop": self._hop, "group_by": window.group_by, "of": aggregations}
+        named["at"] = window.event_time_column
         if window.gap_ms is not None:
             named |= {"gap": window.gap_ms, "limit": window.max_session_duration_ms}
         return hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()
@@ -503,8 +504,8 @@ class Windows:
         if schema is None or (schema.metadata or {}).get(_FINGERPRINT) == self._fingerprint().encode():
             return
         raise DeclarationError(
-            f"The window of {self.pipeline.name} is another one than that of its state: its duration, groups or "
-            "aggregations were changed.",
+            f"The window of {self.pipeline.name} is another one than that of its state: its duration, event time, "
+            "groups or aggregations were changed.",
             hint=f"To begin again: weft checkpoints reset {self.pipeline.name}. Or give the pipeline another name.",
         )
 

@@ -389,8 +389,8 @@ def _check_window(pipeline: StreamingPipeline, where: str, word: Callable[[str],
         names = [sql_name(each) for each in pipeline.aggregate_udfs]
         if (name := aggregate_in(pipeline.transform_sql, names, pipeline.lookups)) is not None:
             raise DeclarationError(
-                f"{where}: {word('transform_sql')} aggregates ({name}), and it sees one batch at a time: a window may "
-                "have rows of many.",
+                f"{where}: {word('transform_sql')} depends on several rows ({name}), and it sees one batch at a time. "
+                "A window may have rows of many.",
                 hint="Let it choose and convert columns, and aggregate in weft.Window(aggregations=[…]).",
             )
     for target in pipeline.targets:

@@ -48,8 +48,11 @@ def _milliseconds(sentence: str, default: str | None = None) -> Option:
 class _Structure:
     """A part of a pipeline whose options are its fields, each checked when it is made."""
 
-    def __new__(cls, **options: Any) -> Self:
+    def __new__(cls, *unnamed: Any, **options: Any) -> Self:
         # Before __init__, which would answer an unknown option with a bare TypeError.
+        if unnamed:
+            example = f"{next(iter(options_of(cls)))}={unnamed[0]!r}"
+            raise DeclarationError(f"{cls.__name__} takes its options by name.", hint=f"{cls.__name__}({example}, …)")
         refuse_unknown(options, tuple(options_of(cls)), cls.__name__)
         for name, parameter in inspect.signature(cls.__init__).parameters.items():
             if name != "self" and parameter.default is parameter.empty and name not in options:
@@ -194,9 +197,10 @@ class Window(_Structure):
         if not aggregations:
             self._refuse("aggregations is empty.", 'aggregations=[weft.Aggregation(agg="count", as_="n")]')
         object.__setattr__(self, "aggregations", tuple(aggregations))
-        names = [name.lower() for name in (WINDOW_START, WINDOW_END, SESSION_ID, *self.group_by, *self.outputs)]
+        names = [name.lower() for name in self.columns]
         if repeated := [name for name in names if names.count(name) > 1]:
-            self._refuse(f"two columns of the result are called {repeated[0]!r}.", "Name one by as_=….")
+            hint = "Name an aggregate by as_=…, and a column of group_by by transform_sql."
+            self._refuse(f"two columns of the result are called {repeated[0]!r}.", hint)
 
     def _check_session(self) -> None:
         for option in ("gap_ms", "max_session_duration_ms", "group_by"):
@@ -345,6 +349,14 @@ def aggregate_in(sql: str, aggregate_udfs: Iterable[str] = (), lookups: Iterable
         query = parse_one(sql, read="spark")
     except SqlglotError:  # Spark itself says what is wrong
         return None
+    of_many_rows: dict[Any, str] = {
+        exp.Group: "GROUP BY",
+        exp.Limit: "LIMIT",
+        exp.Except: "EXCEPT",
+        exp.Intersect: "INTERSECT",
+        exp.Window: "OVER",
+        exp.TableSample: "TABLESAMPLE",
+    }
     known = {*_MORE_AGGREGATES, *map(str.lower, aggregate_udfs)}
     tables = set(map(str.lower, lookups))
     for node in query.walk():
@@ -352,8 +364,11 @@ def aggregate_in(sql: str, aggregate_udfs: Iterable[str] = (), lookups: Iterable
         read = {each.name.lower() for each in select.find_all(exp.Table)} if select is not None else set()
         if read and read <= tables:
             continue
-        if isinstance(node, exp.Group):
-            return "GROUP BY"
+        for kind, words in of_many_rows.items():
+            if isinstance(node, kind):
+                return words
+        if isinstance(node, exp.Union) and node.args.get("distinct"):
+            return "UNION, which is not UNION ALL"
         if isinstance(node, exp.Distinct) and isinstance(node.parent, exp.Select):
             return "DISTINCT"
         if isinstance(node, exp.AggFunc) or (isinstance(node, exp.Anonymous) and node.name.lower() in known):
