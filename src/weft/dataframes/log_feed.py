@@ -243,8 +243,8 @@ class LogGroupFeed(_LogFeed):
             # the lease of the last ones could end before it is their turn.
             portion = min(pending, limit if self._confirms else _EVENTS_A_LEASE)
             if events := self._consume(member, portion, 0):
-                if self._confirms and pending > portion:
-                    self._backlog.append((member, pending - portion))
+                if self._confirms and pending > len(events):  # events near max_deliveries come one by one
+                    self._backlog.append((member, pending - len(events)))
                 return events
         # Under one name the member would be given again what it has not acknowledged. Redis keeps each name.
         self._member = self._member or new_member(self._consumer)
@@ -271,9 +271,12 @@ class LogGroupFeed(_LogFeed):
     def close(self) -> None:
         self._unconfirmed, self._taken = self._taken, []
         left, self._backlog = self._backlog if self._confirms else None, None
-        for member, pending in left or ():  # others need not wait for the end of its lease
-            self._unconfirmed += self._consume(member, min(pending, _EVENTS_A_LEASE), 0)
         self.give_back()
+        for member, pending in left or ():  # others need not wait for the end of its lease
+            while pending > 0 and (events := self._consume(member, min(pending, _EVENTS_A_LEASE), 0)):
+                pending -= len(events)
+                self._unconfirmed = events
+                self.give_back()
 
     def confirm(self) -> None:
         events, self._unconfirmed = self._unconfirmed, []

@@ -222,7 +222,9 @@ def _array(name: str, values: list[Any], field: pa.Field | None) -> tuple[pa.Arr
         ) from None
     except (pa.ArrowException, OverflowError, TypeError) as error:
         raise DeclarationError(f"The values of column {name!r} are of no one type: {error}") from None
-    if pa.types.is_timestamp(array.type) and leaves_calendar(array.cast(UTC_TIME if array.type.tz else LOCAL_TIME)):
+    # Of nanoseconds only the range matters here.
+    in_microseconds = UTC_TIME if getattr(array.type, "tz", None) else LOCAL_TIME
+    if pa.types.is_timestamp(array.type) and leaves_calendar(array.cast(in_microseconds, safe=False)):
         raise DeclarationError(f"A time of column {name!r} is outside of the years 1 to 9999 in UTC.")
     return array, pa.field(name, array.type) if field is None else field
 

@@ -86,7 +86,7 @@ class History:
         except Exception as error:  # any error: readiness and the overview report it
             logger.debug("no sample of the streams of %s: %s", place or "default", error)
             return
-        for stream in current().streams.values():
+        for stream in list(current().streams.values()):  # another thread may declare one
             size = self._latest.get(stream.name)
             if stream.connection == place and size is not None:
                 letters, misfits = (None if each is None else self._latest.get(each.name) for each in places(stream))

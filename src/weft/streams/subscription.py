@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import math
 import time
 from collections import deque
@@ -52,8 +53,9 @@ def subscribe(
         raise SettingsError(f"batch_size must be a whole number of at least 1, not {batch_size!r}.")
     if timeout is not None and (type(timeout) not in (int, float) or not timeout >= 0):
         raise SettingsError(f"timeout must be a number of seconds or None, not {timeout!r}.")
-    if filter_fn is not None and not callable(filter_fn):
-        raise SettingsError("filter_fn must be a function of an event.")
+    if filter_fn is not None and (not callable(filter_fn) or inspect.iscoroutinefunction(filter_fn)):
+        # What a coroutine function returns is true, whatever it would answer.
+        raise SettingsError("filter_fn must be a function of an event, not a coroutine function.")
     offset = as_offset(since)
     if not (since is None or since == "start" or isinstance(since, datetime) or offset is not None):
         raise SettingsError(f"since takes an offset, a datetime or 'start', not {since!r}.")

@@ -78,6 +78,11 @@ class StreamSource(ABC):
     read_by_workers: ClassVar[bool] = True
     """Whether Spark's workers open the connection themselves."""
 
+    @property
+    def may_grow(self) -> bool:
+        """Whether rows may bring columns that `stored_schema` does not have yet."""
+        return False
+
     def __init__(self, connection: Any, settings: SourceSettings) -> None:
         self.connection: Any = connection
         self.settings = settings

@@ -496,6 +496,34 @@ def test_columns_that_cannot_be_made_are_found_by_few_statements(tables: SqlTabl
     assert len(said) < 20 * 40 + 100
 
 
+@pytest.mark.parametrize("mode", ["append", "merge"])
+def test_rows_behind_those_whose_columns_cannot_be_made(tables: SqlTables, mode: str) -> None:
+    parse = parse_int(on_failure="error")
+    sql, kind = expression([parse], "name", tables.dialect, kind=pa.string(), quote=tables.quote, target=pa.int64())
+    run(tables, "CREATE TABLE t (id BIGINT, n BIGINT)")
+    made = (Projected(f"q.{tables.quote('id')}", SCHEMA.field("id")), Projected(sql, pa.field("n", kind)))
+    keys = ["id"] if mode == "merge" else []
+    declared = Load.declare(target="t", moment=DAY, on_bad_rows="quarantine", mode=mode, keys=keys)
+    planned = replace(declared, projection=made)
+    sql_commit.prepare(tables, planned, SCHEMA)
+    given = [{"id": i, "name": "x" if i in (2, 3, 4) else str(i), "n": 1} for i in range(1, 11)]
+    counts = sql_commit.commit(tables, planned, as_rows(tables, "query", given))
+    assert (counts.rows_read, counts.inserted, counts.quarantined) == (10, 7, 3)
+    assert ids(tables) == [1, 5, 6, 7, 8, 9, 10]
+
+
+def test_a_row_that_does_not_write_what_it_breaks_is_good(tables: SqlTables) -> None:
+    """Also beside one that is rejected for it."""
+    create(tables, "merge")
+    run(tables, "INSERT INTO t (id, name, n) VALUES (2, 'b', 1), (3, 'c', 1)")
+    given = [{"id": 10, "name": "x", "n": 500}, {"id": 2, "name": "y", "n": 500}, {"id": 3, "name": "z", "n": 500}]
+    options = {"mode": "merge", "keys": ["id"], "update_columns": ["name"], "on_bad_rows": "quarantine"}
+    planned = Load.declare(target="t", moment=DAY, **options)
+    sql_commit.prepare(tables, planned, SCHEMA)
+    counts = sql_commit.commit(tables, planned, sql_commit.Batches(SCHEMA, once(given)))
+    assert (counts.inserted, counts.updated, counts.quarantined) == (0, 2, 1)
+
+
 def test_columns_that_are_made_on_the_way(tables: SqlTables) -> None:
     """Rows are named as they would be written."""
     create(tables)

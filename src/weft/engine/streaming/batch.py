@@ -134,6 +134,9 @@ class Batches:
             for each in {id(each): each for each in (*parts, *opened)}.values():
                 each.close()
 
+    def _is_done(self, batch: BatchId) -> bool:
+        return self.targets.is_done(self.pipeline.targets, batch)
+
     def _is_stored(self, batch: BatchId) -> bool:
         return any(self.targets.has(each, batch) for each in self.pipeline.targets)
 
@@ -154,11 +157,15 @@ class Batches:
         try:
             # Not before the SQL was understood: the batch may be read again under other types.
             for each in typed:
-                self._box.put(each.bad, batch, f"read {each.source}")
+                # A stream may have got another type of field since a batch was stored with all its events.
+                if not isinstance(each, EventRows) or not each.bad or not self._is_done(batch):
+                    self._box.put(each.bad, batch, f"read {each.source}")
             if transformed is not None:
                 rows, letters, with_origins = transformed
                 if letters and self.targets.is_done(self.pipeline.targets, batch):
-                    letters = []  # what failed then is stored; what fails by other SQL now is in the targets
+                    # What failed then is stored; what fails by other SQL now is in the targets.
+                    self._box.origins.update((each.source, each.offset) for each in letters)
+                    letters = []
                 self._put_failed(letters, batch)
                 rejected += len(letters)
                 for target in self.pipeline.targets:
@@ -251,7 +258,7 @@ class Batches:
                     with suppress(WeftError):  # the targets have the batch
                         found = each.found_without(offsets)
                 if found is not None:
-                    self._columns.note(found, each.source, query_id)
+                    self._columns.note_again(found, each.source, query_id, self.pipeline.transform_sql)
                 else:
                     self._columns.forget_changes(each.source)
         self._columns.keep()

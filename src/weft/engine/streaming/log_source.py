@@ -83,7 +83,9 @@ class EventRows(ReaderRows):
             for row in rows.filter(pc.is_in(rows[ROWID], pa.array(offsets))).to_pylist()
         )
         reader = replace(self.reader, without=offsets, late=tuple(late))
-        return replace(self, reader=reader, size=(self.size or 0) - len(letters), bad=letters)
+        # A size beyond SMALL is a bound that counting stopped at.
+        size = self.size if self.size is None or self.size > SMALL else self.size - len(letters)
+        return replace(self, reader=reader, size=size, bad=letters)
 
 
 class LogSource(StreamSource):
@@ -97,6 +99,10 @@ class LogSource(StreamSource):
         """`connection`: as the pipeline declares it, or `None` for that of the stream."""
         super().__init__(connection, settings)
         self._stream = stream
+
+    @property
+    def may_grow(self) -> bool:
+        return runtime.find(self._stream).on_schema_drift == "evolve"
 
     def follow(self, spark: Any, start: str) -> Any:
         now, settings = stream_reader(self._stream, self.connection), self.settings

@@ -223,6 +223,15 @@ class Columns(_Kept):
         """Return whether the batch in hand has new columns or types."""
         return bool(self._found.get(source))
 
+    def note_again(self, found: Any, source: str, query_id: str, sql: str | None) -> None:
+        """Take note of other columns of the batch in hand. Those that SQL names stay, though it has them no more: the
+        SQL would fail for every batch without."""
+        before = self._found.get(source, {})
+        self.note(found, source, query_id)
+        names = {name.lower() for name in (*self._of(source, query_id), *self._found[source])}
+        wanted = (name for name in before if name.lower() not in names and name.lower() in (sql or "").lower())
+        self._found[source] |= {name: before[name] for name in wanted}
+
     def forget_changes(self, source: str) -> None:
         """Forget the types that the batch in hand gave to columns which had others."""
         known = {name.lower() for name in self._known.get(source, {})}

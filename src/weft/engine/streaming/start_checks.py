@@ -14,7 +14,7 @@ from weft.engine.readers import opened_tables, stored_columns
 from weft.engine.streaming import functions, lookups
 from weft.engine.streaming.targets import is_own, topic_target
 from weft.engine.streaming.transform import together
-from weft.errors import ConnectionFailedError, DeclarationError, WeftError, did_you_mean
+from weft.errors import ConnectionFailedError, DeclarationError, WeftError, did_you_mean, nearest
 from weft.pipelines.streaming.spec import StreamingPipeline, Target
 from weft.project import current
 from weft.spark_support import outcome
@@ -44,10 +44,12 @@ def check_start(pipeline: StreamingPipeline, sources: Sequence[StreamSource], sp
         columns = sql_columns(
             pipeline, pipeline.transform_sql, schemas, joined if are_known else None, spark, strict=False
         )
-    columns = window_columns(pipeline, columns)
+    # A stream may get a column with its next event: then only what looks like a typo is refused.
+    grows = any(each.may_grow for each in sources)
+    columns = window_columns(pipeline, columns, grows=grows)
     for target in (each for each in pipeline.targets if each.primary_key):
         with suppress(ConnectionFailedError):
-            check_columns(target, columns, stored_names(target))
+            check_columns(target, columns, stored_names(target), grows=grows)
 
 
 def known_schema(source: StreamSource) -> pa.Schema | None:
@@ -119,16 +121,16 @@ def _named_columns(sql: str) -> list[str] | None:
     return names if names and has_names and "*" not in names else None
 
 
-def window_columns(pipeline: StreamingPipeline, columns: list[str] | None) -> list[str] | None:
+def window_columns(pipeline: StreamingPipeline, columns: list[str] | None, *, grows: bool = False) -> list[str] | None:
     """Return the columns that targets get; those of the window, where there is one. Raise for columns that it names and
     its rows cannot have."""
     window = pipeline.window
     if window is None:
         return columns
-    _refuse_unknown("event_time_column of the window", (window.event_time_column,), columns, "the rows")
-    _refuse_unknown("group_by of the window", window.group_by, columns, "the rows")
+    _refuse_unknown("event_time_column of the window", (window.event_time_column,), columns, "the rows", grows)
+    _refuse_unknown("group_by of the window", window.group_by, columns, "the rows", grows)
     aggregated = [each.column for each in window.aggregations if each.column is not None]
-    _refuse_unknown("aggregated column", aggregated, columns, "the rows")
+    _refuse_unknown("aggregated column", aggregated, columns, "the rows", grows)
     return window.columns
 
 
@@ -149,7 +151,9 @@ def stored_names(target: Target) -> list[str] | None:
     return None if columns is None else [each.name for each in columns]
 
 
-def check_columns(target: Target, columns: Sequence[str] | None, stored: Sequence[str] | None) -> None:
+def check_columns(
+    target: Target, columns: Sequence[str] | None, stored: Sequence[str] | None, *, grows: bool = False
+) -> None:
     """Raise for keys and other columns that a target is told of, and that neither rows nor its table can have."""
     if target.stream is not None and topic_target(target) is None:
         return  # events have no keys
@@ -157,16 +161,18 @@ def check_columns(target: Target, columns: Sequence[str] | None, stored: Sequenc
         columns = [*columns, *target.declared.names]  # some may be derived
     if target.mode not in KEYED_MODES and columns is not None and stored is not None:
         columns, stored = [*columns, *stored], None
-    _refuse_unknown("key", target.primary_key, columns, "the rows")
+    _refuse_unknown("key", target.primary_key, columns, "the rows", grows)
     _refuse_unknown("key", target.primary_key, stored, f"the table {target.name}")
-    _refuse_unknown("deduplicate_by", target.options.get("deduplicate_by", ()), columns, "the rows")
+    _refuse_unknown("deduplicate_by", target.options.get("deduplicate_by", ()), columns, "the rows", grows)
     since = target.options.get("event_timestamp_column")
-    _refuse_unknown("event_timestamp_column", (since,) if since else (), columns, "the rows")
+    _refuse_unknown("event_timestamp_column", (since,) if since else (), columns, "the rows", grows)
 
 
-def _refuse_unknown(what: str, names: Sequence[str], columns: Sequence[str] | None, where: str) -> None:
+def _refuse_unknown(
+    what: str, names: Sequence[str], columns: Sequence[str] | None, where: str, grows: bool = False
+) -> None:
     for name in names:
-        if columns is not None and name not in columns:
+        if columns is not None and name not in columns and not (grows and nearest(name, columns) is None):
             raise DeclarationError(
                 f"The {what} {name!r} is not a column of {where}.",
                 hint=did_you_mean(name, columns, f"Columns: {', '.join(columns[:30])}."),

@@ -63,7 +63,7 @@ class Targets:
         """What stays open: to sign in again for each batch takes longer than to write a few rows."""
         self._from = ", ".join(each.name for each in pipeline.sources)
         # SQL that names its columns has those that its author wants.
-        is_open = pipeline.transform_sql is None or "*" in pipeline.transform_sql
+        is_open = pipeline.window is None and (pipeline.transform_sql is None or "*" in pipeline.transform_sql)
         self._takes_keys = is_open and any(open_source(each).brings_keys for each in pipeline.sources)
         self._left_out: set[tuple[str, str]] = set()
         """Tables and the columns that they do not get, of which a warning was written."""

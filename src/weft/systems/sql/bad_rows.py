@@ -141,6 +141,8 @@ class BadRows:
     ) -> int:
         """Fill a staging table with the projection of numbered rows; return how many. Rows that have none are bad."""
         tables, session = self.tables, self.session
+        # Rows that have no projection keep their numbers: without this the last ones would be moved nowhere.
+        self._numbered = max(self._numbered, rows)
         number = f"q.{tables.quote(ROW)}"
         select = f"SELECT {projection}, {number} FROM {tables.temporary(raw)} AS q"
         if not self._try(lambda: tables.create_temporary_as(session, stage, select, keys=keys)):
@@ -290,7 +292,9 @@ class BadRows:
             if unfit and not is_unfit:
                 continue
             others = () if first is None or first in found else (first,)
-            alike = self._alike(*reasons[broken], shown) if broken in reasons else None
+            # Of rows that may only be updated, or not at all, each is tried: it need not write what it breaks.
+            are_inserted = self.load.mode in ("append", "truncate")
+            alike = self._alike(*reasons[broken], shown) if are_inserted and broken in reasons else None
             if alike is not None:
                 self._reason = alike
             elif (others and is_rejected(*others)) or not is_rejected(number, *others):
