@@ -186,14 +186,17 @@ def run_with_retries(connection: RedisConnection, work: Callable[[Client], T]) -
     gone_since: float | None = None
     has_answered = False
     while True:
+        began = time.monotonic()
         try:
             with closing(open_client(connection)) as opened:
                 opened.ping()
-                has_answered, gone_since = True, None
+                has_answered = True
                 return work(opened)
         except ERRORS as error:
             now = time.monotonic()
-            gone_since = gone_since or now
+            # Not from each answer to a ping on: a replica answers, and never takes the work.
+            if gone_since is None or now - began > group_member.PATIENCE_SECONDS:
+                gone_since = now
             if not has_answered:
                 raise connection.unreachable(error, answered=answered(error)) from None
             if refuses(error) or not isinstance(error, TRANSIENT) or now - gone_since > group_member.PATIENCE_SECONDS:
