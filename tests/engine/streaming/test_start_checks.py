@@ -69,7 +69,7 @@ MERGE = {"transform_sql": SQL, "mode": "merge"}
         ({"transform_sql": "SELECT id FORM source"}, "FORM|Syntax error"),
         ({**MERGE, "keys": ["ID"]}, "The key 'ID' is not a column of the rows.\n.*Did you mean 'id'"),
         ({**MERGE, "target_primary_key": ["pric"]}, "The key 'pric' is not a column of the rows.\n.*mean 'price'"),
-        ({**MERGE, "keys": ["id"], "deduplicate_by": "at"}, "The deduplicate_by 'at' is not a column of the rows"),
+        ({**MERGE, "keys": ["id"], "deduplicate_by": "pric"}, "The deduplicate_by 'pric' is not a column of the rows"),
         ({"transform_sql": SQL, "target_primary_key": ["idd"]}, "The key 'idd' is not a column of the rows"),
         (
             {**MERGE, "transform_sql": "SELECT * FROM source", "keys": ["naem"], "target_table": "users"},
@@ -92,6 +92,11 @@ def test_nothing_is_refused_that_rows_may_bring(source: dict[str, Any], plain_sp
     before = java.getActiveSession(), SparkSession.getActiveSession()
     start(**source, transform_sql="SELECT other, upper(more) AS more FROM source", mode="merge", keys=["other"])
     assert (java.getActiveSession(), SparkSession.getActiveSession()) == before
+
+
+def test_a_key_that_a_stream_may_get_is_not_refused() -> None:
+    """The producer that first sends it may come after the pipeline."""
+    start(source=declare(id="int64", price="float64"), mode="merge", keys=["customer"])
 
 
 def test_keys_of_a_source_without_columns() -> None:
