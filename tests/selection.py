@@ -30,6 +30,15 @@ SLOW = (
     *("tests/faults/", "tests/docs/", "tests/engine/", "tests/cli/test_consume.py", "tests/cli/test_stopping.py"),
     "tests/systems/tables/",
 )
+# The tests of Spark are two groups, each with a session: one of them would take longer than all other tests. The broker
+# of Kafka is with these.
+STREAMING = (
+    "tests/engine/streaming/",
+    "tests/faults/",
+    "tests/seeds/",
+    "tests/systems/contracts/",
+    "tests/systems/kafka/",
+)
 _HAD_SPARK = pytest.StashKey[bool]()
 
 
@@ -138,7 +147,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             return set(json.loads(_spark_tests().read_text()))
 
         def _split_scope(self, nodeid: str) -> str:
-            return "spark" if nodeid in self.spark_tests else nodeid.partition("::")[0]
+            if nodeid not in self.spark_tests:
+                return nodeid.partition("::")[0]
+            return "spark, streaming" if nodeid.startswith(STREAMING) else "spark"
 
     config.option.loadscopereorder = False  # by the number of tests; they are in order
     return BySpark(config, log)

@@ -118,6 +118,7 @@ def check(found: list[tuple[str, str | None, dict[str, Any]]], sent: list[Any], 
         assert payload == wanted[offset]
 
 
+@pytest.mark.brief("sqlite", "postgres", "parquet")
 def test_an_odd_message_stops_nothing(place: Place, kafka: Any) -> None:
     """Whether the table is there or made with it."""
     topic = copying(kafka, place)
@@ -134,7 +135,7 @@ def test_an_odd_message_stops_nothing(place: Place, kafka: Any) -> None:
     assert len(place.rows("id")) == 7 + 2 * len(stored)
 
 
-@pytest.mark.brief("postgres")
+@pytest.mark.full
 def test_an_odd_message_is_the_first(place: Place, kafka: Any) -> None:
     """Nothing is known of the table yet, and the keys of this message are those of most messages."""
     topic = copying(kafka, place)
@@ -144,7 +145,7 @@ def test_an_odd_message_is_the_first(place: Place, kafka: Any) -> None:
     assert (place.rows("id"), place.columns) == ([(3,)], ["id"])
 
 
-@pytest.mark.brief("sqlite", "mysql", "delta")
+@pytest.mark.brief("mysql")
 def test_a_wide_table(place: Place, kafka: Any) -> None:
     """What most messages have is what the table is about."""
     topic = copying(kafka, place)
@@ -156,7 +157,7 @@ def test_a_wide_table(place: Place, kafka: Any) -> None:
     assert [payload["id"] for _, _, payload in letters()] == [3]
 
 
-@pytest.mark.brief("sqlite", "postgres", "delta")
+@pytest.mark.brief("postgres", "delta")
 def test_columns_that_are_added_are_limited(place: Place, kafka: Any, caplog: pytest.LogCaptureFixture) -> None:
     """Over all batches, also of another process: each run here is a new pipeline."""
     caplog.set_level(logging.WARNING, "weft.engine")
@@ -283,6 +284,7 @@ def test_names_that_need_a_mapping_of_delta(kafka: Any, project: Path) -> None:
 
 
 @pytest.mark.parametrize("drift", ["evolve", "ignore"])
+@pytest.mark.brief("evolve")
 def test_keys_of_objects_in_delta(drift: str, kafka: Any, project: Path) -> None:
     """Delta and files have them in the type of the column, which stays."""
     place = Place("delta", weft.DeltaLocalConnection(str(project / "lake"), name="lake"))

@@ -49,6 +49,7 @@ def minutes(table: str = "counts") -> list[tuple[Any, ...]]:
     return sorted(((start - START) // timedelta(minutes=1), user, n) for start, user, n in found)
 
 
+@pytest.mark.brief("sqlite")
 @pytest.mark.usefixtures("plain_spark", "streams")
 def test_a_late_row_is_dropped() -> None:
     events = declare(user="string", at="timestamp")
@@ -61,6 +62,7 @@ def test_a_late_row_is_dropped() -> None:
     assert minutes() == [(0, "ann", 2), (0, "bob", 1), (1, "ann", 2)]
 
 
+@pytest.mark.brief("postgres")
 @pytest.mark.usefixtures("plain_spark", "streams")
 def test_a_late_row_reopens_its_window() -> None:
     events = declare(user="string", at="timestamp")
@@ -211,6 +213,7 @@ SHAPES = [
 
 
 @pytest.mark.parametrize("sql", SHAPES, ids=["plain", "cte", "subquery", "union"])
+@pytest.mark.brief("plain", "cte")
 @pytest.mark.usefixtures("plain_spark", "here")
 def test_a_late_row_beside_one_that_sql_fails_for(sql: str) -> None:
     events = declare(user="string", text="string")
@@ -504,6 +507,7 @@ def test_a_window_that_does_not_fit_its_pipeline(options: dict[str, Any], messag
         make(name="per_minute", source=declare(user="string"), target="default", target_table="counts", **options)
 
 
+@pytest.mark.brief("mysql")
 @pytest.mark.usefixtures("plain_spark", "streams")
 def test_sessions_over_several_batches() -> None:
     events = declare(user="string", at="timestamp")
