@@ -152,9 +152,10 @@ class RedisLog:
         return ids.to_offset(entry_id, self.keys.stream)
 
     def _state(self) -> _State:
+        reached = self.highest  # before the server is asked: another thread may see later events meanwhile
         last, floor, length, added, first = self.store.script("state", [self.keys.stream, self.keys.meta])
         head = self._offset(last)
-        self.note_loss(is_behind=head < self.highest)
+        self.note_loss(is_behind=head < reached)
         self.highest = max(self.highest, head)
         if added is not None:
             self._added.note(head, added, is_exact=True)
