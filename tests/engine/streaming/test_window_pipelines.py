@@ -109,7 +109,7 @@ def test_rows_that_are_in_no_window_are_dead_letters() -> None:
 def test_a_row_without_a_time_and_no_place_for_it() -> None:
     events = declare(user="string", at="timestamp")
     weft.publish_sync(events, [{"user": "bob"}])
-    with pytest.raises(LoadRefusedError, match="there is a row that has no event time"):
+    with pytest.raises(LoadRefusedError, match="takes no row that has no event time: 1 row"):
         run_once(name="per_minute", source=events, target_table="counts", window=window())
 
 

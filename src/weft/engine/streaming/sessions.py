@@ -92,7 +92,8 @@ class Sessions(Windows):
 
     def _remove_closed(self) -> None:
         assert self.last is not None
-        self.store.remove(CLOSED + self.last.number)
+        if self._emission is None or len(self._emission):
+            self.store.remove(CLOSED + self.last.number)
         self._emission = None
 
     def add(self, number: int, reduced: Reduced, spark: Any) -> None:
@@ -100,8 +101,8 @@ class Sessions(Windows):
         if reduced.fragments is None:
             return
         rows = self._fitted(reduced.fragments.append_column(BATCH, pa.repeat(number, len(reduced.fragments))))
-        self._emission = rows.slice(0, 0)
-        wanted = None
+        # Of the next state until it is stored: a batch that fails here is tried again by the same object.
+        emission, waiting, wanted = rows.slice(0, 0), self._waiting, None
         if batch.watermark is not None:
             ended = pc.unique(rows.filter(pc.less(rows[END], batch.watermark))[KEY])
             wanted = self._touched(ended, batch.watermark)
@@ -113,19 +114,20 @@ class Sessions(Windows):
                 with outcome.explained(f"run the batch of {self.pipeline.name}"):
                     whole = self._put_together(spark.createDataFrame(both), batch).toArrow()
                 whole = self._fitted(whole, rows.schema)
-                self._emission = whole.filter(pc.equal(whole[END], CLOSED + number))
+                emission = whole.filter(pc.equal(whole[END], CLOSED + number))
                 rows = pa.concat_tables([whole, rows.filter(pc.invert(is_touched))])
-            self._waiting -= len(stored)
+            waiting -= len(stored)
             wanted = wanted if len(stored) else None
-        self._check_sessions(rows)
+        self._check_sessions(rows, waiting)
         self.store.append(rows, batch, wanted)
-        self._waiting += len(rows) - len(self._emission)
+        self._emission, self._waiting = emission, waiting + len(rows) - len(emission)
         self.last = batch
 
-    def _check_sessions(self, rows: pa.Table) -> None:
-        """Raise where more groups have sessions than may; nothing of the batch is stored then."""
+    def _check_sessions(self, rows: pa.Table, waiting: int) -> None:
+        """Raise where more groups have sessions than may; nothing of the batch is stored then. `waiting`: the rows that
+        stay in the state besides."""
         most = self.window.max_groups_per_window
-        if most is None or self._waiting + len(rows) <= most:
+        if most is None or waiting + len(rows) <= most:
             return
         stored = self.store.read(Selection(after=CLOSED // 2)) if self.last is not None else rows.slice(0, 0)
         groups = len({*stored[KEY].unique().to_pylist(), *rows[KEY].unique().to_pylist()})
@@ -197,10 +199,8 @@ class Sessions(Windows):
     def _merged(self, frame: Any, keys: list[Any]) -> Any:
         from pyspark.sql import functions as F
 
-        merged = {name: column for each in self._merges() for name, column in each.merged.items()}
-        types = {field.name: field.dataType for field in frame.schema}
         return frame.groupBy(*keys).agg(
-            *(column.cast(types[name]).alias(name) for name, column in merged.items()),
+            *self._merged_columns(frame),
             F.min(_FIRST).alias(_FIRST),
             F.max(_LAST).alias(_LAST),
             F.max(_LONG).alias(_LONG),

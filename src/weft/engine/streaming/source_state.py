@@ -155,7 +155,7 @@ class Written(_Kept):
 
 
 class StatePlace(_Kept):
-    """The database that has the windows of a checkpoint. In another one they would begin anew."""
+    """Remembers which database keeps the windows of a checkpoint: another database would have none of them."""
 
     NAME = "state.json"
 

@@ -154,7 +154,7 @@ def stored_names(target: Target) -> list[str] | None:
 def check_columns(
     target: Target, columns: Sequence[str] | None, stored: Sequence[str] | None, *, grows: bool = False
 ) -> None:
-    """Raise for keys and other columns that a target is told of, and that neither rows nor its table can have."""
+    """Raise for keys and other named columns of a target that are missing from its rows or its table."""
     if target.stream is not None and topic_target(target) is None:
         return  # events have no keys
     if columns is not None and target.declared is not None:

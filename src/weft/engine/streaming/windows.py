@@ -22,7 +22,7 @@ from weft.columns import canonical_schema
 from weft.engine.streaming import dead_letters
 from weft.engine.streaming.aggregates import Steps, steps
 from weft.engine.streaming.row_origin import ORIGIN
-from weft.engine.streaming.transform import TypedRows
+from weft.engine.streaming.transform import TypedRows, together
 from weft.errors import DeclarationError, LoadRefusedError, did_you_mean
 from weft.pipelines.streaming.execution import WindowReport
 from weft.pipelines.streaming.spec import StreamingPipeline
@@ -31,7 +31,7 @@ from weft.spark_support import outcome
 from weft.spark_support.sessions import quoted
 from weft.systems.dead_letter_store import DeadLetter
 from weft.systems.state_store import BATCH, END, Selection, StateBatch, StateStore, overtaken
-from weft.systems.stream_source import EVENT_TIME, FrameRows
+from weft.systems.stream_source import EVENT_TIME, FrameRows, counted
 
 _ROWS, _SOURCE, REASON = "_weft_rows", "_weft_source", "_weft_reason"
 OLDEST, NEWEST = "_weft_oldest", "_weft_newest"
@@ -97,10 +97,8 @@ class Windows:
     def begin(self, number: int, offsets: str = "") -> bool:
         """Remove what the batch before closed; return whether the state has this batch already. `offsets`: a digest of
         what it is to read."""
-        self._offsets, self._latest = (
-            offsets,
-            int(time.time() * 1_000_000) + self._watermark.max_future_ms * MILLISECOND,
-        )
+        self._offsets = offsets
+        self._latest = int(time.time() * 1_000_000) + self._watermark.max_future_ms * MILLISECOND
         if self.last is None:
             return False
         if self.last.number == number and offsets in ("", self.last.offsets):
@@ -197,12 +195,9 @@ class Windows:
 
     def _timed(self, rows: Sequence[tuple[str, Any]], *, is_reduced: bool = True) -> Any:
         """Return the rows of all sources, with their time in microseconds, and why one of them is in no window."""
-        from functools import reduce
-
         from pyspark.sql import functions as F
 
-        parts = [frame if len(rows) == 1 else frame.withColumn(_SOURCE, F.lit(name)) for name, frame in rows]
-        frame = reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), parts)
+        frame = together([frame if len(rows) == 1 else frame.withColumn(_SOURCE, F.lit(name)) for name, frame in rows])
         if is_reduced:
             self._check_columns(frame)
         column = F.col(quoted(self.window.event_time_column))
@@ -245,7 +240,7 @@ class Windows:
         for reason in _BAD:
             if count := reduced.left_out.get(reason):
                 raise LoadRefusedError(
-                    f"The window of {self.pipeline.name}: {plural_rows(count)} that {_WHY[reason]}.",
+                    f"The window of {self.pipeline.name} takes no row that {_WHY[reason]}: {counted(count, 'rows')}.",
                     hint='Give such rows a place: dead_letter_stream="…" (or dead_letter_table, dead_letter_path). Or '
                     "leave them out by transform_sql.",
                 )
@@ -474,14 +469,14 @@ class Windows:
         """Return stored rows, one for each window and group."""
         from pyspark.sql import functions as F
 
-        merged = {name: column for each in self._merges() for name, column in each.merged.items()}
         keys = (END, WINDOW_START, WINDOW_END, *map(quoted, self.window.group_by))
-        types = {field.name: field.dataType for field in frame.schema}
-        return frame.groupBy(*keys).agg(
-            # Of the stored type: Spark would widen a decimal at each fold.
-            *(column.cast(types[name]).alias(name) for name, column in merged.items()),
-            F.max(BATCH).alias(BATCH),
-        )
+        return frame.groupBy(*keys).agg(*self._merged_columns(frame), F.max(BATCH).alias(BATCH))
+
+    def _merged_columns(self, frame: Any) -> list[Any]:
+        """Return the stored columns of the aggregates, merged over several rows."""
+        merged = {name: column for each in self._merges() for name, column in each.merged.items()}
+        # Of the stored type: Spark would widen a decimal at each fold.
+        return [column.cast(frame.schema[name].dataType).alias(name) for name, column in merged.items()]
 
     def _merges(self) -> list[Steps]:
         from pyspark.sql import functions as F
@@ -528,10 +523,6 @@ def _stored_field(field: pa.Field) -> pa.Field:
 
 def _is_void(field: pa.Field, rows: pa.Schema) -> bool:
     return field.metadata == _VOID and not pa.types.is_null(rows.field(field.name).type)
-
-
-def plural_rows(count: int) -> str:
-    return "there is a row" if count == 1 else f"there are {count:,} rows"
 
 
 def _counted(rows: pa.Table) -> dict[int, int]:
