@@ -24,7 +24,7 @@ from weft.cli.consume import find_pipeline
 from weft.engine.readers import open_tables
 from weft.engine.streaming.checkpoint import Checkpoint
 from weft.engine.streaming.state import checkpoint_place, state_connection
-from weft.engine.streaming.windows import NEVER, PARTITION
+from weft.engine.streaming.stateful import NEVER, PARTITION
 from weft.errors import DeclarationError, NotFoundError, WeftError
 from weft.pipelines.streaming.windows import Watermark
 from weft.project import current

@@ -27,7 +27,6 @@ from weft.pipelines.streaming.endpoints import label_of
 from weft.pipelines.streaming.execution import WindowReport
 from weft.pipelines.streaming.spec import StreamingPipeline
 from weft.project import current
-from weft.spark_support import outcome
 from weft.systems.dead_letter_store import DeadLetter
 from weft.systems.load import Counts
 from weft.systems.log import EXTRA
@@ -193,12 +192,11 @@ class Batches:
             if not windows.begin(batch.number, self._offsets(batch)):
                 rejected, rows_read = self._add_to_state(windows, parts, spark, batch)
                 _steps.debug("stored")
-            closed = windows.closed(spark)
+            emission = windows.emission(spark)
         finally:
             windows.store.release()
-        if closed is not None:
-            with outcome.explained(f"close windows of {self.pipeline.name}"):
-                rows = memory_of(closed.toArrow())
+        if emission is not None:
+            rows = memory_of(emission)
             for target in self.pipeline.targets:
                 loaded = self.targets.load(target, rows, batch, lambda: pa.table({}))
                 counts[label_of(self.pipeline, target)] = loaded

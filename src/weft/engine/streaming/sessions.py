@@ -16,16 +16,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from weft.engine.streaming.windows import (
-    MILLISECOND,
-    NEWEST,
-    OLDEST,
-    REASON,
-    TIME,
-    Reduced,
-    Windows,
-    bounded,
-)
+from weft.engine.streaming.stateful import MILLISECOND, REASON, TIME, Reduced
+from weft.engine.streaming.windows import NEWEST, OLDEST, Windows, bounded
 from weft.pipelines.streaming.execution import WindowReport
 from weft.pipelines.streaming.spec import StreamingPipeline
 from weft.pipelines.streaming.windows import SESSION_ID, WINDOW_END, WINDOW_START

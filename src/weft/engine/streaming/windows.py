@@ -1,113 +1,64 @@
 """Windows of a streaming pipeline, batch by batch.
 
-A batch reduces its rows to one row for each window and group (a fragment), and adds them to the state together with the
-watermark that it decides on. Then the windows that this watermark closes are read from the state, folded and written.
-After a crash, a batch that the state has is not computed again: what it closes is read again, the same. Its rows are
-removed by the batch after it, when every target has them.
+A batch reduces its rows to one row for each window and group (a fragment), and adds them to the state. The windows that
+the watermark of the batch closes are read from there, folded and written.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from weft.columns import canonical_schema
-from weft.engine.streaming import dead_letters
 from weft.engine.streaming.aggregates import Steps, steps
-from weft.engine.streaming.row_origin import ORIGIN
-from weft.engine.streaming.transform import TypedRows, together
+from weft.engine.streaming.stateful import (
+    LATE,
+    MILLISECOND,
+    NEVER,
+    REASON,
+    TIME,
+    Reduced,
+    Stateful,
+    is_void,
+    stored_field,
+)
+from weft.engine.streaming.transform import together
 from weft.errors import DeclarationError, LoadRefusedError, did_you_mean
 from weft.pipelines.streaming.execution import WindowReport
 from weft.pipelines.streaming.spec import StreamingPipeline
-from weft.pipelines.streaming.windows import WINDOW_END, WINDOW_START, Watermark, keeps_column
+from weft.pipelines.streaming.windows import WINDOW_END, WINDOW_START
 from weft.spark_support import outcome
 from weft.spark_support.sessions import quoted
-from weft.systems.dead_letter_store import DeadLetter
-from weft.systems.state_store import BATCH, END, Selection, StateBatch, StateStore, overtaken
-from weft.systems.stream_source import EVENT_TIME, FrameRows, counted
+from weft.systems.state_store import BATCH, END, Selection, StateBatch, StateStore
 
-_ROWS, _SOURCE, REASON = "_weft_rows", "_weft_source", "_weft_reason"
-OLDEST, NEWEST = "_weft_oldest", "_weft_newest"
-TIME, _START = "_weft_time", "_weft_start"
-MILLISECOND = 1000
-LATE, _FUTURE, _UNDATED, _ANCIENT = "late", "future", "undated", "ancient"
+_ROWS, _SOURCE = "_weft_rows", "_weft_source"
+OLDEST, NEWEST, _START = "_weft_oldest", "_weft_newest", "_weft_start"
 # Fewer stored rows are not worth a job that folds them.
 _COMPACT_ROWS, _COMPACT_RATIO = 20_000, 4
-_FINGERPRINT, _VOID = b"weft.window", {b"weft.void": b"1"}
-_BAD = (_UNDATED, _FUTURE, _ANCIENT)
-# The second day of the year 1, in microseconds: databases hold no time before that year.
-_EARLIEST = -62_135_510_400_000_000
-PARTITION = "\x1f"
-"""Between the names of a source and of its partition, in neither of which it can be."""
-_WHY = {
-    _ANCIENT: "has a time before the year 1",
-    LATE: "is late: its window has closed",
-    _FUTURE: "has a time that is further in the future than max_future_ms allows",
-    _UNDATED: "has no event time",
-}
-NEVER = (1 << 63) - 1
 
 
-@dataclass(frozen=True)
-class Reduced:
-    """What a batch makes of its rows."""
-
-    fragments: pa.Table | None
-    """`None` where no batch has had rows yet."""
-    newest: Mapping[str, int]
-    """By source, the greatest time of its rows."""
-    left_out: Mapping[str, int]
-    """By reason, how many rows are in no window."""
-
-
-class Windows:
+class Windows(Stateful):
     """The windows of a pipeline under one checkpoint."""
+
+    WORD, _CHANGES = "window", "its duration, event time, groups or aggregations"
 
     def __init__(self, pipeline: StreamingPipeline, store: StateStore) -> None:
         assert pipeline.window is not None
-        self.pipeline, self.window, self.store = pipeline, pipeline.window, store
-        self._watermark = pipeline.watermark or Watermark()
-        self._length = (self.window.duration_ms or 0) * MILLISECOND
-        self._hop = (self.window.hop_ms or 0) * MILLISECOND or self._length
-        self._allowed = (self.window.allowed_lateness_ms or 0) * MILLISECOND
-        self.last = store.last()
-        self._check_unchanged()
+        window = self.window = pipeline.window
+        self._length = (window.duration_ms or 0) * MILLISECOND
+        self._hop = (window.hop_ms or 0) * MILLISECOND or self._length
+        super().__init__(pipeline, store, window.late_data, window.allowed_lateness_ms, window.event_time_column)
         self._stored = self._counted()
         """How many rows are stored, by the end of their window."""
         self._groups = 0
         """How many groups there were when the state was last compacted."""
-        # A source that was not heard of counts as heard of now: after a pause of the pipeline all are behind.
-        known = self.last.sources if self.last is not None else {}
-        self._offsets, self._latest = "", NEVER
-        """Of the batch in hand: what it is to read, and the time after which no row can be."""
-        self._heard = {name: time.monotonic() for name in (*known, *(each.name for each in pipeline.sources))}
-
-    def close(self) -> None:
-        self.store.close()
 
     # -------------------------------------------------------------------------------------------------------- one batch
-
-    def begin(self, number: int, offsets: str = "") -> bool:
-        """Remove what the batch before closed; return whether the state has this batch already. `offsets`: a digest of
-        what it is to read."""
-        self._offsets = offsets
-        self._latest = int(time.time() * 1_000_000) + self._watermark.max_future_ms * MILLISECOND
-        if self.last is None:
-            return False
-        if self.last.number == number and offsets in ("", self.last.offsets):
-            return True
-        if self.last.number >= number:
-            # One of a checkpoint that was brought back: its rows are not in the state.
-            raise overtaken(StateBatch(number, None, None))
-        self._remove_closed()
-        return False
 
     def reduce(self, rows: Sequence[tuple[str, Any]]) -> Reduced:
         """Return what the windows get of rows, which are a DataFrame for each source."""
@@ -152,6 +103,13 @@ class Windows:
             for end, count in _counted(rows).items():
                 self._stored[end] = self._stored.get(end, 0) + count
 
+    def emission(self, spark: Any) -> pa.Table | None:
+        closed = self.closed(spark)
+        if closed is None:
+            return None
+        with outcome.explained(f"close windows of {self.pipeline.name}"):
+            return closed.toArrow()
+
     def closed(self, spark: Any) -> Any | None:
         """Return the rows that the last batch in the state emits, as a DataFrame; `None` where there are none."""
         last = self.last
@@ -180,85 +138,22 @@ class Windows:
         if (last := self.last) is None:
             return None
         still = [end for end in self._stored if last.watermark is None or end > last.watermark]
-        lateness = self._watermark.lateness_ms * MILLISECOND
-        return WindowReport(
-            emitted=emitted,
-            open=len(still),
-            groups=sum(self._stored[end] for end in still),
-            late=last.late,
-            policy=self.window.late_data,
-            watermark=last.watermark,
-            sources={name.replace(PARTITION, " "): newest - lateness for name, newest in last.sources.items()},
-        )
+        return self._reported(last, emitted, len(still), sum(self._stored[end] for end in still))
 
     # -------------------------------------------------------------------------------------------------- rows of a batch
 
-    def _timed(self, rows: Sequence[tuple[str, Any]], *, is_reduced: bool = True) -> Any:
+    def _timed(self, rows: Sequence[tuple[str, Any]]) -> Any:
         """Return the rows of all sources, with their time in microseconds, and why one of them is in no window."""
         from pyspark.sql import functions as F
 
         frame = together([frame if len(rows) == 1 else frame.withColumn(_SOURCE, F.lit(name)) for name, frame in rows])
-        if is_reduced:
-            self._check_columns(frame)
-        column = F.col(quoted(self.window.event_time_column))
-        frame = frame.withColumn(TIME, F.unix_micros(column.cast("timestamp")))
-        moment = F.col(TIME)
-        reason = F.when(moment.isNull(), _UNDATED)
-        reason = reason.when(moment > self._latest, _FUTURE).when(moment < _EARLIEST + self._length, _ANCIENT)
-        if self.last is not None and self.last.watermark is not None:
-            reason = reason.when(self._is_late(self.last.watermark), LATE)
-        frame = frame.withColumn(REASON, reason)
+        self._check_columns(frame)
+        frame = self._dated(frame)
         # What is left out is one group for each reason, and must not be too much for an aggregate.
         aggregated = {each.column for each in self.window.aggregations if each.column is not None}
         aggregated -= {self.window.event_time_column, *self.window.group_by}
         kept = {name: F.when(F.col(REASON).isNull(), F.col(quoted(name))) for name in sorted(aggregated)}
-        return frame.withColumns(kept) if kept and is_reduced else frame
-
-    def nothing(self) -> Reduced:
-        """Return what a batch without rows makes of them."""
-        schema = self.store.schema()
-        return Reduced(None if schema is None else schema.remove(schema.get_field_index(BATCH)).empty_table(), {}, {})
-
-    def by_partition(self, reduced: Reduced, rows: Sequence[TypedRows]) -> Reduced:
-        """Return the same with how far each partition has come, of sources that have partitions and whose own time is
-        that of the window."""
-        is_own = self.window.event_time_column == EVENT_TIME and keeps_column(self.pipeline.transform_sql, EVENT_TIME)
-        newest = dict(reduced.newest)
-        for each in rows if is_own else ():
-            partitions = each.newest if isinstance(each, FrameRows) else {}
-            # A message that is too far in the future hides how far its partition has come.
-            if partitions and max(partitions.values()) <= self._latest:
-                newest.pop(each.source, None)
-                newest |= {f"{each.source}{PARTITION}{name}": moment for name, moment in partitions.items()}
-        return replace(reduced, newest=newest)
-
-    def rejects(self, reduced: Reduced) -> bool:
-        """Return whether rows that are in no window become dead letters. Raise where they have to, and cannot."""
-        if self.pipeline.dead_letters is not None:
-            wanted = {*_BAD, *([LATE] if self.window.late_data == "dlq" else [])}
-            return not wanted.isdisjoint(reduced.left_out)
-        for reason in _BAD:
-            if count := reduced.left_out.get(reason):
-                raise LoadRefusedError(
-                    f"The window of {self.pipeline.name} takes no row that {_WHY[reason]}: {counted(count, 'rows')}.",
-                    hint='Give such rows a place: dead_letter_stream="…" (or dead_letter_table, dead_letter_path). Or '
-                    "leave them out by transform_sql.",
-                )
-        return False
-
-    def rejected(self, source: str, frame: Any) -> list[DeadLetter]:
-        """Return the rows of a source that are in no window, as dead letters."""
-        from pyspark.sql import functions as F
-
-        reasons = [*_BAD, *([LATE] if self.window.late_data == "dlq" else [])]
-        timed = self._timed([(source, frame)], is_reduced=False)
-        with outcome.explained(f"run the batch of {self.pipeline.name}"):
-            outside = timed.where(F.col(REASON).isin(reasons)).drop(TIME).toArrow()
-        unknown = json.dumps({"source": source, "offset": None})
-        return [
-            dead_letters.letter_of({ORIGIN: unknown, **row}, f"The row {_WHY[row.pop(REASON)]}.")
-            for row in outside.to_pylist()
-        ]
+        return frame.withColumns(kept) if kept else frame
 
     def _counted(self) -> dict[int, int]:
         return self.store.counts()
@@ -288,13 +183,6 @@ class Windows:
         """Return what a batch made of its rows, with when each window begins and ends."""
         start = table[_START]
         return bounded(table.drop_columns([_START]), start, pc.add(start, self._length))
-
-    def _gone(self) -> int:
-        """Return up to which end windows can no longer get rows."""
-        if self.last is None or self.last.watermark is None:
-            return -NEVER
-        removed = -NEVER if self.last.removed is None else self.last.removed
-        return max(self.last.watermark - self._allowed, removed)
 
     def _latest_start(self) -> Any:
         from pyspark.sql import functions as F
@@ -365,26 +253,6 @@ class Windows:
 
     # -------------------------------------------------------------------------------------------------------- decisions
 
-    def _decide(self, number: int, reduced: Reduced) -> StateBatch:
-        last = self.last
-        before = None if last is None else last.watermark
-        sources = dict(last.sources) if last is not None else {}
-        now = time.monotonic()
-        for name, newest in reduced.newest.items():
-            sources[name] = max(newest, sources.get(name, newest))
-            self._heard[name] = now
-        for each in self.pipeline.sources:
-            if any(name.startswith(f"{each.name}{PARTITION}") for name in sources):
-                self._heard.pop(each.name, None)  # its partitions count by themselves
-        idle = self._watermark.source_idleness_ms / 1000
-        active = [name for name, heard in self._heard.items() if now - heard < idle or name in reduced.newest]
-        watermark = before
-        if active and all(name in sources for name in active):
-            reached = min(sources[name] for name in active) - self._watermark.lateness_ms * MILLISECOND
-            watermark = reached if before is None else max(before, reached)
-        removed = None if before is None else self._gone()
-        return StateBatch(number, watermark, before, sources, reduced.left_out.get(LATE, 0), removed, self._offsets)
-
     def _emitted(self, last: StateBatch) -> Selection | None:
         """Return the stored rows of what a batch emits; `None` where it is known that there are none."""
         if self.window.emit == "update":
@@ -438,19 +306,12 @@ class Windows:
         is_new = schema is None
         schema = self.store.schema() if schema is None else schema
         if schema is None:
-            metadata = {_FINGERPRINT: self._fingerprint().encode()}
-            schema = pa.schema([_stored_field(each) for each in rows.schema]).with_metadata(metadata)
-        elif is_new and (typed := [each for each in schema if _is_void(each, rows.schema)]):
+            schema = self._first_schema(rows.schema)
+        elif is_new and (typed := [each for each in schema if is_void(each) and not _is_null(each.name, rows.schema)]):
             for each in typed:
-                schema = schema.set(schema.get_field_index(each.name), _stored_field(rows.schema.field(each.name)))
+                schema = schema.set(schema.get_field_index(each.name), stored_field(rows.schema.field(each.name)))
             self.store.retype(schema)
-        try:
-            return pa.table([rows[name].cast(schema.field(name).type) for name in schema.names], schema=schema)
-        except pa.ArrowException as error:
-            raise LoadRefusedError(
-                f"The window of {self.pipeline.name}: a column no longer has the type that its state has: {error}",
-                hint="CAST it in transform_sql to the type that it had.",
-            ) from None
+        return self._cast(rows, schema)
 
     def _is_long(self, rows: pa.Table) -> bool:
         stored = sum(self._stored.values())
@@ -494,16 +355,6 @@ class Windows:
             named |= {"gap": window.gap_ms, "limit": window.max_session_duration_ms}
         return hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()
 
-    def _check_unchanged(self) -> None:
-        schema = self.store.schema()
-        if schema is None or (schema.metadata or {}).get(_FINGERPRINT) == self._fingerprint().encode():
-            return
-        raise DeclarationError(
-            f"The window of {self.pipeline.name} is another one than that of its state: its duration, event time, "
-            "groups or aggregations were changed.",
-            hint=f"To begin again: weft checkpoints reset {self.pipeline.name}. Or give the pipeline another name.",
-        )
-
 
 def bounded(rows: pa.Table, start: Any, end: Any) -> pa.Table:
     """Return rows with the columns of a window that begins and ends so."""
@@ -514,15 +365,8 @@ def bounded(rows: pa.Table, start: Any, end: Any) -> pa.Table:
     return rows
 
 
-def _stored_field(field: pa.Field) -> pa.Field:
-    """Return the column of the state for a column of a batch. One of nulls alone gets its type with its first value."""
-    if pa.types.is_null(field.type):
-        return pa.field(field.name, pa.string(), metadata=_VOID)
-    return canonical_schema(pa.schema([field]))[0]
-
-
-def _is_void(field: pa.Field, rows: pa.Schema) -> bool:
-    return field.metadata == _VOID and not pa.types.is_null(rows.field(field.name).type)
+def _is_null(name: str, rows: pa.Schema) -> bool:
+    return bool(pa.types.is_null(rows.field(name).type))
 
 
 def _counted(rows: pa.Table) -> dict[int, int]:

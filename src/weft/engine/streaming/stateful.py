@@ -1,0 +1,280 @@
+"""What windows and joins of a streaming pipeline have in common: rows that wait in a state, and the watermark.
+
+A batch adds what it makes of its rows to the state, together with the watermark that it decides on. Then what this
+watermark completes is read from the state and written. After a crash, a batch that the state has is not computed again:
+what it emits is read again, the same. Rows that are no longer needed are removed by the batch after it, when every
+target has what it emitted.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import pyarrow as pa
+
+from weft.columns import canonical_schema
+from weft.engine.streaming import dead_letters
+from weft.engine.streaming.row_origin import ORIGIN
+from weft.engine.streaming.transform import TypedRows
+from weft.errors import DeclarationError, LoadRefusedError
+from weft.pipelines.streaming.execution import WindowReport
+from weft.pipelines.streaming.spec import StreamingPipeline
+from weft.pipelines.streaming.windows import LateData, Watermark, keeps_column
+from weft.spark_support import outcome
+from weft.spark_support.sessions import quoted
+from weft.systems.dead_letter_store import DeadLetter
+from weft.systems.state_store import BATCH, StateBatch, StateStore, overtaken
+from weft.systems.stream_source import EVENT_TIME, FrameRows, counted
+
+REASON, TIME = "_weft_reason", "_weft_time"
+MILLISECOND = 1000
+LATE, _FUTURE, _UNDATED, _ANCIENT = "late", "future", "undated", "ancient"
+_FINGERPRINT, _VOID = b"weft.window", {b"weft.void": b"1"}
+_BAD = (_UNDATED, _FUTURE, _ANCIENT)
+# The second day of the year 1, in microseconds: databases hold no time before that year.
+_EARLIEST = -62_135_510_400_000_000
+PARTITION = "\x1f"
+"""Between the names of a source and of its partition, in neither of which it can be."""
+_WHY = {
+    _ANCIENT: "has a time before the year 1",
+    LATE: "is late: its {} has closed",
+    _FUTURE: "has a time that is further in the future than max_future_ms allows",
+    _UNDATED: "has no event time",
+}
+NEVER = (1 << 63) - 1
+
+
+@dataclass(frozen=True)
+class Reduced:
+    """What a batch makes of its rows."""
+
+    fragments: pa.Table | None
+    """What the state gets; `None` where no batch has had rows yet."""
+    newest: Mapping[str, int]
+    """By source, the greatest time of its rows."""
+    left_out: Mapping[str, int]
+    """By reason, how many rows the state does not get."""
+
+
+class Stateful(ABC):
+    """A step of a pipeline that keeps rows between batches, under one checkpoint."""
+
+    WORD: ClassVar[str]
+    """What it is, in errors."""
+    _CHANGES: ClassVar[str]
+    """What of it cannot be changed while it has a state."""
+    _length = 0
+    """How long before a row its window may begin, in microseconds."""
+
+    def __init__(
+        self,
+        pipeline: StreamingPipeline,
+        store: StateStore,
+        late_data: LateData,
+        allowed_lateness_ms: int | None,
+        event_time: str = EVENT_TIME,
+    ) -> None:
+        self.pipeline, self.store = pipeline, store
+        self._watermark = pipeline.watermark or Watermark()
+        self._late_data, self._event_time = late_data, event_time
+        self._allowed = (allowed_lateness_ms or 0) * MILLISECOND
+        self.last = store.last()
+        self._check_unchanged()
+        # A source that was not heard of counts as heard of now: after a pause of the pipeline all are behind.
+        known = self.last.sources if self.last is not None else {}
+        self._offsets, self._latest = "", NEVER
+        """Of the batch in hand: what it is to read, and the time after which no row can be."""
+        self._heard = {name: time.monotonic() for name in (*known, *(each.name for each in pipeline.sources))}
+
+    def close(self) -> None:
+        self.store.close()
+
+    # ------------------------------------------------------------------------------------------------------- one batch
+
+    def begin(self, number: int, offsets: str = "") -> bool:
+        """Remove what nobody needs after the batch before; return whether the state has this batch already. `offsets`:
+        a digest of what it is to read."""
+        self._offsets = offsets
+        self._latest = int(time.time() * 1_000_000) + self._watermark.max_future_ms * MILLISECOND
+        if self.last is None:
+            return False
+        if self.last.number == number and offsets in ("", self.last.offsets):
+            return True
+        if self.last.number >= number:
+            # One of a checkpoint that was brought back: its rows are not in the state.
+            raise overtaken(StateBatch(number, None, None))
+        self._remove_closed()
+        return False
+
+    @abstractmethod
+    def reduce(self, rows: Sequence[tuple[str, Any]]) -> Reduced:
+        """Return what the state gets of rows, which are a DataFrame for each source."""
+
+    @abstractmethod
+    def add(self, number: int, reduced: Reduced, spark: Any) -> None:
+        """Store what a batch made of its rows, and the watermark that follows from them."""
+
+    @abstractmethod
+    def emission(self, spark: Any) -> pa.Table | None:
+        """Return the rows that the last batch in the state emits; `None` where there are none."""
+
+    @abstractmethod
+    def report(self, emitted: int) -> WindowReport | None:
+        """Return how the state is after a batch that emitted so many rows; `None` before the first rows."""
+
+    @abstractmethod
+    def _remove_closed(self) -> None:
+        """Remove the rows that the last batch emitted, or that nothing waits for."""
+
+    @abstractmethod
+    def _is_late(self, watermark: int) -> Any:
+        """Return the condition that a row is late."""
+
+    @abstractmethod
+    def _fingerprint(self) -> str:
+        """Return what the stored rows depend on."""
+
+    def nothing(self) -> Reduced:
+        """Return what a batch without rows makes of them."""
+        schema = self.store.schema()
+        return Reduced(None if schema is None else schema.remove(schema.get_field_index(BATCH)).empty_table(), {}, {})
+
+    # ------------------------------------------------------------------------------------------------- rows of a batch
+
+    def _dated(self, frame: Any) -> Any:
+        """Return rows with their time in microseconds, and why one of them is left out."""
+        from pyspark.sql import functions as F
+
+        frame = frame.withColumn(TIME, F.unix_micros(F.col(quoted(self._event_time)).cast("timestamp")))
+        moment = F.col(TIME)
+        reason = F.when(moment.isNull(), _UNDATED)
+        reason = reason.when(moment > self._latest, _FUTURE).when(moment < _EARLIEST + self._length, _ANCIENT)
+        if self.last is not None and self.last.watermark is not None:
+            reason = reason.when(self._is_late(self.last.watermark), LATE)
+        return frame.withColumn(REASON, reason)
+
+    def by_partition(self, reduced: Reduced, rows: Sequence[TypedRows]) -> Reduced:
+        """Return the same with how far each partition has come, of sources that have partitions and whose own time is
+        that of the rows."""
+        is_own = self._event_time == EVENT_TIME and keeps_column(self.pipeline.transform_sql, EVENT_TIME)
+        newest = dict(reduced.newest)
+        for each in rows if is_own else ():
+            partitions = each.newest if isinstance(each, FrameRows) else {}
+            # A message that is too far in the future hides how far its partition has come.
+            if partitions and max(partitions.values()) <= self._latest:
+                newest.pop(each.source, None)
+                newest |= {f"{each.source}{PARTITION}{name}": moment for name, moment in partitions.items()}
+        return replace(reduced, newest=newest)
+
+    def rejects(self, reduced: Reduced) -> bool:
+        """Return whether rows that are left out become dead letters. Raise where they have to, and cannot."""
+        if self.pipeline.dead_letters is not None:
+            return not {*self._rejected_reasons()}.isdisjoint(reduced.left_out)
+        for reason in _BAD:
+            if count := reduced.left_out.get(reason):
+                raise LoadRefusedError(
+                    f"The {self.WORD} of {self.pipeline.name} takes no row that {_WHY[reason]}: "
+                    f"{counted(count, 'rows')}.",
+                    hint='Give such rows a place: dead_letter_stream="…" (or dead_letter_table, dead_letter_path). Or '
+                    "leave them out by transform_sql.",
+                )
+        return False
+
+    def rejected(self, source: str, frame: Any) -> list[DeadLetter]:
+        """Return the rows of a source that are left out, as dead letters."""
+        from pyspark.sql import functions as F
+
+        timed = self._dated(frame)
+        with outcome.explained(f"run the batch of {self.pipeline.name}"):
+            outside = timed.where(F.col(REASON).isin(self._rejected_reasons())).drop(TIME).toArrow()
+        unknown = json.dumps({"source": source, "offset": None})
+        return [
+            dead_letters.letter_of({ORIGIN: unknown, **row}, f"The row {_WHY[row.pop(REASON)].format(self.WORD)}.")
+            for row in outside.to_pylist()
+        ]
+
+    def _rejected_reasons(self) -> list[str]:
+        return [*_BAD, *([LATE] if self._late_data == "dlq" else [])]
+
+    # ------------------------------------------------------------------------------------------------------- decisions
+
+    def _decide(self, number: int, reduced: Reduced) -> StateBatch:
+        last = self.last
+        before = None if last is None else last.watermark
+        sources = dict(last.sources) if last is not None else {}
+        now = time.monotonic()
+        for name, newest in reduced.newest.items():
+            sources[name] = max(newest, sources.get(name, newest))
+            self._heard[name] = now
+        for each in self.pipeline.sources:
+            if any(name.startswith(f"{each.name}{PARTITION}") for name in sources):
+                self._heard.pop(each.name, None)  # its partitions count by themselves
+        idle = self._watermark.source_idleness_ms / 1000
+        active = [name for name, heard in self._heard.items() if now - heard < idle or name in reduced.newest]
+        watermark = before
+        if active and all(name in sources for name in active):
+            reached = min(sources[name] for name in active) - self._watermark.lateness_ms * MILLISECOND
+            watermark = reached if before is None else max(before, reached)
+        removed = None if before is None else self._gone()
+        return StateBatch(number, watermark, before, sources, reduced.left_out.get(LATE, 0), removed, self._offsets)
+
+    def _gone(self) -> int:
+        """Return up to which end windows can no longer get rows."""
+        if self.last is None or self.last.watermark is None:
+            return -NEVER
+        removed = -NEVER if self.last.removed is None else self.last.removed
+        return max(self.last.watermark - self._allowed, removed)
+
+    def _reported(self, last: StateBatch, emitted: int, opened: int, groups: int) -> WindowReport:
+        lateness = self._watermark.lateness_ms * MILLISECOND
+        return WindowReport(
+            emitted=emitted,
+            open=opened,
+            groups=groups,
+            late=last.late,
+            policy=self._late_data,
+            watermark=last.watermark,
+            sources={name.replace(PARTITION, " "): newest - lateness for name, newest in last.sources.items()},
+        )
+
+    # ----------------------------------------------------------------------------------------------------- stored rows
+
+    def _first_schema(self, rows: pa.Schema) -> pa.Schema:
+        """Return the columns of the state, of those of its first rows."""
+        return pa.schema(map(stored_field, rows)).with_metadata({_FINGERPRINT: self._fingerprint().encode()})
+
+    def _cast(self, rows: pa.Table, schema: pa.Schema) -> pa.Table:
+        try:
+            return pa.table([rows[name].cast(schema.field(name).type) for name in schema.names], schema=schema)
+        except pa.ArrowException as error:
+            raise LoadRefusedError(
+                f"The {self.WORD} of {self.pipeline.name}: a column no longer has the type that its state has: {error}",
+                hint="CAST it in transform_sql to the type that it had.",
+            ) from None
+
+    def _check_unchanged(self) -> None:
+        schema = self.store.schema()
+        if schema is None or (schema.metadata or {}).get(_FINGERPRINT) == self._fingerprint().encode():
+            return
+        raise DeclarationError(
+            f"The {self.WORD} of {self.pipeline.name} is another one than that of its state: {self._CHANGES} were "
+            "changed.",
+            hint=f"To begin again: weft checkpoints reset {self.pipeline.name}. Or give the pipeline another name.",
+        )
+
+
+def stored_field(field: pa.Field) -> pa.Field:
+    """Return the column of the state for a column of a batch. One of nulls alone gets its type with its first value."""
+    if pa.types.is_null(field.type):
+        return pa.field(field.name, pa.string(), metadata=_VOID)
+    return canonical_schema(pa.schema([field]))[0]
+
+
+def is_void(field: pa.Field) -> bool:
+    """Return whether a column of the state has had no value yet."""
+    return bool(field.metadata == _VOID)
