@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from weft.options import Option, options_of
+from weft.pipelines.streaming.joins import Join
 from weft.pipelines.streaming.json_schema import text as schema_text
 from weft.pipelines.streaming.options import OPTIONS
 from weft.pipelines.streaming.spec import (
@@ -30,6 +31,7 @@ TABLES = {
     "`weft.Target(…)`": {**TARGET_OPTIONS, **LOAD_OPTIONS},
     "`weft.Lookup(…)`": LOOKUP_OPTIONS,
     "`weft.Window(…)`": options_of(Window),
+    "`weft.Join(…)`": options_of(Join),
     "`weft.Aggregation(…)`": options_of(Aggregation),
     "`weft.Watermark(…)`": options_of(Watermark),
     "`weft.StateStore(…)`": options_of(StateStore),
@@ -56,7 +58,7 @@ def _default(option: Option) -> str:
 def files() -> dict[Path, str]:
     """Return the text that each of these files has, its tables as the options say them."""
     pages = {}
-    for file in (DOCS / "streaming.md", DOCS / "windows.md"):
+    for file in (DOCS / "streaming.md", DOCS / "windows.md", DOCS / "joins.md"):
         page = file.read_text(encoding="utf-8")
         for title, options in TABLES.items():
             old = re.compile(rf"^\| {re.escape(title)} \| says \| default \|\n(\|.*\n)+", re.MULTILINE)

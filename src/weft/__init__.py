@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from weft.pipelines.declare import pipeline as pipeline
     from weft.pipelines.declare import target as target
     from weft.pipelines.streaming.declare import streaming_pipeline as streaming_pipeline
+    from weft.pipelines.streaming.joins import Join as Join
     from weft.pipelines.streaming.spec import Lookup as Lookup
     from weft.pipelines.streaming.spec import Source as Source
     from weft.pipelines.streaming.spec import Target as Target
@@ -123,6 +124,7 @@ _NAMES_OF_MODULES = {
     "weft.pipelines.declare": "pipeline target",
     "weft.pipelines.streaming.declare": "streaming_pipeline",
     "weft.pipelines.streaming.spec": "Lookup Source Target",
+    "weft.pipelines.streaming.joins": "Join",
     "weft.pipelines.streaming.windows": "Aggregation StateStore Watermark Window",
     "weft.pipelines.table": "natural_key pk table",
     "weft.project": "connect connection get_connection register_connection registered_connections",
@@ -163,7 +165,6 @@ _SUBMODULES = (
 # Names that are known from elsewhere, and refused until what they stand for is there.
 _LATER = (
     "CDC",
-    "Join",
     "KinesisConnection",
     "PubSubConnection",
     "RabbitMQConnection",

@@ -8,12 +8,14 @@ from typing import Any, Unpack, overload
 from weft.operate.run_options import OPTIONS, RunKeywords, Running
 from weft.options import refuse_unknown
 from weft.pipelines.streaming.declare import make, streaming_pipeline
+from weft.pipelines.streaming.joins import Join
 from weft.pipelines.streaming.options import StreamingOptions
 from weft.pipelines.streaming.spec import Lookup, Source, StreamingPipeline, Target
 from weft.pipelines.streaming.windows import Aggregation, StateStore, Watermark, Window
 
 __all__ = [
     "Aggregation",
+    "Join",
     "Lookup",
     "Source",
     "StateStore",

@@ -16,7 +16,7 @@ from weft.streams import close
 from weft.types import BASES, FieldType
 
 # Their examples start Spark in this process; commands in `sh` blocks start their own.
-IN_SPARK = {"files-and-delta.md", "windows.md"}
+IN_SPARK = {"files-and-delta.md", "joins.md", "windows.md"}
 
 by_name = pytest.mark.parametrize("document", DOCUMENTS, ids=lambda each: str(each.relative_to(ROOT)))
 

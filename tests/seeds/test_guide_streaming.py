@@ -22,11 +22,13 @@ import weft
 from conftest import S3
 from weft import (
     Aggregation,
+    Join,
     KafkaConnection,
     Lookup,
     ObjectStoreLocalConnection,
     ObjectStoreS3Connection,
     PostgresConnection,
+    Source,
     StateStore,
     Target,
     Watermark,
@@ -493,3 +495,75 @@ def test_a_partition_that_is_behind_the_others(kafka: Any, src: KafkaConnection,
         window=Window(kind="tumbling", duration_ms=60_000, aggregations=[Aggregation(agg="count", as_="n")]),
     )
     assert query(postgres, "SELECT n FROM public.events_per_min ORDER BY window_start") == [(6,), (6,), (6,)]
+
+
+def test_a_join_of_two_topics(kafka: Any, src: KafkaConnection, postgres: str) -> None:
+    orders, payments = kafka.create_topic(), kafka.create_topic()
+    for second, order in [(0, 1), (10, 2), (20, 3), (900, 4)]:
+        kafka.produce(orders, [json.dumps({"order_id": order, "item": f"i{order}"}).encode()], **at_second(second))
+    for second, order in [(5, 1), (310, 2), (319, 3), (900, 5)]:
+        kafka.produce(payments, [json.dumps({"order_id": order, "paid": 9.5}).encode()], **at_second(second))
+    orders_kafka = KafkaConnection(name="orders_kafka", bootstrap_servers=src.bootstrap_servers, group_id="ematix-flow")
+    payments_kafka = KafkaConnection(
+        name="payments_kafka", bootstrap_servers=src.bootstrap_servers, group_id="ematix-flow"
+    )
+    run_streaming_pipeline(
+        name="orders-payments",
+        sources=[
+            Source(connection=orders_kafka, query=orders),
+            Source(connection=payments_kafka, query=payments),
+        ],
+        target=PostgresConnection(name="warehouse", url=postgres),
+        target_table=("public", "orders_with_payments"),
+        join=Join(
+            left_source=orders,  # matches sources[0].query
+            right_source=payments,
+            left_keys=("order_id",),
+            right_keys=("order_id",),
+            time_window_ms=300_000,  # ±5 min symmetric window
+        ),
+        state_store=StateStore(kind="postgres", url=postgres),
+    )
+    joined = "SELECT left_order_id, left_item, right_order_id, right_paid FROM public.orders_with_payments ORDER BY 1"
+    assert query(postgres, joined) == [(1, "i1", 1, 9.5), (2, "i2", 2, 9.5), (3, "i3", 3, 9.5)]
+
+
+def test_a_join_in_a_file(kafka: Any, src: KafkaConnection, postgres: str, project: Path) -> None:
+    orders, payments = kafka.create_topic(), kafka.create_topic()
+    for topic, messages in {orders: [(0, 1), (1, 2), (700, 3)], payments: [(5, 1), (700, 9)]}.items():
+        for second, order in messages:
+            kafka.produce(topic, [json.dumps({"order_id": order}).encode()], **at_second(second))
+    (project / "orders.toml").write_text(f"""
+pipeline_name = "orders-payments"
+[[sources]]
+query = "{orders}"
+kind = "kafka"
+bootstrap_servers = "{src.bootstrap_servers}"
+group_id = "ematix-flow"
+[[sources]]
+query = "{payments}"
+kind = "kafka"
+bootstrap_servers = "{src.bootstrap_servers}"
+group_id = "ematix-flow"
+[target]
+kind = "postgres"
+url = "{postgres}"
+[target.table]
+schema = "public"
+name = "orders_with_payments"
+[transform]
+[transform.join]
+kind = "left_outer"
+left_source = "{orders}"
+right_source = "{payments}"
+left_keys = ["order_id"]
+right_keys = ["order_id"]
+time_window_ms = 300000
+# late_data = "drop" # default; "reopen" extends retention by allowed_lateness_ms
+[state_store]
+kind = "postgres"
+url = "{postgres}"
+""")
+    run_pipeline(project / "orders.toml", once=True)
+    joined = "SELECT left_order_id, right_order_id FROM public.orders_with_payments ORDER BY 1"
+    assert query(postgres, joined) == [(1, 1), (2, None)]

@@ -190,10 +190,11 @@ def rewind(
     if to_time is not None and not isinstance(to_time, datetime):
         raise click.UsageError(f"{to_time} is no time. To go to an offset: --to-offset {to_time}.")
     pipeline = find_pipeline(what)
-    if pipeline.window is not None:
+    if pipeline.step is not None:
         raise DeclarationError(
-            f"{pipeline.name} has a window: what is read again would be in its state twice.",
-            hint=f"To compute every window again: weft checkpoints reset {quote(what)}.",
+            f"{pipeline.name} has a {'join' if pipeline.join else 'window'}: what is read again would be in its state "
+            "twice.",
+            hint=f"To compute everything again: weft checkpoints reset {quote(what)}.",
         )
     chosen = _chosen(pipeline, source, to_offset)
     checkpoint = Checkpoint.of(pipeline)

@@ -1,4 +1,4 @@
-"""`weft state`: the windows of streaming pipelines that wait for their end."""
+"""`weft state`: what windows and joins of streaming pipelines keep between batches."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _SHOWN = 50
 
 @click.group()
 def state() -> None:
-    """Show and remove the state of streaming pipelines with windows."""
+    """Show and remove the state of streaming pipelines with windows or joins."""
 
 
 @state.command("list")
@@ -49,7 +49,7 @@ def list_(output: str) -> None:
     """List the states of the declared pipelines: of the checkpoint that each has, and of those before it."""
     rows = []
     for pipeline in current().streaming_pipelines.values():
-        if pipeline.window is not None and not _is_in_memory(pipeline):
+        if pipeline.step is not None and not _is_in_memory(pipeline):
             try:
                 rows += _listed(pipeline)
             except WeftError as error:  # the states of other pipelines are listed all the same
@@ -73,21 +73,22 @@ def _listed(pipeline: StreamingPipeline) -> list[dict[str, Any]]:
 @_WHAT
 @common_options
 def show(what: str, output: str) -> None:
-    """Show the windows that wait: when each begins and ends, and how many rows the state has of it."""
+    """Show what waits: when each window begins and ends, or until when rows of a join are kept, and how many rows the
+    state has of it."""
     with _current(what) as (pipeline, stored):
         last = stored.last()
         done = -NEVER if last is None or last.watermark is None else last.watermark
         counts = sorted((end, rows) for end, rows in stored.counts().items() if end > done)
-        assert pipeline.window is not None
-        length = pipeline.window.duration_ms
-    rows: list[dict[str, Any]] = [{"window_end": _moment(end), "rows": count} for end, count in counts]
+        length = None if pipeline.window is None else pipeline.window.duration_ms
+    end_column = "kept_until" if pipeline.window is None else "window_end"
+    rows: list[dict[str, Any]] = [{end_column: _moment(end), "rows": count} for end, count in counts]
     if length is not None:  # a session begins when it does
         rows = [{"window_start": row["window_end"] - timedelta(milliseconds=length), **row} for row in rows]
     if output == "json":
         print_json(rows)
         return
     shown = [{**row, **{name: time_text(row[name]) for name in row if name != "rows"}} for row in rows[:_SHOWN]]
-    print_table(shown, [*(["window_start"] if length is not None else []), "window_end", "rows"])
+    print_table(shown, [*(["window_start"] if length is not None else []), end_column, "rows"])
     if len(rows) > _SHOWN:
         click.echo(f"… and {len(rows) - _SHOWN:,} more (--format json has all)", err=True)
 
@@ -96,16 +97,17 @@ def show(what: str, output: str) -> None:
 @_WHAT
 @common_options
 def why(what: str, output: str) -> None:
-    """Say why the next window has not closed: how far each source has come, and which one holds the watermark."""
+    """Say why the next window has not closed, or why rows of a join still wait: how far each source has come, and which
+    one holds the watermark."""
     with _current(what) as (pipeline, stored):
-        last, ends = stored.last(), sorted(stored.counts())
+        last, waiting = stored.last(), sorted(stored.counts())
     assert last is not None
     lateness = (pipeline.watermark or Watermark()).lateness_ms * 1000
     sources: dict[str, int | None] = {name.replace(PARTITION, " "): newest for name, newest in last.sources.items()}
     for each in pipeline.sources:
         if not any(name.partition(PARTITION)[0] == each.name for name in last.sources):
             sources[each.name] = None
-    waiting = [end for end in ends if last.watermark is None or end > last.watermark]
+    waiting = [end for end in waiting if last.watermark is None or end > last.watermark]
     missing = [name for name, newest in sources.items() if newest is None]
     known = {name: newest for name, newest in sources.items() if newest is not None}
     # One that is behind the watermark was idle, and does not count.
@@ -129,13 +131,13 @@ def why(what: str, output: str) -> None:
         came = "no rows yet" if newest is None else f"rows up to {time_text(_moment(newest))}"
         click.echo(f"source {name}: {came}{', holds the watermark' if name in holds else ''}")
     if not waiting:
-        click.echo("No window is open.")
+        click.echo("No window is open." if pipeline.join is None else "No row waits.")
         return
-    needed = _moment(waiting[0] + lateness)
-    click.echo(
-        f"The next window ends at {time_text(_moment(waiting[0]))}. It closes with a row of "
-        f"{' and '.join(holds)} at {time_text(needed)} or later."
-    )
+    due, needed = time_text(_moment(waiting[0])), time_text(_moment(waiting[0] + lateness))
+    ends = f"The next window ends at {due}. It closes"
+    if pipeline.join is not None:
+        ends = f"The oldest rows are kept until {due}. They go"
+    click.echo(f"{ends} with a row of {' and '.join(holds)} at {needed} or later.")
 
 
 @state.command()
@@ -151,7 +153,7 @@ def why(what: str, output: str) -> None:
 def drop(what: str, every: bool, yes: bool) -> None:
     """Remove the states of earlier checkpoints, which `weft checkpoints reset` left for the case that one is brought
     back."""
-    pipeline = _with_window(what)
+    pipeline = _with_state(what)
     with _opened(pipeline) as (tables, query_id):
         found = stored_states(tables, pipeline.name)
         # Another project may have a pipeline of this name in the same database.
@@ -171,10 +173,10 @@ def drop(what: str, every: bool, yes: bool) -> None:
 # ------------------------------------------------------------------------------------------------------------- finding
 
 
-def _with_window(what: str) -> StreamingPipeline:
+def _with_state(what: str) -> StreamingPipeline:
     pipeline = find_pipeline(what)
-    if pipeline.window is None:
-        raise DeclarationError(f"{pipeline.name} has no window, and so no state.")
+    if pipeline.step is None:
+        raise DeclarationError(f"{pipeline.name} has neither a window nor a join, and so no state.")
     if _is_in_memory(pipeline):
         raise DeclarationError(f"The state of {pipeline.name} is in the memory of the process that runs it.")
     return pipeline
@@ -195,7 +197,7 @@ def _opened(pipeline: StreamingPipeline) -> Iterator[tuple[SqlTables, str | None
 @contextmanager
 def _current(what: str) -> Iterator[tuple[StreamingPipeline, SqlState]]:
     """Yield a pipeline and the state of its checkpoint."""
-    pipeline = _with_window(what)
+    pipeline = _with_state(what)
     with _opened(pipeline) as (tables, query_id):
         if query_id is None or query_id not in {each.query_id for each in stored_states(tables, pipeline.name)}:
             hint = f"It has one after its first rows: weft consume {quote(what)}"

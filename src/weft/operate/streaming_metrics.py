@@ -75,7 +75,7 @@ class StreamingMetrics(RunListener):
 
 
 class _WindowMetrics:
-    """Counts the windows of a pipeline that has some."""
+    """Counts what the window or the join of a pipeline keeps and emits."""
 
     def __init__(self, pipeline: str, registry: CollectorRegistry) -> None:
         self._pipeline = pipeline
@@ -84,14 +84,17 @@ class _WindowMetrics:
             return Gauge(f"{_PREFIX}_{name}", text, ["pipeline", *labels], registry=registry)
 
         self._emitted = Counter(
-            f"{_PREFIX}_windows_emitted", "Rows of windows that were written.", ["pipeline"], registry=registry
+            f"{_PREFIX}_windows_emitted",
+            "Rows of windows, or of a join.",
+            ["pipeline"],
+            registry=registry,
         )
         self._late = Counter(
             f"{_PREFIX}_late_rows_dropped", "Rows that came too late.", ["pipeline", "policy"], registry=registry
         )
         self._open = gauge("windows_active", "Windows that are open.")
         # Not a counter, though it is called so elsewhere too.
-        self._groups = gauge("state_groups_total", "Groups of the open windows, at most.")
+        self._groups = gauge("state_groups_total", "Groups of the open windows, at most; rows of a join that wait.")
         self._watermark = gauge("global_watermark_micros", "Windows that end up to here are closed.")
         self._sources = gauge("per_source_watermark_micros", "How far the rows of a source have come.", "source")
 

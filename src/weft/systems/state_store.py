@@ -60,6 +60,26 @@ class Selection:
     keys: tuple[str, ...] = ()
 
 
+SIDE, TIME = "_weft_side", "_weft_time"
+"""The columns of a stored row of a join: 0 for the left and 1 for the right side, and its time in µs since 1970."""
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Which stored rows of a join a batch emits: those that belong together, if one of them came with the batch, and
+    those that have no partner."""
+
+    batch: int
+    least: int
+    """How much later than the left row the right one is at least, in microseconds."""
+    most: int
+    left: tuple[str, ...]
+    """The columns of the left side."""
+    right: tuple[str, ...]
+    alone: Mapping[int, tuple[int | None, int]] = field(default_factory=dict)
+    """By side, the times after which and up to which a row without a partner is emitted."""
+
+
 class StateStore(ABC):
     """The state of one pipeline under one checkpoint."""
 
@@ -78,11 +98,15 @@ class StateStore(ABC):
 
     @abstractmethod
     def retype(self, schema: pa.Schema) -> None:
-        """Give columns another type, of which only nulls are stored."""
+        """Give columns another type, of which only nulls are stored, and add those that are new."""
 
     @abstractmethod
     def read(self, wanted: Selection) -> pa.Table:
         """Return stored rows."""
+
+    @abstractmethod
+    def pairs(self, wanted: Pairs) -> pa.Table:
+        """Return stored rows of two sides that belong together, the columns of the left side first."""
 
     @abstractmethod
     def counts(self) -> dict[int, int]:
@@ -131,11 +155,40 @@ class InMemoryState(StateStore):
 
     def retype(self, schema: pa.Schema) -> None:
         assert self._rows is not None
-        self._rows = pa.table([self._rows[name].cast(schema.field(name).type) for name in schema.names], schema=schema)
+        rows = self._rows
+        for each in schema:
+            if each.name not in rows.column_names:
+                rows = rows.append_column(each, pa.nulls(len(rows), each.type))
+        self._rows = pa.table([rows[name].cast(schema.field(name).type) for name in schema.names], schema=schema)
 
     def read(self, wanted: Selection) -> pa.Table:
         assert self._rows is not None
         return self._rows.filter(_mask(self._rows, wanted))
+
+    def pairs(self, wanted: Pairs) -> pa.Table:
+        assert self._rows is not None
+        sides = []
+        for side, columns in enumerate((wanted.left, wanted.right)):
+            rows = self._rows.filter(pc.equal(self._rows[SIDE], side)).select([KEY, TIME, BATCH, *columns])
+            rows = rows.append_column("row", pa.array(range(len(rows)), pa.int64()))
+            sides.append(rows.rename_columns([KEY, f"{TIME}{side}", f"{BATCH}{side}", *columns, f"row{side}"]))
+        both = sides[0].join(sides[1], KEY, join_type="inner")
+        later = pc.subtract(both[f"{TIME}1"], both[f"{TIME}0"])
+        both = both.filter(pc.and_(pc.greater_equal(later, wanted.least), pc.less_equal(later, wanted.most)))
+        is_new = pc.or_(pc.equal(both[f"{BATCH}0"], wanted.batch), pc.equal(both[f"{BATCH}1"], wanted.batch))
+        names = [*wanted.left, *wanted.right]
+        found = [both.filter(is_new).select(names)]
+        for side, (after, upto) in wanted.alone.items():
+            rows = sides[side]
+            time = rows[f"{TIME}{side}"]
+            is_due = pc.less_equal(time, upto)
+            if after is not None:
+                is_new = pc.equal(rows[f"{BATCH}{side}"], wanted.batch)
+                is_due = pc.and_(is_due, pc.or_(pc.greater(time, after), is_new))
+            is_alone = pc.invert(pc.is_in(rows[f"row{side}"], both[f"row{side}"].combine_chunks()))
+            found.append(rows.filter(pc.and_(is_due, is_alone)).select((wanted.left, wanted.right)[side]))
+        schema = pa.schema([self._rows.schema.field(name) for name in names])
+        return pa.concat_tables(found, promote_options="default").select(names).cast(schema)
 
     def counts(self) -> dict[int, int]:
         if self._rows is None:

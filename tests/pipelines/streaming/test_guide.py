@@ -151,7 +151,7 @@ def test_two_sources() -> None:
         "target_table": ("public", "orders_with_payments"),
     }
     assert [each.name for each in make(**common).sources] == ["orders", "payments"]
-    with pytest.raises(DeclarationError, match="join comes later"):
+    with pytest.raises(DeclarationError, match="join is a object"):
         make(**common, join=object())
     with pytest.raises(DeclarationError, match="the sources have several"):
         make(**common, dead_letter_topic="failed")

@@ -319,7 +319,6 @@ def test_the_guide_files() -> None:
 
 
 LATER = {
-    "[transform]\n[transform.join]\nkind = 'inner'": r"\[transform\.join\] comes later",
     "[transform.cdc]\nenvelope = 'debezium'\nkey_field = 'after.id'": r"\[transform\.cdc\] comes later",
 }
 

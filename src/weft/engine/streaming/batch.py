@@ -14,11 +14,13 @@ import pyarrow as pa
 from weft.engine import inputs
 from weft.engine.streaming.batch_id import BatchId
 from weft.engine.streaming.dead_letters import DeadLetterBox
+from weft.engine.streaming.joins import Joins
 from weft.engine.streaming.log_source import EventRows
 from weft.engine.streaming.progress import OpenedSource
 from weft.engine.streaming.sessions import Sessions
 from weft.engine.streaming.source_state import Columns, Written
 from weft.engine.streaming.state import open_state
+from weft.engine.streaming.stateful import Stateful
 from weft.engine.streaming.targets import NO_STORE, Targets
 from weft.engine.streaming.transform import Reduction, Transform, TypedRows, memory_of, together
 from weft.engine.streaming.windows import Windows
@@ -30,6 +32,7 @@ from weft.project import current
 from weft.systems.dead_letter_store import DeadLetter
 from weft.systems.load import Counts
 from weft.systems.log import EXTRA
+from weft.systems.state_store import StateStore
 from weft.systems.stream_source import BatchRows, FrameRows, UntypedRows
 
 # Tests stop a process at each of these steps, by a handler on this logger.
@@ -66,7 +69,7 @@ class Batches:
         self._box = box or DeadLetterBox(pipeline)
         self.transform, self.targets = Transform(pipeline, columns), Targets(pipeline, self._box, Written(columns.home))
         self._widens = pipeline.on_drift == "evolve"
-        self._windows: Windows | None = None
+        self._stateful: Stateful | None = None
         self._sees_extra = EXTRA in (pipeline.transform_sql or "").lower()
         """Whether the SQL itself has the values that fit no column of a stream."""
 
@@ -74,8 +77,8 @@ class Batches:
         """Release what batches share."""
         self.transform.close()
         self.targets.close()
-        if self._windows is not None:
-            self._windows.close()
+        if self._stateful is not None:
+            self._stateful.close()
 
     def run(self, frame: Any, batch: BatchId) -> BatchResult:
         """Carry out the batch that Spark made of all sources."""
@@ -141,8 +144,8 @@ class Batches:
 
     def _run(self, parts: Sequence[BatchRows], spark: Any, batch: BatchId) -> BatchResult:
         """Carry out the steps of a batch: split off what cannot be parsed, transform the rest, commit it."""
-        if self.pipeline.window is not None:
-            return self._run_windows(parts, spark, batch)
+        if self.pipeline.step is not None:
+            return self._run_step(parts, spark, batch)
         counts: dict[str, Counts] = {}
         rows_read = None
         self._columns.begin()
@@ -181,20 +184,18 @@ class Batches:
         rejected += sum(each.quarantined for each in counts.values())
         return BatchResult(batch.number, counts, rows_read, rejected)
 
-    def _run_windows(self, parts: Sequence[BatchRows], spark: Any, batch: BatchId) -> BatchResult:
+    def _run_step(self, parts: Sequence[BatchRows], spark: Any, batch: BatchId) -> BatchResult:
         """Carry out the steps of a batch with windows: add its rows to the state, commit the windows that it closes."""
-        if self._windows is None:
-            store = open_state(self.pipeline, batch.query_id, self._columns.home)
-            kind = Sessions if self.pipeline.window is not None and self.pipeline.window.kind == "session" else Windows
-            self._windows = kind(self.pipeline, store)
-        windows, counts, rejected, rows_read = self._windows, {}, 0, None
+        if self._stateful is None:
+            self._stateful = _step(self.pipeline, open_state(self.pipeline, batch.query_id, self._columns.home))
+        step, counts, rejected, rows_read = self._stateful, {}, 0, None
         try:
-            if not windows.begin(batch.number, self._offsets(batch)):
-                rejected, rows_read = self._add_to_state(windows, parts, spark, batch)
+            if not step.begin(batch.number, self._offsets(batch)):
+                rejected, rows_read = self._add_to_state(step, parts, spark, batch)
                 _steps.debug("stored")
-            emission = windows.emission(spark)
+            emission = step.emission(spark)
         finally:
-            windows.store.release()
+            step.store.release()
         if emission is not None:
             rows = memory_of(emission)
             for target in self.pipeline.targets:
@@ -203,7 +204,7 @@ class Batches:
                 _steps.debug("loaded")
         rejected += sum(each.quarantined for each in counts.values())
         emitted = max((each.rows_read for each in counts.values()), default=0)
-        return BatchResult(batch.number, counts, rows_read, rejected, windows.report(emitted))
+        return BatchResult(batch.number, counts, rows_read, rejected, step.report(emitted))
 
     def _offsets(self, batch: BatchId) -> str:
         """Return a digest of what Spark has noted that a batch is to read."""
@@ -211,7 +212,7 @@ class Batches:
         return "" if noted is None else hashlib.sha256(noted.encode()).hexdigest()
 
     def _add_to_state(
-        self, windows: Windows, parts: Sequence[BatchRows], spark: Any, batch: BatchId
+        self, step: Stateful, parts: Sequence[BatchRows], spark: Any, batch: BatchId
     ) -> tuple[int, int | None]:
         """Add the rows of a batch to the state; return how many were rejected, and how many were read."""
         self._columns.begin()
@@ -220,22 +221,22 @@ class Batches:
         for each in typed:
             self._check_unparsed(each)
         filled = [each for each in typed if each.size != 0]
-        reduction = Reduction(windows.nothing(), [], [])
+        reduction = Reduction(step.nothing(), [], [])
         if filled:
-            reduction = self.transform.reduced(filled, spark, batch.query_id, windows.reduce)
-        reduced, letters = windows.by_partition(reduction.result, filled), reduction.rejected
+            reduction = self.transform.reduced(filled, spark, batch.query_id, step.reduce)
+        reduced, letters = step.by_partition(reduction.result, filled), reduction.rejected
         for each in typed:
             self._box.put(each.bad, batch, f"read {each.source}")
         self._put_failed(letters, batch)
         rejected = sum(len(each.bad) for each in typed) + len(letters)
-        if windows.rejects(reduced):
+        if step.rejects(reduced):
             for source, rows in reduction.named:
-                outside = windows.rejected(source, rows())
+                outside = step.rejected(source, rows())
                 self._box.put(outside, batch, f"window {source}")
                 rejected += len(outside)
         # Before the state has the batch: then it is not read again.
         self._keep_columns(typed, batch.query_id)
-        windows.add(batch.number, reduced, spark)
+        step.add(batch.number, reduced, spark)
         return rejected, self.transform.rows_read() if filled else 0
 
     def _put_failed(self, letters: Sequence[DeadLetter], batch: BatchId) -> None:
@@ -300,6 +301,13 @@ class Batches:
                     elif rows is not None:
                         rows.close()
         return again
+
+
+def _step(pipeline: StreamingPipeline, store: StateStore) -> Stateful:
+    if pipeline.join is not None:
+        return Joins(pipeline, store)
+    assert pipeline.window is not None
+    return Sessions(pipeline, store) if pipeline.window.kind == "session" else Windows(pipeline, store)
 
 
 def split(frame: Any, sources: Sequence[OpenedSource]) -> list[Any]:

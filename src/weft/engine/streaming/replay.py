@@ -126,7 +126,7 @@ class Replay:
         if letter.replays >= self._max:
             self.exhausted = True
             return f"it failed in {letter.replays} replay{'' if letter.replays == 1 else 's'}"
-        if self.pipeline.window is not None and letter.stage != "store":
+        if self.pipeline.step is not None and letter.stage != "store":
             return "its windows may have closed: publish the event again"
         if letter.stage == "store" and not self._targets(letter):
             return f"the pipeline has no target {letter.target!r}"

@@ -15,12 +15,14 @@ from weft.engine.streaming import functions, lookups
 from weft.engine.streaming.targets import is_own, topic_target
 from weft.engine.streaming.transform import together
 from weft.errors import ConnectionFailedError, DeclarationError, WeftError, did_you_mean, nearest
+from weft.pipelines.streaming.joins import Join
 from weft.pipelines.streaming.spec import StreamingPipeline, Target
 from weft.project import current
 from weft.spark_support import outcome
 from weft.spark_support.sessions import active
 from weft.systems.base import system_for
 from weft.systems.load import KEYED_MODES, Load
+from weft.systems.log import RESERVED_PREFIX
 from weft.systems.stream_source import EVENT_TIME, StreamSource
 
 # What Spark finds wrong with SQL whatever columns its tables have.
@@ -46,7 +48,10 @@ def check_start(pipeline: StreamingPipeline, sources: Sequence[StreamSource], sp
         )
     # A stream may get a column with its next event: then only what looks like a typo is refused.
     grows = any(each.may_grow for each in sources)
-    columns = window_columns(pipeline, columns, grows=grows)
+    if pipeline.join is None:
+        columns = window_columns(pipeline, columns, grows=grows)
+    else:
+        columns = join_columns(pipeline, pipeline.join, schemas, columns, grows=grows)
     for target in (each for each in pipeline.targets if each.primary_key):
         with suppress(ConnectionFailedError):
             check_columns(target, columns, stored_names(target), grows=grows)
@@ -132,6 +137,28 @@ def window_columns(pipeline: StreamingPipeline, columns: list[str] | None, *, gr
     aggregated = [each.column for each in window.aggregations if each.column is not None]
     _refuse_unknown("aggregated column", aggregated, columns, "the rows", grows)
     return window.columns
+
+
+def join_columns(
+    pipeline: StreamingPipeline,
+    join: Join,
+    schemas: Sequence[pa.Schema | None],
+    columns: list[str] | None,
+    *,
+    grows: bool = False,
+) -> list[str] | None:
+    """Return the columns that targets get of a join; `None` where rows bring some. Raise for columns that it names and
+    a side cannot have. `columns` are those of `transform_sql`, which sees the rows of both sides."""
+    by_source = dict(zip((each.name for each in pipeline.sources), schemas, strict=True))
+    joined: list[str] | None = []
+    for word, (source, keys, event_time, prefix) in zip(("left", "right"), join.sides, strict=True):
+        schema = by_source[source]
+        own = columns if pipeline.transform_sql is not None else None if schema is None else list(schema.names)
+        _refuse_unknown(f"{word}_event_time_column of the join", (event_time,), own, f"the rows of {source}", grows)
+        _refuse_unknown(f"{word}_keys of the join:", keys, own, f"the rows of {source}", grows)
+        names = None if own is None else [f"{prefix}{name}" for name in own if not name.startswith(RESERVED_PREFIX)]
+        joined = None if joined is None or names is None else joined + names
+    return joined
 
 
 # ------------------------------------------------------------------------------------------------------------ targets

@@ -46,7 +46,7 @@ def state_connection(pipeline: StreamingPipeline, home: Location) -> Connection:
         embedded = system_for_url("sqlite://").load_connection()
         return embedded.from_fields({"path": f"{home.path}/{_FILE}"}, name=None)
     raise DeclarationError(
-        f"{pipeline.name} has a window, and neither a target nor state_store is a database that can keep it.",
+        f"{pipeline.name} has a window or a join, and neither a target nor state_store is a database that can keep it.",
         hint='Name one: state_store=weft.StateStore(kind="postgres", url="postgres://…").',
     )
 

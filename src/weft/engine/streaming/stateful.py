@@ -21,7 +21,7 @@ from weft.columns import canonical_schema
 from weft.engine.streaming import dead_letters
 from weft.engine.streaming.row_origin import ORIGIN
 from weft.engine.streaming.transform import TypedRows
-from weft.errors import DeclarationError, LoadRefusedError
+from weft.errors import DeclarationError, LoadRefusedError, did_you_mean
 from weft.pipelines.streaming.execution import WindowReport
 from weft.pipelines.streaming.spec import StreamingPipeline
 from weft.pipelines.streaming.windows import LateData, Watermark, keeps_column
@@ -47,6 +47,7 @@ _WHY = {
     _UNDATED: "has no event time",
 }
 NEVER = (1 << 63) - 1
+NESTED = ("struct", "array", "map", "variant")
 
 
 @dataclass(frozen=True)
@@ -77,11 +78,12 @@ class Stateful(ABC):
         store: StateStore,
         late_data: LateData,
         allowed_lateness_ms: int | None,
-        event_time: str = EVENT_TIME,
+        event_times: Mapping[str, str],
     ) -> None:
+        """`event_times`: by source, the column with the time of its rows."""
         self.pipeline, self.store = pipeline, store
         self._watermark = pipeline.watermark or Watermark()
-        self._late_data, self._event_time = late_data, event_time
+        self._late_data, self._event_times = late_data, event_times
         self._allowed = (allowed_lateness_ms or 0) * MILLISECOND
         self.last = store.last()
         self._check_unchanged()
@@ -146,11 +148,12 @@ class Stateful(ABC):
 
     # ------------------------------------------------------------------------------------------------- rows of a batch
 
-    def _dated(self, frame: Any) -> Any:
-        """Return rows with their time in microseconds, and why one of them is left out."""
+    def _dated(self, frame: Any, source: str) -> Any:
+        """Return rows of a source with their time in microseconds, and why one of them is left out."""
         from pyspark.sql import functions as F
 
-        frame = frame.withColumn(TIME, F.unix_micros(F.col(quoted(self._event_time)).cast("timestamp")))
+        column = F.col(quoted(self._event_times[source]))
+        frame = frame.withColumn(TIME, F.unix_micros(column.cast("timestamp")))
         moment = F.col(TIME)
         reason = F.when(moment.isNull(), _UNDATED)
         reason = reason.when(moment > self._latest, _FUTURE).when(moment < _EARLIEST + self._length, _ANCIENT)
@@ -161,10 +164,11 @@ class Stateful(ABC):
     def by_partition(self, reduced: Reduced, rows: Sequence[TypedRows]) -> Reduced:
         """Return the same with how far each partition has come, of sources that have partitions and whose own time is
         that of the rows."""
-        is_own = self._event_time == EVENT_TIME and keeps_column(self.pipeline.transform_sql, EVENT_TIME)
+        keeps_time = keeps_column(self.pipeline.transform_sql, EVENT_TIME)
         newest = dict(reduced.newest)
-        for each in rows if is_own else ():
-            partitions = each.newest if isinstance(each, FrameRows) else {}
+        for each in rows:
+            is_own = keeps_time and self._event_times[each.source] == EVENT_TIME
+            partitions = each.newest if is_own and isinstance(each, FrameRows) else {}
             # A message that is too far in the future hides how far its partition has come.
             if partitions and max(partitions.values()) <= self._latest:
                 newest.pop(each.source, None)
@@ -189,7 +193,7 @@ class Stateful(ABC):
         """Return the rows of a source that are left out, as dead letters."""
         from pyspark.sql import functions as F
 
-        timed = self._dated(frame)
+        timed = self._dated(frame, source)
         with outcome.explained(f"run the batch of {self.pipeline.name}"):
             outside = timed.where(F.col(REASON).isin(self._rejected_reasons())).drop(TIME).toArrow()
         unknown = json.dumps({"source": source, "offset": None})
@@ -256,6 +260,25 @@ class Stateful(ABC):
                 f"The {self.WORD} of {self.pipeline.name}: a column no longer has the type that its state has: {error}",
                 hint="CAST it in transform_sql to the type that it had.",
             ) from None
+
+    def _check_named(self, frame: Any, named: Sequence[tuple[str, str]], event_time: str) -> None:
+        """Raise for columns that rows do not have, each with the option that names it, and for a time that is none."""
+        from pyspark.sql.types import TimestampNTZType, TimestampType
+
+        known = frame.columns
+        for option, name in (("event_time_column", event_time), *named):
+            if name not in known:
+                hint = did_you_mean(name, known, f"Columns: {', '.join(known[:30])}.")
+                raise DeclarationError(
+                    f"The {self.WORD} of {self.pipeline.name}: the rows have no column {name!r} ({option}).", hint=hint
+                )
+        of_time = frame.schema[event_time].dataType
+        if not isinstance(of_time, TimestampType | TimestampNTZType):
+            raise DeclarationError(
+                f"The {self.WORD} of {self.pipeline.name} needs a time, and the column {event_time!r} is "
+                f"{of_time.simpleString()}.",
+                hint=f"Make one by transform_sql: CAST({event_time} AS TIMESTAMP) AS {event_time}.",
+            )
 
     def _check_unchanged(self) -> None:
         schema = self.store.schema()

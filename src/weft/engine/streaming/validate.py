@@ -14,6 +14,7 @@ from weft.engine.streaming.sources import open_source, refuse_unreachable
 from weft.engine.streaming.targets import topic_target
 from weft.engine.validate import ValidationResult, open_connection, run_check
 from weft.pipelines.streaming.endpoints import delivery_to
+from weft.pipelines.streaming.joins import Join
 from weft.pipelines.streaming.spec import DeadLetters, Lookup, Source, StreamingPipeline, Target
 from weft.project import current
 from weft.spark_support import outcome
@@ -42,9 +43,14 @@ def validate(pipeline: StreamingPipeline) -> Iterator[ValidationResult]:
     if pipeline.window is not None:
         yield run_check(name, "window", partial(_window, pipeline, columns))
         columns = pipeline.window.columns
-        if pipeline.state_store is not None and not pipeline.state_store.is_in_memory:
-            store = current().connection(pipeline.state_store.connection)
-            yield run_check(name, "state store", partial(open_connection, store))
+    if pipeline.join is not None:
+        known = schemas if is_there else [None for _ in pipeline.sources]
+        joined_columns: list[str] = []
+        yield run_check(name, "join", partial(_join, pipeline, pipeline.join, known, columns, joined_columns))
+        columns = joined_columns or None
+    if pipeline.state_store is not None and not pipeline.state_store.is_in_memory:
+        store = current().connection(pipeline.state_store.connection)
+        yield run_check(name, "state store", partial(open_connection, store))
     for target in pipeline.targets:
         delivery = delivery_to(pipeline, target)
         yield run_check(name, f"target {target.name}", partial(_target, target, columns), delivery)
@@ -86,6 +92,18 @@ def _sql(
 def _window(pipeline: StreamingPipeline, columns: list[str] | None) -> str:
     made = start_checks.window_columns(pipeline, columns)
     return f"columns {', '.join(made or ())}"
+
+
+def _join(
+    pipeline: StreamingPipeline,
+    join: Join,
+    schemas: list[pa.Schema | None],
+    columns: list[str] | None,
+    made: list[str],
+) -> str:
+    """Return the columns of a join, where they are known before rows come. They are added to `made`."""
+    made += start_checks.join_columns(pipeline, join, schemas, columns) or ()
+    return f"columns {', '.join(made)}" if made else "columns are known when rows come"
 
 
 def _target(target: Target, columns: list[str] | None) -> str:

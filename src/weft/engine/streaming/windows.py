@@ -19,6 +19,7 @@ from weft.engine.streaming.aggregates import Steps, steps
 from weft.engine.streaming.stateful import (
     LATE,
     MILLISECOND,
+    NESTED,
     NEVER,
     REASON,
     TIME,
@@ -28,7 +29,7 @@ from weft.engine.streaming.stateful import (
     stored_field,
 )
 from weft.engine.streaming.transform import together
-from weft.errors import DeclarationError, LoadRefusedError, did_you_mean
+from weft.errors import DeclarationError, LoadRefusedError
 from weft.pipelines.streaming.execution import WindowReport
 from weft.pipelines.streaming.spec import StreamingPipeline
 from weft.pipelines.streaming.windows import WINDOW_END, WINDOW_START
@@ -52,7 +53,8 @@ class Windows(Stateful):
         window = self.window = pipeline.window
         self._length = (window.duration_ms or 0) * MILLISECOND
         self._hop = (window.hop_ms or 0) * MILLISECOND or self._length
-        super().__init__(pipeline, store, window.late_data, window.allowed_lateness_ms, window.event_time_column)
+        times = {each.name: window.event_time_column for each in pipeline.sources}
+        super().__init__(pipeline, store, window.late_data, window.allowed_lateness_ms, times)
         self._stored = self._counted()
         """How many rows are stored, by the end of their window."""
         self._groups = 0
@@ -148,7 +150,7 @@ class Windows(Stateful):
 
         frame = together([frame if len(rows) == 1 else frame.withColumn(_SOURCE, F.lit(name)) for name, frame in rows])
         self._check_columns(frame)
-        frame = self._dated(frame)
+        frame = self._dated(frame, rows[0][0])
         # What is left out is one group for each reason, and must not be too much for an aggregate.
         aggregated = {each.column for each in self.window.aggregations if each.column is not None}
         aggregated -= {self.window.event_time_column, *self.window.group_by}
@@ -223,33 +225,18 @@ class Windows(Stateful):
         return Reduced(fragments.drop_columns([_ROWS, OLDEST, NEWEST]), newest, left_out)
 
     def _check_columns(self, frame: Any) -> None:
-        """Raise for columns that the rows do not have."""
-        from pyspark.sql.types import TimestampNTZType, TimestampType
-
-        window, known = self.window, frame.columns
-        named = [("event_time_column", window.event_time_column), *(("group_by", name) for name in window.group_by)]
+        """Raise for columns that the rows do not have, or that no state keeps."""
+        window = self.window
+        named = [("group_by", name) for name in window.group_by]
         named += [("aggregations", each.column) for each in window.aggregations if each.column is not None]
-        for option, name in named:
-            if name not in known:
-                hint = did_you_mean(name, known, f"Columns: {', '.join(known[:30])}.")
-                raise DeclarationError(
-                    f"The window of {self.pipeline.name}: the rows have no column {name!r} ({option}).", hint=hint
-                )
+        self._check_named(frame, named, window.event_time_column)
         kept = [*window.group_by, *(each.column or "" for each in window.aggregations if each.agg != "count")]
         for name in filter(None, kept):
-            if (kind := frame.schema[name].dataType.typeName()) in ("struct", "array", "map", "variant"):
+            if (kind := frame.schema[name].dataType.typeName()) in NESTED:
                 raise DeclarationError(
                     f"The window of {self.pipeline.name}: the column {name!r} is of type {kind}, which no state keeps.",
                     hint=f"Make a text of it by transform_sql: to_json({name}) AS {name}.",
                 )
-        of_time = frame.schema[window.event_time_column].dataType
-        if not isinstance(of_time, TimestampType | TimestampNTZType):
-            raise DeclarationError(
-                f"The window of {self.pipeline.name} needs a time, and the column {window.event_time_column!r} is "
-                f"{of_time.simpleString()}.",
-                hint=f"Make one by transform_sql: CAST({window.event_time_column} AS TIMESTAMP) AS "
-                f"{window.event_time_column}.",
-            )
 
     # -------------------------------------------------------------------------------------------------------- decisions
 

@@ -8,7 +8,7 @@ from dataclasses import fields, replace
 from types import MappingProxyType
 from typing import Any, Unpack, overload
 
-from weft.errors import DeclarationError, NotFoundError, WeftError, unknown
+from weft.errors import DeclarationError, NotFoundError, WeftError, did_you_mean, unknown
 from weft.options import errors_at, look_like, refuse_unknown, text_option
 from weft.pipelines.options import connection_option, place_of, refuse_twice
 from weft.pipelines.streaming.endpoints import (
@@ -20,9 +20,10 @@ from weft.pipelines.streaming.endpoints import (
     delivery_to,
     identity,
 )
+from weft.pipelines.streaming.joins import Join
 from weft.pipelines.streaming.options import FIELD_OPTIONS, LATER, OPTIONS, StreamingOptions
 from weft.pipelines.streaming.spec import DeadLetters, Source, StreamingPipeline, Target
-from weft.pipelines.streaming.windows import aggregate_in
+from weft.pipelines.streaming.windows import Window, aggregate_in
 from weft.pipelines.table import table_of
 from weft.project import build_connection, current
 from weft.streams.declare import Stream
@@ -30,7 +31,7 @@ from weft.systems.base import Connection, system_for
 from weft.systems.endpoint import endpoint_of
 from weft.systems.load import KEYED_MODES, MODES_OF, refuse_own
 
-LATER_HINT = "This version has SQL, lookups and UDFs over each batch, and windows."
+LATER_HINT = "This version has SQL, lookups and UDFs over each batch, windows and joins."
 DEAD_LETTERS = ("topic", "stream", "table", "path")
 Declare = Callable[[Callable[..., Any]], StreamingPipeline]
 
@@ -367,19 +368,26 @@ def _check(pipeline: StreamingPipeline, options: Mapping[str, Any], where: str, 
                     hint="Leave delivery out: then tables and files get every row once, streams and topics at least "
                     "once.",
                 )
-    _check_window(pipeline, where, word)
+    _check_step(pipeline, where, word)
     check_targets(pipeline, where)
 
 
-def _check_window(pipeline: StreamingPipeline, where: str, word: Callable[[str], str]) -> None:
-    """Check a window against the rest of its pipeline."""
-    window = pipeline.window
-    if window is None:
+def _check_step(pipeline: StreamingPipeline, where: str, word: Callable[[str], str]) -> None:
+    """Check a window or a join against the rest of its pipeline."""
+    step = pipeline.step
+    if step is None:
         for option in ("watermark", "state_store"):
             if getattr(pipeline, option) is not None:
-                raise DeclarationError(f"{where}: {word(option)} is for {word('window')}, and there is none.")
+                raise DeclarationError(
+                    f"{where}: {word(option)} is for {word('window')} or {word('join')}, and there is neither."
+                )
         return
-    if window.late_data == "dlq" and pipeline.dead_letters is None:
+    if pipeline.window is not None and pipeline.join is not None:
+        raise DeclarationError(
+            f"{where}: {word('window')} and {word('join')} are mutually exclusive.",
+            hint="Let one pipeline join into a stream or table, and another one aggregate that.",
+        )
+    if step.late_data == "dlq" and pipeline.dead_letters is None:
         raise DeclarationError(
             f"{where}: late_data is 'dlq', and there is no place for dead letters.",
             hint='For example dead_letter_stream="events_late" (or dead_letter_topic, dead_letter_table, '
@@ -390,9 +398,32 @@ def _check_window(pipeline: StreamingPipeline, where: str, word: Callable[[str],
         if (name := aggregate_in(pipeline.transform_sql, names, pipeline.lookups)) is not None:
             raise DeclarationError(
                 f"{where}: {word('transform_sql')} depends on several rows ({name}), and it sees one batch at a time. "
-                "A window may have rows of many.",
+                "Rows that belong together may be in several.",
                 hint="Let it choose and convert columns, and aggregate in weft.Window(aggregations=[…]).",
             )
+    if pipeline.window is not None:
+        _check_window_targets(pipeline.window, pipeline, where)
+    if pipeline.join is not None:
+        _check_join_sources(pipeline.join, pipeline, where, word)
+
+
+def _check_join_sources(join: Join, pipeline: StreamingPipeline, where: str, word: Callable[[str], str]) -> None:
+    """Check that each side of a join is one of the sources."""
+    names = [each.name for each in pipeline.sources]
+    if len(names) != 2:
+        raise DeclarationError(
+            f"{where}: {word('join')} requires two sources, and there "
+            f"{'is one' if len(names) == 1 else f'are {len(names)}'}.",
+            hint="sources=[weft.Source(…), weft.Source(…)]; in a file [[sources]] twice.",
+        )
+    for side, (source, *_) in zip(("left_source", "right_source"), join.sides, strict=True):
+        if source not in names:
+            hint = did_you_mean(source, names, f"Its sources are {' and '.join(names)}.")
+            raise DeclarationError(f"{where}: {side} is {source!r}, which is no source of the pipeline.", hint=hint)
+
+
+def _check_window_targets(window: Window, pipeline: StreamingPipeline, where: str) -> None:
+    """Check that targets can take a window that is written again."""
     for target in pipeline.targets:
         if window.changes_rows and target.mode != "merge":
             option = f"emit = {window.emit!r}" if window.emit == "update" else f"late_data = {window.late_data!r}"

@@ -11,15 +11,15 @@ from typing import Protocol
 
 @dataclass(frozen=True)
 class WindowReport:
-    """What a batch did to the windows of a pipeline, and how they are after it."""
+    """What a batch did to the windows or the join of a pipeline, and how they are after it."""
 
     emitted: int
     """The rows that were written of them."""
     open: int
     groups: int
-    """Of the open windows, at most."""
+    """Of the open windows, at most; of a join, the rows that wait."""
     late: int
-    """The rows of the batch whose windows had closed."""
+    """The rows of the batch that were late."""
     policy: str
     """What happens to late rows."""
     watermark: int | None
@@ -45,7 +45,7 @@ class Report:
     seconds: float
     ended_at: datetime
     windows: WindowReport | None = None
-    """Where the pipeline has windows."""
+    """Where the pipeline has windows or a join."""
 
 
 class Lag(Protocol):

@@ -18,6 +18,7 @@ from weft.errors import DeclarationError
 from weft.options import Option, column_names, count, options_of, text_option
 from weft.pipelines.options import connection_option
 from weft.pipelines.streaming.endpoints import connection_of
+from weft.pipelines.streaming.joins import Join
 from weft.pipelines.streaming.spec import (
     Delivery,
     Drift,
@@ -38,7 +39,7 @@ from weft.systems.base import AnyConnection, Connection, system_for
 from weft.systems.endpoint import endpoint_of
 from weft.systems.load import Columns
 
-LATER = {"join": "transform.join", "cdc": "transform.cdc"}
+LATER = {"cdc": "transform.cdc"}
 """Options that are known, and refused until what they stand for is there, each with its place in a TOML file."""
 RESERVED_TABLE = "source"
 """What `transform_sql` calls the rows of a batch."""
@@ -309,14 +310,25 @@ class StreamingOptions(TypedDict, total=False):
         Window | None,
         Option("Aggregates by time: see [windows](windows.md).", key="transform.window", check=_instance(Window)),
     ]
+    join: Annotated[
+        Join | None,
+        Option(
+            "Rows of two sources that belong together: see [joins](joins.md).",
+            key="transform.join",
+            check=_instance(Join),
+        ),
+    ]
     watermark: Annotated[
         Watermark | None,
-        Option("When a window closes: see [the watermark](windows.md#the-watermark).", check=_instance(Watermark)),
+        Option(
+            "When a window closes, or a row has no partner: see [the watermark](windows.md#the-watermark).",
+            check=_instance(Watermark),
+        ),
     ]
     state_store: Annotated[
         StateStore | None,
         Option(
-            "Where windows are kept until they close: see [state](windows.md#state).",
+            "Where rows are kept that wait: see [state](windows.md#state).",
             default="the database of the first target that has tables",
             check=_instance(StateStore),
         ),

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, Self, Unpack, get_args
 from weft.errors import DeclarationError
 from weft.options import Option, column_names, count, errors_at, one_of, options_of, refuse_unknown, text_option
 from weft.pipelines.options import connection_option
+from weft.pipelines.streaming.joins import Join
 from weft.pipelines.streaming.windows import StateStore, Watermark, Window
 from weft.pipelines.table import AnyTable, Table, table_of
 from weft.streams.declare import MAX_NEW_COLUMNS, Stream
@@ -365,6 +366,7 @@ class StreamingPipeline:
     udfs: tuple[Any, ...] = ()
     aggregate_udfs: tuple[Any, ...] = ()
     window: Window | None = None
+    join: Join | None = None
     watermark: Watermark | None = None
     state_store: StateStore | None = None
     dead_letters: DeadLetters | None = None
@@ -382,6 +384,11 @@ class StreamingPipeline:
     place: str = ""
     """File and line, for errors."""
     origin: str = ""
+
+    @property
+    def step(self) -> Window | Join | None:
+        """What keeps rows between batches."""
+        return self.window or self.join
 
 
 def table_name(value: Any, option: str, where: str) -> tuple[str | None, str]:

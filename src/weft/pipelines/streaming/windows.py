@@ -23,7 +23,7 @@ AGGREGATES: tuple[str, ...] = get_args(Agg)
 WINDOW_START, WINDOW_END, SESSION_ID = "window_start", "window_end", "session_id"
 IN_MEMORY = "in_memory"
 _DAY_MS = 86_400_000
-_LONGEST_MS = 366 * _DAY_MS
+LONGEST_MS = 366 * _DAY_MS
 _CENTURY_MS = 36_525 * _DAY_MS
 
 
@@ -34,18 +34,19 @@ def _from_zero(value: Any, option: str, where: str) -> int:
 
 
 def _length(value: Any, option: str, where: str) -> int:
-    if type(value) is not int or not 1 <= value <= _LONGEST_MS:
+    if type(value) is not int or not 1 <= value <= LONGEST_MS:
         raise DeclarationError(
-            f"{where}: {option} must be a whole number of milliseconds from 1 to {_LONGEST_MS:,}, not {value!r}."
+            f"{where}: {option} must be a whole number of milliseconds from 1 to {LONGEST_MS:,}, not {value!r}."
         )
     return value
 
 
-def _milliseconds(sentence: str, default: str | None = None) -> Option:
+def milliseconds(sentence: str, default: str | None = None) -> Option:
+    """Return an option that is a time, from 0."""
     return Option(sentence, default=default, check=_from_zero, kinds=("number",))
 
 
-class _Structure:
+class Structure:
     """A part of a pipeline whose options are its fields, each checked when it is made."""
 
     def __new__(cls, *unnamed: Any, **options: Any) -> Self:
@@ -72,7 +73,7 @@ class _Structure:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Aggregation(_Structure):
+class Aggregation(Structure):
     """One aggregate of a window: `Aggregation(agg="sum", column="amount", as_="amount_sum")`."""
 
     agg: Annotated[
@@ -119,7 +120,7 @@ class Aggregation(_Structure):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Window(_Structure):
+class Window(Structure):
     """Groups of rows by time, of which each is aggregated when it is complete:
     `Window(kind="tumbling", duration_ms=60_000, group_by=("user_id",), aggregations=[Aggregation(agg="count")])`."""
 
@@ -157,7 +158,7 @@ class Window(_Structure):
             "`allowed_lateness_ms` its window is computed again, and merged into the target."
         ),
     ] = "drop"
-    allowed_lateness_ms: Annotated[int | None, _milliseconds("How long after its end a window can be reopened.")] = None
+    allowed_lateness_ms: Annotated[int | None, milliseconds("How long after its end a window can be reopened.")] = None
     event_time_column: Annotated[str, Option("The column with the time of a row.")] = EVENT_TIME
     emit: Annotated[
         Emit,
@@ -234,16 +235,16 @@ class Window(_Structure):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Watermark(_Structure):
+class Watermark(Structure):
     """How far the time of the rows has come: `Watermark(lateness_ms=5_000, source_idleness_ms=120_000)`."""
 
-    lateness_ms: Annotated[int, _milliseconds("How much later than others a row may come, and be on time.")] = 0
+    lateness_ms: Annotated[int, milliseconds("How much later than others a row may come, and be on time.")] = 0
     source_idleness_ms: Annotated[
-        int, _milliseconds("After how long a source without rows no longer holds the watermark of the others.")
+        int, milliseconds("After how long a source without rows no longer holds the watermark of the others.")
     ] = 60_000
     max_future_ms: Annotated[
         int,
-        _milliseconds(
+        milliseconds(
             "How far after the clock's time a row may be; one with a later time is rejected, so that it cannot close "
             "every window."
         ),

@@ -15,9 +15,10 @@ import pyarrow as pa
 
 from weft.errors import WeftError
 from weft.systems.sql.driver import Session
+from weft.systems.sql.pairs import pairs_sql
 from weft.systems.sql.system_tables import create_system_table, system_table
 from weft.systems.sql.tables import Slice, SqlTables
-from weft.systems.state_store import BATCH, CLOSED, END, KEY, Selection, StateBatch, StateStore, overtaken
+from weft.systems.state_store import BATCH, CLOSED, END, KEY, Pairs, Selection, StateBatch, StateStore, overtaken
 
 _KEY = ("query_id",)
 _FIELDS = pa.schema(
@@ -150,11 +151,13 @@ class SqlState(StateStore):
 
     def retype(self, schema: pa.Schema) -> None:
         assert self._schema is not None
-        tables, changed = self._tables, [each for each in schema if each != self._schema.field(each.name)]
+        tables, known = self._tables, set(self._schema.names)
+        changed = [each for each in schema if each.name not in known or each != self._schema.field(each.name)]
         with tables.driver.session("publish") as session:
             for field in changed:
                 name = tables.quote(field.name)
-                session.run(f"ALTER TABLE {self._table} DROP COLUMN {name}")
+                if field.name in known:
+                    session.run(f"ALTER TABLE {self._table} DROP COLUMN {name}")
                 session.run(f"ALTER TABLE {self._table} ADD COLUMN {name} {tables.sql_type(field)}")
             table = system_table(tables, "state")
             columns = tables.quote("columns")
@@ -166,6 +169,12 @@ class SqlState(StateStore):
         names = self._tables.listed(self._schema.names)
         sql = f"SELECT {names} FROM {self._table} WHERE {self._condition(wanted)}"
         return pa.Table.from_batches(self._tables.read(Slice(sql), self._schema), self._schema)
+
+    def pairs(self, wanted: Pairs) -> pa.Table:
+        assert self._schema is not None
+        schema = pa.schema([self._schema.field(name) for name in (*wanted.left, *wanted.right)])
+        sql = pairs_sql(wanted, self._table, self._tables.quote)
+        return pa.Table.from_batches(self._tables.read(Slice(sql), schema), schema)
 
     def counts(self) -> dict[int, int]:
         if self._name is None:

@@ -1,0 +1,261 @@
+"""Joins of two sources of a streaming pipeline, batch by batch.
+
+A batch adds its rows to the state. Then it emits the pairs of which one row came with it, and, in an outer join, the
+rows that can no longer get a partner. The state itself joins them: a database does it with an index on the key.
+
+A row stays as long as a partner may come. Where rows without a partner are emitted, those of the other side stay until
+that is decided for all rows that they may belong to: so the state alone says whether a row has had a partner.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from weft.columns import hint_of, hinted
+from weft.engine import frame_projection
+from weft.engine.streaming.stateful import (
+    LATE,
+    MILLISECOND,
+    NESTED,
+    NEVER,
+    REASON,
+    Reduced,
+    Stateful,
+    is_void,
+    stored_field,
+)
+from weft.engine.streaming.transform import together
+from weft.errors import DeclarationError
+from weft.pipelines.streaming.execution import WindowReport
+from weft.pipelines.streaming.spec import StreamingPipeline
+from weft.spark_support import outcome
+from weft.spark_support.sessions import quoted
+from weft.systems.load import Columns
+from weft.systems.log import RESERVED_PREFIX
+from weft.systems.state_store import BATCH, END, KEY, SIDE, TIME, Pairs, StateStore
+
+# Rows are removed so many times while one of them stays, so that the ends of rows are few.
+_REMOVALS = 32
+_SECOND = 1_000_000
+
+
+@dataclass(frozen=True)
+class _Side:
+    """One side of a join; times in microseconds."""
+
+    number: int
+    source: str
+    keys: Columns
+    event_time: str
+    prefix: str
+    reach: int
+    """How much later than a row its last partner may be."""
+    stays: int
+    """How long after its time a row is needed, by the watermark."""
+    emits_alone: bool
+    """Whether a row without a partner is emitted."""
+
+
+class Joins(Stateful):
+    """The join of a pipeline under one checkpoint."""
+
+    WORD, _CHANGES = "join", "its sources, keys, times, prefixes or kind"
+
+    def __init__(self, pipeline: StreamingPipeline, store: StateStore) -> None:
+        assert pipeline.join is not None
+        join = self.join = pipeline.join
+        self._least, self._most = join.least_ms * MILLISECOND, join.most_ms * MILLISECOND
+        allowed = (join.allowed_lateness_ms or 0) * MILLISECOND
+        emits_left, emits_right = (join.kind in (f"{side}_outer", "full_outer") for side in ("left", "right"))
+        reaches, alone = (self._most, -self._least), (emits_left, emits_right)
+        self._sides = [
+            # Of a row that may have to be emitted alone, all partners are needed until then.
+            _Side(number, *side, reach, reach + allowed + (max(reaches[1 - number], 0) if other else 0), own)
+            for number, (side, reach, own, other) in enumerate(
+                zip(join.sides, reaches, alone, alone[::-1], strict=True)
+            )
+        ]
+        times = {each.source: each.event_time for each in self._sides}
+        super().__init__(pipeline, store, join.late_data, join.allowed_lateness_ms, times)
+        self._step = max(max(each.stays for each in self._sides) // _REMOVALS, _SECOND)
+        self._stored = store.counts()
+        """How many rows are stored, by their end."""
+
+    # ------------------------------------------------------------------------------------------------------- one batch
+
+    def reduce(self, rows: Sequence[tuple[str, Any]]) -> Reduced:
+        hints: dict[str, str] = {}
+        parts = [self._selected(next(e for e in self._sides if e.source == name), frame, hints) for name, frame in rows]
+        with outcome.explained(f"run the batch of {self.pipeline.name}"):
+            table = together(parts).toArrow()
+        kept = pc.is_null(table[REASON])
+        counts = table[REASON].drop_null().value_counts().to_pylist()
+        # The time of a row that is too far in the future says nothing about the others.
+        timed = table.filter(pc.or_(kept, pc.fill_null(pc.equal(table[REASON], LATE), False)))
+        newest = timed.group_by(SIDE).aggregate([(TIME, "max")]).to_pylist()
+        for name, hint in hints.items():
+            at = table.schema.get_field_index(name)
+            table = table.set_column(at, hinted(name, hint), table[name])
+        return Reduced(
+            self._fragments(table.filter(kept).drop_columns([REASON])),
+            {self._sides[each[SIDE]].source: each[f"{TIME}_max"] for each in newest},
+            {each["values"]: each["counts"] for each in counts},
+        )
+
+    def add(self, number: int, reduced: Reduced, spark: Any) -> None:
+        batch = self._decide(number, reduced)
+        if reduced.fragments is None:
+            return
+        rows = self._fitted(reduced.fragments.append_column(BATCH, pa.repeat(number, len(reduced.fragments))))
+        self.store.append(rows, batch)
+        self.last = batch
+        for each in rows[END].value_counts().to_pylist():
+            self._stored[each["values"]] = self._stored.get(each["values"], 0) + each["counts"]
+
+    def emission(self, spark: Any) -> pa.Table | None:
+        schema, last = self.store.schema(), self.last
+        if schema is None or last is None:
+            return None
+        left, right = (tuple(self._stored_columns(each, schema)) for each in self._sides)
+        alone: dict[int, tuple[int | None, int]] = {}
+        for each in self._sides:
+            if each.emits_alone and last.watermark is not None:
+                before = None if last.previous is None else self._due(each, last.previous)
+                alone[each.number] = before, self._due(each, last.watermark)
+        rows = self.store.pairs(Pairs(last.number, self._least, self._most, left, right, alone))
+        return rows if len(rows) else None
+
+    def report(self, emitted: int) -> WindowReport | None:
+        waiting = sum(self._stored.values())
+        return None if self.last is None else self._reported(self.last, emitted, 0, waiting)
+
+    def _remove_closed(self) -> None:
+        assert self.last is not None
+        upto = -NEVER if self.last.watermark is None else self.last.watermark
+        done = [end for end in self._stored if end <= upto]
+        if done:
+            self.store.remove(upto)
+            for end in done:
+                del self._stored[end]
+
+    def _due(self, side: _Side, watermark: int) -> int:
+        """Return the latest time of a row that can get no partner after a watermark: one of that time is late."""
+        return watermark - self._allowed - side.reach - 1
+
+    # ------------------------------------------------------------------------------------------------- rows of a batch
+
+    def _is_late(self, watermark: int) -> Any:
+        from pyspark.sql import functions as F
+
+        return F.col(TIME) < watermark - self._allowed
+
+    def _selected(self, side: _Side, frame: Any, hints: dict[str, str]) -> Any:
+        """Return the rows of a side with the columns that are stored. Notes in `hints` which texts are JSON, say."""
+        from pyspark.sql import functions as F
+
+        word = "left" if side.number == 0 else "right"
+        self._check_named(frame, [(f"{word}_keys", name) for name in side.keys], side.event_time)
+        for name in side.keys:
+            if (kind := frame.schema[name].dataType.typeName()) in NESTED:
+                raise DeclarationError(
+                    f"The join of {self.pipeline.name}: the column {name!r} is of type {kind}, which is no key.",
+                    hint=f"Make a text of it by transform_sql: to_json({name}) AS {name}.",
+                )
+        columns = []
+        for field in frame_projection.schema_of(frame):
+            if field.name.startswith(RESERVED_PREFIX):
+                continue
+            column, hint = F.col(quoted(field.name)), hint_of(field)
+            if frame.schema[field.name].dataType.typeName() in NESTED:
+                column, hint = F.to_json(column), "json"
+            if hint is not None:
+                hints[side.prefix + field.name] = hint
+            columns.append(column.alias(side.prefix + field.name))
+        number = F.lit(side.number).cast("smallint").alias(SIDE)
+        key = _key([(F.col(quoted(name)), frame.schema[name].dataType) for name in side.keys])
+        return self._dated(frame, side.source).select(REASON, TIME, number, key.alias(KEY), *columns)
+
+    def _fragments(self, rows: pa.Table) -> pa.Table:
+        """Return the rows that the state gets, each with when it can be removed."""
+        left, right = (each.stays for each in self._sides)
+        stays = pc.if_else(pc.equal(rows[SIDE], 0), left, right)
+        # A row is removed where its end is up to the watermark, and needed up to then.
+        ends = pc.add(pc.add(rows[TIME], stays), self._step)
+        rows = rows.add_column(0, END, pc.multiply(pc.divide(ends, self._step), self._step))
+        # Without a key a row has no partner.
+        is_needed = pc.is_valid(rows[KEY])
+        for each in self._sides:
+            if each.emits_alone:
+                is_needed = pc.or_(is_needed, pc.equal(rows[SIDE], each.number))
+        return rows.filter(is_needed)
+
+    def _fitted(self, rows: pa.Table) -> pa.Table:
+        """Return rows with the columns and types that are stored; those that are new are added to the state."""
+        known = self.store.schema()
+        schema = known or self._first_schema(rows.schema)
+        # Most databases take `Id` and `id` for one column.
+        spelled = {name.lower(): name for name in schema.names}
+        rows = rows.rename_columns([spelled.get(name.lower(), name) for name in rows.column_names])
+        for field in rows.schema:
+            at = schema.get_field_index(field.name)
+            if at < 0:
+                schema = schema.append(stored_field(field))
+            elif is_void(schema.field(at)) and not pa.types.is_null(field.type):
+                schema = schema.set(at, stored_field(field))
+        if known is not None and not schema.equals(known, check_metadata=True):
+            self.store.retype(schema)
+        for field in schema:
+            if field.name not in rows.column_names:
+                rows = rows.append_column(field, pa.nulls(len(rows), field.type))
+        return self._cast(rows, schema)
+
+    def _stored_columns(self, side: _Side, schema: pa.Schema) -> list[str]:
+        own = (END, SIDE, KEY, TIME, BATCH)
+        return [
+            each.name
+            for each in schema
+            if each.name not in own and each.name.startswith(side.prefix) and not is_void(each)
+        ]
+
+    def _fingerprint(self) -> str:
+        named = {name: value for name, value in asdict(self.join).items() if name != "late_data"}
+        return hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()
+
+
+def _key(columns: Sequence[tuple[Any, Any]]) -> Any:
+    """Return one text for the keys of a row, the same for equal values of different types; null where one is null."""
+    from pyspark.sql import functions as F
+
+    texts = [_text(column, kind) for column, kind in columns]
+    is_null = texts[0].isNull()
+    for each in texts[1:]:
+        is_null |= each.isNull()
+    # SHA-256: nobody can make two keys that are taken for one.
+    digest = F.substring(F.sha2(F.to_json(F.array(*texts)), 256), 1, 32)
+    return F.when(is_null, F.lit(None)).otherwise(digest)
+
+
+def _text(column: Any, kind: Any) -> Any:
+    """Return a value as a text: whole numbers are the same in all types, and as texts."""
+    from pyspark.sql import functions as F
+    from pyspark.sql.types import BinaryType, DecimalType, DoubleType, FloatType, TimestampNTZType, TimestampType
+
+    if isinstance(kind, FloatType | DoubleType):
+        whole = column.cast("decimal(38,0)")
+        is_whole = F.abs(column) < F.lit(1e18)
+        is_whole &= whole.cast("double") == column.cast("double")
+        return F.when(is_whole, whole.cast("string")).otherwise(column.cast("string"))
+    if isinstance(kind, DecimalType) and kind.scale > 0:
+        return F.regexp_replace(column.cast("string"), r"\.?0+$", "")
+    if isinstance(kind, BinaryType):
+        return F.hex(column)
+    if isinstance(kind, TimestampType | TimestampNTZType):
+        return F.unix_micros(column.cast("timestamp")).cast("string")
+    return column.cast("string")

@@ -1,0 +1,36 @@
+"""The statement that joins the stored rows of two sides, in the database that has them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from weft.systems.state_store import BATCH, KEY, SIDE, TIME, Pairs
+
+
+def pairs_sql(wanted: Pairs, table: str, quote: Callable[[str], str]) -> str:
+    """Return the statement for what a batch emits. The columns of the left side come first."""
+    key, side, time, batch = map(quote, (KEY, SIDE, TIME, BATCH))
+    fits = (
+        f"r.{key} = l.{key} AND r.{side} = 1 AND l.{side} = 0 "
+        f"AND r.{time} >= l.{time} + ({wanted.least}) AND r.{time} <= l.{time} + ({wanted.most})"
+    )
+    left = [f"l.{quote(name)}" for name in wanted.left]
+    right = [f"r.{quote(name)}" for name in wanted.right]
+    names = ", ".join([*left, *right])
+    # Two statements, not one with OR: a database finds the few rows of a batch first, and then their partners.
+    selects = [
+        f"SELECT {names} FROM {table} l JOIN {table} r ON {fits} WHERE l.{batch} = {wanted.batch}",
+        f"SELECT {names} FROM {table} r JOIN {table} l ON {fits} "
+        f"WHERE r.{batch} = {wanted.batch} AND l.{batch} <> {wanted.batch}",
+    ]
+    for number, (after, upto) in wanted.alone.items():
+        own, other = ("l", "r") if number == 0 else ("r", "l")
+        due = f"{own}.{time} <= {upto}"
+        if after is not None:
+            due += f" AND ({own}.{time} > {after} OR {own}.{batch} = {wanted.batch})"
+        chosen = [*left, *("NULL" for _ in right)] if number == 0 else [*("NULL" for _ in left), *right]
+        selects.append(
+            f"SELECT {', '.join(chosen)} FROM {table} {own} WHERE {own}.{side} = {number} AND {due} "
+            f"AND NOT EXISTS (SELECT 1 FROM {table} {other} WHERE {fits})"
+        )
+    return " UNION ALL ".join(selects)
