@@ -25,6 +25,7 @@ MODULES = tuple(
         "engine_files",
         "streaming",
         "windows",
+        "joins",
         "pipelines_start",
         "pipelines_loads",
         "server",

@@ -60,8 +60,9 @@ class Selection:
     keys: tuple[str, ...] = ()
 
 
-SIDE, TIME = "_weft_side", "_weft_time"
-"""The columns of a stored row of a join: 0 for the left and 1 for the right side, and its time in µs since 1970."""
+SIDE, TIME, CHECK = "_weft_side", "_weft_time", "_weft_check"
+"""The columns of a stored row of a join: 0 for the left and 1 for the right side, its time in µs since 1970, and more
+bits of its key: `KEY` is a number there, which an index finds fast."""
 
 
 @dataclass(frozen=True)
@@ -169,10 +170,10 @@ class InMemoryState(StateStore):
         assert self._rows is not None
         sides = []
         for side, columns in enumerate((wanted.left, wanted.right)):
-            rows = self._rows.filter(pc.equal(self._rows[SIDE], side)).select([KEY, TIME, BATCH, *columns])
+            rows = self._rows.filter(pc.equal(self._rows[SIDE], side)).select([KEY, CHECK, TIME, BATCH, *columns])
             rows = rows.append_column("row", pa.array(range(len(rows)), pa.int64()))
-            sides.append(rows.rename_columns([KEY, f"{TIME}{side}", f"{BATCH}{side}", *columns, f"row{side}"]))
-        both = sides[0].join(sides[1], KEY, join_type="inner")
+            sides.append(rows.rename_columns([KEY, CHECK, f"{TIME}{side}", f"{BATCH}{side}", *columns, f"row{side}"]))
+        both = sides[0].join(sides[1], [KEY, CHECK], join_type="inner")
         later = pc.subtract(both[f"{TIME}1"], both[f"{TIME}0"])
         both = both.filter(pc.and_(pc.greater_equal(later, wanted.least), pc.less_equal(later, wanted.most)))
         is_new = pc.or_(pc.equal(both[f"{BATCH}0"], wanted.batch), pc.equal(both[f"{BATCH}1"], wanted.batch))

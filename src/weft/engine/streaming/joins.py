@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -39,7 +40,7 @@ from weft.spark_support import outcome
 from weft.spark_support.sessions import quoted
 from weft.systems.load import Columns
 from weft.systems.log import RESERVED_PREFIX
-from weft.systems.state_store import BATCH, END, KEY, SIDE, TIME, Pairs, StateStore
+from weft.systems.state_store import BATCH, CHECK, END, KEY, SIDE, TIME, Pairs, StateStore
 
 # Rows are removed so many times while one of them stays, so that the ends of rows are few.
 _REMOVALS = 32
@@ -189,6 +190,8 @@ class Joins(Stateful):
         # A row is removed where its end is up to the watermark, and needed up to then.
         ends = pc.add(pc.add(rows[TIME], stays), self._step)
         rows = rows.add_column(0, END, pc.multiply(pc.divide(ends, self._step), self._step))
+        key, check = _numbers(rows[KEY])
+        rows = rows.set_column(rows.schema.get_field_index(KEY), KEY, key).append_column(CHECK, check)
         # Without a key a row has no partner.
         is_needed = pc.is_valid(rows[KEY])
         for each in self._sides:
@@ -217,7 +220,7 @@ class Joins(Stateful):
         return self._cast(rows, schema)
 
     def _stored_columns(self, side: _Side, schema: pa.Schema) -> list[str]:
-        own = (END, SIDE, KEY, TIME, BATCH)
+        own = (END, SIDE, KEY, CHECK, TIME, BATCH)
         return [
             each.name
             for each in schema
@@ -230,7 +233,7 @@ class Joins(Stateful):
 
 
 def _key(columns: Sequence[tuple[Any, Any]]) -> Any:
-    """Return one text for the keys of a row, the same for equal values of different types; null where one is null."""
+    """Return a digest of the keys of a row, the same for equal values of different types; null where one is null."""
     from pyspark.sql import functions as F
 
     texts = [_text(column, kind) for column, kind in columns]
@@ -238,8 +241,17 @@ def _key(columns: Sequence[tuple[Any, Any]]) -> Any:
     for each in texts[1:]:
         is_null |= each.isNull()
     # SHA-256: nobody can make two keys that are taken for one.
-    digest = F.substring(F.sha2(F.to_json(F.array(*texts)), 256), 1, 32)
+    digest = F.unhex(F.sha2(texts[0] if len(texts) == 1 else F.to_json(F.array(*texts)), 256))
     return F.when(is_null, F.lit(None)).otherwise(digest)
+
+
+def _numbers(digests: pa.ChunkedArray) -> list[pa.Array]:
+    """Return 128 bits of digests as two numbers each; nulls of nulls."""
+    is_null = pc.is_null(digests).combine_chunks().to_numpy(zero_copy_only=False)
+    # Without nulls each value has 32 bytes, one after the other.
+    whole = pc.fill_null(digests, bytes(32)).combine_chunks()
+    parts = np.frombuffer(b"".join(whole.to_pylist()), np.int64).reshape(-1, 4)
+    return [pa.array(parts[:, at], mask=is_null) for at in (0, 1)]
 
 
 def _text(column: Any, kind: Any) -> Any:

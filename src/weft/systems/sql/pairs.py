@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from weft.systems.state_store import BATCH, KEY, SIDE, TIME, Pairs
+from weft.systems.state_store import BATCH, CHECK, KEY, SIDE, TIME, Pairs
 
 
 def pairs_sql(wanted: Pairs, table: str, quote: Callable[[str], str]) -> str:
     """Return the statement for what a batch emits. The columns of the left side come first."""
-    key, side, time, batch = map(quote, (KEY, SIDE, TIME, BATCH))
+    key, check, side, time, batch = map(quote, (KEY, CHECK, SIDE, TIME, BATCH))
     fits = (
-        f"r.{key} = l.{key} AND r.{side} = 1 AND l.{side} = 0 "
+        f"r.{key} = l.{key} AND r.{check} = l.{check} AND r.{side} = 1 AND l.{side} = 0 "
         f"AND r.{time} >= l.{time} + ({wanted.least}) AND r.{time} <= l.{time} + ({wanted.most})"
     )
     left = [f"l.{quote(name)}" for name in wanted.left]

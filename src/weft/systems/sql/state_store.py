@@ -18,7 +18,7 @@ from weft.systems.sql.driver import Session
 from weft.systems.sql.pairs import pairs_sql
 from weft.systems.sql.system_tables import create_system_table, system_table
 from weft.systems.sql.tables import Slice, SqlTables
-from weft.systems.state_store import BATCH, CLOSED, END, KEY, Pairs, Selection, StateBatch, StateStore, overtaken
+from weft.systems.state_store import BATCH, CHECK, CLOSED, END, KEY, Pairs, Selection, StateBatch, StateStore, overtaken
 
 _KEY = ("query_id",)
 _FIELDS = pa.schema(
@@ -199,7 +199,8 @@ class SqlState(StateStore):
         """Create the table, before the transaction of a batch: some databases commit at each CREATE TABLE."""
         tables, table = self._tables, system_table(self._tables, name)
         definitions = [f"{tables.quote(each.name)} {tables.sql_type(each, key=each.name == KEY)}" for each in schema]
-        indexed = [each for each in (END, KEY) if each in schema.names]
+        # A join finds the rows of a batch, and then their partners.
+        indexed = [each for each in (END, KEY, *([BATCH] if CHECK in schema.names else [])) if each in schema.names]
         definitions += filter(None, (tables.index_clause([each]) for each in indexed))
         with tables.driver.session("publish") as session:
             session.run(f"CREATE TABLE {table} ({', '.join(definitions)})")

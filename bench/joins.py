@@ -1,0 +1,116 @@
+"""Joins: a batch with its state, against the same join in bare Spark SQL without any."""
+
+from __future__ import annotations
+
+import tempfile
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import weft
+from bench.engine_loads import Job, Pair, _folder
+from bench.harness import Case
+
+ROWS = 50_000
+"""Of each side, a batch. A batch is half a minute, so that rows of ten batches before and after find each other."""
+_HALF_MINUTE, _WINDOW_MS = 30_000_000, 300_000
+# So many batches before it counts: the state has all its rows then, and the JVM has compiled what it runs.
+_WARM_UP = 14
+
+
+class Batches:
+    """Batches of two sides. About half of the rows have a partner, up to five minutes before or after."""
+
+    def __init__(self, rows: int) -> None:
+        import numpy
+
+        from weft.engine import session
+
+        self.rows, self._chance = rows, numpy.random.default_rng(1)
+        self.spark = session.spark().newSession()
+        self._numbers = {"ours": 0, "theirs": 0}
+
+    def next(self, who: str) -> list[tuple[str, Any]]:
+        """Return the next batch of one of the two, a DataFrame a side."""
+        import pyarrow as pa
+
+        number = self._numbers[who]
+        self._numbers[who] += 1
+        sides = []
+        for name in ("orders", "payments"):
+            at = number * _HALF_MINUTE + self._chance.integers(0, _HALF_MINUTE, self.rows)
+            key = number * self.rows + self._chance.integers(0, 10 * self.rows, self.rows)
+            columns = {
+                "at": pa.array(at, pa.timestamp("us", "UTC")),
+                "key": pa.array(key),
+                "value": pa.array(self._chance.integers(0, 1000, self.rows)),
+            }
+            sides.append((name, self.spark.createDataFrame(pa.table(columns))))
+        return sides
+
+
+def _joins(connection: Any) -> Any:
+    from weft.engine.readers import open_tables
+    from weft.engine.streaming.joins import Joins
+    from weft.pipelines.streaming.declare import make
+    from weft.systems.sql.state_store import SqlState
+
+    name = f"bench {uuid.uuid4().hex}"
+    fields = {"at": "timestamp", "key": "int64", "value": "int64"}
+    sources = [weft.stream(name=f"{each}_{uuid.uuid4().hex}", fields=fields)(lambda: None) for each in ("l", "r")]
+    join = weft.Join(
+        left_source=sources[0].name,
+        right_source=sources[1].name,
+        left_keys="key",
+        right_keys="key",
+        left_event_time_column="at",
+        right_event_time_column="at",
+        time_window_ms=_WINDOW_MS,
+    )
+    declared = [weft.Source(query=each) for each in sources]
+    pipeline = make(name=name, sources=declared, target=connection, target_table="results", join=join)
+    return Joins(pipeline, SqlState(open_tables(connection), name, "query")), [each.name for each in sources]
+
+
+def _join(where: str) -> Callable[[float], tuple[Job, Job]]:
+    def prepare(scale: float) -> tuple[Job, Job]:
+        from pyspark.sql import functions as F
+
+        pair = Pair(10)
+        database = Path(tempfile.mkdtemp(dir=_folder.name)) / "state.db"
+        connection = weft.connect(url=pair.there) if where == "postgres" else weft.SQLiteConnection(str(database))
+        batches = Batches(max(100, round(ROWS * min(scale, 1))))
+        joins, names = _joins(connection)
+        number = 0
+
+        def ours() -> int:
+            nonlocal number
+            joins.begin(number)
+            rows = [(name, frame) for name, (_, frame) in zip(names, batches.next("ours"), strict=True)]
+            joins.add(number, joins.reduce(rows), batches.spark)
+            joins.emission(batches.spark)
+            number += 1
+            return 2 * batches.rows
+
+        def bare() -> int:
+            (_, left), (_, right) = batches.next("theirs")
+            left, right = left.alias("l"), right.alias("r")
+            apart = F.unix_micros("r.at") - F.unix_micros("l.at")
+            near = apart.between(-_WINDOW_MS * 1000, _WINDOW_MS * 1000)
+            left.join(right, (F.col("l.key") == F.col("r.key")) & near).toArrow()
+            return 2 * batches.rows
+
+        for _ in range(_WARM_UP):
+            ours()
+            bare()
+        return ours, bare
+
+    return prepare
+
+
+_BARE = "the same join in Spark SQL, no state"
+CASES = [
+    Case("join within 5 minutes, PostgreSQL", _BARE, 2.0, _join("postgres"), True, 9, "postgres"),
+    Case("join within 5 minutes, SQLite", _BARE, 2.5, _join("sqlite"), True, 9, "postgres"),
+]
