@@ -192,13 +192,14 @@ class Batches:
             if not windows.begin(batch.number, self._offsets(batch)):
                 rejected, rows_read = self._add_to_state(windows, parts, spark, batch)
                 _steps.debug("stored")
-            emission = windows.emission(spark)
+            emission, removed = windows.emission(spark), windows.removed(spark)
         finally:
             windows.store.release()
-        if emission is not None:
+        # Of rows that `emit_sql` leaves out nothing is written.
+        if emission is not None and (len(emission) or removed):
             rows = memory_of(emission)
             for target in self.pipeline.targets:
-                loaded = self.targets.load(target, rows, batch, lambda: pa.table({}))
+                loaded = self.targets.load(target, rows, batch, lambda: pa.table({}), removed)
                 counts[label_of(self.pipeline, target)] = loaded
                 _steps.debug("loaded")
         rejected += sum(each.quarantined for each in counts.values())

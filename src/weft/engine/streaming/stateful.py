@@ -123,6 +123,10 @@ class Stateful(ABC):
     def emission(self, spark: Any) -> pa.Table | None:
         """Return the rows that the last batch in the state emits; `None` where there are none."""
 
+    def removed(self, spark: Any) -> list[dict[str, Any]]:
+        """Return the keys of rows that the last batch removes from the targets."""
+        return []
+
     @abstractmethod
     def report(self, emitted: int) -> WindowReport | None:
         """Return how the state is after a batch that emitted so many rows; `None` before the first rows."""

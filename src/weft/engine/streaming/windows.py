@@ -15,6 +15,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from weft.engine import frames
+from weft.engine.streaming import functions
 from weft.engine.streaming.aggregates import Steps, steps
 from weft.engine.streaming.stateful import (
     LATE,
@@ -31,7 +33,7 @@ from weft.engine.streaming.transform import together
 from weft.errors import DeclarationError, LoadRefusedError, did_you_mean
 from weft.pipelines.streaming.execution import WindowReport
 from weft.pipelines.streaming.spec import StreamingPipeline
-from weft.pipelines.streaming.windows import WINDOW_END, WINDOW_START
+from weft.pipelines.streaming.windows import WINDOW_END, WINDOW_START, WINDOWS
 from weft.spark_support import outcome
 from weft.spark_support.sessions import quoted
 from weft.systems.state_store import BATCH, END, Selection, StateBatch, StateStore
@@ -57,6 +59,8 @@ class Windows(Stateful):
         """How many rows are stored, by the end of their window."""
         self._groups = 0
         """How many groups there were when the state was last compacted."""
+        self._is_registered = False
+        """Whether the session knows the functions that `emit_sql` may call."""
 
     # -------------------------------------------------------------------------------------------------------- one batch
 
@@ -73,7 +77,7 @@ class Windows(Stateful):
         ]
         stored: dict[str, Any] = {}
         for each in self.window.aggregations:
-            stored |= steps(each, frame.schema, F.col(TIME)).stored
+            stored |= steps(each, frame.schema, F.col(TIME), F.col(REASON).isNull()).stored
         reduced = frame.groupBy(REASON, *self._window_columns(), *keys, *groups).agg(
             F.count(F.lit(1)).alias(_ROWS),
             F.min(TIME).alias(OLDEST),
@@ -108,7 +112,16 @@ class Windows(Stateful):
         if closed is None:
             return None
         with outcome.explained(f"close windows of {self.pipeline.name}"):
-            return closed.toArrow()
+            return self._selected(closed).toArrow()
+
+    def _selected(self, frame: Any) -> Any:
+        """Return what is written of the rows that a batch emits."""
+        if self.window.emit_sql is None:
+            return frame
+        if not self._is_registered:
+            functions.register(frame.sparkSession, self.pipeline.udfs, ())
+            self._is_registered = True
+        return frames.transformed(frame, self.window.emit_sql, WINDOWS, "emit_sql")
 
     def closed(self, spark: Any) -> Any | None:
         """Return the rows that the last batch in the state emits, as a DataFrame; `None` where there are none."""
@@ -150,7 +163,7 @@ class Windows(Stateful):
         self._check_columns(frame)
         frame = self._dated(frame)
         # What is left out is one group for each reason, and must not be too much for an aggregate.
-        aggregated = {each.column for each in self.window.aggregations if each.column is not None}
+        aggregated = {name for each in self.window.aggregations for name in each.columns}
         aggregated -= {self.window.event_time_column, *self.window.group_by}
         kept = {name: F.when(F.col(REASON).isNull(), F.col(quoted(name))) for name in sorted(aggregated)}
         return frame.withColumns(kept) if kept else frame
@@ -228,15 +241,15 @@ class Windows(Stateful):
 
         window, known = self.window, frame.columns
         named = [("event_time_column", window.event_time_column), *(("group_by", name) for name in window.group_by)]
-        named += [("aggregations", each.column) for each in window.aggregations if each.column is not None]
+        named += [("aggregations", name) for each in window.aggregations for name in each.columns]
         for option, name in named:
             if name not in known:
                 hint = did_you_mean(name, known, f"Columns: {', '.join(known[:30])}.")
                 raise DeclarationError(
                     f"The window of {self.pipeline.name}: the rows have no column {name!r} ({option}).", hint=hint
                 )
-        kept = [*window.group_by, *(each.column or "" for each in window.aggregations if each.agg != "count")]
-        for name in filter(None, kept):
+        kept = [name for each in window.aggregations if each.agg != "count" for name in each.columns]
+        for name in (*window.group_by, *kept):
             if (kind := frame.schema[name].dataType.typeName()) in ("struct", "array", "map", "variant"):
                 raise DeclarationError(
                     f"The window of {self.pipeline.name}: the column {name!r} is of type {kind}, which no state keeps.",
@@ -346,8 +359,15 @@ class Windows(Stateful):
 
     def _fingerprint(self) -> str:
         """Return what the stored rows depend on."""
-        # A limit may be changed: what is stored does not depend on it.
-        aggregations = [{**asdict(each), "max_distinct_values_per_group": None} for each in self.window.aggregations]
+        aggregations = []
+        for each in self.window.aggregations:
+            # A limit may be changed: what is stored does not depend on it. Nor on which percentile it is.
+            named = {**asdict(each), "max_distinct_values_per_group": None}
+            for option in ("percentage", "max_values_per_group"):
+                del named[option]
+            if each.udaf is not None:
+                named |= {"agg": each.udaf.sql_name, "state": each.udaf.state}
+            aggregations.append(named)
         window = self.window
         named = {"length": self._length, "hop": self._hop, "group_by": window.group_by, "of": aggregations}
         named["at"] = window.event_time_column

@@ -90,6 +90,7 @@ def _key(key: Key) -> dict[str, Any]:
         "text": {"enum": list(key.choices)} if key.choices else {"type": "string", "minLength": 1},
         "count": {"type": "integer", "minimum": 1},
         "number": {"type": "integer", "minimum": 0},
+        "fraction": {"type": "number", "minimum": 0, "maximum": 1},
         "texts": {"type": "array", "items": {"type": "string"}},
         "table": inside,
         "tables": {"type": "array", "minItems": 1, "items": inside},
