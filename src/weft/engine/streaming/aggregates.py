@@ -3,6 +3,7 @@ one, and what that is in the result."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weft.engine.streaming import functions
@@ -29,11 +30,19 @@ class Steps(NamedTuple):
     """The same columns, over stored ones."""
     result: Column
     """The result, over merged columns."""
+    lost: Column | None = None
+    """Whether the result is lost, since its type cannot hold it; over merged columns."""
 
 
-def steps(each: Aggregation, rows: StructType | None, at: Column, counts: Column | None = None) -> Steps:
+def steps(
+    each: Aggregation,
+    rows: StructType | None,
+    at: Column,
+    counts: Column | None = None,
+    groups: Sequence[str] = (),
+) -> Steps:
     """Return the steps of an aggregate, over rows of these columns and `at` this time. Without `rows` only stored
-    columns are merged. `counts`: which rows an aggregate of the user's gets."""
+    columns are merged. `counts`: which rows an aggregate of the user's gets. `groups`: what errors name."""
     from pyspark.sql import functions as F
 
     name, extra = each.name, f"_weft_n_{each.name}"
@@ -48,7 +57,7 @@ def steps(each: Aggregation, rows: StructType | None, at: Column, counts: Column
         case "count":
             return Steps({name: F.count(value)}, {name: F.sum(own)}, own)
         case "sum":
-            return Steps({name: F.sum(value)}, {name: F.sum(own)}, own)
+            return _summed(name, extra, value, own)
         case "min":
             return Steps({name: F.min(value)}, {name: F.min(own)}, own)
         case "max":
@@ -56,8 +65,7 @@ def steps(each: Aggregation, rows: StructType | None, at: Column, counts: Column
         case "avg":
             is_decimal = kind is not None and kind.typeName() == "decimal"
             # A sum of integers could overflow where their average does not.
-            summed = F.sum(value if is_decimal else value.cast("double"))
-            return Steps({name: summed, extra: F.count(value)}, {name: F.sum(own), extra: F.sum(more)}, own / more)
+            return _summed(name, extra, value if is_decimal else value.cast("double"), own / more)
         case "first" | "last":
             choose = F.min if each.agg == "first" else F.max
             pair = choose(F.when(value.isNotNull(), F.struct(at.alias("at"), value.alias("value"))))
@@ -75,7 +83,7 @@ def steps(each: Aggregation, rows: StructType | None, at: Column, counts: Column
                 F.when(more > 1, F.sqrt(own / (more - 1))),
             )
         case "count_distinct" if each.mode == "exact":
-            return _exact(each, value, own)
+            return _exact(each, value, own, groups)
         case "count_distinct":
             is_taken = kind is not None and kind.simpleString() in _SKETCHED
             hashed = value if is_taken else F.xxhash64(value)
@@ -93,6 +101,20 @@ def steps(each: Aggregation, rows: StructType | None, at: Column, counts: Column
         case "collect":
             return _collected(each, value, own, at)
     raise AssertionError(each.agg)
+
+
+def _summed(name: str, rows: str, value: Any, result: Any) -> Steps:
+    """Add values, and count them: a sum of some that is null is one that its type could not hold."""
+    from pyspark.sql import functions as F
+
+    own, more = F.col(quoted(name)), F.col(quoted(rows))
+    is_lost = own.isNull() & (more > 0)
+    return Steps(
+        {name: F.try_sum(value), rows: F.count(value)},
+        {name: F.when(~F.max(is_lost), F.try_sum(own)), rows: F.sum(more)},
+        result,
+        is_lost,
+    )
 
 
 def _merged_variance(squares: str, mean: str, rows: str) -> dict[str, Any]:
@@ -115,15 +137,18 @@ def _merged_variance(squares: str, mean: str, rows: str) -> dict[str, Any]:
     return {squares: merged[squares], mean: merged[mean], rows: merged[rows]}
 
 
-def _exact(each: Aggregation, value: Any, own: Any) -> Steps:
+def _exact(each: Aggregation, value: Any, own: Any, groups: Sequence[str]) -> Steps:
     """Keep the values themselves, as a text of JSON that every database holds."""
     from pyspark.sql import functions as F
 
     most = each.max_distinct_values_per_group or 0
-    reached = f"max_distinct_values_per_group={most} reached by {each.name}"
+    reached = F.lit(f"max_distinct_values_per_group={most} reached by {each.name}")
+    if groups:
+        named = F.first(F.struct(*map(quoted, groups)))
+        reached = F.concat(reached, F.lit(" of the group "), F.to_json(named, TIME_FORMATS))
 
     def within(values: Any) -> Any:
-        return F.when(F.size(values) <= most, values).otherwise(F.raise_error(F.lit(reached)))
+        return F.when(F.size(values) <= most, values).otherwise(F.raise_error(reached))
 
     stored = F.to_json(within(F.collect_set(value.cast("string"))))
     values = F.flatten(F.collect_list(F.from_json(own, "array<string>")))

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from weft.engine.streaming.stateful import MILLISECOND, REASON, TIME, Reduced
-from weft.engine.streaming.windows import NEWEST, OLDEST, Windows, bounded
+from weft.engine.streaming.windows import NEWEST, OLDEST, Windows, bounded, frame_of
 from weft.pipelines.streaming.execution import WindowReport
 from weft.pipelines.streaming.spec import StreamingPipeline
 from weft.pipelines.streaming.windows import SESSION_ID, WINDOW_END, WINDOW_START
@@ -121,7 +121,7 @@ class Sessions(Windows):
             both = pa.concat_tables([stored, rows.filter(is_touched)])
             if len(both):
                 with outcome.explained(f"run the batch of {self.pipeline.name}"):
-                    whole = self._put_together(spark.createDataFrame(both), number, watermark).toArrow()
+                    whole = self._put_together(frame_of(spark, both), number, watermark).toArrow()
                 whole = self._fitted(whole, rows.schema)
                 emission = whole.filter(pc.equal(whole[END], CLOSED + number))
                 absorbed = _absorbed(stored, whole, CLOSED + number)
@@ -172,7 +172,7 @@ class Sessions(Windows):
         if rows is None or not len(rows):
             return None
         groups = map(quoted, self.window.group_by)
-        frame = spark.createDataFrame(rows)
+        frame = frame_of(spark, rows)
         return frame.select(WINDOW_START, WINDOW_END, self._identity(WINDOW_START), *groups, *self._results())
 
     def removed(self, spark: Any) -> list[dict[str, Any]]:
@@ -182,7 +182,7 @@ class Sessions(Windows):
             return []
         from pyspark.sql import functions as F
 
-        frame = spark.createDataFrame(rows).withColumn(WINDOW_START, F.timestamp_micros(_WRITTEN))
+        frame = frame_of(spark, rows).withColumn(WINDOW_START, F.timestamp_micros(_WRITTEN))
         keys = frame.select(*map(quoted, self.window.group_by), self._identity(WINDOW_START))
         with outcome.explained(f"close windows of {self.pipeline.name}"):
             found: list[dict[str, Any]] = keys.toArrow().to_pylist()

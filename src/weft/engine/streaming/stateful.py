@@ -59,6 +59,8 @@ class Reduced:
     """By source, the greatest time of its rows."""
     left_out: Mapping[str, int]
     """By reason, how many rows the state does not get."""
+    rows: int = 0
+    """How many rows the batch has read."""
 
 
 class Stateful(ABC):
@@ -125,6 +127,10 @@ class Stateful(ABC):
 
     def removed(self, spark: Any) -> list[dict[str, Any]]:
         """Return the keys of rows that the last batch removes from the targets."""
+        return []
+
+    def unfit(self) -> list[DeadLetter]:
+        """Return what the emission leaves out, since a column cannot hold its value, as dead letters."""
         return []
 
     @abstractmethod
@@ -225,7 +231,9 @@ class Stateful(ABC):
             reached = min(sources[name] for name in active) - self._watermark.lateness_ms * MILLISECOND
             watermark = reached if before is None else max(before, reached)
         removed = None if before is None else self._gone()
-        return StateBatch(number, watermark, before, sources, reduced.left_out.get(LATE, 0), removed, self._offsets)
+        return StateBatch(
+            number, watermark, before, sources, reduced.left_out.get(LATE, 0), removed, self._offsets, reduced.rows
+        )
 
     def _gone(self) -> int:
         """Return up to which end windows can no longer get rows."""
