@@ -96,7 +96,7 @@ class SparkEngine:
         consumed = batch.rows_read
         if consumed is None and self.pipeline.transform_sql is not None:
             consumed = self.lag.consumed(query.sources)
-        if not consumed and self.pipeline.window is None:  # without SQL each target was given all there is
+        if not consumed and batch.windows is None:  # without SQL each target was given all there is
             consumed = sum(each.rows_read for each in counts) // len(self.pipeline.targets)
         return Report(
             pipeline=self.name,

@@ -42,6 +42,8 @@ from weft.systems.state_store import BATCH, CODED, END, KEY, Selection, StateBat
 
 _ROWS, _SOURCE = "_weft_rows", "_weft_source"
 _LOST = "_weft_lost"
+# Changes with the columns that are stored of an aggregate.
+_FORM = 2
 OLDEST, NEWEST, _START = "_weft_oldest", "_weft_newest", "_weft_start"
 # Fewer stored rows are not worth a job that folds them.
 _COMPACT_ROWS, _COMPACT_RATIO = 20_000, 4
@@ -411,7 +413,7 @@ class Windows(Stateful):
             aggregations.append(named)
         window = self.window
         named = {"length": self._length, "hop": self._hop, "group_by": window.group_by, "of": aggregations}
-        named["at"] = window.event_time_column
+        named |= {"at": window.event_time_column, "form": _FORM}
         if window.gap_ms is not None:
             named |= {"gap": window.gap_ms, "limit": window.max_session_duration_ms}
         return hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()

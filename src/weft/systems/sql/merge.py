@@ -145,11 +145,13 @@ class Merge(ComparedMove):
         named, removed = self.load.removed, 0
         for first in range(0, len(named), _NAMED_ROWS):
             condition = " OR ".join(
-                # A quoted literal takes the type of its column.
-                " AND ".join(
-                    f"{self._q(name)} = {literal(str(each), self.tables.dialect)}" for name, each in row.items()
-                )
+                " AND ".join(self._is(name, value) for name, value in row.items())
                 for row in named[first : first + _NAMED_ROWS]
             )
             removed += int(self.session.run(f"DELETE FROM {self.target} WHERE {condition}").rowcount)
         return removed
+
+    def _is(self, name: str, value: int | str) -> str:
+        # A quoted literal takes the type of its column.
+        is_number = type(value) is int and pa.types.is_integer(self.columns[name].field.type)
+        return f"{self._q(name)} = {literal(value if is_number else str(value), self.tables.dialect)}"

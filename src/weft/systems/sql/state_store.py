@@ -160,15 +160,20 @@ class SqlState(StateStore):
         assert self._name is not None
         before, name, tables = self._name, self._new_name(), self._tables
         rows = self.read(Selection())
+        for each in schema:
+            if each.name not in rows.column_names:
+                rows = rows.append_column(each.name, pa.nulls(len(rows), each.type))
         rows = pa.table([rows[each.name].cast(each.type) for each in schema], schema=schema)
         self._create(name, schema)
         with tables.driver.session("publish") as session:
             columns = tables.quote("columns")
-            session.run(
+            changed = session.run(
                 f"UPDATE {system_table(tables, 'state')} SET {columns} = ?, table_name = ? "
                 "WHERE query_id = ? AND table_name = ?",
                 (_text(schema), name, self._query_id, before),
             )
+            if int(changed.rowcount) != 1:
+                raise WeftError(f"The state of {self._pipeline} has another table now: another process has gone on.")
             self._copy(session, system_table(tables, name), rows)
         self._name, self._schema = name, schema
         _drop(tables, before)
