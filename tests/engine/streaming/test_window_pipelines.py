@@ -5,9 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import signal
-from collections import Counter
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -17,7 +14,7 @@ import pytest
 from prometheus_client import generate_latest
 
 import weft
-from engine.streaming.conftest import declare, rows, run_killed, run_once
+from engine.streaming.conftest import declare, rows, run_once
 from engine.streaming.letters import letters_of
 from weft.engine.readers import open_tables
 from weft.engine.streaming.spark_engine import SparkEngine
@@ -27,7 +24,6 @@ from weft.pipelines.streaming import toml
 from weft.pipelines.streaming.declare import make
 from weft.pipelines.streaming.execution import Report
 from weft.project import current
-from weft.systems.delta.target import DeltaTarget
 from weft.systems.sql.state_store import SqlState
 from weft.systems.state_store import BATCH, END, StateBatch
 
@@ -354,88 +350,6 @@ def test_a_process_that_comes_too_late_removes_nothing() -> None:
     late.close()
 
 
-PROGRAM = """
-import sys
-
-import weft
-from weft.engine.streaming.spark_engine import SparkEngine
-from weft.operate.run_options import Running
-from weft.operate.supervisor import supervise
-from weft.pipelines.streaming.declare import make
-from weft.pipelines.streaming.execution import Report
-from weft.project import current
-from weft.systems.sql.state_store import SqlState
-from weft.systems.state_store import BATCH, END, StateBatch
-
-kind, place = sys.argv[1:]
-events = weft.stream(name="events", fields={"user": "string", "at": "timestamp"})(lambda: None)
-common = {
-    "group_by": "user",
-    "event_time_column": "at",
-    "aggregations": [weft.Aggregation(agg="count", as_="n")],
-}
-window, how = weft.Window(kind="tumbling", duration_ms=60_000, **common), {}
-if kind == "session":
-    more = {"late_data": "reopen", "allowed_lateness_ms": 86_400_000}
-    window = weft.Window(kind="session", gap_ms=40_000, max_session_duration_ms=86_400_000, **common, **more)
-    how = {"mode": "merge", "primary_key": ["user", "session_id"]}
-store = {"state_store": weft.StateStore(connection=weft.SQLiteConnection(place))} if place else {}
-pipeline = make(
-    name="per_minute",
-    source=weft.Source(query=events, max_rows=20),
-    targets=[weft.Target(connection="default", table=each, **how) for each in ("counts", "copies")],
-    window=window,
-    **store,
-)
-supervise(SparkEngine(pipeline), Running(once=True))
-"""
-
-
-@pytest.mark.timing
-@pytest.mark.parametrize("place", ["same", "two"])
-@pytest.mark.parametrize("kind", ["tumbling", "session"])
-@pytest.mark.brief("tumbling-same", "session-two")
-@pytest.mark.usefixtures("here")
-def test_the_driver_killed_at_each_step(kind: str, place: str, project: Path, count: Callable[..., int]) -> None:
-    events = declare(user="string", at="timestamp")
-    arguments = (kind, str(project / "state.db") if place == "two" else "")
-    points = [("begun", 2), ("stored", 1), ("stored", 3), ("loaded", 1), ("loaded", 2), ("done", 2)]
-    chosen = points * count(10, 1) if count(10, 1) > 1 else [("stored", 1), ("loaded", 1)]
-    seen: dict[str, list[float]] = {}
-    for number, (step, times) in enumerate(chosen):
-        # Those of a session come in disorder, so that late ones make one of two.
-        order = range(60) if kind == "tumbling" else [*range(0, 60, 2), *range(1, 60, 2)]
-        at = [(f"user {n % 7}", number * 300 + n * 5.0) for n in order]
-        publish(events, *at)
-        for user, second in at:
-            seen.setdefault(user, []).append(second)
-        ended = run_killed(PROGRAM, step, times, *arguments)
-        assert ended.returncode == -signal.SIGKILL, ended.stderr
-    publish(events, ("last", len(chosen) * 300 + 100))
-    ended = run_killed(PROGRAM, "none", 0, *arguments)
-    assert ended.returncode == 0, ended.stderr
-    wanted: list[tuple[Any, ...]]
-    if kind == "tumbling":
-        in_minutes = Counter((int(each // 60), user) for user, times in seen.items() for each in times)
-        wanted = sorted((minute, user, n) for (minute, user), n in in_minutes.items())
-        assert minutes("counts") == minutes("copies") == wanted
-        return
-    wanted = []
-    for user, times in seen.items():
-        session: list[float] = []
-        for each in [*sorted(times), float("inf")]:
-            if session and each > session[-1] + 40:
-                wanted.append((user, session[0], session[-1] + 40, len(session)))
-                session = []
-            session.append(each)
-    for table in ("counts", "copies"):
-        found = [
-            (user, (start - START).total_seconds(), (end - START).total_seconds(), n)
-            for start, end, _, user, n in rows(table)
-        ]
-        assert sorted(found) == sorted(wanted)
-
-
 def test_a_window_in_a_file() -> None:
     text = """
 pipeline_name = "per_minute"
@@ -539,101 +453,3 @@ def test_an_aggregation_that_cannot_be(options: dict[str, Any], message: str) ->
 def test_a_window_that_does_not_fit_its_pipeline(options: dict[str, Any], message: str) -> None:
     with pytest.raises(DeclarationError, match=message):
         make(name="per_minute", source=declare(user="string"), target="default", target_table="counts", **options)
-
-
-@pytest.mark.brief("mysql")
-@pytest.mark.usefixtures("plain_spark", "streams")
-def test_sessions_over_several_batches() -> None:
-    events = declare(user="string", at="timestamp")
-    own = weft.Window(
-        kind="session",
-        gap_ms=10_000,
-        max_session_duration_ms=60_000,
-        group_by="user",
-        event_time_column="at",
-        max_groups_per_window=2,
-        aggregations=[COUNT],
-    )
-    options: dict[str, Any] = {"name": "visits", "source": events, "target_table": "visits", "window": own}
-
-    def run(*more: tuple[str | None, float]) -> list[tuple[Any, ...]]:
-        publish(events, *more)
-        run_once(**options)
-        seconds = [(start - START, end - START, user, n) for start, end, _, user, n in rows("visits")]
-        return sorted((start.seconds, end.seconds, user, n) for start, end, user, n in seconds)
-
-    publish(events, ("ann", 1), ("bob", 5), ("ann", 10))
-    run_once(**options)
-    assert run(("ann", 18), ("bob", 30)) == [(1, 28, "ann", 3), (5, 15, "bob", 1)]
-    assert run(("bob", 25), ("bob", 41)) == [(1, 28, "ann", 3), (5, 15, "bob", 1), (25, 40, "bob", 2)]
-    with pytest.raises(LoadRefusedError, match=r"max_groups_per_window=2 reached \(3 groups\)"):
-        run(("ann", 42), ("cid", 43))
-
-
-def visits(**options: Any) -> weft.Window:
-    defaults = {"kind": "session", "gap_ms": 10_000, "max_session_duration_ms": 60_000, "group_by": "user"}
-    return weft.Window(**{**defaults, "event_time_column": "at", "aggregations": [COUNT], **options})
-
-
-@pytest.mark.parametrize("place", ["database", "delta"])
-@pytest.mark.brief("sqlite-delta", "postgres-database", "mysql-database")
-@pytest.mark.usefixtures("spark", "streams")
-def test_a_late_row_makes_one_session_of_two(place: str, project: Path) -> None:
-    events = declare(user="string", at="timestamp")
-    own = visits(late_data="reopen", allowed_lateness_ms=100_000)
-    target = weft.DeltaLocalConnection(str(project / "lake")) if place == "delta" else "default"
-    options: dict[str, Any] = {"name": "visits", "source": events, "target": target, "target_table": "visits"}
-    options |= {"window": own, "mode": "merge", "keys": ["user", "session_id"]}
-
-    def run(*more: tuple[str | None, float]) -> list[tuple[Any, ...]]:
-        publish(events, *more)
-        run_once(**options)
-        found = weft.read("visits" if place == "delta" else "SELECT * FROM visits", source=target).collect()
-        return sorted((each.window_start.second, each.window_end.second, each.user, each.n) for each in found)
-
-    assert run(("ann", 1), ("ann", 15), ("bob'", 2), ("bob'", 14), ("ann", 40)) == [
-        (1, 11, "ann", 1),
-        (2, 12, "bob'", 1),
-        (14, 24, "bob'", 1),
-        (15, 25, "ann", 1),
-    ]
-    assert run(("ann", 8)) == [(1, 25, "ann", 3), (2, 12, "bob'", 1), (14, 24, "bob'", 1)]
-    # Before the first one, so that it begins earlier; and up to a session that goes on.
-    assert run(("bob'", 0), ("bob'", 7), ("ann", 25), ("ann", 35)) == [(0, 24, "bob'", 4), (1, 50, "ann", 6)]
-
-
-@pytest.mark.usefixtures("plain_spark", "here")
-def test_every_batch_updates_its_sessions() -> None:
-    events = declare(user="string", at="timestamp")
-    options: dict[str, Any] = {"name": "visits", "source": events, "target_table": "visits"}
-    options |= {"window": visits(emit="update"), "mode": "merge", "keys": ["user", "session_id"]}
-    found = []
-    for more in ((("ann", 5), ("bob", 6)), (("ann", 1), ("bob", 12)), (("ann", 30),)):
-        publish(events, *more)
-        run_once(**options)
-        found.append(sorted(((start - START).seconds, user, n) for start, _, _, user, n in rows("visits")))
-    assert found == [
-        [(5, "ann", 1), (6, "bob", 1)],
-        [(1, "ann", 2), (6, "bob", 2)],
-        [
-            (1, "ann", 2),
-            (6, "bob", 2),
-            (30, "ann", 1),
-        ],
-    ]
-
-
-@pytest.mark.usefixtures("here")
-def test_a_target_that_removes_no_rows(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(DeltaTarget, "removes_rows", False)
-    lake = weft.DeltaLocalConnection(str(project / "lake"))
-    with pytest.raises(DeclarationError, match="removes no rows"):
-        make(
-            name="visits",
-            source=declare(user="string"),
-            target=lake,
-            target_table="visits",
-            window=visits(emit="update"),
-            mode="merge",
-            keys=["user", "session_id"],
-        )

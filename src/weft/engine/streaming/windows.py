@@ -114,7 +114,7 @@ class Windows(Stateful):
                 self._stored[end] = self._stored.get(end, 0) + count
 
     def emission(self, spark: Any) -> pa.Table | None:
-        closed = self.closed(spark)
+        closed, self._unfit = self.closed(spark), []
         if closed is None:
             return None
         with outcome.explained(f"close windows of {self.pipeline.name}"):
