@@ -104,6 +104,29 @@ def test_aggregates_of_nothing_and_of_much() -> None:
 
 
 @pytest.mark.usefixtures("plain_spark", "here")
+def test_aggregates_of_sessions() -> None:
+    events = declare(user="string", at="timestamp", v="int64")
+    own = weft.Window(
+        kind="session",
+        gap_ms=10_000,
+        max_session_duration_ms=60_000,
+        group_by="user",
+        event_time_column="at",
+        aggregations=[
+            weft.Aggregation(agg="approx_percentile", column="v", percentage=0.5, as_="median"),
+            weft.Aggregation(agg="collect", column="v", max_values_per_group=2, as_="two"),
+            weft.Aggregation(agg=Weighted, column=("v", "v"), as_="weighted"),
+        ],
+    )
+    options: dict[str, Any] = {"name": "visits", "source": events, "target_table": "visits", "window": own}
+    for more in ((("ann", 1, 1), ("bob", 1, 2)), (("ann", 8, 3), ("ann", 5, 2)), (("bob", 40, 1),)):
+        publish(events, *more)
+        run_once(**options)
+    found = {each[3]: each[4:] for each in rows("visits")}
+    assert found == {"ann": (2.0, "[1,2]", pytest.approx(14 / 6)), "bob": (2.0, "[2]", 2.0)}
+
+
+@pytest.mark.usefixtures("plain_spark", "here")
 def test_what_is_written_of_windows(project: Path) -> None:
     events = declare(user="string", at="timestamp", v="int64")
 
