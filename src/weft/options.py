@@ -94,7 +94,8 @@ def variants(hint: Any) -> list[Any]:
 
 def choices(hint: Any) -> tuple[str, ...]:
     """Return the words of a `Literal`; none where the type is another."""
-    (first, *more) = variants(hint)
+    # A class stands for no word of a file.
+    (first, *more) = [each for each in variants(hint) if typing.get_origin(each) is not type]
     return typing.get_args(first) if not more and typing.get_origin(first) is typing.Literal else ()
 
 

@@ -121,12 +121,12 @@ def from_memory(spark: Any, rows: inputs.Memory) -> Any:
     return spark.createDataFrame(pa.Table.from_batches(list(rows.batches), rows.schema))
 
 
-def transformed(frame: Any, sql: str) -> Any:
-    """Return the result of Spark SQL over the table `source`."""
+def transformed(frame: Any, sql: str, table: str = "source", option: str = "transform_sql") -> Any:
+    """Return the result of Spark SQL over the table `source`, or another one; errors call it by its option."""
     from pyspark.errors import AnalysisException
 
-    with outcome.explained("understand transform_sql"), sessions.quoted_names(frame.sparkSession):
-        frame.createOrReplaceTempView("source")
+    with outcome.explained(f"understand {option}"), sessions.quoted_names(frame.sparkSession):
+        frame.createOrReplaceTempView(table)
         try:
             return frame.sparkSession.sql(sql)
         except AnalysisException as error:
@@ -134,14 +134,14 @@ def transformed(frame: Any, sql: str) -> Any:
             name = parameters.get("objectName", "").strip("`")
             if str(error.getCondition()).startswith("UNRESOLVED_COLUMN") and f'"{name}"' in sql:
                 raise DeclarationError(
-                    f'transform_sql has "{name}", which is not a column of its tables.',
+                    f'{option} has "{name}", which is not a column of its tables.',
                     hint=f"In double quotes is a name; a text is in single quotes: '{name}'.",
                 ) from None
             if error.getCondition() == "UNRESOLVED_ROUTINE":
                 called = parameters.get("routineName", "").strip("`")
                 known = [row[0] for row in frame.sparkSession.sql("SHOW FUNCTIONS").collect()]
                 raise DeclarationError(
-                    f"transform_sql calls a function that is not there: {called}.",
+                    f"{option} calls a function that is not there: {called}.",
                     hint=did_you_mean(called.lower(), known, "A function of your own is named in udfs."),
                 ) from None
             if error.getCondition() != "TABLE_OR_VIEW_NOT_FOUND":
@@ -150,9 +150,9 @@ def transformed(frame: Any, sql: str) -> Any:
             views = frame.sparkSession.sql("SHOW VIEWS").collect()
             known = sorted(each.viewName for each in views if each.isTemporary)
             raise DeclarationError(
-                f"transform_sql reads a table that is not there: {missing}.",
+                f"{option} reads a table that is not there: {missing}.",
                 hint=listed(
-                    missing.strip("`"), known, f"It can read: {', '.join(known)}. The table source has the rows."
+                    missing.strip("`"), known, f"It can read: {', '.join(known)}. The table {table} has the rows."
                 ),
             ) from None
 

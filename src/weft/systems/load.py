@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypedDict, get_args
@@ -123,6 +123,8 @@ class Load:
     """scd2: the column that says since when a row is so; the moment of the load where `None`."""
     handle_deletes: Literal["hard", "soft"] | None = None
     """Rows whose key the source no longer has: `hard` removes them (merge), `soft` closes their version (scd2)."""
+    removed: tuple[Mapping[str, int | str], ...] = ()
+    """Values of columns, each time of the same ones: a merge removes the rows that have them, in the same commit."""
     deduplicate_by: tuple[str, ...] = ()
     ttl_seconds: float | None = None
     """scd2: close current versions that began longer ago than this."""

@@ -8,7 +8,7 @@ carried out again after a crash, and finds what the one before it did.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +23,8 @@ BATCH, END = "_weft_batch", "_weft_end"
 """The columns of every stored row: the batch that it came with, and the end of its window in µs since 1970."""
 
 
+CODED = {b"weft.coded": b"1"}
+"""Marks a column of which a database may refuse values (NaN, a null character): it is kept as a text of ours."""
 CLOSED = -(1 << 62)
 """Ends before half of this are no times: they mark rows that wait to be removed."""
 
@@ -45,6 +47,8 @@ class StateBatch:
     """Windows that end up to here are no longer in the state: they cannot be reopened."""
     offsets: str = ""
     """A digest of what the batch was to read: another batch of the same number is of another checkpoint."""
+    rows: int = 0
+    """How many rows the batch has read."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +103,7 @@ class StateStore(ABC):
 
     @abstractmethod
     def retype(self, schema: pa.Schema) -> None:
-        """Give columns another type, of which only nulls are stored, and add those that are new."""
+        """Give columns another type, to which stored values are converted, and add those that are new."""
 
     @abstractmethod
     def read(self, wanted: Selection) -> pa.Table:
@@ -112,6 +116,11 @@ class StateStore(ABC):
     @abstractmethod
     def counts(self) -> dict[int, int]:
         """Return how many rows are stored of windows that are not marked as closed, by the end of their window."""
+
+    def groups(self, columns: Sequence[str]) -> int:
+        """Return about how many different values these columns have in rows that are not marked as closed."""
+        rows = self.read(Selection(after=CLOSED // 2)).select(columns)
+        return len(rows.group_by(columns).aggregate([]))
 
     @abstractmethod
     def remove(self, upto: int) -> None:

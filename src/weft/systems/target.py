@@ -46,6 +46,8 @@ class SparkTarget(ABC):
     """Whether a load that is tried again is there once. Only such a target takes loads and batch pipelines."""
     keeps_columns: ClassVar[bool] = False
     """Whether a table that is truncated keeps its columns."""
+    removes_rows: ClassVar[bool] = False
+    """Whether a merge removes the rows that a load names in `removed`."""
 
     def __init__(self, connection: Any) -> None:
         self.connection: Any = connection

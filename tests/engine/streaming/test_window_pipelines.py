@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import signal
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,7 @@ import pytest
 from prometheus_client import generate_latest
 
 import weft
-from engine.streaming.conftest import declare, rows, run_killed, run_once
+from engine.streaming.conftest import declare, rows, run_once
 from engine.streaming.letters import letters_of
 from weft.engine.readers import open_tables
 from weft.engine.streaming.spark_engine import SparkEngine
@@ -352,56 +350,6 @@ def test_a_process_that_comes_too_late_removes_nothing() -> None:
     late.close()
 
 
-PROGRAM = """
-import weft
-from weft.engine.streaming.spark_engine import SparkEngine
-from weft.operate.run_options import Running
-from weft.operate.supervisor import supervise
-from weft.pipelines.streaming.declare import make
-from weft.pipelines.streaming.execution import Report
-from weft.project import current
-from weft.systems.sql.state_store import SqlState
-from weft.systems.state_store import BATCH, END, StateBatch
-
-events = weft.stream(name="events", fields={"user": "string", "at": "timestamp"})(lambda: None)
-pipeline = make(
-    name="per_minute",
-    source=weft.Source(query=events, max_rows=20),
-    targets=[weft.Target(connection="default", table="counts"), weft.Target(connection="default", table="copies")],
-    window=weft.Window(
-        kind="tumbling",
-        duration_ms=60_000,
-        group_by="user",
-        event_time_column="at",
-        aggregations=[weft.Aggregation(agg="count", as_="n")],
-    ),
-)
-supervise(SparkEngine(pipeline), Running(once=True))
-"""
-
-
-@pytest.mark.timing
-@pytest.mark.usefixtures("here")
-def test_the_driver_killed_at_each_step(count: Callable[..., int]) -> None:
-    events = declare(user="string", at="timestamp")
-    points = [("begun", 2), ("stored", 1), ("stored", 3), ("loaded", 1), ("loaded", 2), ("done", 2)]
-    chosen = points * count(10, 1) if count(10, 1) > 1 else [("stored", 1), ("loaded", 1)]
-    expected: dict[tuple[int, str], int] = {}
-    for number, (step, times) in enumerate(chosen):
-        at = [(f"user {n % 7}", number * 300 + n * 5.0) for n in range(60)]
-        publish(events, *at)
-        for user, second in at:
-            expected[int(second // 60), user] = expected.get((int(second // 60), user), 0) + 1
-        ended = run_killed(PROGRAM, step, times)
-        assert ended.returncode == -signal.SIGKILL, ended.stderr
-    publish(events, ("last", len(chosen) * 300 + 60))
-    ended = run_killed(PROGRAM, "none", 0)
-    assert ended.returncode == 0, ended.stderr
-    wanted = sorted((minute, user, n) for (minute, user), n in expected.items())
-    assert minutes("counts") == wanted
-    assert minutes("copies") == wanted
-
-
 def test_a_window_in_a_file() -> None:
     text = """
 pipeline_name = "per_minute"
@@ -505,32 +453,3 @@ def test_an_aggregation_that_cannot_be(options: dict[str, Any], message: str) ->
 def test_a_window_that_does_not_fit_its_pipeline(options: dict[str, Any], message: str) -> None:
     with pytest.raises(DeclarationError, match=message):
         make(name="per_minute", source=declare(user="string"), target="default", target_table="counts", **options)
-
-
-@pytest.mark.brief("mysql")
-@pytest.mark.usefixtures("plain_spark", "streams")
-def test_sessions_over_several_batches() -> None:
-    events = declare(user="string", at="timestamp")
-    own = weft.Window(
-        kind="session",
-        gap_ms=10_000,
-        max_session_duration_ms=60_000,
-        group_by="user",
-        event_time_column="at",
-        max_groups_per_window=2,
-        aggregations=[COUNT],
-    )
-    options: dict[str, Any] = {"name": "visits", "source": events, "target_table": "visits", "window": own}
-
-    def run(*more: tuple[str | None, float]) -> list[tuple[Any, ...]]:
-        publish(events, *more)
-        run_once(**options)
-        seconds = [(start - START, end - START, user, n) for start, end, _, user, n in rows("visits")]
-        return sorted((start.seconds, end.seconds, user, n) for start, end, user, n in seconds)
-
-    publish(events, ("ann", 1), ("bob", 5), ("ann", 10))
-    run_once(**options)
-    assert run(("ann", 18), ("bob", 30)) == [(1, 28, "ann", 3), (5, 15, "bob", 1)]
-    assert run(("bob", 25), ("bob", 41)) == [(1, 28, "ann", 3), (5, 15, "bob", 1), (25, 40, "bob", 2)]
-    with pytest.raises(LoadRefusedError, match=r"max_groups_per_window=2 reached \(3 groups\)"):
-        run(("ann", 42), ("cid", 43))

@@ -107,7 +107,7 @@ def check(case: Case, spark: Any, open_store: Callable[[], StateStore]) -> None:
 @pytest.mark.parametrize("kind", ["tumbling", "hopping"])
 @pytest.mark.usefixtures("here")
 def test_as_in_plain_python(kind: str, late_data: str, plain_spark: Any, count: Callable[..., int]) -> None:
-    for seed in range(count(500, 2)):
+    for seed in range(count(2000, 2)):
         current().streams.clear()
         store = InMemoryState()
         check(Case.random(seed, late_data, kind), plain_spark, lambda store=store: store)  # type: ignore[misc]
@@ -127,11 +127,18 @@ def test_state_in_a_database(late_data: str, plain_spark: Any, count: Callable[.
         check(Case.random(seed, late_data, "tumbling"), plain_spark, open_store)
 
 
-def check_sessions(seed: int, spark: Any, open_store: Callable[[], StateStore]) -> None:
+def check_sessions(seed: int, spark: Any, open_store: Callable[[], StateStore], kind: str = "drop") -> None:
     """Run batches with sessions, with a restart before each one and a replay of each, and compare with the oracle."""
     chance = random.Random(seed)
     gap, limit = chance.choice([2, 5]) * SECOND, chance.choice([8, 20, 1000]) * SECOND
     oracle = SessionOracle(gap, limit, chance.choice([0, 3, 10]) * SECOND)
+    options: dict[str, Any] = {}
+    if "reopen" in kind:
+        oracle.allowed = chance.choice([5, 30, 1000]) * SECOND
+        options |= {"late_data": "reopen", "allowed_lateness_ms": oracle.allowed // 1000}
+    if "update" in kind:
+        oracle.updates = True
+        options["emit"] = "update"
     window = weft.Window(
         kind="session",
         gap_ms=gap // 1000,
@@ -139,6 +146,7 @@ def check_sessions(seed: int, spark: Any, open_store: Callable[[], StateStore]) 
         group_by=("key",),
         aggregations=AGGREGATIONS,
         event_time_column="at",
+        **options,
     )
     pipeline = make(
         name=f"case {seed}",
@@ -147,52 +155,68 @@ def check_sessions(seed: int, spark: Any, open_store: Callable[[], StateStore]) 
         target_table="results",
         window=window,
         watermark=weft.Watermark(lateness_ms=oracle.lateness // 1000),
+        **({"mode": "merge", "keys": list(window.keys)} if options else {}),
     )
-    table: dict[Any, tuple[Any, ...]] = {}
+    table: dict[tuple[Any, int], Any] = {}
     reached = chance.randrange(-100, 100) * SECOND
     for number in range(chance.randrange(2, 7)):
         batch = []
-        for _ in range(chance.choice([0, 1, 10, 30])):
-            reached += chance.choice([0, 1, 1, 2, 6]) * SECOND + chance.randrange(2) * chance.randrange(SECOND)
-            behind = chance.choice([0, 0, 0, 1, 4, 30]) * SECOND
-            batch.append(Event("a", reached - behind, chance.choice([None, "x", "y"]), chance.choice([None, 1, 2, 3])))
+        before, reached = reached, reached + chance.choice([1, 3, 10, 40]) * SECOND + chance.randrange(SECOND)
+        # Many groups, each a case of its own: a query of Spark takes about as long for one.
+        for key in (None, *range(30)) if chance.randrange(6) else ():
+            for _ in range(chance.choice([0, 0, 1, 2, 8])):
+                at = chance.randrange(before, reached) - chance.choice([0, 0, 0, 1, 4, 10, 30]) * SECOND
+                at -= chance.randrange(2) * (at % SECOND)  # pauses exactly as long as the gap
+                value = chance.choice([None, 1, 2, 3])
+                batch.append(Event("a", at, None if key is None else str(key), value))
         windows = Sessions(pipeline, open_store())
         assert not windows.begin(number)
         windows.add(number, windows.reduce([("a", frame_of(spark, batch))]) if batch else windows.nothing(), spark)
-        once = sessions_of(windows.closed(spark))
+        once, removed = sessions_of(windows.closed(spark)), windows.removed(spark)
         windows.close()
         again = Sessions(pipeline, open_store())
         assert again.begin(number) == (again.last is not None)
         assert sessions_of(again.closed(spark)) == once
+        assert sorted(map(repr, again.removed(spark))) == sorted(map(repr, removed))
         again.close()
-        assert not table.keys() & once.keys(), "a session was emitted twice"
+        for each in removed:
+            del table[each["key"], each["session_id"]]  # which must be there
+        assert options or not table.keys() & once.keys(), "a session was emitted twice"
         table |= once
         oracle.add(batch)
-        assert table == oracle.closed, f"case {seed}, batch {number}"
+        assert dict(table.values()) == oracle.written, f"case {seed}, batch {number}"
+        assert len(table) == len(oracle.written)
 
 
-def sessions_of(frame: Any) -> dict[tuple[int, int, Any], tuple[Any, ...]]:
+def sessions_of(frame: Any) -> dict[tuple[Any, int], Any]:
+    """Return what a batch emits, by group and id: the bounds and the group, and the aggregates."""
     microsecond = timedelta(microseconds=1)
     rows = [] if frame is None else frame.toArrow().to_pylist()
     found = {}
     for row in rows:
         bounds = (row["window_start"] - EPOCH) // microsecond, (row["window_end"] - EPOCH) // microsecond
-        found[*bounds, row["key"]] = tuple(row[each.name] for each in AGGREGATIONS)
-        assert isinstance(row["session_id"], int)
+        values = tuple(row[each.name] for each in AGGREGATIONS)
+        found[row["key"], row["session_id"]] = ((*bounds, row["key"]), values)
     assert len(found) == len(rows), "a session came twice"
     return found
 
 
+KINDS = ["drop", "reopen", "update", "reopen update"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.usefixtures("here")
-def test_sessions_as_in_plain_python(plain_spark: Any, count: Callable[..., int]) -> None:
-    for seed in range(count(2000, 3)):
+def test_sessions_as_in_plain_python(kind: str, plain_spark: Any, count: Callable[..., int]) -> None:
+    for seed in range(count(200, 2)):
         current().streams.clear()
         store = InMemoryState()
-        check_sessions(seed, plain_spark, lambda store=store: store)  # type: ignore[misc]
+        check_sessions(seed, plain_spark, lambda store=store: store, kind)  # type: ignore[misc]
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.usefixtures("streams")
-def test_sessions_in_a_database(plain_spark: Any, count: Callable[..., int]) -> None:
+@pytest.mark.brief("sqlite-reopen", "postgres-drop", "mysql-reopen update")
+def test_sessions_in_a_database(kind: str, plain_spark: Any, count: Callable[..., int]) -> None:
     for seed in range(3000, 3000 + count(100, 1)):
         current().streams.clear()
         connection = current().connection("default")
@@ -200,4 +224,4 @@ def test_sessions_in_a_database(plain_spark: Any, count: Callable[..., int]) -> 
         def open_store(seed: int = seed, connection: Any = connection) -> StateStore:
             return SqlState(open_tables(connection), f"case {seed}", f"q{seed}")
 
-        check_sessions(seed, plain_spark, open_store)
+        check_sessions(seed, plain_spark, open_store, kind)

@@ -130,27 +130,35 @@ class SessionOracle:
     gap: int
     limit: int
     lateness: int
+    allowed: int = 0
+    updates: bool = False
     watermark: int | None = None
     newest: int | None = None
     rows: dict[Any, list[Event]] = field(default_factory=lambda: defaultdict(list))
     long: set[tuple[Any, int]] = field(default_factory=set)
     """Keys and times of rows in sessions that were longer than the limit."""
-    closed: dict[tuple[int, int, Any], tuple[Any, ...]] = field(default_factory=dict)
+    shown: set[tuple[Any, int]] = field(default_factory=set)
+    """Keys and times of rows in sessions that were written."""
+    done: dict[tuple[int, int, Any], tuple[Any, ...]] = field(default_factory=dict)
+    """The sessions that can no longer change."""
+    written: dict[tuple[int, int, Any], tuple[Any, ...]] = field(default_factory=dict)
+    """All sessions that a table has."""
 
     def add(self, batch: list[Event]) -> None:
         for event in batch:
-            if self.watermark is None or event.at + self.gap >= self.watermark:
+            if self.watermark is None or event.at + self.gap + self.allowed >= self.watermark:
                 self.rows[event.key].append(event)
             self.newest = max(event.at, event.at if self.newest is None else self.newest)
         if self.newest is None:
             return
         reached = self.newest - self.lateness
         self.watermark = reached if self.watermark is None else max(self.watermark, reached)
+        self.written = dict(self.done)
         for key, rows in self.rows.items():
             rows.sort(key=lambda each: each.at)
             kept: list[Event] = []
             for session in self._sessions(rows):
-                kept += self._close(key, session)
+                kept += self._write(key, session)
             self.rows[key] = kept
 
     def _sessions(self, rows: list[Event]) -> list[list[Event]]:
@@ -162,8 +170,8 @@ class SessionOracle:
                 sessions.append([row])
         return sessions
 
-    def _close(self, key: Any, session: list[Event]) -> list[Event]:
-        """Emit what has ended of a session, and return the rest."""
+    def _write(self, key: Any, session: list[Event]) -> list[Event]:
+        """Write what is to be seen of a session, and return the rows that may change it."""
         first, last = session[0].at, session[-1].at
         pieces = [session]
         if last - first > self.limit or any((key, row.at) in self.long for row in session):
@@ -176,10 +184,16 @@ class SessionOracle:
         for piece in pieces:
             end = last if piece is pieces[-1] else piece[0].at - piece[0].at % self.limit + self.limit
             assert self.watermark is not None
-            if end + self.gap < self.watermark:
+            is_closed = end + self.gap < self.watermark
+            moments = {(key, row.at) for row in piece}
+            if is_closed or self.updates or self.shown & moments:
+                self.shown |= moments
                 found = (piece[0].at, piece[-1].at + self.gap, key)
-                assert found not in self.closed
-                self.closed[found] = _aggregated(piece)
+                assert found not in self.written
+                self.written[found] = _aggregated(piece)
+            if end + self.gap + self.allowed < self.watermark:
+                self.done[found] = self.written[found]
+                self.shown -= moments
             else:
                 kept += piece
         return kept

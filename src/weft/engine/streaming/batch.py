@@ -6,7 +6,7 @@ import hashlib
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
@@ -188,33 +188,50 @@ class Batches:
         """Carry out the steps of a batch with windows: add its rows to the state, commit the windows that it closes."""
         if self._stateful is None:
             self._stateful = _step(self.pipeline, open_state(self.pipeline, batch.query_id, self._columns.home))
-        step, counts, rejected, rows_read = self._stateful, {}, 0, None
+        step, counts, rejected = self._stateful, {}, 0
         try:
-            if not step.begin(batch.number, self._offsets(batch)):
-                rejected, rows_read = self._add_to_state(step, parts, spark, batch)
+            is_stored = step.begin(batch.number, self._offsets(batch))
+            if not is_stored:
+                rejected = self._add_to_state(step, parts, spark, batch)
                 _steps.debug("stored")
-            emission = step.emission(spark)
+            emission, removed = step.emission(spark), step.removed(spark)
         finally:
             step.store.release()
-        if emission is not None:
+        rejected += self._put_unfit(step.unfit(), batch)
+        # Of rows that `emit_sql` leaves out nothing is written.
+        if emission is not None and (len(emission) or removed):
             rows = memory_of(emission)
             for target in self.pipeline.targets:
-                loaded = self.targets.load(target, rows, batch, lambda: pa.table({}))
+                loaded = self.targets.load(target, rows, batch, lambda: pa.table({}), removed)
                 counts[label_of(self.pipeline, target)] = loaded
                 _steps.debug("loaded")
         rejected += sum(each.quarantined for each in counts.values())
         emitted = max((each.rows_read for each in counts.values()), default=0)
-        return BatchResult(batch.number, counts, rows_read, rejected, step.report(emitted))
+        report, last = step.report(emitted), step.last
+        rows_read = last.rows if last is not None and last.number == batch.number else 0
+        # A batch that was carried out to its end was counted then.
+        if is_stored and report is not None and all(each.replayed for each in counts.values()):
+            report, rows_read = replace(report, late=0), 0
+        return BatchResult(batch.number, counts, rows_read, rejected, report)
+
+    def _put_unfit(self, letters: Sequence[DeadLetter], batch: BatchId) -> int:
+        """Store windows that no column holds as letters; an error where there is no place for them."""
+        if letters and self.pipeline.dead_letters is None:
+            raise LoadRefusedError(
+                f"{len(letters):,} rows of the window of {self.pipeline.name} cannot be written. {letters[0].error} "
+                f"The first: {letters[0].payload[:500]}",
+                hint=NO_STORE,
+            )
+        self._box.put(letters, batch, "window")
+        return len(letters)
 
     def _offsets(self, batch: BatchId) -> str:
         """Return a digest of what Spark has noted that a batch is to read."""
         noted = self._columns.home.at(f"offsets/{batch.number}").read()
         return "" if noted is None else hashlib.sha256(noted.encode()).hexdigest()
 
-    def _add_to_state(
-        self, step: Stateful, parts: Sequence[BatchRows], spark: Any, batch: BatchId
-    ) -> tuple[int, int | None]:
-        """Add the rows of a batch to the state; return how many were rejected, and how many were read."""
+    def _add_to_state(self, step: Stateful, parts: Sequence[BatchRows], spark: Any, batch: BatchId) -> int:
+        """Add the rows of a batch to the state; return how many were rejected."""
         self._columns.begin()
         self._box.origins.clear()
         typed = list(self._typed(parts, batch.query_id))
@@ -236,8 +253,9 @@ class Batches:
                 rejected += len(outside)
         # Before the state has the batch: then it is not read again.
         self._keep_columns(typed, batch.query_id)
-        step.add(batch.number, reduced, spark)
-        return rejected, self.transform.rows_read() if filled else 0
+        read = self.transform.rows_read() if filled else 0
+        step.add(batch.number, replace(reduced, rows=read or 0), spark)
+        return rejected
 
     def _put_failed(self, letters: Sequence[DeadLetter], batch: BatchId) -> None:
         """Store the rows that the SQL failed for, unless the pipeline drops them."""

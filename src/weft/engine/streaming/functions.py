@@ -225,10 +225,7 @@ def _partial(udaf: Udaf) -> Callable[..., pa.Array]:
             aggregate = cls()
             aggregate.update_batch(*arguments)
             result = aggregate.state()
-        method = f"{name}: {cls.__name__}.state()"
-        if not isinstance(result, tuple | list) or len(result) != len(state):
-            raise WeftError(f"{method} gave {_described(result)}, and a tuple of {len(state)} arrays is declared.")
-        fields = [_stored(_checked(each, kind, 1, method), kind) for each, kind in zip(result, state, strict=True)]
+        fields = _state(result, state, f"{name}: {cls.__name__}.state()")
         first = pa.StructArray.from_arrays(fields, names=[f"s{number}" for number in range(len(state))])
         rows = len(arrays[0])
         return pa.concat_arrays([first, pa.nulls(rows, first.type)]).slice(0, rows)
@@ -236,22 +233,56 @@ def _partial(udaf: Udaf) -> Callable[..., pa.Array]:
     return run
 
 
-def _over_lists(udaf: Udaf, method: str) -> Callable[..., pa.Array]:
-    """Return a function from lists of structs, one a group, to the result of each group; `method` takes the structs."""
-    name, returns, code = f"UDF {udaf.sql_name!r}", udaf.returns, _portable(udaf.cls)
-    kinds = udaf.args if method == "update_batch" else udaf.state
+def state_of(udaf: Udaf, method: str) -> Any:
+    """Return a function of Spark from lists of structs, one a group, to the state of each group, a struct."""
+    from pyspark.sql.pandas.functions import arrow_udf
+
+    over_lists, state = _grouped(udaf, method, "state"), udaf.state
+    name = f"UDF {udaf.sql_name!r}: {udaf.cls.__name__}.state()"
 
     def run(lists: pa.Array) -> pa.Array:
-        cls = _loaded(code)
+        states = [_state(each, state, name) for each in over_lists(lists)]
+        columns = [pa.concat_arrays(column) for column in zip(*states, strict=True)]
+        return pa.StructArray.from_arrays(columns, names=[f"s{number}" for number in range(len(state))])
+
+    kinds = ", ".join(f"s{number}: {_spark_type(each)}" for number, each in enumerate(state))
+    return arrow_udf(run, f"struct<{kinds}>")  # type: ignore[call-overload]
+
+
+def result_of(udaf: Udaf) -> Any:
+    """Return a function of Spark from lists of states, one a group, to the result of each group."""
+    from pyspark.sql.pandas.functions import arrow_udf
+
+    return arrow_udf(_over_lists(udaf, "merge_batch"), _spark_type(udaf.returns))  # type: ignore[call-overload]
+
+
+def _grouped(udaf: Udaf, method: str, gives: str) -> Callable[[pa.Array], list[Any]]:
+    """Return a function from lists of structs, one a group, to what each group gives; `method` takes the structs."""
+    name, code = f"UDF {udaf.sql_name!r}", _portable(udaf.cls)
+    kinds = udaf.args if method == "update_batch" else udaf.state
+
+    def run(lists: pa.Array) -> list[Any]:
+        cls, results = _loaded(code), []
         fields = _arguments(lists.values.flatten(), kinds, name)
-        offsets, results, empty = lists.offsets.to_pylist(), [], pa.array([], arrow_type(returns))
         with _one_line_error(name):
-            for start, stop in itertools.pairwise(offsets):
+            for start, stop in itertools.pairwise(lists.offsets.to_pylist()):
                 aggregate = cls()
                 if stop > start:
                     getattr(aggregate, method)(*(each.slice(start, stop - start) for each in fields))
-                results.append(aggregate.evaluate())
-        evaluate = f"{name}: {cls.__name__}.evaluate()"
+                results.append(getattr(aggregate, gives)())
+        return results
+
+    return run
+
+
+def _over_lists(udaf: Udaf, method: str) -> Callable[..., pa.Array]:
+    """Return a function from lists of structs, one a group, to the result of each group; `method` takes the structs."""
+    over_lists, returns = _grouped(udaf, method, "evaluate"), udaf.returns
+    name, cls = f"UDF {udaf.sql_name!r}", udaf.cls.__name__
+
+    def run(lists: pa.Array) -> pa.Array:
+        results, empty = over_lists(lists), pa.array([], arrow_type(returns))
+        evaluate = f"{name}: {cls}.evaluate()"
         return _stored(pa.concat_arrays([empty, *(_checked(each, returns, 1, evaluate) for each in results)]), returns)
 
     return run
@@ -279,6 +310,13 @@ def _loaded(code: bytes) -> Any:
     from pyspark import cloudpickle
 
     return cloudpickle.loads(code)
+
+
+def _state(result: Any, declared: Sequence[str], method: str) -> list[pa.Array]:
+    """Return what `state()` of an aggregate gave, as Spark keeps it."""
+    if not isinstance(result, tuple | list) or len(result) != len(declared):
+        raise WeftError(f"{method} gave {_described(result)}, and a tuple of {len(declared)} arrays is declared.")
+    return [_stored(_checked(each, kind, 1, method), kind) for each, kind in zip(result, declared, strict=True)]
 
 
 def _arguments(arrays: Sequence[pa.Array], declared: Sequence[str], name: str) -> list[pa.Array]:

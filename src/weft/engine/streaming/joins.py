@@ -31,6 +31,7 @@ from weft.engine.streaming.stateful import (
     Stateful,
     is_void,
     stored_field,
+    wider_type,
 )
 from weft.engine.streaming.transform import together
 from weft.errors import DeclarationError
@@ -212,6 +213,8 @@ class Joins(Stateful):
                 schema = schema.append(stored_field(field))
             elif is_void(schema.field(at)) and not pa.types.is_null(field.type):
                 schema = schema.set(at, stored_field(field))
+            elif (wider := wider_type(schema.field(at).type, field.type)) is not None:
+                schema = schema.set(at, stored_field(pa.field(field.name, wider)))
         if known is not None and not schema.equals(known, check_metadata=True):
             self.store.retype(schema)
         for field in schema:

@@ -6,6 +6,9 @@ groups are only added to.
 
 A session that lasts longer than its limit is cut at multiples of the limit since 1970, whatever the order in which its
 rows come: so short sessions never cross such a time.
+
+Sessions that can be written again stay in the state, with the time under which the targets have them. A row that comes
+between two of them makes one of both: it is written, and the row of the other is removed.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from weft.engine.streaming.stateful import MILLISECOND, REASON, TIME, Reduced
-from weft.engine.streaming.windows import NEWEST, OLDEST, Windows, bounded
+from weft.engine.streaming.windows import NEWEST, OLDEST, Windows, bounded, frame_of
 from weft.pipelines.streaming.execution import WindowReport
 from weft.pipelines.streaming.spec import StreamingPipeline
 from weft.pipelines.streaming.windows import SESSION_ID, WINDOW_END, WINDOW_START
@@ -27,6 +30,11 @@ from weft.systems.state_store import BATCH, CLOSED, END, KEY, Selection, StateBa
 
 _CELL, _LONG, _FIRST, _LAST = "_weft_cell", "_weft_long", "_weft_first", "_weft_last"
 _SESSION, _PREVIOUS = "_weft_session", "_weft_previous"
+_START, _CHANGED, _SHOWN, _HIDDEN = "_weft_start", "_weft_changed", "_weft_shown", "_weft_hidden"
+_WRITTEN = "_weft_written"
+"""The start of the session as the targets have it, in µs since 1970. Of what a batch emits: of one that it removes."""
+# Marks what is no longer kept, besides what batches emit.
+_GONE = CLOSED - 1
 # So many groups are named one by one; of more, everything is read.
 _NAMED_KEYS = 1000
 
@@ -43,7 +51,8 @@ class Sessions(Windows):
         self._waiting = sum(store.counts().values())
         """How many rows are stored of sessions that go on."""
         self._emission: pa.Table | None = None
-        """What the last batch closed, where this process carried it out."""
+        """What the last batch emits and removes, where this process carried it out."""
+        self._is_updated = window.emit == "update"
 
     def _counted(self) -> dict[int, int]:
         return {}  # every session has an end of its own
@@ -69,7 +78,7 @@ class Sessions(Windows):
     def _is_late(self, watermark: int) -> Any:
         from pyspark.sql import functions as F
 
-        return F.col(TIME) + self._gap < watermark
+        return F.col(TIME) + self._gap < self._gone()
 
     def _keyed(self, reduced: Any) -> Any:
         from pyspark.sql import functions as F
@@ -78,7 +87,8 @@ class Sessions(Windows):
 
     def _fragments(self, table: pa.Table) -> pa.Table:
         rows = bounded(table.drop_columns([_SESSION]), table[OLDEST], pc.add(table[NEWEST], self._gap))
-        return rows.append_column(_LONG, pa.repeat(False, len(rows)))
+        rows = rows.append_column(_LONG, pa.repeat(False, len(rows)))
+        return rows.append_column(_WRITTEN, pa.nulls(len(rows), pa.int64()))
 
     # -------------------------------------------------------------------------------------------------------- the state
 
@@ -88,6 +98,12 @@ class Sessions(Windows):
             self.store.remove(CLOSED + self.last.number)
         self._emission = None
 
+    def _decide(self, number: int, reduced: Reduced) -> StateBatch:
+        batch = super()._decide(number, reduced)
+        # A batch removes what its own watermark lets go.
+        upto = None if batch.watermark is None else max(batch.watermark - self._allowed, self._gone())
+        return replace(batch, removed=upto)
+
     def add(self, number: int, reduced: Reduced, spark: Any) -> None:
         batch = self._decide(number, reduced)
         if reduced.fragments is None:
@@ -95,18 +111,22 @@ class Sessions(Windows):
         rows = self._fitted(reduced.fragments.append_column(BATCH, pa.repeat(number, len(reduced.fragments))))
         # Of the next state until it is stored: a batch that fails here is tried again by the same object.
         emission, waiting, wanted = rows.slice(0, 0), self._waiting, None
-        if batch.watermark is not None:
-            ended = pc.unique(rows.filter(pc.less(rows[END], batch.watermark))[KEY])
-            wanted = self._touched(ended, batch.watermark)
+        watermark = CLOSED // 2 + 2 if batch.watermark is None and self._is_updated else batch.watermark
+        if watermark is not None:
+            named = pc.unique(rows.filter(self._may_change(rows, watermark, batch.previous))[KEY])
+            wanted = self._touched(named, watermark)
             stored = self.store.read(wanted) if self.last is not None else rows.slice(0, 0)
-            keys = pa.array([*stored[KEY].unique().to_pylist(), *ended.to_pylist()], pa.string())
+            keys = pa.array([*stored[KEY].unique().to_pylist(), *named.to_pylist()], pa.string())
             is_touched = pc.is_in(rows[KEY], keys)
             both = pa.concat_tables([stored, rows.filter(is_touched)])
             if len(both):
                 with outcome.explained(f"run the batch of {self.pipeline.name}"):
-                    whole = self._put_together(spark.createDataFrame(both), batch).toArrow()
+                    whole = self._put_together(frame_of(spark, both), number, watermark).toArrow()
                 whole = self._fitted(whole, rows.schema)
                 emission = whole.filter(pc.equal(whole[END], CLOSED + number))
+                absorbed = _absorbed(stored, whole, CLOSED + number)
+                whole = pa.concat_tables([whole.filter(pc.not_equal(whole[END], _GONE)), absorbed])
+                emission = pa.concat_tables([emission, absorbed])
                 rows = pa.concat_tables([whole, rows.filter(pc.invert(is_touched))])
             waiting -= len(stored)
             wanted = wanted if len(stored) else None
@@ -114,6 +134,16 @@ class Sessions(Windows):
         self.store.append(rows, batch, wanted)
         self._emission, self._waiting = emission, waiting + len(rows) - len(emission)
         self.last = batch
+
+    def _may_change(self, rows: pa.Table, watermark: int, previous: int | None) -> Any:
+        """Return which rows of a batch are of groups of which something is emitted."""
+        if self._is_updated:
+            return pa.chunked_array([pa.repeat(True, len(rows))])
+        ended = pc.less(rows[END], watermark)
+        if not self._allowed or previous is None:
+            return ended
+        # What has ended before may be reached by a row that begins before that.
+        return pc.or_(ended, pc.less(rows[WINDOW_START].cast(pa.int64()), previous))
 
     def _check_sessions(self, rows: pa.Table, waiting: int) -> None:
         """Raise where more groups have sessions than may; nothing of the batch is stored then. `waiting`: the rows that
@@ -137,27 +167,45 @@ class Sessions(Windows):
         return Selection(after=CLOSED // 2, upto=watermark - 1, whole_keys=True, keys=tuple(ended.to_pylist()))
 
     def closed(self, spark: Any) -> Any | None:
-        last = self.last
-        if last is None:
+        rows = self._emitted_rows()
+        rows = None if rows is None else rows.filter(pc.is_null(rows[_WRITTEN]))
+        if rows is None or not len(rows):
             return None
-        rows = self._emission
-        if rows is None:
-            closed = CLOSED + last.number
-            rows = self.store.read(Selection(after=closed - 1, upto=closed))
-        if not len(rows):
-            return None
+        groups = map(quoted, self.window.group_by)
+        frame = frame_of(spark, rows)
+        return frame.select(WINDOW_START, WINDOW_END, self._identity(WINDOW_START), *groups, *self._results())
+
+    def removed(self, spark: Any) -> list[dict[str, Any]]:
+        rows = self._emitted_rows() if self.window.changes_rows else None
+        rows = None if rows is None else rows.filter(pc.is_valid(rows[_WRITTEN]))
+        if rows is None or not len(rows):
+            return []
         from pyspark.sql import functions as F
 
-        identity = F.xxhash64(*map(quoted, self.window.group_by), F.unix_micros(WINDOW_START)).alias(SESSION_ID)
-        groups = map(quoted, self.window.group_by)
-        return spark.createDataFrame(rows).select(WINDOW_START, WINDOW_END, identity, *groups, *self._results())
+        frame = frame_of(spark, rows).withColumn(WINDOW_START, F.timestamp_micros(_WRITTEN))
+        keys = frame.select(*map(quoted, self.window.group_by), self._identity(WINDOW_START))
+        with outcome.explained(f"close windows of {self.pipeline.name}"):
+            found: list[dict[str, Any]] = keys.toArrow().to_pylist()
+        return found
 
-    def _put_together(self, frame: Any, batch: StateBatch) -> Any:
-        """Return short sessions as those that they are parts of; `END` says which of them the batch closes."""
+    def _emitted_rows(self) -> pa.Table | None:
+        """Return what the last batch emits and removes."""
+        if self.last is None or self._emission is not None:
+            return self._emission
+        closed = CLOSED + self.last.number
+        return self.store.read(Selection(after=closed - 1, upto=closed))
+
+    def _identity(self, start: str) -> Any:
+        from pyspark.sql import functions as F
+
+        return F.xxhash64(*map(quoted, self.window.group_by), F.unix_micros(start)).alias(SESSION_ID)
+
+    def _put_together(self, frame: Any, number: int, watermark: int) -> Any:
+        """Return short sessions as those that they are parts of. `END` says when to look at them again, which of them
+        the batch emits, and which are no longer kept."""
         from pyspark.sql import Window
         from pyspark.sql import functions as F
 
-        assert batch.watermark is not None
         groups = [F.col(quoted(name)) for name in (KEY, *self.window.group_by)]
         frame = frame.withColumns(
             {_FIRST: F.unix_micros(WINDOW_START), _LAST: F.unix_micros(WINDOW_END) - F.lit(self._gap)}
@@ -175,18 +223,40 @@ class Sessions(Windows):
             {
                 _PREVIOUS: last,
                 _LONG: F.max(_LONG).over(whole) | (last - first > self._limit),
+                _START: first,
+                _CHANGED: F.max(BATCH).over(whole) == number,
+                _SHOWN: F.max(_WRITTEN).over(whole).isNotNull(),
+                _HIDDEN: F.max(F.col(_WRITTEN).isNull()).over(whole),
             }
         )
         # Of a long session each cell is one that ends with the cell, but for the last.
         is_last = F.col(_LAST) == F.col(_PREVIOUS)
         ends = F.when(F.col(_LONG) & ~is_last, F.col(_CELL) + self._limit).otherwise(F.col(_PREVIOUS)) + self._gap
-        frame = frame.withColumn(END, F.when(ends < batch.watermark, F.lit(CLOSED + batch.number)).otherwise(ends))
-        is_closed = F.col(END) == CLOSED + batch.number
-        done = frame.where(is_closed)
-        piece = F.when(F.col(_LONG), F.col(_CELL))
-        done = self._merged(done.withColumn(_CELL, piece), [*groups, F.col(_SESSION), F.col(_CELL)])
-        done = done.withColumn(END, F.lit(CLOSED + batch.number))
-        return self._bounds(done).unionByName(self._bounds(frame.where(~is_closed).drop(_PREVIOUS)))
+
+        def of_piece(alone: Any, together: str) -> Any:
+            return F.when(F.col(_LONG), alone).otherwise(F.col(together))
+
+        is_closed = ends < watermark
+        was_written = of_piece(F.col(_WRITTEN).isNotNull(), _SHOWN)
+        # What the targets have stays there: a session that goes on after it was written is written as it is.
+        is_shown = is_closed | was_written | F.lit(self._is_updated)
+        is_new = F.col(_CHANGED) | of_piece(F.col(_WRITTEN).isNull(), _HIDDEN)
+        again = ends if self._is_updated else F.when(was_written, F.lit(watermark - 1)).otherwise(ends)
+        kept = F.when(ends + self._allowed < watermark, F.lit(_GONE)).when(is_closed, ends + self._allowed)
+        frame = frame.withColumns(
+            {
+                END: kept.otherwise(again),
+                _WRITTEN: F.when(is_shown, of_piece(F.col(_FIRST), _START)),
+                _SHOWN: is_shown & is_new,
+            }
+        ).drop(_CHANGED, _HIDDEN, _START, _PREVIOUS)
+        done = frame.where(F.col(_SHOWN)).withColumn(_CELL, F.when(F.col(_LONG), F.col(_CELL)))
+        done = self._merged(done, [*groups, F.col(_SESSION), F.col(_CELL)])
+        done = done.withColumns({END: F.lit(CLOSED + number), _WRITTEN: F.lit(None).cast("bigint")})
+        rest = frame.drop(_SHOWN)
+        # Which sessions the targets have is asked where they are removed.
+        rest = rest if self.window.changes_rows else rest.where(F.col(END) != _GONE)
+        return self._bounds(done).unionByName(self._bounds(rest))
 
     def _merged(self, frame: Any, keys: list[Any]) -> Any:
         from pyspark.sql import functions as F
@@ -197,6 +267,7 @@ class Sessions(Windows):
             F.max(_LAST).alias(_LAST),
             F.max(_LONG).alias(_LONG),
             F.max(BATCH).alias(BATCH),
+            F.max(_WRITTEN).alias(_WRITTEN),
         )
 
     def _bounds(self, frame: Any) -> Any:
@@ -204,3 +275,19 @@ class Sessions(Windows):
 
         start, end = F.timestamp_micros(_FIRST), F.timestamp_micros(F.col(_LAST) + self._gap)
         return frame.withColumns({WINDOW_START: start, WINDOW_END: end})
+
+
+def _absorbed(before: pa.Table, after: pa.Table, end: int) -> pa.Table:
+    """Return rows of the sessions that the targets have and that are now parts of others, with this end."""
+
+    def written(rows: pa.Table) -> list[tuple[Any, Any]]:
+        return list(zip(rows[KEY].to_pylist(), rows[_WRITTEN].to_pylist(), strict=True))
+
+    before = before.filter(pc.is_valid(before[_WRITTEN]))
+    if not len(before):
+        return before
+    known = set(written(after))
+    gone = {each: number for number, each in enumerate(written(before)) if each not in known}
+    rows = before.take(pa.array(gone.values(), pa.int64()))
+    ends = pa.repeat(pa.scalar(end, pa.int64()), len(rows))
+    return rows.set_column(rows.schema.get_field_index(END), rows.schema.field(END), ends)

@@ -96,12 +96,12 @@ class SparkEngine:
         consumed = batch.rows_read
         if consumed is None and self.pipeline.transform_sql is not None:
             consumed = self.lag.consumed(query.sources)
-        if not consumed:  # without SQL each target was given all there is
+        if not consumed and batch.windows is None:  # without SQL each target was given all there is
             consumed = sum(each.rows_read for each in counts) // len(self.pipeline.targets)
         return Report(
             pipeline=self.name,
             batch_id=batch.batch_id,
-            consumed=consumed,
+            consumed=consumed or 0,
             written={name: each.rows_read for name, each in batch.counts.items()},
             dead=batch.dead_letters,
             replayed=bool(counts) and all(each.replayed for each in counts),

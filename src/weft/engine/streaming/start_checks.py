@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from weft.engine import files, inputs, session
-from weft.engine.frames import from_memory
+from weft.engine.frames import from_memory, transformed
 from weft.engine.readers import opened_tables, stored_columns
 from weft.engine.streaming import functions, lookups
 from weft.engine.streaming.targets import is_own, topic_target
@@ -17,9 +17,10 @@ from weft.engine.streaming.transform import together
 from weft.errors import ConnectionFailedError, DeclarationError, WeftError, did_you_mean, nearest
 from weft.pipelines.streaming.joins import Join
 from weft.pipelines.streaming.spec import StreamingPipeline, Target
+from weft.pipelines.streaming.windows import SESSION_ID, WINDOW_END, WINDOW_START, WINDOWS, Window
 from weft.project import current
 from weft.spark_support import outcome
-from weft.spark_support.sessions import active
+from weft.spark_support.sessions import active, quoted
 from weft.systems.base import system_for
 from weft.systems.load import KEYED_MODES, Load
 from weft.systems.log import RESERVED_PREFIX
@@ -49,12 +50,13 @@ def check_start(pipeline: StreamingPipeline, sources: Sequence[StreamSource], sp
     # A stream may get a column with its next event: then only what looks like a typo is refused.
     grows = any(each.may_grow for each in sources)
     if pipeline.join is None:
-        columns = window_columns(pipeline, columns, grows=grows)
+        columns = window_columns(pipeline, columns, spark, grows=grows)
     else:
         columns = join_columns(pipeline, pipeline.join, schemas, columns, grows=grows)
     for target in (each for each in pipeline.targets if each.primary_key):
         with suppress(ConnectionFailedError):
-            check_columns(target, columns, stored_names(target), grows=grows)
+            # What a window emits is known.
+            check_columns(target, columns, stored_names(target), grows=grows and pipeline.window is None)
 
 
 def known_schema(source: StreamSource) -> pa.Schema | None:
@@ -126,17 +128,36 @@ def _named_columns(sql: str) -> list[str] | None:
     return names if names and has_names and "*" not in names else None
 
 
-def window_columns(pipeline: StreamingPipeline, columns: list[str] | None, *, grows: bool = False) -> list[str] | None:
+def window_columns(
+    pipeline: StreamingPipeline, columns: list[str] | None, spark: Any, *, grows: bool = False
+) -> list[str] | None:
     """Return the columns that targets get; those of the window, where there is one. Raise for columns that it names and
-    its rows cannot have."""
+    its rows cannot have, and for `emit_sql` that cannot be."""
     window = pipeline.window
     if window is None:
         return columns
     _refuse_unknown("event_time_column of the window", (window.event_time_column,), columns, "the rows", grows)
     _refuse_unknown("group_by of the window", window.group_by, columns, "the rows", grows)
-    aggregated = [each.column for each in window.aggregations if each.column is not None]
+    aggregated = [name for each in window.aggregations for name in each.columns]
     _refuse_unknown("aggregated column", aggregated, columns, "the rows", grows)
-    return window.columns
+    return window.columns if window.emit_sql is None else _emitted_columns(pipeline, window, window.emit_sql, spark)
+
+
+def _emitted_columns(pipeline: StreamingPipeline, window: Window, sql: str, spark: Any) -> list[str] | None:
+    """Return the columns that `emit_sql` makes; `None` where that depends on types, which rows bring."""
+    functions.check_calls(sql, pipeline.udfs, ())
+    functions.register(spark, pipeline.udfs, ())
+    kinds = {WINDOW_START: "timestamp", WINDOW_END: "timestamp", SESSION_ID: "bigint"}
+    named = ", ".join(f"CAST(NULL AS {kinds.get(name, 'void')}) AS {quoted(name)}" for name in window.columns)
+    try:
+        with outcome.explained("understand emit_sql"), active(spark):
+            columns: list[str] = transformed(spark.sql(f"SELECT {named}"), sql, WINDOWS, "emit_sql").columns
+    except WeftError as error:
+        condition = str(getattr(error.__context__, "getCondition", lambda: None)())
+        if isinstance(error, DeclarationError) or condition in _CERTAIN or condition.startswith("UNRESOLVED_COLUMN"):
+            raise
+        return _named_columns(sql)
+    return columns
 
 
 def join_columns(

@@ -28,7 +28,7 @@ from weft.pipelines.streaming.windows import LateData, Watermark, keeps_column
 from weft.spark_support import outcome
 from weft.spark_support.sessions import quoted
 from weft.systems.dead_letter_store import DeadLetter
-from weft.systems.state_store import BATCH, StateBatch, StateStore, overtaken
+from weft.systems.state_store import BATCH, CODED, StateBatch, StateStore, overtaken
 from weft.systems.stream_source import EVENT_TIME, FrameRows, counted
 
 REASON, TIME = "_weft_reason", "_weft_time"
@@ -60,6 +60,8 @@ class Reduced:
     """By source, the greatest time of its rows."""
     left_out: Mapping[str, int]
     """By reason, how many rows the state does not get."""
+    rows: int = 0
+    """How many rows the batch has read."""
 
 
 class Stateful(ABC):
@@ -124,6 +126,14 @@ class Stateful(ABC):
     @abstractmethod
     def emission(self, spark: Any) -> pa.Table | None:
         """Return the rows that the last batch in the state emits; `None` where there are none."""
+
+    def removed(self, spark: Any) -> list[dict[str, Any]]:
+        """Return the keys of rows that the last batch removes from the targets."""
+        return []
+
+    def unfit(self) -> list[DeadLetter]:
+        """Return what the emission leaves out, since a column cannot hold its value, as dead letters."""
+        return []
 
     @abstractmethod
     def report(self, emitted: int) -> WindowReport | None:
@@ -225,7 +235,9 @@ class Stateful(ABC):
             reached = min(sources[name] for name in active) - self._watermark.lateness_ms * MILLISECOND
             watermark = reached if before is None else max(before, reached)
         removed = None if before is None else self._gone()
-        return StateBatch(number, watermark, before, sources, reduced.left_out.get(LATE, 0), removed, self._offsets)
+        return StateBatch(
+            number, watermark, before, sources, reduced.left_out.get(LATE, 0), removed, self._offsets, reduced.rows
+        )
 
     def _gone(self) -> int:
         """Return up to which end windows can no longer get rows."""
@@ -292,10 +304,28 @@ class Stateful(ABC):
 
 
 def stored_field(field: pa.Field) -> pa.Field:
-    """Return the column of the state for a column of a batch. One of nulls alone gets its type with its first value."""
+    """Return the column of the state for a column of a batch. One of nulls alone gets its type with its first value;
+    texts and floating-point numbers are coded, since a database may refuse some of them."""
     if pa.types.is_null(field.type):
         return pa.field(field.name, pa.string(), metadata=_VOID)
-    return canonical_schema(pa.schema([field]))[0]
+    field = canonical_schema(pa.schema([field]))[0]
+    is_text = pa.types.is_string(field.type) and field.metadata is None
+    return field.with_metadata(CODED) if is_text or pa.types.is_floating(field.type) else field
+
+
+def wider_type(stored: pa.DataType, new: pa.DataType) -> pa.DataType | None:
+    """Return the type that holds numbers of both types; `None` where the stored one does, or one is no number."""
+    types = pa.types
+    if types.is_integer(stored) and types.is_integer(new):
+        return new if new.bit_width > stored.bit_width else None
+    if types.is_integer(stored) and types.is_decimal(new):
+        return pa.decimal128(38, new.scale)
+    if types.is_decimal(stored) and types.is_decimal(new):
+        scale, whole = max(stored.scale, new.scale), max(stored.precision - stored.scale, new.precision - new.scale)
+        wider = pa.decimal128(min(whole + scale, 38), scale)
+        return wider if wider != stored else None
+    is_exact = types.is_integer(stored) or types.is_decimal(stored)
+    return pa.float64() if is_exact and types.is_floating(new) else None
 
 
 def is_void(field: pa.Field) -> bool:

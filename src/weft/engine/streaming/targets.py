@@ -31,6 +31,7 @@ from weft.errors import LoadRefusedError, WeftError
 from weft.pipelines import declare
 from weft.pipelines.streaming.endpoints import check_targets, delivery_to, label_of
 from weft.pipelines.streaming.spec import Drift, StreamingPipeline, Target
+from weft.pipelines.streaming.windows import SESSION_ID
 from weft.pipelines.table import Table
 from weft.project import current
 from weft.spark_support import outcome
@@ -72,12 +73,20 @@ class Targets:
         for tables in self._tables.values():
             tables.close()
 
-    def load(self, target: Target, rows: Input, batch: BatchId, with_origins: WithOrigins) -> Counts:
-        """Load rows into a target, once under the id of their batch. Of those that it rejects `with_origins` names
-        the origins."""
+    def load(
+        self,
+        target: Target,
+        rows: Input,
+        batch: BatchId,
+        with_origins: WithOrigins,
+        removed: Sequence[Mapping[str, Any]] = (),
+    ) -> Counts:
+        """Load rows into a target, once under the id of their batch, and remove those with the keys `removed`. Of those
+        that it rejects `with_origins` names the origins."""
         if target.stream is not None:
             return published(self._pipeline, target, rows, batch)
         connection, load = self._planned(target, batch)
+        load = replace(load, removed=_removed(target, removed))
         on_drift = self._pipeline.on_drift
         try:
             with self._opened(connection) as tables:
@@ -270,6 +279,19 @@ class Targets:
         finally:
             if tables.one_host:
                 tables.close()
+
+
+def _removed(target: Target, keys: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, int | str], ...]:
+    """Return what a load says of sessions to remove. Their ids identify them: other keys are for an index of the table,
+    and left out where the table may have them in another form."""
+    names = [SESSION_ID]
+    if target.declared is None:
+        names += [
+            name
+            for name in (keys[0] if keys else ())
+            if all(type(each[name]) in (int, str) and "\0" not in str(each[name]) for each in keys)
+        ]
+    return tuple({name: each[name] for name in names} for each in keys)
 
 
 def _place_of(target: Target, connection: Connection) -> str:

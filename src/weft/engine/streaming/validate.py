@@ -41,8 +41,9 @@ def validate(pipeline: StreamingPipeline) -> Iterator[ValidationResult]:
         yield run_check(name, "sql", partial(_sql, pipeline, sql, schemas, joined if is_there else None, made))
         columns = made or None
     if pipeline.window is not None:
-        yield run_check(name, "window", partial(_window, pipeline, columns))
-        columns = pipeline.window.columns
+        emitted: list[str] = []
+        yield run_check(name, "window", partial(_window, pipeline, columns, emitted))
+        columns = emitted or None
     if pipeline.join is not None:
         known = schemas if is_there else [None for _ in pipeline.sources]
         joined_columns: list[str] = []
@@ -89,9 +90,12 @@ def _sql(
     return f"columns {', '.join(columns)}" if columns else "it can be parsed; columns are known when rows come"
 
 
-def _window(pipeline: StreamingPipeline, columns: list[str] | None) -> str:
-    made = start_checks.window_columns(pipeline, columns)
-    return f"columns {', '.join(made or ())}"
+def _window(pipeline: StreamingPipeline, columns: list[str] | None, emitted: list[str]) -> str:
+    """Return the columns that targets get, where they are known before rows come. They are added to `emitted`."""
+    has_sql = pipeline.window is not None and pipeline.window.emit_sql is not None
+    spark = session.spark().newSession() if has_sql else None
+    emitted += start_checks.window_columns(pipeline, columns, spark) or ()
+    return f"columns {', '.join(emitted)}" if emitted else "columns are known when rows come"
 
 
 def _join(

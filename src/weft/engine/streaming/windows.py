@@ -15,6 +15,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from weft.engine import frames
+from weft.engine.streaming import functions
 from weft.engine.streaming.aggregates import Steps, steps
 from weft.engine.streaming.stateful import (
     LATE,
@@ -27,17 +29,23 @@ from weft.engine.streaming.stateful import (
     Stateful,
     is_void,
     stored_field,
+    wider_type,
 )
 from weft.engine.streaming.transform import together
 from weft.errors import DeclarationError, LoadRefusedError
 from weft.pipelines.streaming.execution import WindowReport
 from weft.pipelines.streaming.spec import StreamingPipeline
-from weft.pipelines.streaming.windows import WINDOW_END, WINDOW_START
+from weft.pipelines.streaming.windows import WINDOW_END, WINDOW_START, WINDOWS
 from weft.spark_support import outcome
 from weft.spark_support.sessions import quoted
-from weft.systems.state_store import BATCH, END, Selection, StateBatch, StateStore
+from weft.systems.dead_letter_store import DeadLetter
+from weft.systems.sql.quarantine import payload
+from weft.systems.state_store import BATCH, END, KEY, Selection, StateBatch, StateStore
 
 _ROWS, _SOURCE = "_weft_rows", "_weft_source"
+_LOST = "_weft_lost"
+# Changes with the columns that are stored of an aggregate.
+_FORM = 2
 OLDEST, NEWEST, _START = "_weft_oldest", "_weft_newest", "_weft_start"
 # Fewer stored rows are not worth a job that folds them.
 _COMPACT_ROWS, _COMPACT_RATIO = 20_000, 4
@@ -57,8 +65,11 @@ class Windows(Stateful):
         super().__init__(pipeline, store, window.late_data, window.allowed_lateness_ms, times)
         self._stored = self._counted()
         """How many rows are stored, by the end of their window."""
-        self._groups = 0
-        """How many groups there were when the state was last compacted."""
+        self._groups: int | None = None if self._stored else 0
+        """How many groups there were when the state was last compacted; `None` where that was before this process."""
+        self._unfit: list[DeadLetter] = []
+        self._is_registered = False
+        """Whether the session knows the functions that `emit_sql` may call."""
 
     # -------------------------------------------------------------------------------------------------------- one batch
 
@@ -75,7 +86,7 @@ class Windows(Stateful):
         ]
         stored: dict[str, Any] = {}
         for each in self.window.aggregations:
-            stored |= steps(each, frame.schema, F.col(TIME)).stored
+            stored |= steps(each, frame.schema, F.col(TIME), F.col(REASON).isNull(), self.window.group_by).stored
         reduced = frame.groupBy(REASON, *self._window_columns(), *keys, *groups).agg(
             F.count(F.lit(1)).alias(_ROWS),
             F.min(TIME).alias(OLDEST),
@@ -106,11 +117,31 @@ class Windows(Stateful):
                 self._stored[end] = self._stored.get(end, 0) + count
 
     def emission(self, spark: Any) -> pa.Table | None:
-        closed = self.closed(spark)
+        closed, self._unfit = self.closed(spark), []
         if closed is None:
             return None
         with outcome.explained(f"close windows of {self.pipeline.name}"):
-            return closed.toArrow()
+            rows = closed.toArrow()
+            is_lost = pc.not_equal(rows[_LOST], "")
+            self._unfit = list(map(self._unfit_letter, rows.filter(is_lost).to_pylist()))
+            rows = rows.filter(pc.invert(is_lost)).drop_columns([_LOST])
+            return self._selected(frame_of(spark, rows)).toArrow() if self.window.emit_sql and len(rows) else rows
+
+    def unfit(self) -> list[DeadLetter]:
+        return self._unfit
+
+    def _unfit_letter(self, row: dict[str, Any]) -> DeadLetter:
+        why = f"The window is left out: a sum is larger than its type can hold ({row.pop(_LOST)})."
+        sources = ", ".join(each.name for each in self.pipeline.sources)
+        return DeadLetter("transform", why, sources, payload(row))
+
+    def _selected(self, frame: Any) -> Any:
+        """Return what is written of the rows that a batch emits."""
+        assert self.window.emit_sql is not None
+        if not self._is_registered:
+            functions.register(frame.sparkSession, self.pipeline.udfs, ())
+            self._is_registered = True
+        return frames.transformed(frame, self.window.emit_sql, WINDOWS, "emit_sql")
 
     def closed(self, spark: Any) -> Any | None:
         """Return the rows that the last batch in the state emits, as a DataFrame; `None` where there are none."""
@@ -123,7 +154,7 @@ class Windows(Stateful):
             return None
         from pyspark.sql import functions as F
 
-        folded = self._folded(spark.createDataFrame(stored))
+        folded = self._folded(frame_of(spark, stored))
         if self.window.changes_rows:
             is_new = F.col(BATCH) == last.number
             if self.window.emit == "close":
@@ -132,8 +163,12 @@ class Windows(Stateful):
         return folded.select(WINDOW_START, WINDOW_END, *map(quoted, self.window.group_by), *self._results())
 
     def _results(self) -> list[Any]:
-        """Return the columns of the result, over merged ones."""
-        return [each.result.alias(one.name) for each, one in zip(self._merges(), self.window.aggregations, strict=True)]
+        """Return the columns of the result, over merged ones, and which of them are lost."""
+        from pyspark.sql import functions as F
+
+        merges = list(zip(self.window.aggregations, self._merges(), strict=True))
+        lost = [F.when(each.lost, F.lit(one.name)) for one, each in merges if each.lost is not None]
+        return [*(each.result.alias(one.name) for one, each in merges), F.concat_ws(", ", *lost).alias(_LOST)]
 
     def report(self, emitted: int) -> WindowReport | None:
         """Return how the windows are after a batch that emitted so many rows; `None` before the first rows."""
@@ -152,7 +187,7 @@ class Windows(Stateful):
         self._check_columns(frame)
         frame = self._dated(frame, rows[0][0])
         # What is left out is one group for each reason, and must not be too much for an aggregate.
-        aggregated = {each.column for each in self.window.aggregations if each.column is not None}
+        aggregated = {name for each in self.window.aggregations for name in each.columns}
         aggregated -= {self.window.event_time_column, *self.window.group_by}
         kept = {name: F.when(F.col(REASON).isNull(), F.col(quoted(name))) for name in sorted(aggregated)}
         return frame.withColumns(kept) if kept else frame
@@ -228,10 +263,10 @@ class Windows(Stateful):
         """Raise for columns that the rows do not have, or that no state keeps."""
         window = self.window
         named = [("group_by", name) for name in window.group_by]
-        named += [("aggregations", each.column) for each in window.aggregations if each.column is not None]
+        named += [("aggregations", name) for each in window.aggregations for name in each.columns]
         self._check_named(frame, named, window.event_time_column)
-        kept = [*window.group_by, *(each.column or "" for each in window.aggregations if each.agg != "count")]
-        for name in filter(None, kept):
+        kept = [name for each in window.aggregations if each.agg != "count" for name in each.columns]
+        for name in (*window.group_by, *kept):
             if (kind := frame.schema[name].dataType.typeName()) in NESTED:
                 raise DeclarationError(
                     f"The window of {self.pipeline.name}: the column {name!r} is of type {kind}, which no state keeps.",
@@ -294,15 +329,32 @@ class Windows(Stateful):
         schema = self.store.schema() if schema is None else schema
         if schema is None:
             schema = self._first_schema(rows.schema)
-        elif is_new and (typed := [each for each in schema if is_void(each) and not _is_null(each.name, rows.schema)]):
-            for each in typed:
-                schema = schema.set(schema.get_field_index(each.name), stored_field(rows.schema.field(each.name)))
+        elif is_new and (changed := self._changed_fields(schema, rows.schema)):
+            for each in changed:
+                schema = schema.set(schema.get_field_index(each.name), each)
             self.store.retype(schema)
         return self._cast(rows, schema)
 
+    def _changed_fields(self, stored: pa.Schema, rows: pa.Schema) -> list[pa.Field]:
+        """Return the columns of the state that need another type for the rows of a batch: that of their first values,
+        and of aggregates one that holds larger numbers."""
+        own = {*self.window.group_by, KEY, WINDOW_START, WINDOW_END}
+        changed = []
+        for each in stored:
+            new = rows.field(each.name).type
+            if is_void(each) and not pa.types.is_null(new):
+                changed.append(stored_field(rows.field(each.name)))
+            elif each.name not in own and (wider := wider_type(each.type, new)) is not None:
+                changed.append(stored_field(pa.field(each.name, wider)))
+        return changed
+
     def _is_long(self, rows: pa.Table) -> bool:
         stored = sum(self._stored.values())
-        return stored + len(rows) > max(_COMPACT_ROWS, _COMPACT_RATIO * self._groups) and stored > 0
+        if not stored or stored + len(rows) <= _COMPACT_ROWS:
+            return False
+        if self._groups is None:
+            self._groups = self.store.groups([END, *self.window.group_by])
+        return stored + len(rows) > _COMPACT_RATIO * self._groups
 
     def _compacted(self, rows: pa.Table, batch: StateBatch, spark: Any) -> pa.Table:
         """Return the rows of a batch with those of the windows that stay open, folded into one for each group."""
@@ -310,7 +362,7 @@ class Windows(Stateful):
         stored = self.store.read(Selection(after=batch.watermark))
         both = pa.concat_tables([stored, rows.filter(is_open)])
         with outcome.explained(f"compact the state of {self.pipeline.name}"):
-            folded = self._folded(spark.createDataFrame(both)).toArrow()
+            folded = self._folded(frame_of(spark, both)).toArrow()
         return pa.concat_tables([self._fitted(folded, rows.schema), rows.filter(pc.invert(is_open))])
 
     def _folded(self, frame: Any) -> Any:
@@ -323,21 +375,29 @@ class Windows(Stateful):
     def _merged_columns(self, frame: Any) -> list[Any]:
         """Return the stored columns of the aggregates, merged over several rows."""
         merged = {name: column for each in self._merges() for name, column in each.merged.items()}
-        # Of the stored type: Spark would widen a decimal at each fold.
-        return [column.cast(frame.schema[name].dataType).alias(name) for name, column in merged.items()]
+        # Of the stored type: Spark would widen a decimal at each fold. What does not fit is lost, as other sums are.
+        return [column.try_cast(frame.schema[name].dataType).alias(name) for name, column in merged.items()]
 
     def _merges(self) -> list[Steps]:
         from pyspark.sql import functions as F
 
-        return [steps(each, None, F.col(TIME)) for each in self.window.aggregations]
+        groups = self.window.group_by
+        return [steps(each, None, F.col(TIME), groups=groups) for each in self.window.aggregations]
 
     def _fingerprint(self) -> str:
         """Return what the stored rows depend on."""
-        # A limit may be changed: what is stored does not depend on it.
-        aggregations = [{**asdict(each), "max_distinct_values_per_group": None} for each in self.window.aggregations]
+        aggregations = []
+        for each in self.window.aggregations:
+            # A limit may be changed: what is stored does not depend on it. Nor on which percentile it is.
+            named = {**asdict(each), "max_distinct_values_per_group": None}
+            for option in ("percentage", "max_values_per_group"):
+                del named[option]
+            if each.udaf is not None:
+                named |= {"agg": each.udaf.sql_name, "state": each.udaf.state}
+            aggregations.append(named)
         window = self.window
         named = {"length": self._length, "hop": self._hop, "group_by": window.group_by, "of": aggregations}
-        named["at"] = window.event_time_column
+        named |= {"at": window.event_time_column, "form": _FORM}
         if window.gap_ms is not None:
             named |= {"gap": window.gap_ms, "limit": window.max_session_duration_ms}
         return hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()
@@ -352,8 +412,11 @@ def bounded(rows: pa.Table, start: Any, end: Any) -> pa.Table:
     return rows
 
 
-def _is_null(name: str, rows: pa.Schema) -> bool:
-    return bool(pa.types.is_null(rows.field(name).type))
+def frame_of(spark: Any, rows: pa.Table) -> Any:
+    """Return rows as a DataFrame, in which a time without a zone has none."""
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    return spark.createDataFrame(rows, from_arrow_schema(rows.schema, prefer_timestamp_ntz=True))
 
 
 def _counted(rows: pa.Table) -> dict[int, int]:

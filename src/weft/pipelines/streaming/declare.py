@@ -343,7 +343,8 @@ def _check(pipeline: StreamingPipeline, options: Mapping[str, Any], where: str, 
     """Check options against each other."""
     if pipeline.transform_sql is None:
         for option in ("lookups", "udfs", "aggregate_udfs", "transform_on_error"):
-            if options.get(option):
+            in_window = option == "udfs" and pipeline.window is not None and pipeline.window.emit_sql is not None
+            if options.get(option) and not in_window:
                 raise DeclarationError(f"{where}: {word(option)} is for {word('transform_sql')}, and there is none.")
     if pipeline.transform_on_error == "dlq" and pipeline.dead_letters is None:
         raise DeclarationError(

@@ -10,7 +10,7 @@ from weft.errors import DeclarationError, WeftError
 from weft.options import errors_at
 from weft.pipelines.streaming.spec import Delivery, Source, StreamingPipeline, Target
 from weft.project import current
-from weft.systems.base import AnyConnection, Connection
+from weft.systems.base import AnyConnection, Connection, system_for
 from weft.systems.endpoint import endpoint_of
 
 
@@ -79,3 +79,13 @@ def check_targets(pipeline: StreamingPipeline, where: str) -> None:
             checked(target)
         if address(target) in read:
             raise DeclarationError(f"{where}: it would read what it writes to {target.name}, without end.")
+        window, connection = pipeline.window, connection_of(target.connection)
+        if window is None or window.kind != "session" or not window.changes_rows or connection is None:
+            continue
+        system = system_for(connection.kind)
+        if system.tables is None and not getattr(system.load("target"), "removes_rows", False):
+            raise DeclarationError(
+                f"{where}, target {target.name}: a session may become a part of another one, and "
+                f"{connection.any_such} removes no rows.",
+                hint='Use a SQL database or Delta, or late_data="drop" and emit="close".',
+            )

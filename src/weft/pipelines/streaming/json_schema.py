@@ -91,6 +91,7 @@ def _key(key: Key) -> dict[str, Any]:
         "count": {"type": "integer", "minimum": 1},
         "number": {"type": "integer", "minimum": 0},
         "integer": {"type": "integer"},
+        "fraction": {"type": "number", "minimum": 0, "maximum": 1},
         "texts": {"type": "array", "items": {"type": "string"}},
         "table": inside,
         "tables": {"type": "array", "minItems": 1, "items": inside},

@@ -14,7 +14,7 @@ from weft.pipelines.streaming.options import OPTIONS
 from weft.pipelines.streaming.spec import LOAD_OPTIONS, SOURCE_OPTIONS, TARGET_OPTIONS
 from weft.systems.base import system_for
 
-Kind = Literal["text", "count", "number", "integer", "texts", "table", "tables", "named", "object", "types"]
+Kind = Literal["text", "count", "number", "integer", "fraction", "texts", "table", "tables", "named", "object", "types"]
 
 
 def _is_table(value: Any) -> bool:
@@ -27,6 +27,7 @@ _KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "count": ("a whole number of at least 1", lambda value: type(value) is int and value >= 1),
     "number": ("a whole number of at least 0", lambda value: type(value) is int and value >= 0),
     "integer": ("a whole number", lambda value: type(value) is int),
+    "fraction": ("a number from 0 to 1", lambda value: type(value) in (int, float) and 0 <= value <= 1),
     "texts": ("a list of texts", lambda value: isinstance(value, list) and all(isinstance(e, str) for e in value)),
     "table": ("a table", _is_table),
     "tables": (

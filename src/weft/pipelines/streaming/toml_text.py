@@ -34,7 +34,8 @@ def to_toml(pipeline: StreamingPipeline) -> str:
     Secrets must be `${VAR}` references: one that is written out is refused, since the file is meant to be kept.
     """
     where = f"Streaming pipeline {pipeline.name!r}"
-    if pipeline.udfs or pipeline.aggregate_udfs:
+    in_window = () if pipeline.window is None else [each for each in pipeline.window.aggregations if each.udaf]
+    if pipeline.udfs or pipeline.aggregate_udfs or in_window:
         raise DeclarationError(f"{where} has UDFs, which a TOML file cannot hold.", hint="Keep it in its module.")
     file: dict[str, Any] = {
         **_dead_letters(pipeline.dead_letters, pipeline, where),

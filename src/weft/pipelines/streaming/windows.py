@@ -8,19 +8,24 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self, get_args
 
 from weft.errors import DeclarationError, listed
-from weft.options import Option, column_names, options_of, refuse_unknown
+from weft.options import Option, column_names, errors_at, one_of, options_of, refuse_unknown
 from weft.pipelines.options import connection_option
 from weft.project import build_connection
 from weft.systems.base import AnyConnection, Connection, systems
 from weft.systems.load import Columns
 from weft.systems.log import EVENT_TIME, RESERVED_PREFIX
+from weft.udfs import Udaf, declared_udaf
 
 WindowKind = Literal["tumbling", "hopping", "session"]
 LateData = Literal["drop", "reopen", "dlq"]
 Emit = Literal["close", "update"]
-Agg = Literal["count", "sum", "min", "max", "avg", "first", "last", "count_distinct", "stddev"]
+Agg = Literal[
+    "count", "sum", "min", "max", "avg", "first", "last", "count_distinct", "stddev", "approx_percentile", "collect"
+]
 AGGREGATES: tuple[str, ...] = get_args(Agg)
 WINDOW_START, WINDOW_END, SESSION_ID = "window_start", "window_end", "session_id"
+WINDOWS = "windows"
+"""The table that `emit_sql` reads."""
 IN_MEMORY = "in_memory"
 _DAY_MS = 86_400_000
 LONGEST_MS = 366 * _DAY_MS
@@ -44,6 +49,27 @@ def _length(value: Any, option: str, where: str) -> int:
 def milliseconds(sentence: str, default: str | None = None) -> Option:
     """Return an option that is a time, from 0."""
     return Option(sentence, default=default, check=_from_zero, kinds=("number",))
+
+
+def _agg(value: Any, option: str, where: str) -> Any:
+    if isinstance(value, type):
+        with errors_at(where):
+            declared_udaf(value)
+        return value
+    return one_of(value, AGGREGATES, option, where)
+
+
+def _aggregated(value: Any, option: str, where: str) -> Any:
+    names = (value,) if isinstance(value, str) else value
+    if not isinstance(names, list | tuple) or not names or not all(isinstance(each, str) and each for each in names):
+        raise DeclarationError(f"{where}: {option} must be the name of a column, or a list of names, not {value!r}.")
+    return value if isinstance(value, str) else tuple(names)
+
+
+def _percentage(value: Any, option: str, where: str) -> float:
+    if type(value) not in (int, float) or not 0 <= value <= 1:
+        raise DeclarationError(f"{where}: {option} must be a number from 0 to 1, not {value!r}.")
+    return float(value)
 
 
 class Structure:
@@ -77,11 +103,21 @@ class Aggregation(Structure):
     """One aggregate of a window: `Aggregation(agg="sum", column="amount", as_="amount_sum")`."""
 
     agg: Annotated[
-        Agg,
-        Option("The aggregate: `count`, `sum`, `min`, `max`, `avg`, `first`, `last`, `count_distinct` or `stddev`."),
+        Agg | type[Any],
+        Option(
+            "The aggregate: `count`, `sum`, `min`, `max`, `avg`, `first`, `last`, `count_distinct`, `stddev`, "
+            "`approx_percentile` or `collect`; or a class with `@weft.udaf`.",
+            check=_agg,
+        ),
     ]
     column: Annotated[
-        str | None, Option("What is aggregated. Nulls do not count.", default="for `count` alone: all rows")
+        str | Sequence[str] | None,
+        Option(
+            "What is aggregated. Nulls do not count. A class with several arguments has a list.",
+            default="for `count` alone: all rows",
+            check=_aggregated,
+            kinds=("text",),
+        ),
     ] = None
     as_: Annotated[
         str | None, Option("The column of the result.", default="`sum_amount` for a sum of `amount`", key="as")
@@ -94,16 +130,32 @@ class Aggregation(Structure):
         int | None, Option("How many values an exact `count_distinct` may keep of a group; more are an error.")
     ] = None
 
+    percentage: Annotated[
+        float | None,
+        Option("Which percentile `approx_percentile` is: 0.5 for the median.", check=_percentage, kinds=("fraction",)),
+    ] = None
+    max_values_per_group: Annotated[
+        int | None, Option("How many values `collect` keeps of a group: the first ones by time.")
+    ] = None
+
     def check(self) -> None:
-        if self.column is None and self.agg != "count":
-            self._refuse(f"{self.agg} needs a column.", f'Aggregation(agg="{self.agg}", column="amount")')
+        name = self.agg if isinstance(self.agg, str) else declared_udaf(self.agg).sql_name
+        if self.column is None and name != "count":
+            self._refuse(f"{name} needs a column.", f'Aggregation(agg="{name}", column="amount")')
+        wanted = 1 if self.udaf is None else len(self.udaf.args)
+        if self.column is not None and len(self.columns) != wanted:
+            self._refuse(f"{name} takes {wanted} column{'' if wanted == 1 else 's'}, not {len(self.columns)}.")
         if self.as_ is None:
-            name = self.agg if self.column is None else f"{self.agg}_{self.column}"
-            object.__setattr__(self, "as_", name)
+            object.__setattr__(self, "as_", "_".join((name, *self.columns)))
         if self.name.startswith(RESERVED_PREFIX) or self.name in (WINDOW_START, WINDOW_END):
             self._refuse(f"a column of the result cannot be called {self.name!r}.")
         if self.agg != "count_distinct" and (self.mode or self.max_distinct_values_per_group):
-            self._refuse(f"mode and max_distinct_values_per_group are for count_distinct, not for {self.agg}.")
+            self._refuse(f"mode and max_distinct_values_per_group are for count_distinct, not for {name}.")
+        for agg, option in (("approx_percentile", "percentage"), ("collect", "max_values_per_group")):
+            if self.agg == agg and getattr(self, option) is None:
+                self._refuse(f"{agg} requires {option}.")
+            if self.agg != agg and getattr(self, option) is not None:
+                self._refuse(f"{option} is for {agg}, not for {name}.")
         if self.mode == "exact" and self.max_distinct_values_per_group is None:
             self._refuse(
                 'mode = "exact" requires max_distinct_values_per_group.',
@@ -111,6 +163,16 @@ class Aggregation(Structure):
             )
         if self.mode != "exact" and self.max_distinct_values_per_group is not None:
             self._refuse('max_distinct_values_per_group is for mode = "exact".')
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """What is aggregated."""
+        return () if self.column is None else (self.column,) if isinstance(self.column, str) else tuple(self.column)
+
+    @property
+    def udaf(self) -> Udaf | None:
+        """The declaration of the class that aggregates."""
+        return None if isinstance(self.agg, str) else declared_udaf(self.agg)
 
     @property
     def name(self) -> str:
@@ -167,6 +229,13 @@ class Window(Structure):
             "target merges."
         ),
     ] = "close"
+    emit_sql: Annotated[
+        str | None,
+        Option(
+            "A SELECT over the table `windows`, the rows that a batch emits: what is written of them.",
+            default="all rows as they are",
+        ),
+    ] = None
 
     def check(self) -> None:
         if self.kind == "session":
@@ -198,6 +267,8 @@ class Window(Structure):
         if not aggregations:
             self._refuse("aggregations is empty.", 'aggregations=[weft.Aggregation(agg="count", as_="n")]')
         object.__setattr__(self, "aggregations", tuple(aggregations))
+        if self.emit_sql is not None:
+            self._check_emit_sql(self.emit_sql)
         names = [name.lower() for name in self.columns]
         if repeated := [name for name in names if names.count(name) > 1]:
             hint = "Name an aggregate by as_=…, and a column of group_by by transform_sql."
@@ -209,8 +280,19 @@ class Window(Structure):
                 self._refuse(f'kind = "session" requires {option}.')
         if self.duration_ms is not None:
             self._refuse("duration_ms is that of other windows; a session has max_session_duration_ms.")
-        if self.late_data == "reopen" or self.emit == "update":
-            self._refuse("a session that is written again comes later.", 'late_data is "drop" or "dlq", emit "close".')
+
+    def _check_emit_sql(self, sql: str) -> None:
+        if (name := aggregate_in(sql)) is not None:
+            self._refuse(
+                f"emit_sql depends on several rows ({name}), and it sees those of one batch.",
+                "Let it choose, convert and filter rows.",
+            )
+        if self.changes_rows and (name := filter_in(sql)) is not None:
+            self._refuse(
+                f"emit_sql leaves rows out ({name}), and a window that was written may be left out when it is written "
+                "again: its target would keep what it was.",
+                "Filter where the target is read.",
+            )
 
     @property
     def outputs(self) -> list[str]:
@@ -375,3 +457,16 @@ def aggregate_in(sql: str, aggregate_udfs: Iterable[str] = (), lookups: Iterable
         if isinstance(node, exp.AggFunc) or (isinstance(node, exp.Anonymous) and node.name.lower() in known):
             return node.name if isinstance(node, exp.Anonymous) else node.sql_name().lower()
     return None
+
+
+def filter_in(sql: str) -> str | None:
+    """Return what makes SQL leave rows out; `None` where nothing does."""
+    from sqlglot import exp, parse_one
+    from sqlglot.errors import SqlglotError
+
+    try:
+        query = parse_one(sql, read="spark")
+    except SqlglotError:  # Spark itself says what is wrong
+        return None
+    words: dict[Any, str] = {exp.Where: "WHERE", exp.Having: "HAVING", exp.Qualify: "QUALIFY", exp.Join: "JOIN"}
+    return next((word for kind, word in words.items() if query.find(kind) is not None), None)

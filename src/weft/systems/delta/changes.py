@@ -82,7 +82,8 @@ def change_counts(load: Load) -> list[Column]:
 
 
 def merge_changes(source: DataFrame, table: DataFrame, load: Load) -> DataFrame:
-    """New rows and rows that differ; with `handle_deletes`, also the keys that are gone."""
+    """New rows and rows that differ; the keys of the rows that the load removes, with `handle_deletes` of all that are
+    gone."""
     names = source.columns
     compared = load.compared(names)
     incoming = source.select(
@@ -95,9 +96,16 @@ def merge_changes(source: DataFrame, table: DataFrame, load: Load) -> DataFrame:
         F.when(F.col(_HIT).isNull(), F.lit(INSERT)).otherwise(F.lit(UPDATE)).alias(OP),
         F.col(ROW),
     )
-    if load.handle_deletes is None:
+    if load.removed:
+        columns = list(load.removed[0])
+        rows = [tuple(each[name] for name in columns) for each in load.removed]
+        named = source.sparkSession.createDataFrame(rows, columns).distinct()
+        missing = table.join(named, columns, "left_semi").select(*_keys(load))
+    elif load.handle_deletes is not None:
+        missing = stored.join(incoming, _same_key("s", "t", load), "left_anti")
+    else:
         return changed
-    gone = stored.join(incoming, _same_key("s", "t", load), "left_anti").select(
+    gone = missing.select(
         *_listed(load), F.lit(DELETE).alias(OP), F.lit(None).cast(changed.schema[ROW].dataType).alias(ROW)
     )
     return changed.unionByName(gone)
@@ -266,7 +274,7 @@ def merge_statement(target: str, view: str, names: list[str], load: Load) -> str
     on = " AND ".join(f"t.{quoted(key)} <=> s.{key_name(number)}" for number, key in enumerate(load.keys))
     updated = load.updated(names)
     clauses = []
-    if load.handle_deletes is not None:
+    if load.handle_deletes is not None or load.removed:
         clauses.append(f"WHEN MATCHED AND s.{OP} = '{DELETE}' THEN DELETE")
     if updated:
         changes = ", ".join(f"t.{quoted(name)} = s.{ROW}.{quoted(name)}" for name in updated)

@@ -38,6 +38,7 @@ class DeltaTarget(SparkTarget):
 
     modes = MODES
     keeps_columns = True
+    removes_rows = True
 
     def write(self, frame: DataFrame, load: Load, spark: SparkSession, reject: Reject | None = None) -> Counts:
         load.check_source(frame.columns)

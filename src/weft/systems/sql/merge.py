@@ -11,10 +11,13 @@ from typing import ClassVar
 import pyarrow as pa
 
 from weft.systems.load import Counts
+from weft.systems.sql.literals import literal
 from weft.systems.sql.move import DELTA, Move
 from weft.systems.sql.tables import ROW
 
 HIT, SINCE = "_weft_hit", "_weft_since"
+# So many rows are named by one statement.
+_NAMED_ROWS = 200
 
 
 class ComparedMove(Move):
@@ -132,7 +135,23 @@ class Merge(ComparedMove):
     def delete_missing(self) -> Counts:
         """Compare with all rows of the source: rows that were put aside are bad, not missing."""
         if self.load.handle_deletes is None:
-            return Counts()
+            return Counts(deleted=self._remove())
         stage = self.tables.temporary(self.present or self.stage)
         cursor = self.session.run(self.tables.delete_missing(self.target, stage, self._on(value=True)))
         return Counts(deleted=int(cursor.rowcount))
+
+    def _remove(self) -> int:
+        """Remove the rows that the load names; return how many there were."""
+        named, removed = self.load.removed, 0
+        for first in range(0, len(named), _NAMED_ROWS):
+            condition = " OR ".join(
+                " AND ".join(self._is(name, value) for name, value in row.items())
+                for row in named[first : first + _NAMED_ROWS]
+            )
+            removed += int(self.session.run(f"DELETE FROM {self.target} WHERE {condition}").rowcount)
+        return removed
+
+    def _is(self, name: str, value: int | str) -> str:
+        # A quoted literal takes the type of its column.
+        is_number = type(value) is int and pa.types.is_integer(self.columns[name].field.type)
+        return f"{self._q(name)} = {literal(value if is_number else str(value), self.tables.dialect)}"

@@ -6,21 +6,37 @@ from __future__ import annotations
 import base64
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from uuid import uuid4
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from weft.errors import WeftError
 from weft.systems.sql.driver import Session
 from weft.systems.sql.pairs import pairs_sql
 from weft.systems.sql.system_tables import create_system_table, system_table
 from weft.systems.sql.tables import Slice, SqlTables
-from weft.systems.state_store import BATCH, CHECK, CLOSED, END, KEY, Pairs, Selection, StateBatch, StateStore, overtaken
+from weft.systems.state_store import (
+    BATCH,
+    CHECK,
+    CLOSED,
+    CODED,
+    END,
+    KEY,
+    Pairs,
+    Selection,
+    StateBatch,
+    StateStore,
+    overtaken,
+)
 
 _KEY = ("query_id",)
+_ANNOUNCED = -1
+"""Stands for the batch of a state whose table may be there, and whose first batch is not."""
+_ESCAPE = "\x1a"
 _FIELDS = pa.schema(
     [
         pa.field("query_id", pa.string(), nullable=False),
@@ -60,7 +76,8 @@ def stored_states(tables: SqlTables, pipeline: str) -> list[StoredState]:
         return []
     try:
         with tables.driver.session("read") as session:
-            rows = session.rows(f"SELECT {names} FROM {table} WHERE pipeline = ? ORDER BY batch_id", (pipeline,))
+            of_pipeline = f"pipeline = ? AND batch_id > {_ANNOUNCED}"
+            rows = session.rows(f"SELECT {names} FROM {table} WHERE {of_pipeline} ORDER BY batch_id", (pipeline,))
             return [
                 StoredState(
                     pipeline,
@@ -103,6 +120,8 @@ class SqlState(StateStore):
     def __init__(self, tables: SqlTables, pipeline: str, query_id: str, checkpoint: str = "") -> None:
         self._tables, self._pipeline, self._query_id, self._checkpoint = tables, pipeline, query_id, checkpoint
         self._name: str | None = None
+        self._announced: str | None = None
+        """A table that was announced, and got no rows."""
         self._schema: pa.Schema | None = None
 
     @property
@@ -116,7 +135,8 @@ class SqlState(StateStore):
         table = system_table(self._tables, "state")
         with self._tables.driver.session("read") as session:
             row = session.row(f"SELECT {names} FROM {table} WHERE query_id = ?", (self._query_id,))
-        if row is None:
+        if row is None or int(row[0]) == _ANNOUNCED:
+            self._announced = None if row is None else str(row[3])
             return None
         self._schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(row[1])))
         self._name = str(row[3])
@@ -133,54 +153,69 @@ class SqlState(StateStore):
                     session.run(f"DELETE FROM {self._table} WHERE {self._condition(replaced)}")
                 self._copy(session, self._table, rows)
             return
-        # A name of its own: a process that is too late removes nothing but this.
-        word = re.sub(r"[^a-z0-9]+", "_", self._pipeline.lower()).strip("_")[:32]
-        name = f"state_{word}_{uuid4().hex[:12]}"
-        self._create(name, rows.schema)
+        name = self._new_name()
         try:
+            self._announce(name, rows.schema, batch)
+            self._create(name, rows.schema)
             with self._tables.driver.session("publish") as session:
-                self._note_first(session, name, rows.schema, batch)
+                self._note(session, batch, name)
                 self._copy(session, system_table(self._tables, name), rows)
         except BaseException as error:
             with suppress(WeftError):
                 _drop(self._tables, name)
-            if isinstance(error, WeftError) and self._has_row():
+            if isinstance(error, WeftError) and self._is_overtaken(name):
                 raise overtaken(batch) from None
             raise
         self._name, self._schema = name, rows.schema
 
     def retype(self, schema: pa.Schema) -> None:
-        assert self._schema is not None
-        tables, known = self._tables, set(self._schema.names)
-        changed = [each for each in schema if each.name not in known or each != self._schema.field(each.name)]
+        """By a table of its own: some databases commit at each change of a column."""
+        assert self._name is not None
+        before, name, tables = self._name, self._new_name(), self._tables
+        rows = self.read(Selection())
+        for each in schema:
+            if each.name not in rows.column_names:
+                rows = rows.append_column(each.name, pa.nulls(len(rows), each.type))
+        rows = pa.table([rows[each.name].cast(each.type) for each in schema], schema=schema)
+        self._create(name, schema)
         with tables.driver.session("publish") as session:
-            for field in changed:
-                name = tables.quote(field.name)
-                if field.name in known:
-                    session.run(f"ALTER TABLE {self._table} DROP COLUMN {name}")
-                session.run(f"ALTER TABLE {self._table} ADD COLUMN {name} {tables.sql_type(field)}")
-            table = system_table(tables, "state")
             columns = tables.quote("columns")
-            session.run(f"UPDATE {table} SET {columns} = ? WHERE query_id = ?", (_text(schema), self._query_id))
-        self._schema = schema
+            changed = session.run(
+                f"UPDATE {system_table(tables, 'state')} SET {columns} = ?, table_name = ? "
+                "WHERE query_id = ? AND table_name = ?",
+                (_text(schema), name, self._query_id, before),
+            )
+            if int(changed.rowcount) != 1:
+                raise WeftError(f"The state of {self._pipeline} has another table now: another process has gone on.")
+            self._copy(session, system_table(tables, name), rows)
+        self._name, self._schema = name, schema
+        _drop(tables, before)
 
     def read(self, wanted: Selection) -> pa.Table:
         assert self._schema is not None
-        names = self._tables.listed(self._schema.names)
+        names, stored = self._tables.listed(self._schema.names), _as_stored(self._schema)
         sql = f"SELECT {names} FROM {self._table} WHERE {self._condition(wanted)}"
-        return pa.Table.from_batches(self._tables.read(Slice(sql), self._schema), self._schema)
+        return _decoded(pa.Table.from_batches(self._tables.read(Slice(sql), stored), stored), self._schema)
 
     def pairs(self, wanted: Pairs) -> pa.Table:
         assert self._schema is not None
         schema = pa.schema([self._schema.field(name) for name in (*wanted.left, *wanted.right)])
-        sql = pairs_sql(wanted, self._table, self._tables.quote)
-        return pa.Table.from_batches(self._tables.read(Slice(sql), schema), schema)
+        sql, stored = pairs_sql(wanted, self._table, self._tables.quote), _as_stored(schema)
+        return _decoded(pa.Table.from_batches(self._tables.read(Slice(sql), stored), stored), schema)
 
     def counts(self) -> dict[int, int]:
         if self._name is None:
             return {}
         with self._tables.driver.session("read") as session:
             return _counts(self._tables, session, self._name)
+
+    def groups(self, columns: Sequence[str]) -> int:
+        if self._name is None:
+            return 0
+        names, end = self._tables.listed(columns), self._tables.quote(END)
+        rows = f"SELECT DISTINCT {names} FROM {self._table} WHERE {end} > {CLOSED // 2}"
+        with self._tables.driver.session("read") as session:
+            return int(session.value(f"SELECT count(*) FROM ({rows}) AS g"))
 
     def remove(self, upto: int) -> None:
         with self._tables.driver.session("publish") as session:
@@ -195,10 +230,36 @@ class SqlState(StateStore):
 
     # ------------------------------------------------------------------------------------------------------ statements
 
+    def _new_name(self) -> str:
+        """Return a name that no other process has: one that is too late removes nothing but its own table."""
+        word = re.sub(r"[^a-z0-9]+", "_", self._pipeline.lower()).strip("_")[:32]
+        return f"state_{word}_{uuid4().hex[:12]}"
+
+    def _announce(self, name: str, schema: pa.Schema, batch: StateBatch) -> None:
+        """Note which table the first batch makes, so that it is found after a crash; remove the one before it."""
+        tables, table, before = self._tables, system_table(self._tables, "state"), self._announced
+        with tables.driver.session("publish") as session:
+            if before is None:
+                values = (self._query_id, self._pipeline, _ANNOUNCED, name, _text(schema), _decided(batch))
+                names = tables.listed(_FIELDS.names)
+                session.run(f"INSERT INTO {table} ({names}) VALUES (?, ?, ?, ?, ?, ?, ?)", (*values, self._checkpoint))
+            else:
+                columns = tables.quote("columns")
+                changed = session.run(
+                    f"UPDATE {table} SET table_name = ?, {columns} = ? "
+                    "WHERE query_id = ? AND table_name = ? AND batch_id = ?",
+                    (name, _text(schema), self._query_id, before, _ANNOUNCED),
+                )
+                if int(changed.rowcount) != 1:
+                    raise overtaken(batch)
+        self._announced = name
+        if before is not None:
+            _drop(tables, before)
+
     def _create(self, name: str, schema: pa.Schema) -> None:
         """Create the table, before the transaction of a batch: some databases commit at each CREATE TABLE."""
-        tables, table = self._tables, system_table(self._tables, name)
-        definitions = [f"{tables.quote(each.name)} {tables.sql_type(each, key=each.name == KEY)}" for each in schema]
+        tables, table, stored = self._tables, system_table(self._tables, name), _as_stored(schema)
+        definitions = [f"{tables.quote(each.name)} {tables.sql_type(each, key=each.name == KEY)}" for each in stored]
         # A join finds the rows of a batch, and then their partners.
         indexed = [each for each in (END, KEY, *([BATCH] if CHECK in schema.names else [])) if each in schema.names]
         definitions += filter(None, (tables.index_clause([each]) for each in indexed))
@@ -210,24 +271,31 @@ class SqlState(StateStore):
 
     def _copy(self, session: Session, table: str, rows: pa.Table) -> None:
         if rows.num_rows:
-            schema = rows.schema if self._schema is None else self._schema
-            self._tables.copy_in(session, table, schema, rows.cast(schema).to_batches())
+            coded = _coded(rows)
+            self._tables.copy_in(session, table, coded.schema, coded.to_batches())
 
-    def _has_row(self) -> bool:
+    def _is_overtaken(self, name: str) -> bool:
+        """Return whether another process has a state, or announced one."""
         table = system_table(self._tables, "state")
         with self._tables.driver.session("read") as session:
-            return session.row(f"SELECT 1 FROM {table} WHERE query_id = ?", (self._query_id,)) is not None
+            row = session.row(f"SELECT table_name, batch_id FROM {table} WHERE query_id = ?", (self._query_id,))
+        return row is not None and (str(row[0]) != name or int(row[1]) != _ANNOUNCED)
 
-    def _note_first(self, session: Session, name: str, schema: pa.Schema, batch: StateBatch) -> None:
-        values = (self._query_id, self._pipeline, batch.number, name, _text(schema), _decided(batch), self._checkpoint)
-        names = self._tables.listed(_FIELDS.names)
-        session.run(f"INSERT INTO {system_table(self._tables, 'state')} ({names}) VALUES (?, ?, ?, ?, ?, ?, ?)", values)
-
-    def _note(self, session: Session, batch: StateBatch) -> None:
+    def _note(self, session: Session, batch: StateBatch, name: str | None = None) -> None:
+        """Note what a batch decided, which is the first one of a table `name`."""
+        before = batch.number - 1 if name is None else _ANNOUNCED
         changed = session.run(
             f"UPDATE {system_table(self._tables, 'state')} SET batch_id = ?, decided = ?, pipeline = ?, checkpoint = ? "
-            "WHERE query_id = ? AND batch_id = ?",
-            (batch.number, _decided(batch), self._pipeline, self._checkpoint, self._query_id, batch.number - 1),
+            "WHERE query_id = ? AND table_name = ? AND batch_id = ?",
+            (
+                batch.number,
+                _decided(batch),
+                self._pipeline,
+                self._checkpoint,
+                self._query_id,
+                name or self._name,
+                before,
+            ),
         )
         if int(changed.rowcount) != 1:
             raise overtaken(batch)
@@ -251,6 +319,45 @@ class SqlState(StateStore):
         named = f" OR {key} IN ({', '.join(map(repr, wanted.keys))})" if wanted.keys else ""
         after = "" if wanted.after is None else f"{end} > {int(wanted.after)} AND "
         return f"{after}({key} IN ({of_rows}){named})"
+
+
+# ------------------------------------------------------------------------------------------- values of every database
+
+
+def _is_coded(field: pa.Field) -> bool:
+    return bool(field.metadata == CODED)
+
+
+def _as_stored(schema: pa.Schema) -> pa.Schema:
+    """Return the columns of the table: those that are coded are texts."""
+    return pa.schema([pa.field(each.name, pa.string()) if _is_coded(each) else each for each in schema])
+
+
+def _coded(rows: pa.Table) -> pa.Table:
+    """Return rows as the table has them: numbers as their digits, and texts without a null character."""
+    columns = []
+    for each in rows.schema:
+        column = rows[each.name]
+        if _is_coded(each) and pa.types.is_floating(each.type):
+            column = column.cast(pa.string())
+        elif _is_coded(each) and pc.any(pc.match_substring_regex(column, f"[\0{_ESCAPE}]")).as_py():
+            column = pc.replace_substring(column, _ESCAPE, f"{_ESCAPE}1")
+            column = pc.replace_substring(column, "\0", f"{_ESCAPE}0")
+        columns.append(column)
+    return pa.table(columns, schema=_as_stored(rows.schema))
+
+
+def _decoded(rows: pa.Table, schema: pa.Schema) -> pa.Table:
+    columns = []
+    for each in schema:
+        column = rows[each.name]
+        if _is_coded(each) and pa.types.is_floating(each.type):
+            column = column.cast(each.type)
+        elif _is_coded(each) and pc.any(pc.match_substring(column, _ESCAPE)).as_py():
+            column = pc.replace_substring(column, f"{_ESCAPE}0", "\0")
+            column = pc.replace_substring(column, f"{_ESCAPE}1", _ESCAPE)
+        columns.append(column)
+    return pa.table(columns, schema=schema)
 
 
 def _text(schema: pa.Schema) -> str:
