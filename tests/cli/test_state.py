@@ -97,3 +97,20 @@ def test_earlier_states_are_removed(call: Any, events: Any) -> None:
 def test_a_rewind_is_refused(call: Any, events: Any) -> None:
     found = call("checkpoints", "rewind", "per_minute", "--to-offset", "1", "--source", "left", code=1)
     assert "what is read again would be in its state twice" in found.stderr
+
+
+def test_state_in_files(call: Any, local: Project) -> None:
+    stream = weft.stream(name="left", fields={"at": "timestamp"})(lambda: None)
+    counted = weft.Window(
+        kind="tumbling", duration_ms=60_000, event_time_column="at", aggregations=[weft.Aggregation(agg="count")]
+    )
+    options: dict[str, Any] = {"source": stream, "target": "default", "target_table": "counts", "window": counted}
+    weft.streaming_pipeline(name="per_minute", state_store=weft.StateStore(kind="files"), **options)(lambda: None)
+    assert "per_minute has no state yet" in call("state", "show", "per_minute", code=1).stderr
+    publish(stream, 1, 61)
+    run()
+    (row,) = listed(call, "state", "list")
+    assert (row["rows"], row["windows"], "/state/" in row["table"]) == (1, 1, True)
+    assert [each["rows"] for each in listed(call, "state", "show", "per_minute")] == [1]
+    assert listed(call, "state", "why", "per_minute")["held_by"] == ["left"]
+    assert "nothing to remove" in call("state", "drop", "per_minute", "--yes").stderr

@@ -23,16 +23,17 @@ from weft.cli.common import (
 from weft.cli.consume import find_pipeline
 from weft.engine.readers import open_tables
 from weft.engine.streaming.checkpoint import Checkpoint
-from weft.engine.streaming.state import checkpoint_place, state_connection
+from weft.engine.streaming.state import checkpoint_place, files_state, state_connection
 from weft.engine.streaming.stateful import NEVER, PARTITION
 from weft.errors import DeclarationError, NotFoundError, WeftError
-from weft.pipelines.streaming.windows import Watermark
+from weft.pipelines.streaming.windows import IN_MEMORY, Watermark
 from weft.project import current
 from weft.systems.sql.state_store import SqlState, StoredState, drop_state, stored_states
 
 if TYPE_CHECKING:
     from weft.pipelines.streaming.spec import StreamingPipeline
     from weft.systems.sql.tables import SqlTables
+    from weft.systems.state_store import StateStore
 
 _WHAT = click.argument("what", metavar="NAME|FILE.toml")
 _SHOWN = 50
@@ -65,8 +66,22 @@ def list_(output: str) -> None:
 
 def _listed(pipeline: StreamingPipeline) -> list[dict[str, Any]]:
     with _opened(pipeline) as (tables, query_id):
-        found = sorted(stored_states(tables, pipeline.name), key=lambda each: each.query_id != query_id)
+        if tables is None:
+            found = _in_files(pipeline, query_id)
+        else:
+            found = sorted(stored_states(tables, pipeline.name), key=lambda each: each.query_id != query_id)
         return [_described(each, query_id) for each in found]
+
+
+def _in_files(pipeline: StreamingPipeline, query_id: str | None) -> list[StoredState]:
+    """Return the state that a checkpoint has in its own files; those of others are in theirs."""
+    home = Checkpoint.of(pipeline).home
+    stored = None if query_id is None else files_state(home, query_id)
+    last = None if stored is None else stored.last()
+    if stored is None or last is None or query_id is None:
+        return []
+    place = files_state(home, query_id).path
+    return [StoredState(pipeline.name, query_id, place, last, checkpoint_place(home), stored.counts())]
 
 
 @state.command()
@@ -155,7 +170,8 @@ def drop(what: str, every: bool, yes: bool) -> None:
     back."""
     pipeline = _with_state(what)
     with _opened(pipeline) as (tables, query_id):
-        found = stored_states(tables, pipeline.name)
+        # Files are those of a checkpoint, and go with it.
+        found = [] if tables is None else stored_states(tables, pipeline.name)
         # Another project may have a pipeline of this name in the same database.
         here = checkpoint_place(Checkpoint.of(pipeline).home)
         chosen = [each for each in found if every or (each.query_id != query_id and each.checkpoint == here)]
@@ -166,6 +182,7 @@ def drop(what: str, every: bool, yes: bool) -> None:
             rows = sum(each.rows for each in chosen)
             confirm(f"Remove {plural(len(chosen), 'state')} of {pipeline.name} with {plural(rows, 'row')}?", yes)
             for each in chosen:
+                assert tables is not None
                 drop_state(tables, each)
     click.echo(f"Removed {plural(len(chosen), 'state')}.", err=True)
 
@@ -183,26 +200,35 @@ def _with_state(what: str) -> StreamingPipeline:
 
 
 def _is_in_memory(pipeline: StreamingPipeline) -> bool:
-    return pipeline.state_store is not None and pipeline.state_store.is_in_memory
+    return pipeline.state_store is not None and pipeline.state_store.place == IN_MEMORY
 
 
 @contextmanager
-def _opened(pipeline: StreamingPipeline) -> Iterator[tuple[SqlTables, str | None]]:
-    """Yield the tables of a pipeline's state, and the id of its checkpoint's query."""
+def _opened(pipeline: StreamingPipeline) -> Iterator[tuple[SqlTables | None, str | None]]:
+    """Yield the tables of a pipeline's state, `None` for files, and the id of its checkpoint's query."""
     checkpoint = Checkpoint.of(pipeline)
-    with closing(open_tables(state_connection(pipeline, checkpoint.home))) as tables:
+    connection = state_connection(pipeline, checkpoint.home)
+    if connection is None:
+        yield None, checkpoint.state().query_id
+        return
+    with closing(open_tables(connection)) as tables:
         yield tables, checkpoint.state().query_id
 
 
 @contextmanager
-def _current(what: str) -> Iterator[tuple[StreamingPipeline, SqlState]]:
+def _current(what: str) -> Iterator[tuple[StreamingPipeline, StateStore]]:
     """Yield a pipeline and the state of its checkpoint."""
     pipeline = _with_state(what)
     with _opened(pipeline) as (tables, query_id):
-        if query_id is None or query_id not in {each.query_id for each in stored_states(tables, pipeline.name)}:
+        found = _in_files(pipeline, query_id) if tables is None else stored_states(tables, pipeline.name)
+        if query_id is None or query_id not in {each.query_id for each in found}:
             hint = f"It has one after its first rows: weft consume {quote(what)}"
             raise NotFoundError(f"{pipeline.name} has no state yet.", hint=hint)
-        stored = SqlState(tables, pipeline.name, query_id)
+        stored: StateStore
+        if tables is None:
+            stored = files_state(Checkpoint.of(pipeline).home, query_id)
+        else:
+            stored = SqlState(tables, pipeline.name, query_id)
         stored.last()
         yield pipeline, stored
 

@@ -344,14 +344,27 @@ class Location:
 
     def read(self) -> str | None:
         """Return the text of this file, or `None` where there is none."""
-        with self._asked("read"):
-            contents = self.folder.read(self.path)
+        contents = self.read_bytes()
         return None if contents is None else contents.decode()
+
+    def read_bytes(self) -> bytes | None:
+        """Return the contents of this file, or `None` where there is none."""
+        with self._asked("read"):
+            return self.folder.read(self.path)
+
+    def write_bytes(self, contents: bytes) -> None:
+        """Give this file other contents, so that after a power cut it has the old ones or these."""
+        with self._asked("write"):
+            self.folder.write(self.path, contents)
+
+    def create(self, text: str) -> bool:
+        """Make this file, atomically, unless it is there; return whether it was made."""
+        with self._asked("write"):
+            return self.folder.create(self.path, text.encode())
 
     def write(self, text: str) -> None:
         """Give this file a text, so that after a power cut it has the old one or this."""
-        with self._asked("write"):
-            self.folder.write(self.path, text.encode())
+        self.write_bytes(text.encode())
 
     def move(self, target: Location) -> None:
         """Give this folder another name; one that a crash cut off is finished when it is called again."""

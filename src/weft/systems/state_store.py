@@ -143,7 +143,7 @@ def overtaken(batch: StateBatch) -> WeftError:
 
 
 class InMemoryState(StateStore):
-    """State in this process, for tests: a restart loses it."""
+    """State in this process: a restart loses it."""
 
     def __init__(self) -> None:
         self._rows: pa.Table | None = None
@@ -160,7 +160,7 @@ class InMemoryState(StateStore):
             raise overtaken(batch)
         if self._rows is None:
             self._rows = rows.slice(0, 0)
-        kept = self._rows if replaced is None else self._rows.filter(pc.invert(_mask(self._rows, replaced)))
+        kept = self._rows if replaced is None else self._rows.filter(pc.invert(mask(self._rows, replaced)))
         self._rows, self._last = pa.concat_tables([kept, rows]), batch
 
     def retype(self, schema: pa.Schema) -> None:
@@ -173,7 +173,7 @@ class InMemoryState(StateStore):
 
     def read(self, wanted: Selection) -> pa.Table:
         assert self._rows is not None
-        return self._rows.filter(_mask(self._rows, wanted))
+        return self._rows.filter(mask(self._rows, wanted))
 
     def pairs(self, wanted: Pairs) -> pa.Table:
         assert self._rows is not None
@@ -211,7 +211,8 @@ class InMemoryState(StateStore):
             self._rows = self._rows.filter(pc.greater(self._rows[END], upto))
 
 
-def _mask(rows: pa.Table, wanted: Selection) -> Any:
+def mask(rows: pa.Table, wanted: Selection) -> Any:
+    """Return which rows of a table are wanted."""
     ends = rows[END]
     mask = pa.chunked_array([pa.repeat(pa.scalar(True), len(rows))])
     if wanted.after is not None:

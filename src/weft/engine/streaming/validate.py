@@ -49,7 +49,7 @@ def validate(pipeline: StreamingPipeline) -> Iterator[ValidationResult]:
         joined_columns: list[str] = []
         yield run_check(name, "join", partial(_join, pipeline, pipeline.join, known, columns, joined_columns))
         columns = joined_columns or None
-    if pipeline.state_store is not None and not pipeline.state_store.is_in_memory:
+    if pipeline.state_store is not None and pipeline.state_store.place is None:
         store = current().connection(pipeline.state_store.connection)
         yield run_check(name, "state store", partial(open_connection, store))
     for target in pipeline.targets:

@@ -17,7 +17,7 @@ from weft.pipelines.streaming.options import LATER, OPTIONS
 from weft.pipelines.streaming.spec import LOAD_OPTIONS, SOURCE_OPTIONS, Source, StreamingPipeline, Target
 from weft.pipelines.streaming.toml_tables import TABLES, WORDS, structure_of
 from weft.pipelines.streaming.toml_text import to_toml as to_toml
-from weft.pipelines.streaming.windows import IN_MEMORY, StateStore
+from weft.pipelines.streaming.windows import NO_CONNECTION, StateStore
 from weft.project import build_connection, short_path
 from weft.settings import parse_toml
 from weft.systems.base import Connection, system_for, systems
@@ -91,7 +91,7 @@ def _structure(cls: type, table: _Table) -> Any:
     options = options_of(cls)
     if cls is StateStore:
         kind = table.values.get("kind")
-        table.check(() if kind in (None, IN_MEMORY) else connection_fields(kind, table.where))
+        table.check(() if kind in (None, *NO_CONNECTION) else connection_fields(kind, table.where))
         with errors_at(table.where):
             return StateStore(**table.values)
     values: dict[str, Any] = {"connection": _connection(table)} if "connection" in options else {}

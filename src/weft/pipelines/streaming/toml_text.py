@@ -19,7 +19,7 @@ from weft.pipelines.streaming.spec import (
     StreamingPipeline,
     Target,
 )
-from weft.pipelines.streaming.windows import IN_MEMORY, StateStore
+from weft.pipelines.streaming.windows import StateStore
 from weft.settings import is_secret_name, redact_url
 from weft.streams.declare import Stream
 from weft.systems.base import Connection
@@ -62,7 +62,7 @@ def _structures(value: Any, where: str) -> Any:
     if not dataclasses.is_dataclass(value):
         return value
     if isinstance(value, StateStore):
-        return {"kind": IN_MEMORY} if value.is_in_memory else _connection(value.connection, where)
+        return {"kind": value.place} if value.place else _connection(value.connection, where)
     keys = {each.field: each.key or each.name for each in options_of(type(value)).values()}
     tables = {keys[name]: _structures(getattr(value, name), where) for name in keys if name != "connection"}
     return {**_connection(value.connection, where), **tables} if hasattr(value, "connection") else tables

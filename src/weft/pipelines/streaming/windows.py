@@ -26,7 +26,9 @@ AGGREGATES: tuple[str, ...] = get_args(Agg)
 WINDOW_START, WINDOW_END, SESSION_ID = "window_start", "window_end", "session_id"
 WINDOWS = "windows"
 """The table that `emit_sql` reads."""
-IN_MEMORY = "in_memory"
+IN_MEMORY, IN_FILES = "in_memory", "files"
+NO_CONNECTION = (IN_FILES, IN_MEMORY)
+"""The kinds of state stores that are no connections."""
 _DAY_MS = 86_400_000
 LONGEST_MS = 366 * _DAY_MS
 _CENTURY_MS = 36_525 * _DAY_MS
@@ -337,11 +339,12 @@ class Watermark(Structure):
 class StateStore:
     """Where windows are kept until they close: `StateStore(kind="postgres", url="postgres://…")`, or a connection.
 
-    `kind="in_memory"` is for tests: a restart loses what it has.
+    `kind="files"` keeps it in files of the checkpoint. `kind="in_memory"` is for tests: a restart loses what it has.
     """
 
     connection: str | Connection | None = None
-    is_in_memory: bool = False
+    place: str | None = None
+    """`files` or `in_memory`, where it is no connection."""
 
     def __init__(
         self,
@@ -351,24 +354,27 @@ class StateStore:
         ] = None,
         kind: Annotated[
             str | None,
-            Option("The kind of a connection whose fields are options too; or `in_memory`, which a restart loses."),
+            Option(
+                "The kind of a connection whose fields are options too; or `files`, which are in the checkpoint; or "
+                "`in_memory`, which a restart loses."
+            ),
         ] = None,
         **fields: Any,
     ) -> None:
         where = "StateStore"
         if kind is not None and connection is not None:
             raise DeclarationError(f"{where}: connection names one that is known, kind describes one.")
-        if fields and kind in (None, IN_MEMORY):
+        if fields and kind in (None, *NO_CONNECTION):
             refuse_unknown(fields, ("connection", "kind"), where)
         if kind is None and connection is None:
             raise DeclarationError(
                 f"{where} needs a connection or a kind.", hint='StateStore(kind="postgres", url="…")'
             )
-        able = [*(each.kind for each in systems().values() if each.tables is not None), IN_MEMORY]
+        able = [*(each.kind for each in systems().values() if each.tables is not None), *NO_CONNECTION]
         if kind is not None and kind not in able:
             hint = listed(str(kind), able, f"It can be {', '.join(able)}.")
             raise DeclarationError(f"{where}: kind is {kind!r}.", hint=hint)
-        if kind is not None and kind != IN_MEMORY:
+        if kind is not None and kind not in NO_CONNECTION:
             connection = build_connection(None, {"kind": kind, **fields}, where)
         checked = connection_option(connection, "connection", where)
         if isinstance(checked, Connection) and checked.kind not in able:
@@ -376,7 +382,7 @@ class StateStore:
                 f"{where}: {checked.any_such} holds no tables.", hint=f"These do: {', '.join(able)}."
             )
         object.__setattr__(self, "connection", checked)
-        object.__setattr__(self, "is_in_memory", kind == IN_MEMORY)
+        object.__setattr__(self, "place", kind if kind in NO_CONNECTION else None)
 
 
 def keeps_column(sql: str | None, column: str) -> bool:
