@@ -49,6 +49,19 @@ class StateBatch:
     """A digest of what the batch was to read: another batch of the same number is of another checkpoint."""
     rows: int = 0
     """How many rows the batch has read."""
+    ticks: int = 0
+    """How often the watermark was moved between batches, since a source was idle."""
+    is_tick: bool = False
+    """Whether that was the last decision, after the batch of this number."""
+
+    @property
+    def added(self) -> int:
+        """The batch whose rows are new; none has this number where no rows came."""
+        return -1 if self.is_tick else self.number
+
+    def follows(self, last: StateBatch) -> bool:
+        """Return whether this is the decision after another one."""
+        return (self.number, self.ticks) in ((last.number + 1, last.ticks), (last.number, last.ticks + 1))
 
 
 @dataclass(frozen=True)
@@ -156,7 +169,7 @@ class InMemoryState(StateStore):
         return None if self._rows is None else self._rows.schema
 
     def append(self, rows: pa.Table, batch: StateBatch, replaced: Selection | None = None) -> None:
-        if self._last is not None and self._last.number != batch.number - 1:
+        if self._last is not None and not batch.follows(self._last):
             raise overtaken(batch)
         if self._rows is None:
             self._rows = rows.slice(0, 0)

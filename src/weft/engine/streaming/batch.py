@@ -70,6 +70,8 @@ class Batches:
         self.transform, self.targets = Transform(pipeline, columns), Targets(pipeline, self._box, Written(columns.home))
         self._widens = pipeline.on_drift == "evolve"
         self._stateful: Stateful | None = None
+        self._owes_tick = False
+        """Whether targets may not have what a tick emits, which the state has decided."""
         self._sees_extra = EXTRA in (pipeline.transform_sql or "").lower()
         """Whether the SQL itself has the values that fit no column of a stream."""
 
@@ -185,19 +187,57 @@ class Batches:
         return BatchResult(batch.number, counts, rows_read, rejected)
 
     def _run_step(self, parts: Sequence[BatchRows], spark: Any, batch: BatchId) -> BatchResult:
-        """Carry out the steps of a batch with windows: add its rows to the state, commit the windows that it closes."""
+        """Carry out the steps of a batch with windows or a join: add its rows to the state, commit what it emits."""
         if self._stateful is None:
             self._stateful = _step(self.pipeline, open_state(self.pipeline, batch.query_id, self._columns.home))
-        step, counts, rejected = self._stateful, {}, 0
+            self._owes_tick = self._stateful.last is not None and self._stateful.last.is_tick
+        step, rejected = self._stateful, 0
+        if self._owes_tick:
+            self._emit_tick(step, spark, batch.query_id)
         try:
             is_stored = step.begin(batch.number, self._offsets(batch))
+            if is_stored and step.last is not None and step.last.is_tick:
+                return BatchResult(batch.number)  # there was a tick after it
             if not is_stored:
                 rejected = self._add_to_state(step, parts, spark, batch)
                 _steps.debug("stored")
+        finally:
+            step.store.release()
+        result = self._emit(step, spark, batch)
+        # A batch that was carried out to its end was counted then.
+        if is_stored and result.windows is not None and all(each.replayed for each in result.counts.values()):
+            result = replace(result, windows=replace(result.windows, late=0), rows_read=0)
+        return replace(result, dead_letters=result.dead_letters + rejected)
+
+    def tick(self, spark: Any, query_id: str) -> BatchResult | None:
+        """Emit what an idle source held up; `None` where there is nothing."""
+        step = self._stateful
+        if step is None:  # before the first batch
+            return None
+        if not self._owes_tick:
+            try:
+                self._owes_tick = step.tick(spark)
+            finally:
+                step.store.release()
+            if not self._owes_tick:
+                return None
+            _steps.debug("ticked")
+        return self._emit_tick(step, spark, query_id)
+
+    def _emit_tick(self, step: Stateful, spark: Any, query_id: str) -> BatchResult:
+        assert step.last is not None
+        result = self._emit(step, spark, BatchId(f"{query_id} tick", step.last.ticks))
+        self._owes_tick = False
+        return replace(result, batch_id=step.last.number)
+
+    def _emit(self, step: Stateful, spark: Any, batch: BatchId) -> BatchResult:
+        """Commit to each target what the last decision emits."""
+        counts: dict[str, Counts] = {}
+        try:
             emission, removed = step.emission(spark), step.removed(spark)
         finally:
             step.store.release()
-        rejected += self._put_unfit(step.unfit(), batch)
+        rejected = self._put_unfit(step.unfit(), batch)
         # Of rows that `emit_sql` leaves out nothing is written.
         if emission is not None and (len(emission) or removed):
             rows = memory_of(emission)
@@ -207,12 +247,9 @@ class Batches:
                 _steps.debug("loaded")
         rejected += sum(each.quarantined for each in counts.values())
         emitted = max((each.rows_read for each in counts.values()), default=0)
-        report, last = step.report(emitted), step.last
-        rows_read = last.rows if last is not None and last.number == batch.number else 0
-        # A batch that was carried out to its end was counted then.
-        if is_stored and report is not None and all(each.replayed for each in counts.values()):
-            report, rows_read = replace(report, late=0), 0
-        return BatchResult(batch.number, counts, rows_read, rejected, report)
+        # Before the first rows there is no state.
+        rows_read = 0 if step.last is None else step.last.rows
+        return BatchResult(batch.number, counts, rows_read, rejected, step.report(emitted))
 
     def _put_unfit(self, letters: Sequence[DeadLetter], batch: BatchId) -> int:
         """Store windows that no column holds as letters; an error where there is no place for them."""

@@ -49,17 +49,17 @@ class FilesState(InMemoryState):
     def last(self) -> StateBatch | None:
         while True:
             names = self._folder.names()
-            batches = [int(name.removesuffix(_MANIFEST)) for name in names if name.endswith(_MANIFEST)]
-            if not batches:
+            manifests = [name for name in names if name.endswith(_MANIFEST)]
+            if not manifests:
                 return None
-            number = max(batches)
-            manifest = json.loads(self._folder.at(f"{number}{_MANIFEST}").read() or "null")
+            newest = max(manifests, key=lambda name: [int(each) for each in name.removesuffix(_MANIFEST).split("-")])
+            manifest = json.loads(self._folder.at(newest).read() or "null")
             files = [] if manifest is None else [self._folder.at(name).read_bytes() for name in manifest["files"]]
             if manifest is not None and None not in files:
                 break
             # A process that has gone on meanwhile removed some.
             if set(names) == set(self._folder.names()):
-                raise WeftError(f"Files of the state are missing in {self.path}: those of batch {number}.")
+                raise WeftError(f"Files of the state are missing in {self.path}: those that {newest} names.")
         self._files, self._removed, self._next = manifest["files"], manifest["removed"], manifest["next"]
         schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(manifest["columns"])))
         parts = [pq.read_table(pa.py_buffer(each or b"")) for each in files]
@@ -72,11 +72,11 @@ class FilesState(InMemoryState):
         rows = rows.filter(is_live)
         self._numbers = rows[_ROW].to_numpy()
         self._rows = rows.select(schema.names).replace_schema_metadata(schema.metadata)
-        self._last = StateBatch(number, **manifest["decided"])
+        self._last = StateBatch(**manifest["decided"])
         return self._last
 
     def append(self, rows: pa.Table, batch: StateBatch, replaced: Selection | None = None) -> None:
-        if self._last is not None and self._last.number != batch.number - 1:
+        if self._last is not None and not batch.follows(self._last):
             raise overtaken(batch)
         kept, kept_numbers = rows.slice(0, 0) if self._rows is None else self._rows, self._numbers
         gone = kept_numbers[:0]
@@ -96,19 +96,20 @@ class FilesState(InMemoryState):
                 files.append(self._write(batch, pa.table({_ROW: gone})))
         manifest = {
             "columns": base64.b64encode(live.schema.serialize().to_pybytes()).decode(),
-            "decided": {name: value for name, value in asdict(batch).items() if name != "number"},
+            "decided": asdict(batch),
             "files": files,
             "next": self._next + len(rows),
             "removed": self._removed,
         }
-        if not self._folder.at(f"{batch.number}{_MANIFEST}").create(json.dumps(manifest)):
+        name = f"{batch.number}-{batch.ticks}{_MANIFEST}"
+        if not self._folder.at(name).create(json.dumps(manifest)):
             raise overtaken(batch)
         self._rows, self._numbers, self._last = live, numbers, batch
         self._files, self._written, self._next = files, written, self._next + len(rows)
         # What the manifest does not name: files of the batch before, and of a crash.
-        for name in self._folder.names():
-            if name not in {*files, f"{batch.number}{_MANIFEST}"}:
-                self._folder.at(name).remove()
+        for each in self._folder.names():
+            if each not in {*files, name}:
+                self._folder.at(each).remove()
 
     def remove(self, upto: int) -> None:
         """The next manifest says so: until then a crash brings the rows back, and they are removed again."""

@@ -131,7 +131,7 @@ class Joins(Stateful):
             if each.emits_alone and last.watermark is not None:
                 before = None if last.previous is None else self._due(each, last.previous)
                 alone[each.number] = before, self._due(each, last.watermark)
-        rows = self.store.pairs(Pairs(last.number, self._least, self._most, left, right, alone))
+        rows = self.store.pairs(Pairs(last.added, self._least, self._most, left, right, alone))
         return rows if len(rows) else None
 
     def report(self, emitted: int) -> WindowReport | None:

@@ -22,6 +22,7 @@ from weft.engine.streaming.sources import open_source, refuse_unreachable
 from weft.engine.streaming.start_checks import check_start
 from weft.errors import NotFoundError
 from weft.pipelines.streaming.spec import StreamingPipeline
+from weft.pipelines.streaming.windows import Watermark
 from weft.spark_support import outcome
 from weft.spark_support.sessions import QUOTED_NAMES
 
@@ -36,6 +37,7 @@ _CONF = {
 # To compile the plan of a batch, or to plan it again while it runs, takes longer than to run it over a few rows.
 _PROFILES = {"low_latency": {"spark.sql.codegen.wholeStage": "false", "spark.sql.adaptive.enabled": "false"}}
 _LAST_COMMIT_SECONDS = 10.0
+_LEAST_TICK_SECONDS, _MOST_TICK_SECONDS = 0.2, 5.0
 
 
 class StoppedError(Exception):
@@ -120,6 +122,8 @@ class Query:
             if is_heard:  # no batch is done before `_started`
                 listen(spark, self._query.runId, self._idle or (lambda: None), partial(_report_commit, self.sources))
             self._started.set()
+            if self.pipeline.step is not None and not self.once:
+                threading.Thread(target=self._tick, name=f"ticks of {self.pipeline.name}", daemon=True).start()
         except BaseException as error:
             self._stopping.set()
             self._started.set()  # a batch that Spark has begun ends
@@ -186,6 +190,25 @@ class Query:
             return -1
         # The report of a look that found nothing has the number of the batch that comes next.
         return int(progress["batchId"]) - (0 if "addBatch" in progress["durationMs"] else 1)
+
+    def _tick(self) -> None:
+        """Between batches, look whether a source has become idle that holds up others."""
+        idleness = (self.pipeline.watermark or Watermark()).source_idleness_ms / 1000
+        while not self._stopping.wait(min(max(idleness / 4, _LEAST_TICK_SECONDS), _MOST_TICK_SECONDS)):
+            with self._batch:
+                try:
+                    if self._stopping.is_set() or not self._query.isActive:
+                        return
+                except Exception:  # its JVM ended
+                    return
+                try:
+                    assert self._batches is not None
+                    self.checkpoint.lock.check()
+                    result = self._batches.tick(self.spark, str(self._query.id))
+                    if result is not None:
+                        self._written(result)
+                except Exception:  # the next batch, or the next tick, goes on with it
+                    _log.exception("%s goes on, but could not emit what an idle source held up", self.pipeline.name)
 
     def _carry_out(self, frame: Any, batch_id: int) -> None:
         self._started.wait()

@@ -115,6 +115,18 @@ class Stateful(ABC):
         self._remove_closed()
         return False
 
+    def tick(self, spark: Any) -> bool:
+        """Move the watermark without rows, where a source that held it has become idle since the last batch; return
+        whether it did. Every target must have what that batch emitted."""
+        if self.last is None or len(self._heard) < 2:
+            return False
+        nothing = self.nothing()
+        if self._decide(self.last.number, nothing).watermark == self.last.watermark:
+            return False
+        self._remove_closed()
+        self.add(self.last.number, nothing, spark)
+        return True
+
     @abstractmethod
     def reduce(self, rows: Sequence[tuple[str, Any]]) -> Reduced:
         """Return what the state gets of rows, which are a DataFrame for each source."""
@@ -234,9 +246,18 @@ class Stateful(ABC):
         if active and all(name in sources for name in active):
             reached = min(sources[name] for name in active) - self._watermark.lateness_ms * MILLISECOND
             watermark = reached if before is None else max(before, reached)
-        removed = None if before is None else self._gone()
+        is_tick = last is not None and last.number == number
         return StateBatch(
-            number, watermark, before, sources, reduced.left_out.get(LATE, 0), removed, self._offsets, reduced.rows
+            number,
+            watermark,
+            before,
+            sources,
+            late=reduced.left_out.get(LATE, 0),
+            removed=None if before is None else self._gone(),
+            offsets=self._offsets if last is None or not is_tick else last.offsets,
+            rows=reduced.rows,
+            ticks=(0 if last is None else last.ticks) + is_tick,
+            is_tick=is_tick,
         )
 
     def _gone(self) -> int:

@@ -156,7 +156,7 @@ class Windows(Stateful):
 
         folded = self._folded(frame_of(spark, stored))
         if self.window.changes_rows:
-            is_new = F.col(BATCH) == last.number
+            is_new = F.col(BATCH) == last.added
             if self.window.emit == "close":
                 is_new |= F.col(END) > (last.previous if last.previous is not None else -NEVER)
             folded = folded.where(is_new)
@@ -278,12 +278,12 @@ class Windows(Stateful):
     def _emitted(self, last: StateBatch) -> Selection | None:
         """Return the stored rows of what a batch emits; `None` where it is known that there are none."""
         if self.window.emit == "update":
-            return Selection(after=NEVER, batch=last.number)
+            return None if last.is_tick else Selection(after=NEVER, batch=last.added)
         if last.watermark is None:
             return None
         if self.window.changes_rows:
             after = -NEVER if last.previous is None else last.previous
-            return Selection(after=after, upto=last.watermark, batch=last.number)
+            return Selection(after=after, upto=last.watermark, batch=last.added)
         is_some = any(end <= last.watermark for end in self._stored)
         return Selection(upto=last.watermark) if is_some else None
 

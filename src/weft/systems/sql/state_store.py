@@ -123,6 +123,8 @@ class SqlState(StateStore):
         self._announced: str | None = None
         """A table that was announced, and got no rows."""
         self._schema: pa.Schema | None = None
+        self._decided = ""
+        """What the last batch decided, as it is stored."""
 
     @property
     def _table(self) -> str:
@@ -139,7 +141,7 @@ class SqlState(StateStore):
             self._announced = None if row is None else str(row[3])
             return None
         self._schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(row[1])))
-        self._name = str(row[3])
+        self._name, self._decided = str(row[3]), str(row[2])
         return StateBatch(number=int(row[0]), **json.loads(row[2]))
 
     def schema(self) -> pa.Schema | None:
@@ -152,6 +154,7 @@ class SqlState(StateStore):
                 if replaced is not None:
                     session.run(f"DELETE FROM {self._table} WHERE {self._condition(replaced)}")
                 self._copy(session, self._table, rows)
+            self._decided = _decided(batch)
             return
         name = self._new_name()
         try:
@@ -166,7 +169,7 @@ class SqlState(StateStore):
             if isinstance(error, WeftError) and self._is_overtaken(name):
                 raise overtaken(batch) from None
             raise
-        self._name, self._schema = name, rows.schema
+        self._name, self._schema, self._decided = name, rows.schema, _decided(batch)
 
     def retype(self, schema: pa.Schema) -> None:
         """By a table of its own: some databases commit at each change of a column."""
@@ -283,19 +286,18 @@ class SqlState(StateStore):
 
     def _note(self, session: Session, batch: StateBatch, name: str | None = None) -> None:
         """Note what a batch decided, which is the first one of a table `name`."""
-        before = batch.number - 1 if name is None else _ANNOUNCED
+        values: list[object] = [batch.number, _decided(batch), self._pipeline, self._checkpoint, self._query_id]
+        if name is not None:
+            condition, values = "table_name = ? AND batch_id = ?", [*values, name, _ANNOUNCED]
+        else:
+            # Of two processes that have seen the same decision, one goes on.
+            before = batch.number if batch.is_tick else batch.number - 1
+            condition = "table_name = ? AND batch_id = ? AND decided = ?"
+            values += [self._name, before, self._decided]
         changed = session.run(
             f"UPDATE {system_table(self._tables, 'state')} SET batch_id = ?, decided = ?, pipeline = ?, checkpoint = ? "
-            "WHERE query_id = ? AND table_name = ? AND batch_id = ?",
-            (
-                batch.number,
-                _decided(batch),
-                self._pipeline,
-                self._checkpoint,
-                self._query_id,
-                name or self._name,
-                before,
-            ),
+            f"WHERE query_id = ? AND {condition}",
+            values,
         )
         if int(changed.rowcount) != 1:
             raise overtaken(batch)
