@@ -34,7 +34,8 @@ class Case:
     batches: list[list[Event]] = field(default_factory=list)
 
     @classmethod
-    def random(cls, seed: int, late_data: str, kind: str) -> Case:
+    def random(cls, seed: int, late_data: str, kind: str, groups: int = 0) -> Case:
+        """With more groups there are more rows, in the same time: a query of Spark takes about as long for one."""
         chance = random.Random(seed)
         length = chance.choice([5, 10, 60, 7200]) * SECOND
         hop = length if kind == "tumbling" else length // chance.choice([2, 3, 5]) // SECOND * SECOND or SECOND
@@ -50,11 +51,11 @@ class Case:
         reached = {name: chance.randrange(-100, 100) * SECOND for name in case.sources}
         for _ in range(chance.randrange(1, 7)):
             batch = []
-            for _ in range(chance.choice([0, 1, 5, 20])):
+            for _ in range(chance.choice([0, 1, 5, 20]) * max(groups, 1)):
                 source = chance.choice(case.sources)
-                reached[source] += chance.randrange(4 * SECOND)
+                reached[source] += chance.randrange(4 * SECOND // max(groups, 1))
                 behind = chance.choice([0, 0, 0, 2, 30, 200]) * SECOND
-                key = chance.choice([None, "x", "y", ""])
+                key = chance.choice([None, "x", "y", "", *map(str, range(groups))])
                 value = chance.choice([None, *range(-3, 10)])
                 batch.append(Event(source, reached[source] - behind, key, value))
             case.batches.append(batch)

@@ -290,7 +290,9 @@ class Batches:
                 rejected += len(outside)
         # Before the state has the batch: then it is not read again.
         self._keep_columns(typed, batch.query_id)
-        read = self.transform.rows_read() if filled else 0
+        read = None
+        with suppress(Exception):  # its rows go uncounted
+            read = self.transform.rows_read() if filled else 0
         step.add(batch.number, replace(reduced, rows=read or 0), spark)
         return rejected
 

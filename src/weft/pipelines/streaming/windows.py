@@ -475,4 +475,5 @@ def filter_in(sql: str) -> str | None:
     except SqlglotError:  # Spark itself says what is wrong
         return None
     words: dict[Any, str] = {exp.Where: "WHERE", exp.Having: "HAVING", exp.Qualify: "QUALIFY", exp.Join: "JOIN"}
+    words |= {exp.Lateral: "LATERAL VIEW", exp.Explode: "explode"}
     return next((word for kind, word in words.items() if query.find(kind) is not None), None)
