@@ -135,6 +135,14 @@ class StateStore(ABC):
         rows = self.read(Selection(after=CLOSED // 2)).select(columns)
         return len(rows.group_by(columns).aggregate([]))
 
+    def refuses_name(self, name: str) -> str | None:
+        """Return why no column can have this name; `None` where one can."""
+        return None
+
+    def can_hold(self, columns: Sequence[pa.Field]) -> bool:
+        """Return whether rows can have these columns."""
+        return True
+
     @abstractmethod
     def remove(self, upto: int) -> None:
         """Remove the rows of windows that end up to a time."""

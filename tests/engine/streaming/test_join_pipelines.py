@@ -120,35 +120,63 @@ def test_a_late_row_within_allowed_lateness() -> None:
     assert joined() == [(2, 2), (9, 9)]
 
 
+class Files:
+    """Two folders of JSON lines, joined by `id` and `order_id`."""
+
+    def __init__(self, project: Path, **options: Any) -> None:
+        self._folder, self._count = project / "in", 0
+        lake = weft.ObjectStoreLocalConnection(str(self._folder), format="json_lines")
+        self.options = {
+            **declared(),
+            "sources": [weft.Source(connection=lake, query=name) for name in ("orders", "payments")],
+            "transform_sql": "SELECT * EXCEPT (at), CAST(at AS timestamp) AS at FROM source",
+            "checkpoint": str(project / "cp"),
+            **options,
+        }
+
+    def write(self, name: str, *rows: dict[str, Any]) -> None:
+        self._count += 1
+        (self._folder / name).mkdir(parents=True, exist_ok=True)
+        lines = [json.dumps({"at": START.isoformat(), **row}) for row in rows]
+        (self._folder / name / f"{self._count}.json").write_text("\n".join(lines) + "\n")
+
+
 @pytest.mark.usefixtures("plain_spark", "here")
 def test_files_of_both_sides_with_columns_that_come_later(project: Path) -> None:
-    lake = weft.ObjectStoreLocalConnection(str(project / "in"), format="json_lines")
-    texts = {"orders": [], "payments": []}
-
-    def write(name: str, **row: Any) -> None:
-        texts[name].append(row)
-        folder = project / "in" / name
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / f"{len(texts[name])}.json").write_text(json.dumps({"at": START.isoformat(), **row}) + "\n")
-
-    options = {
-        **declared(left_keys="Id", right_keys="order_id"),
-        "sources": [weft.Source(connection=lake, query=name) for name in texts],
-        "transform_sql": "SELECT * EXCEPT (at), CAST(at AS timestamp) AS at FROM source",
-        "checkpoint": str(project / "cp"),
-    }
-    write("orders", Id=1, note=None, tags=["a", "b"])
-    write("payments", order_id="1")
-    run_once(**options)
-    write("orders", Id=2, note=5, place={"city": "Bern"})
-    write("payments", order_id="2", fee=0.5)
-    run_once(**options)
-    found = joined("left_Id, left_note, left_tags, left_place, right_order_id, right_fee")
+    files = Files(project)
+    files.write("orders", {"id": 1, "note": None, "tags": ["a", "b"]})
+    files.write("payments", {"order_id": "1", "fee": 1.5})
+    run_once(**files.options)
+    files.write("orders", {"id": 2, "note": 5, "place": {"city": "Bern"}})
+    files.write("payments", {"order_id": "2", "fee": 2})
+    run_once(**files.options)
+    found = joined("left_id, left_note, left_tags, left_place, right_order_id, right_fee")
     loaded = [tuple(json.loads(each) if str(each)[:1] in "[{" else each for each in row) for row in found]
     assert loaded == [
-        (1, None, ["a", "b"], None, "1", None),
-        (2, 5, None, {"city": "Bern"}, "2", 0.5),
+        (1, None, ["a", "b"], None, "1", 1.5),
+        (2, 5, None, {"city": "Bern"}, "2", 2.0),
     ]
+
+
+@pytest.mark.brief("postgres")
+@pytest.mark.usefixtures("plain_spark", "streams")
+def test_a_message_with_odd_keys_stops_nothing(project: Path) -> None:
+    files = Files(project, dead_letter_table="failed")
+    files.write("orders", {"id": 1})
+    files.write("payments", {"order_id": 0})
+    run_once(**files.options)
+    wide = {f"key{number}": 1 for number in range(2000)}
+    files.write("orders", {"id": 2, **wide}, {"id": 3, "k" * 70: 1}, {"id": 4, "\0": 1}, {"id": 5, "new": "\0 and NaN"})
+    files.write("payments", *({"order_id": number} for number in range(1, 6)))
+    run_once(**files.options)
+    assert [row[0] for row in joined("left_id")] == [1]
+    files.write("orders", {"id": 6})
+    files.write("payments", {"order_id": 6})
+    run_once(**files.options)
+    assert [row[0] for row in joined("left_id")] == [1, 6]
+    letters = letters_of(make(target="default", **files.options))
+    found = {json.loads(each.payload).get("left_id", json.loads(each.payload).get("id")) for each in letters}
+    assert {2, 3, 4} <= found
 
 
 @pytest.mark.usefixtures("plain_spark", "here")

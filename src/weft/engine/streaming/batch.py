@@ -32,6 +32,7 @@ from weft.project import current
 from weft.systems.dead_letter_store import DeadLetter
 from weft.systems.load import Counts
 from weft.systems.log import EXTRA
+from weft.systems.sql.quarantine import payload
 from weft.systems.state_store import StateStore
 from weft.systems.stream_source import BatchRows, FrameRows, UntypedRows
 
@@ -251,15 +252,15 @@ class Batches:
         rows_read = 0 if step.last is None else step.last.rows
         return BatchResult(batch.number, counts, rows_read, rejected, step.report(emitted))
 
-    def _put_unfit(self, letters: Sequence[DeadLetter], batch: BatchId) -> int:
-        """Store windows that no column holds as letters; an error where there is no place for them."""
+    def _put_unfit(self, letters: Sequence[DeadLetter], batch: BatchId, step: str = "window") -> int:
+        """Store rows that no column holds as letters; an error where there is no place for them."""
         if letters and self.pipeline.dead_letters is None:
             raise LoadRefusedError(
-                f"{len(letters):,} rows of the window of {self.pipeline.name} cannot be written. {letters[0].error} "
+                f"{len(letters):,} rows of {self.pipeline.name} cannot be stored. {letters[0].error} "
                 f"The first: {letters[0].payload[:500]}",
                 hint=NO_STORE,
             )
-        self._box.put(letters, batch, "window")
+        self._box.put(letters, batch, step)
         return len(letters)
 
     def _offsets(self, batch: BatchId) -> str:
@@ -288,6 +289,9 @@ class Batches:
                 outside = step.rejected(source, rows())
                 self._box.put(outside, batch, f"window {source}")
                 rejected += len(outside)
+        sources = ", ".join(each.name for each in self.pipeline.sources)
+        unheld = [DeadLetter("transform", why, sources, payload(row)) for row, why in reduced.aside]
+        rejected += self._put_unfit(unheld, batch, "state")
         # Before the state has the batch: then it is not read again.
         self._keep_columns(typed, batch.query_id)
         read = None

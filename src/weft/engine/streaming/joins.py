@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -20,7 +20,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from weft.columns import hint_of, hinted
-from weft.engine import frame_projection
+from weft.engine import frame_projection, inputs
+from weft.engine.streaming import new_columns
 from weft.engine.streaming.stateful import (
     LATE,
     MILLISECOND,
@@ -39,6 +40,7 @@ from weft.pipelines.streaming.execution import WindowReport
 from weft.pipelines.streaming.spec import StreamingPipeline
 from weft.spark_support import outcome
 from weft.spark_support.sessions import quoted
+from weft.streams.declare import MAX_NEW_COLUMNS
 from weft.systems.load import Columns
 from weft.systems.log import RESERVED_PREFIX
 from weft.systems.state_store import BATCH, CHECK, END, KEY, SIDE, TIME, Pairs, StateStore
@@ -46,6 +48,8 @@ from weft.systems.state_store import BATCH, CHECK, END, KEY, SIDE, TIME, Pairs, 
 # Rows are removed so many times while one of them stays, so that the ends of rows are few.
 _REMOVALS = 32
 _SECOND = 1_000_000
+_OWN = (END, SIDE, KEY, CHECK, TIME, BATCH)
+_ADDED = b"weft.added"
 
 
 @dataclass(frozen=True)
@@ -105,10 +109,12 @@ class Joins(Stateful):
         for name, hint in hints.items():
             at = table.schema.get_field_index(name)
             table = table.set_column(at, hinted(name, hint), table[name])
+        rows, aside = self._limited(self._fragments(table.filter(kept).drop_columns([REASON])))
         return Reduced(
-            self._fragments(table.filter(kept).drop_columns([REASON])),
+            rows,
             {self._sides[each[SIDE]].source: each[f"{TIME}_max"] for each in newest},
             {each["values"]: each["counts"] for each in counts},
+            aside=aside,
         )
 
     def add(self, number: int, reduced: Reduced, spark: Any) -> None:
@@ -200,34 +206,69 @@ class Joins(Stateful):
                 is_needed = pc.or_(is_needed, pc.equal(rows[SIDE], each.number))
         return rows.filter(is_needed)
 
+    def _limited(self, rows: pa.Table) -> tuple[pa.Table, list[tuple[dict[str, Any], str]]]:
+        """Return rows without columns that the state cannot have or may not get any more, and those that it cannot hold
+        with the reason of each. As with the table of a target, one message must not widen it for good, or stop all."""
+        known = self.store.schema()
+        stored = [] if known is None else list(known)
+        parts, aside, most = [], [], self.pipeline.max_new_columns
+        for side in self._sides:
+            part = rows.filter(pc.equal(rows[SIDE], side.number))
+            own = [name for name in part.column_names if name in _OWN or name.startswith(side.prefix)]
+            part = part.select(own)
+            names = {each.name.lower() for each in stored}
+            new = [name for name in own if name.lower() not in names and name not in _OWN]
+            is_first = not any(each.name.startswith(side.prefix) for each in stored)
+            refused = {name: why for name in new if (why := self.store.refuses_name(name)) is not None}
+
+            def can_hold(more: Collection[str], part: pa.Table = part) -> bool:
+                return self.store.can_hold([*stored, *(part.schema.field(name) for name in more)])
+
+            limits = new_columns.Limits(
+                refused, max(most - self._added(known)[side.number], 0), max(most, MAX_NEW_COLUMNS), is_first, can_hold
+            )
+            fitted = new_columns.fitted(inputs.Memory(part.schema, part.to_batches()), new, limits)
+            assert isinstance(fitted.rows, inputs.Memory)
+            parts.append(pa.Table.from_batches(fitted.rows.batches, fitted.rows.schema))
+            aside += fitted.aside
+        return pa.concat_tables(parts, promote_options="default"), aside
+
     def _fitted(self, rows: pa.Table) -> pa.Table:
         """Return rows with the columns and types that are stored; those that are new are added to the state."""
         known = self.store.schema()
         schema = known or self._first_schema(rows.schema)
         # Most databases take `Id` and `id` for one column.
-        spelled = {name.lower(): name for name in schema.names}
+        added, spelled = self._added(known), {name.lower(): name for name in schema.names}
         rows = rows.rename_columns([spelled.get(name.lower(), name) for name in rows.column_names])
         for field in rows.schema:
             at = schema.get_field_index(field.name)
             if at < 0:
+                side = next(each for each in self._sides if field.name.startswith(each.prefix))
+                added[side.number] += any(name.startswith(side.prefix) for name in known.names) if known else 0
                 schema = schema.append(stored_field(field))
             elif is_void(schema.field(at)) and not pa.types.is_null(field.type):
                 schema = schema.set(at, stored_field(field))
             elif (wider := wider_type(schema.field(at).type, field.type)) is not None:
                 schema = schema.set(at, stored_field(pa.field(field.name, wider)))
         if known is not None and not schema.equals(known, check_metadata=True):
+            schema = schema.with_metadata({**(schema.metadata or {}), _ADDED: json.dumps(added).encode()})
             self.store.retype(schema)
         for field in schema:
             if field.name not in rows.column_names:
                 rows = rows.append_column(field, pa.nulls(len(rows), field.type))
         return self._cast(rows, schema)
 
+    def _added(self, known: pa.Schema | None) -> list[int]:
+        """Return how many columns each side has got after its first rows."""
+        metadata = {} if known is None else known.metadata or {}
+        added: list[int] = json.loads(metadata.get(_ADDED, b"[0, 0]"))
+        return added
+
     def _stored_columns(self, side: _Side, schema: pa.Schema) -> list[str]:
-        own = (END, SIDE, KEY, CHECK, TIME, BATCH)
         return [
             each.name
             for each in schema
-            if each.name not in own and each.name.startswith(side.prefix) and not is_void(each)
+            if each.name not in _OWN and each.name.startswith(side.prefix) and not is_void(each)
         ]
 
     def _fingerprint(self) -> str:

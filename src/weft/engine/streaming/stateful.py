@@ -62,6 +62,8 @@ class Reduced:
     """By reason, how many rows the state does not get."""
     rows: int = 0
     """How many rows the batch has read."""
+    aside: Sequence[tuple[dict[str, Any], str]] = ()
+    """The rows that the state cannot hold, each with the reason."""
 
 
 class Stateful(ABC):

@@ -220,6 +220,12 @@ class SqlState(StateStore):
         with self._tables.driver.session("read") as session:
             return int(session.value(f"SELECT count(*) FROM ({rows}) AS g"))
 
+    def refuses_name(self, name: str) -> str | None:
+        return self._tables.refuses_name(name)
+
+    def can_hold(self, columns: Sequence[pa.Field]) -> bool:
+        return self._tables.can_hold(columns)
+
     def remove(self, upto: int) -> None:
         with self._tables.driver.session("publish") as session:
             session.run(f"DELETE FROM {self._table} WHERE {self._tables.quote(END)} <= {int(upto)}")
