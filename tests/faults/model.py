@@ -76,7 +76,7 @@ class Model:
         self.keys: set[Any] = set()
         self.consumers: dict[str, Consumer] = {}
         self.dead: list[dict[str, Any]] = []
-        self.tokens = 0
+        self.leases: dict[int, tuple[int, int]] = {}  # by token: the epoch of its consumer, and when it ends
 
     # -------------------------------------------------------------------------------------------- publish and retention
 
@@ -135,8 +135,8 @@ class Model:
             lost, consumer.untold = consumer.untold, 0
             raise Lost(lost)
 
-        self.tokens += 1
-        delivery = Delivery(self.tokens)
+        delivery = Delivery(len(self.leases) + 1)
+        self.leases[delivery.token] = consumer.epoch, self.now + lease
         exhausted: list[Holding] = []
         room = limit
         most = self.max_deliveries
@@ -186,11 +186,13 @@ class Model:
 
     # ----------------------------------------------------------------------------------------------------- ack and nack
 
-    def ack(self, name: str, rowids: Iterable[int], *, token: int | None = None, member: str | None = None) -> None:
+    def ack(self, name: str, rowids: Iterable[int], *, token: int | None = None, member: str | None = None) -> int:
+        """How many were not acknowledged before."""
         consumer, found = self._held(name, rowids, token, member, gives_back=False)
         for holding, chosen in found:
             pieces = self._pieces(holding, chosen)
             consumer.keep([*consumer.without(holding), *(piece for piece, is_chosen in pieces if not is_chosen)])
+        return sum(len(chosen) for _, chosen in found)
 
     def nack(
         self,
@@ -233,8 +235,9 @@ class Model:
                 found.append((holding, chosen))
         outside = wanted.difference(*(chosen for _, chosen in found))
         is_new = any(rowid > consumer.position for rowid in outside)
-        # To acknowledge again what is acknowledged already does no harm, but whoever claims to hold it is told.
-        if is_new or (outside and (token is not None or gives_back)):
+        # To acknowledge again what is acknowledged already does no harm, but whoever comes too late is told.
+        epoch, ends = self.leases[token] if token is not None else (consumer.epoch, self.now + 1)
+        if is_new or (outside and (gives_back or epoch != consumer.epoch or ends <= self.now)):
             raise Refused(sorted(wanted))
         return consumer, found
 

@@ -132,6 +132,7 @@ class StreamMachine(RuleBasedStateMachine):
         chosen = [event for event in events if data.draw(st.integers(0, 3), "choose?")]
         rowids = [event["_weft_rowid"] for event in chosen]
         delay = data.draw(self.delays, "delay") if gives_back else 0
+        expected: int | tuple[int, ...] = len(rowids) if gives_back else 0
         try:
             if gives_back:
                 if rowids:
@@ -139,12 +140,10 @@ class StreamMachine(RuleBasedStateMachine):
             else:
                 rowids = [rowid for rowid in rowids if rowid not in delivery.acked]
                 if rowids:
-                    self.model.ack(consumer, rowids, token=delivery.token)
+                    expected = self.model.ack(consumer, rowids, token=delivery.token)
                 delivery.acked.update(rowids)
         except Refused as refused:
-            expected: int | tuple[int, ...] = tuple(refused.rowids)
-        else:
-            expected = len(rowids)
+            expected = tuple(refused.rowids)
         assert self._settle(consumer, chosen, gives_back, delay, reason) == expected
 
     @rule(

@@ -59,8 +59,13 @@ in_chunks({'HMGET', book.held}, ids, function(reply, start)
 end)
 if refused then return refused end
 if #unread > 0 then return {'unread', '', unread} end
--- Without a token nobody can tell a repeated ack from a late one; what is acknowledged stays so.
-if #gone > 0 and (token ~= '' or action ~= 'ack') then return {'gone', '', gone} end
+-- While its lease lasts, nobody else had them: the ack is repeated. Without a token nobody can tell a repeated ack from
+-- a late one; what is acknowledged stays so.
+local function lasts()
+  local epoch, ends = string.match(token, '^%x+%.(%d+)%.(%d+)$')
+  return epoch == (call('HGET', meta, 'epoch:' .. group) or '0') and tonumber(ends) > now
+end
+if #gone > 0 and (action ~= 'ack' or (token ~= '' and not lasts())) then return {'gone', '', gone} end
 
 for lease, count in pairs(counts) do release(book, lease, count) end
 in_chunks({'HDEL', book.held}, settled)
