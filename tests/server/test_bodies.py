@@ -12,6 +12,7 @@ from weft.project import Project
 from weft.streams.runtime import open_stream
 from workers import declare
 
+ON_ONE = pytest.mark.parametrize("system", ["sqlite"], indirect=True)
 URL = "/api/v1/streams/orders"
 JSON = {"content-type": "application/json"}
 LINES = {"content-type": "application/x-ndjson"}
@@ -41,6 +42,7 @@ REPEATED = {
 }
 
 
+@ON_ONE
 @pytest.mark.parametrize("body, headers, index, field", REPEATED.values(), ids=REPEATED)
 def test_a_key_that_is_there_twice(orders: Any, body: str, headers: dict[str, str], index: int, field: str) -> None:
     answer = orders.post(URL, content=body.encode(), headers=headers)
@@ -49,6 +51,7 @@ def test_a_key_that_is_there_twice(orders: Any, body: str, headers: dict[str, st
     assert stored() == 0
 
 
+@ON_ONE
 def test_keys_that_only_look_repeated(orders: Any) -> None:
     assert orders.post(URL, json=MANY).json()["rows_received"] == 200
     odd = '{"n" : 1, "doc": {"n": [{"n" :1}, {"n":2}], "text": "\\"n\\": 1, \\u0022n\\u0022: 2"}}'
@@ -57,6 +60,7 @@ def test_keys_that_only_look_repeated(orders: Any) -> None:
     assert event["doc"]["text"] == '"n": 1, "n": 2'
 
 
+@ON_ONE
 def test_members_of_other_bodies(orders: Any) -> None:
     unknown = orders.post(f"{URL}/consume", json={"consumer": "c", "batchsize": 5}).json()
     assert unknown["detail"].startswith("There is no member 'batchsize' here. Did you mean 'batch_size'? There are")
@@ -65,6 +69,7 @@ def test_members_of_other_bodies(orders: Any) -> None:
     assert (twice.status_code, twice.json()["detail"]) == (422, "The member 'consumer' is there twice.")
 
 
+@ON_ONE
 @pytest.mark.parametrize(
     "body, why, column",
     [
@@ -80,6 +85,7 @@ def test_texts_that_are_none(orders: Any, body: bytes, why: str, column: int) ->
     assert answer.json()["detail"] == f"The body is not JSON: {why}, at line 1, column {column}."
 
 
+@ON_ONE
 def test_every_method_of_a_path_is_named(orders: Any) -> None:
     answer = orders.request("PATCH", URL)
     assert answer.status_code == 405
@@ -87,6 +93,7 @@ def test_every_method_of_a_path_is_named(orders: Any) -> None:
     assert orders.get(f"{URL}/ack").headers["allow"] == "POST"
 
 
+@ON_ONE
 def test_two_idempotency_keys(orders: Any) -> None:
     two = [("Idempotency-Key", "a"), ("Idempotency-Key", "b")]
     answer = orders.post(URL, json={"n": 1}, headers=two)

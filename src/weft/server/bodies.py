@@ -36,11 +36,8 @@ _HELD, _RESERVED = "weft.body", "weft.body_reserved"
 _SHORT = 4096
 _BYTE = re.compile(r"\(byte (\d+)\)")
 _UNKNOWN = re.compile(r"unknown field `(.*)`")
-# An escape of UTF-16 without the other half of its pair. Backslashes before it are pairs that stand for one each.
-_HALF = re.compile(
-    rb"(?<!\\)(?:\\\\)*(?:\\u[dD][89abAB]\w\w\\u[dD][c-fC-F]\w\w)*"
-    rb"(\\u[dD](?:[89abAB]\w\w(?!\\u[dD][c-fC-F])|[c-fC-F]\w\w))"
-)
+# Escapes; the group is half of a pair of UTF-16, without the other half.
+_HALF = re.compile(rb"\\u[dD][89abAB]\w\w\\u[dD][c-fC-F]\w\w|(\\u[dD][89a-fA-F]\w\w)|\\.")
 
 T = TypeVar("T")
 S = TypeVar("S", bound=msgspec.Struct)
@@ -238,7 +235,7 @@ def _repeated_key(body: bytes, parsed: list[Any], *, lines: bool) -> tuple[int, 
     texts = body.split(b"\n") if lines else [body]
     for index, event in enumerate(each for text in texts if text.strip() for each in _pairs(text)):
         if isinstance(event, _Repeated):
-            return index, event
+            return index, str(event)
     return None
 
 
@@ -355,8 +352,8 @@ def _decoded(body: bytes, decode: Callable[[bytes], T]) -> T:
         why = str(error).removeprefix("JSON is malformed: ").partition(" (byte")[0]
         if body.startswith(codecs.BOM_UTF8) or body[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
             raise _malformed(body, "it begins with a byte order mark; send UTF-8 without one", 0) from None
-        half = _HALF.search(body) if "surrogate" in why or "truncated" in why else None
-        if half is not None:
+        half = next((each for each in _HALF.finditer(body) if each[1]), None)
+        if half is not None and ("surrogate" in why or "truncated" in why):
             why = f"the escape {half[1].decode()} stands for half a character"
             raise _malformed(body, why, half.start(1)) from None
         raise _malformed(body, why[:1].lower() + why[1:], int(byte[1]) if byte else len(body)) from None
