@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from weft.errors import ConnectionFailedError
-from weft.systems.file import MEMORY
+from weft.systems.file import MEMORY, file_number
 
 # Of the names of a database, its log and the log's index.
 SUFFIXES = ("", "-wal", "-shm")
@@ -99,15 +99,6 @@ def _has_log(path: str) -> bool:
 def files_at(path: str) -> tuple[tuple[int, int] | None, ...]:
     """Return the numbers of a database, its log and the log's index."""
     return tuple(file_number(f"{path}{suffix}") for suffix in SUFFIXES)
-
-
-def file_number(path: str) -> tuple[int, int] | None:
-    """Return what identifies a file as long as somebody has it open; `None` where there is none."""
-    try:
-        status = os.stat(path)
-    except OSError:
-        return None
-    return status.st_dev, status.st_ino
 
 
 def state(path: str) -> tuple[int, int]:

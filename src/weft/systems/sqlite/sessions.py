@@ -22,7 +22,7 @@ from weft.errors import (
     WeftError,
 )
 from weft.systems.base import Connection
-from weft.systems.file import MEMORY
+from weft.systems.file import MEMORY, file_number
 from weft.systems.sql.driver import MissingTableError, Role, Session, SqlDriver, closed_on_error
 from weft.systems.sqlite import reading
 from weft.systems.sqlite.connection import SQLiteConnection
@@ -72,10 +72,10 @@ class SqliteSessions(SqlDriver):
                     f"The folder of the SQLite database {self.path} cannot be made: {error.strerror}."
                 ) from None
         while True:
-            before = None if self.in_memory else reading.file_number(self.path)
+            before = None if self.in_memory else file_number(self.path)
             if before is None and not self.in_memory:
                 self._make_file()
-                before = reading.file_number(self.path)
+                before = file_number(self.path)
             driver = sqlite3.connect(
                 self.path,
                 timeout=LOCK_SECONDS,
@@ -99,7 +99,7 @@ class SqliteSessions(SqlDriver):
     def _make_file(self) -> None:
         """Make the file, without a log that another file of this name left behind, maybe to a process that uses it."""
         with suppress(OSError), _locked(os.path.dirname(self.path)):
-            if reading.file_number(self.path) is None:
+            if file_number(self.path) is None:
                 for suffix in reading.SUFFIXES[1:]:
                     with suppress(FileNotFoundError):
                         os.remove(f"{self.path}{suffix}")
@@ -115,7 +115,7 @@ class SqliteSessions(SqlDriver):
             self._leave(driver)
 
     def _has_file(self, driver: reading.FileConnection) -> bool:
-        return not driver.files or driver.files[0] == reading.file_number(self.path)
+        return not driver.files or driver.files[0] == file_number(self.path)
 
     def _leave(self, driver: reading.FileConnection) -> None:
         """Close the connections to a file that is not there any more, and remove the log that it left behind: SQLite
@@ -124,7 +124,7 @@ class SqliteSessions(SqlDriver):
             driver.execute("PRAGMA wal_checkpoint")  # where the file was moved to, it has all that was stored
         with suppress(OSError), _locked(os.path.dirname(self.path)):
             for suffix, number in zip(reading.SUFFIXES[1:], driver.files[1:], strict=False):
-                if number is not None and reading.file_number(f"{self.path}{suffix}") == number:
+                if number is not None and file_number(f"{self.path}{suffix}") == number:
                     os.remove(f"{self.path}{suffix}")
         self._drop(driver)
         self.drop_idle()
@@ -192,11 +192,7 @@ class SqliteSessions(SqlDriver):
         if role != "read":
             driver.execute("COMMIT")
             if not self._has_file(driver):
-                raise ConnectionFailedError(
-                    f"The SQLite database {self.path} was removed or replaced while it was written, and what was "
-                    "written is not in the file that is there now.",
-                    hint="Do it again. Stop what uses a database before you restore or move it.",
-                )
+                raise self.connection.replaced()
         elif isinstance(driver, reading.ReadConnection) and driver.opened_at not in (None, reading.state(self.path)):
             raise BusyError(
                 f"Somebody wrote to the SQLite database {self.path} while it was read, and what was read may be wrong.",
