@@ -76,7 +76,7 @@ class Model:
         self.keys: set[Any] = set()
         self.consumers: dict[str, Consumer] = {}
         self.dead: list[dict[str, Any]] = []
-        self.leases: dict[int, tuple[int, int]] = {}  # by token: the epoch of its consumer, and when it ends
+        self.tokens = 0
 
     # -------------------------------------------------------------------------------------------- publish and retention
 
@@ -135,8 +135,8 @@ class Model:
             lost, consumer.untold = consumer.untold, 0
             raise Lost(lost)
 
-        delivery = Delivery(len(self.leases) + 1)
-        self.leases[delivery.token] = consumer.epoch, self.now + lease
+        self.tokens += 1
+        delivery = Delivery(self.tokens)
         exhausted: list[Holding] = []
         room = limit
         most = self.max_deliveries
@@ -186,13 +186,11 @@ class Model:
 
     # ----------------------------------------------------------------------------------------------------- ack and nack
 
-    def ack(self, name: str, rowids: Iterable[int], *, token: int | None = None, member: str | None = None) -> int:
-        """How many were not acknowledged before."""
+    def ack(self, name: str, rowids: Iterable[int], *, token: int | None = None, member: str | None = None) -> None:
         consumer, found = self._held(name, rowids, token, member, gives_back=False)
         for holding, chosen in found:
             pieces = self._pieces(holding, chosen)
             consumer.keep([*consumer.without(holding), *(piece for piece, is_chosen in pieces if not is_chosen)])
-        return sum(len(chosen) for _, chosen in found)
 
     def nack(
         self,
@@ -235,9 +233,8 @@ class Model:
                 found.append((holding, chosen))
         outside = wanted.difference(*(chosen for _, chosen in found))
         is_new = any(rowid > consumer.position for rowid in outside)
-        # To acknowledge again what is acknowledged already does no harm, but whoever comes too late is told.
-        epoch, ends = self.leases[token] if token is not None else (consumer.epoch, self.now + 1)
-        if is_new or (outside and (gives_back or epoch != consumer.epoch or ends <= self.now)):
+        # To acknowledge again what is acknowledged already does no harm, but whoever claims to hold it is told.
+        if is_new or (outside and (token is not None or gives_back)):
             raise Refused(sorted(wanted))
         return consumer, found
 

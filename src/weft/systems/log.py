@@ -234,9 +234,11 @@ class Log(Protocol):
         token: str | None = None,
         member: str | None = None,
         release: Release | None = None,
+        again: bool = False,
     ) -> int | Refused:
         """Acknowledge offsets, or with `release` give them back: all or none, if the lease that covers them is still
-        the caller's. Return how many were not settled before."""
+        the caller's. `again`: the caller may have acknowledged some before, and does not know; until the lease of the
+        token ends, those that are acknowledged are skipped. Return how many were not settled before."""
 
     def reset(self, consumer: str, position: int) -> None:
         """Forget every lease of a consumer and let it go on after `position`."""

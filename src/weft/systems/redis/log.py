@@ -395,6 +395,7 @@ class RedisLog:
         token: str | None = None,
         member: str | None = None,
         release: Release | None = None,
+        again: bool = False,
     ) -> int | Refused:
         if not rowids:
             return 0
@@ -402,7 +403,8 @@ class RedisLog:
             # A leased span that turned out empty. Its offsets are not listed: an hour has trillions of them.
             action, wanted = "empty", [rowids[0], rowids[-1]]
         else:
-            action, wanted = "ack" if release is None else "nack", sorted(set(rowids))
+            action = "nack" if release is not None else "again" if again else "ack"
+            wanted = sorted(set(rowids))
         how = release or Release()
         reply = self.store.script(
             "settle",

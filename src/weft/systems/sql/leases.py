@@ -211,7 +211,7 @@ class ConsumerLeases:
     # ----------------------------------------------------------------------------------------------------------- settle
 
     def settle(
-        self, rowids: Sequence[int], token: str | None, member: str | None, release: Release | None
+        self, rowids: Sequence[int], token: str | None, member: str | None, release: Release | None, again: bool
     ) -> int | Refused:
         """Acknowledge offsets (or give them back), all or none. `token` fences; without one the member does; without
         both any live lease will do."""
@@ -237,9 +237,9 @@ class ConsumerLeases:
             if outside[-1] > state.position:
                 ahead = [rowid for rowid in outside if rowid > state.position]
                 return Refused(ahead, "they were not delivered to this consumer yet")
-            # Acknowledged before. While its lease lasts, nobody else had them: the ack is repeated. Without a token, a
-            # repeated ack and a late one look the same; what is acknowledged stays so.
-            if release is not None or (token is not None and not _lasts(token, state)):
+            # Without a token, a repeated ack and a late one look the same; what is acknowledged stays so. With one
+            # nobody else had them while its lease lasts: the ack is repeated, if the caller may do that.
+            if release is not None or (token is not None and not (again and _lasts(token, state))):
                 why = "their lease is gone: another member acknowledged them, or the consumer was reset"
                 return Refused(outside, why, late=True)
         present = set() if release is None else self._present(wanted)

@@ -217,9 +217,10 @@ class SqlLog:
         token: str | None = None,
         member: str | None = None,
         release: Release | None = None,
+        again: bool = False,
     ) -> int | Refused:
         """Acknowledge offsets or give them back, all or none."""
-        return self._keep(lambda session: self._of(session, consumer).settle(rowids, token, member, release))
+        return self._keep(lambda session: self._of(session, consumer).settle(rowids, token, member, release, again))
 
     def reset(self, consumer: str, position: int) -> None:
         """Let a consumer go on after a position."""
