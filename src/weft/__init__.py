@@ -80,6 +80,8 @@ if TYPE_CHECKING:
     from weft.streams import ack_sync as ack_sync
     from weft.streams import consume as consume
     from weft.streams import consume_sync as consume_sync
+    from weft.streams import delete_stream as delete_stream
+    from weft.streams import delete_stream_sync as delete_stream_sync
     from weft.streams import groups as groups
     from weft.streams import groups_sync as groups_sync
     from weft.streams import nack as nack
@@ -129,8 +131,8 @@ _NAMES_OF_MODULES = {
     "weft.pipelines.table": "natural_key pk table",
     "weft.project": "connect connection get_connection register_connection registered_connections",
     "weft.streaming": "run_pipeline run_streaming_pipeline",
-    "weft.streams": "ack ack_sync consume consume_sync groups groups_sync nack nack_sync publish publish_sync reset "
-    "reset_sync stream subscribe trim trim_sync",
+    "weft.streams": "ack ack_sync consume consume_sync delete_stream delete_stream_sync groups groups_sync nack "
+    "nack_sync publish publish_sync reset reset_sync stream subscribe trim trim_sync",
     "weft.systems.delta.connection": "DeltaLocalConnection DeltaS3Connection",
     "weft.systems.duckdb.connection": "DuckDBConnection",
     "weft.systems.kafka.connection": "KafkaConnection",

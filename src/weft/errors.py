@@ -92,7 +92,8 @@ class LeaseLostError(WeftError):
 
 
 class EventsLostError(WeftError):
-    """Retention removed events before this reader saw them. Raised once; reading goes on after it."""
+    """Retention removed events before this reader saw them, or the stream ends before what a subscriber had seen: then
+    `lost` is 0. Raised once; reading goes on after it."""
 
     def __init__(self, what: str, *, lost: int, hint: str | None = None) -> None:
         self.lost = lost

@@ -35,6 +35,15 @@ def test_trim(offsets, call) -> None:
     assert left() == []
 
 
+def test_delete(offsets, call) -> None:
+    done = call("streams", "delete", "numbers", code=2)
+    assert "Delete the stream numbers with all its events and consumers, for good? Nobody can answer" in done.stderr
+    assert call("streams", "delete", "numbers", "--yes").stdout == "deleted numbers\n"
+    assert call("streams", "delete", "numbers", "--yes").stdout == "numbers is not stored: nothing to delete\n"
+    assert json.loads(call("streams", "delete", "numbers", "--yes", "--format", "json").stdout) == {"deleted": False}
+    assert "'nambers'" in call("streams", "delete", "nambers", "--yes", code=1).stderr
+
+
 def test_declared_retention(streams, call) -> None:
     declare("numbers", retention={"max_rows": 4})
     weft.publish_sync("numbers", [{"n": n} for n in range(4)])

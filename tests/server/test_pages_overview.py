@@ -164,8 +164,11 @@ async def test_a_mounted_service_keeps_a_history_from_its_first_request(streams:
         history = mounted.state.service.history
         await asyncio.to_thread(wait_until, lambda: history.of(find("clicks")), "a sample")
         (stream,) = (await client.get("/api/v1/overview?history=true")).json()["streams"]
-    assert [point[1:] for point in stream["history"]] == [[2, 0, None, None]]
-    await mounted.state.service.stop()
+        assert [point[1:] for point in stream["history"]] == [[2, 0, None, None]]
+        await mounted.state.service.stop()
+        await client.get("/healthz")  # a request that still comes begins no other
+        assert history._keeping is not None
+        assert history._keeping.done()
 
 
 def test_streams_by_their_tags(server: Callable[..., Any]) -> None:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import weft
 from weft import LeaseLostError, SchemaError
 from weft.project import Project
+from weft.systems.sql.driver import Session
 from workers import declare, rowids, start, wait_until_expired
 
 
@@ -94,11 +95,42 @@ def test_twice(orders: Any) -> None:
     assert take() == []
 
 
+def test_twice_by_a_copy_that_knows_the_lease_alone(orders: Any) -> None:
+    """As over HTTP: the copy does not know what was acknowledged, and its token does no harm."""
+    events = take()
+    copies = pickle.loads(pickle.dumps(events))
+    again = pickle.loads(pickle.dumps(events))
+    assert weft.ack_sync("orders", "worker", events[:4]) == 4
+    assert weft.ack_sync("orders", "worker", copies) == 6
+    assert weft.ack_sync("orders", "worker", again) == 0
+    with pytest.raises(LeaseLostError, match="lease is gone"):
+        weft.nack_sync("orders", "worker", again)
+    weft.reset_sync("orders", "worker", to="end")
+    with pytest.raises(LeaseLostError, match="lease is gone"):
+        weft.ack_sync("orders", "worker", pickle.loads(pickle.dumps(events)))
+
+
 def test_the_same_event_twice_in_one_call(orders: Any) -> None:
     events = take()
     assert weft.ack_sync("orders", "worker", [events[0], events[0], events[1]]) == 2
     assert weft.ack_sync("orders", "worker", [{"_weft_rowid": events[2]["_weft_rowid"]}] * 3) == 1
     assert pending() == 7
+
+
+def test_scattered_events_take_few_statements(streams: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not one for each piece that is left."""
+    declare()
+    weft.publish_sync("orders", [{"n": n} for n in range(4000)])
+    events = take(batch_size=4000)
+    ran: list[str] = []
+    run = Session.run
+    monkeypatch.setattr(Session, "run", lambda session, sql, values=(): ran.append(sql) or run(session, sql, values))
+    assert weft.ack_sync("orders", "worker", events[::2]) == 2000
+    assert weft.nack_sync("orders", "worker", events[1::4]) == 1000
+    assert weft.ack_sync("orders", "worker", events[3::4]) == 1000
+    assert len(ran) < 30
+    assert pending() == 1000
+    assert numbers(take(batch_size=4000)) == list(range(1, 4000, 4))
 
 
 def test_rowids_alone(orders: Any) -> None:

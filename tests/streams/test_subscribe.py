@@ -68,6 +68,19 @@ async def test_since_an_offset(streams: Project) -> None:
     assert await some(live, 1) == [5]
 
 
+async def test_since_an_offset_that_is_not_there_any_more(streams: Project) -> None:
+    """As after the restore of a backup: it is said once, and later events come."""
+    declare(fields=NUMBER)
+    last = (await weft.publish("orders", [{"n": 0}, {"n": 1}]))["last_rowid"]
+    live = weft.subscribe("orders", since=last + 7)
+    with pytest.raises(weft.EventsLostError, match=f"ends at offset {last}, before {last + 7}") as told:
+        await soon(anext(live))
+    assert told.value.lost == 0
+    assert live.position == last
+    await publish(2)
+    assert await some(live, 1) == [2]
+
+
 async def test_since_the_start(streams: Project) -> None:
     declare(fields=NUMBER)
     await publish(0, 1, 2)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import sqlite3
 import threading
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -223,22 +223,22 @@ def cut_connections(system: Any) -> None:
 
 @pytest.mark.timing
 async def test_a_watch_that_fails_and_recovers(
-    streams: Project, system: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    streams: Project, system: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     declare(fields=NUMBER)
     await publish(0)
     live = weft.subscribe("orders")
     if system.kind == "sqlite":
-        # In the place of the file is a folder when the watch opens it; the reader's own connection is open already.
-        files = [tmp_path / f"test.db{end}" for end in ("", "-wal", "-shm")]
-        for file in files:
-            file.rename(file.with_name(f"away-{file.name}"))
-        files[0].mkdir()
+
+        def fail(seen: object, timeout: float) -> object:
+            raise sqlite3.OperationalError("unable to open database file")
+
         with waiting(live) as task:
-            await asyncio.to_thread(wait_until, lambda: "watching for new events failed" in caplog.text, "a warning")
-            files[0].rmdir()
-            for file in files:
-                file.with_name(f"away-{file.name}").rename(file)
+            with monkeypatch.context() as patch:
+                patch.setattr(log_of("orders").store, "changed", fail)
+                await asyncio.to_thread(
+                    wait_until, lambda: "watching for new events failed" in caplog.text, "a warning"
+                )
             assert not task.done()
             run = start('declare(fields={"n": "int64"}); weft.publish_sync("orders", {"n": 1})')
             assert (await soon(task))["n"] == 1

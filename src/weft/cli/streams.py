@@ -18,7 +18,7 @@ from weft.cli.streams_publish import publish
 from weft.cli.streams_tail import tail
 from weft.errors import NotFoundError, WeftError
 from weft.project import DEFAULT, current
-from weft.streams import Stream, close, trim_sync
+from weft.streams import Stream, close, delete_stream_sync, trim_sync
 from weft.streams.events import with_texts
 from weft.streams.runtime import derived_streams, open_hub, stored_log
 from weft.systems.base import Connection
@@ -329,5 +329,29 @@ def trim(
         click.echo(f"removed {plural(removed, 'event')} from {stream.name}")
 
 
-for command in (list_, show, publish, tail, consume, ack, nack, groups, reset, trim):
+@click.command()
+@click.argument("name")
+@yes_option
+@stream_options
+def delete(name: str, yes: bool, connection: str | None, output: str) -> None:
+    """Delete the stream NAME for good: its events, consumers and idempotency keys.
+
+    Also one that is stored and not declared. The next publish makes a declared one anew.
+    """
+    try:
+        stream = find_stream(name)
+    except NotFoundError:
+        stored = _stored(name, connection)
+        if stored is None:
+            raise
+        stream = stored
+    confirm(f"Delete the stream {stream.name} with all its events and consumers, for good?", yes)
+    was_there = delete_stream_sync(stream, connection=connection)
+    if output == "json":
+        print_json({"deleted": was_there})
+    else:
+        click.echo(f"deleted {stream.name}" if was_there else f"{stream.name} is not stored: nothing to delete")
+
+
+for command in (list_, show, publish, tail, consume, ack, nack, groups, reset, trim, delete):
     streams.add_command(command)

@@ -13,7 +13,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
-from starlette.routing import Route
+from starlette.routing import Match, Route
 
 from weft.server import bodies, consuming, cors, health, metrics, openapi, overview, pages
 from weft.server.access import opened_by
@@ -235,5 +235,10 @@ async def _http_error(request: Request, error: Exception) -> Response:
         error.status_code, ("http", "Refused")
     )
     text = f"{request.method} {request.url.path[:200]} is not served here."
-    problem = Problem(error.status_code, kind, title, text, headers=dict(error.headers or {}))
+    headers = dict(error.headers or {})
+    if error.status_code == 405:  # several routes have one path, and Starlette names the methods of the first
+        routes = [each for each in request.app.routes if isinstance(each, Route)]
+        matching = [each for each in routes if each.matches(request.scope)[0] is not Match.NONE]
+        headers["Allow"] = ", ".join(sorted({method for each in matching for method in each.methods or ()}))
+    problem = Problem(error.status_code, kind, title, text, headers=headers)
     return problem.response(request.scope["weft.request_id"])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import codecs
+import json
 import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -11,9 +13,11 @@ from operator import methodcaller
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 from starlette.requests import Request
 
+from weft.errors import listed
 from weft.server.problems import Problem, bad_parameter, later
 from weft.types import exact_number, to_json
 
@@ -28,9 +32,15 @@ _CHUNK = 1 << 16
 _NESTED, _VALUES, _KEYS = 5, 20, 10_000
 # The keys of a request's scope for a body that is read twice, and for the memory that a body takes.
 _HELD, _RESERVED = "weft.body", "weft.body_reserved"
+# A search of a longer body takes numpy less time.
+_SHORT = 4096
 _BYTE = re.compile(r"\(byte (\d+)\)")
+_UNKNOWN = re.compile(r"unknown field `(.*)`")
+# Escapes; the group is half of a pair of UTF-16, without the other half.
+_HALF = re.compile(rb"\\u[dD][89abAB]\w\w\\u[dD][c-fC-F]\w\w|(\\u[dD][89a-fA-F]\w\w)|\\.")
 
 T = TypeVar("T")
+S = TypeVar("S", bound=msgspec.Struct)
 
 
 class Bodies:
@@ -203,7 +213,74 @@ def events(body: bytes, headers: Mapping[str, str], most: int) -> Any:
             raise _bad_event(index, None, "it is not a JSON object")
         if len(event) > _KEYS:
             raise _bad_event(index, None, f"it has {len(event):,} fields, of {_KEYS:,} that it may have")
+    repeated = _repeated_key(body, several, lines=kind in _LINES)
+    if repeated is not None:
+        index, field = repeated
+        raise _bad_event(index, field, "the key is there twice in one object")
     return parsed
+
+
+def _repeated_key(body: bytes, parsed: list[Any], *, lines: bool) -> tuple[int, str] | None:
+    """Return the index of the first event that has a key twice in one object, of which the parser keeps the last, and
+    that key. A key of a body is followed by a quotation mark and a colon, and so it is where what was parsed is encoded
+    again. Only a body that has more of them, or that cannot be compared so, is parsed in a slower way."""
+    keys = sum(map(len, parsed))
+    if body.count(b":") == keys:
+        return None
+    colons = _key_colons(body)
+    if colons == keys:
+        return None
+    if colons is not None and b"\\u0022" not in body and _key_colons(_encode(parsed)) == colons:
+        return None
+    texts = body.split(b"\n") if lines else [body]
+    for index, event in enumerate(each for text in texts if text.strip() for each in _pairs(text)):
+        if isinstance(event, _Repeated):
+            return index, str(event)
+    return None
+
+
+def _key_colons(text: bytes) -> int | None:
+    """Return how many colons follow a quotation mark; `None` where one follows white space, as it may after a key."""
+    if len(text) < _SHORT:
+        spaced = b" :" in text or b"\n:" in text or b"\t:" in text or b"\r:" in text
+        return None if spaced else text.count(b'":')
+    codes = np.frombuffer(text, np.uint8)
+    before = codes[np.flatnonzero(codes[1:] == ord(":"))]
+    return None if (before <= ord(" ")).any() else int(np.count_nonzero(before == ord('"')))
+
+
+class _Repeated(str):
+    """A key that is in one object twice."""
+
+
+def _pairs(text: bytes) -> list[Any]:
+    try:
+        parsed = _PAIRS.decode(text.decode())
+    except (ValueError, RecursionError):  # what the first parser took
+        return []
+    return parsed if isinstance(parsed, list) else [parsed]
+
+
+def _object(pairs: list[tuple[str, Any]]) -> Any:
+    """Return a repeated key in the place of the object that has it, or in which such an object is."""
+    keys: set[str] = set()
+    for key, value in pairs:
+        if key in keys:
+            return _Repeated(key)
+        found = _found_in(value)
+        if found is not None:
+            return found
+        keys.add(key)
+    return None
+
+
+def _found_in(value: Any) -> _Repeated | None:
+    if isinstance(value, list):
+        return next((found for each in value if (found := _found_in(each)) is not None), None)
+    return value if isinstance(value, _Repeated) else None
+
+
+_PAIRS = json.JSONDecoder(object_pairs_hook=_object, parse_int=str, parse_float=str, strict=False)
 
 
 def restore_decimals(
@@ -244,11 +321,21 @@ def require_json(kind: str, wanted: tuple[str, ...] = _JSON) -> None:
         raise Problem(415, "media-type", "Unknown content type", text, headers={"accept-post": ", ".join(wanted)})
 
 
-def parse(body: bytes, kind: type[T]) -> T:
+def parse(body: bytes, kind: type[S]) -> S:
+    """Parse the body of a request that is no event."""
     try:
-        return _decoded(body, lambda text: msgspec.json.decode(text, type=kind))
+        parsed = _decoded(body, lambda text: msgspec.json.decode(text, type=kind))
+        repeated = _repeated_key(body, [_decoder.decode(body)], lines=False)
+        if repeated is not None:
+            raise bad_parameter(f"The member {repeated[1][:60]!r} is there twice.", field=repeated[1][:60])
+        return parsed
     except msgspec.ValidationError as error:
-        raise bad_parameter(f"{error}.") from None
+        name = _UNKNOWN.search(str(error))
+        if name is None:
+            raise bad_parameter(f"{error}.") from None
+        unknown, members = name[1][:60], [field.encode_name for field in msgspec.structs.fields(kind)]
+        text = listed(unknown, members, f"There are {', '.join(members)}.")
+        raise bad_parameter(f"There is no member {unknown!r} here. {text}", field=unknown) from None
 
 
 def _decoded(body: bytes, decode: Callable[[bytes], T]) -> T:
@@ -263,6 +350,12 @@ def _decoded(body: bytes, decode: Callable[[bytes], T]) -> T:
     except msgspec.DecodeError as error:
         byte = _BYTE.search(str(error))
         why = str(error).removeprefix("JSON is malformed: ").partition(" (byte")[0]
+        if body.startswith(codecs.BOM_UTF8) or body[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+            raise _malformed(body, "it begins with a byte order mark; send UTF-8 without one", 0) from None
+        half = next((each for each in _HALF.finditer(body) if each[1]), None)
+        if half is not None and ("surrogate" in why or "truncated" in why):
+            why = f"the escape {half[1].decode()} stands for half a character"
+            raise _malformed(body, why, half.start(1)) from None
         raise _malformed(body, why[:1].lower() + why[1:], int(byte[1]) if byte else len(body)) from None
 
 
@@ -291,7 +384,7 @@ def _not_utf8(body: bytes) -> int:
         body.decode()
     except UnicodeDecodeError as error:
         return error.start
-    return len(body)  # an escape that stands for half a character
+    return len(body)
 
 
 def _malformed(body: bytes, why: str, byte: int) -> Problem:
@@ -302,6 +395,7 @@ def _malformed(body: bytes, why: str, byte: int) -> Problem:
 
 
 _decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder()
+_encode = msgspec.json.Encoder().encode
 # Not parsed yet, to find the part that fails.
 _raw_event = msgspec.json.Decoder(msgspec.Raw)
 _raw_events = msgspec.json.Decoder(list[msgspec.Raw])

@@ -56,9 +56,10 @@ class History:
     def __init__(self) -> None:
         self._points: dict[str, deque[Point]] = defaultdict(lambda: deque(maxlen=_KEPT))
         self._latest: dict[str, Sample] = {}
-        self._probes: dict[Place, CachedProbe[dict[str, Sample]]] = {}
+        self._probes: dict[Place, CachedProbe[dict[str, Sample | None]]] = {}
         self._sampling: dict[Place, asyncio.Task[None]] = {}
         self._keeping: asyncio.Task[None] | None = None
+        self._stopped = False
 
     def of(self, stream: Stream) -> list[Point]:
         """Return the points of a stream, the newest last."""
@@ -67,7 +68,7 @@ class History:
     def begin(self) -> None:
         """Sample from now on, unless that is done already. Called at the start, and with each request: nobody starts an
         application that is mounted in another one."""
-        if self._keeping is None or self._keeping.done():
+        if not self._stopped and (self._keeping is None or self._keeping.done()):
             self._keeping = asyncio.get_running_loop().create_task(self._keep())
 
     async def _keep(self) -> None:
@@ -82,12 +83,13 @@ class History:
     async def _sample(self, place: Place, at: float) -> None:
         probe = self._probes.setdefault(place, CachedProbe(partial(_sizes, place), fresh_seconds=0))
         try:
-            self._latest |= await probe.get(SECONDS)
+            sizes = await probe.get(SECONDS)
         except Exception as error:  # any error: readiness and the overview report it
             logger.debug("no sample of the streams of %s: %s", place or "default", error)
             return
+        self._latest |= {name: size for name, size in sizes.items() if size is not None}
         for stream in list(current().streams.values()):  # another thread may declare one
-            size = self._latest.get(stream.name)
+            size = sizes.get(stream.name)
             if stream.connection == place and size is not None:
                 letters, misfits = (None if each is None else self._latest.get(each.name) for each in places(stream))
                 self._points[stream.name].append(
@@ -95,7 +97,8 @@ class History:
                 )
 
     def stop(self) -> None:
-        """Sample no more."""
+        """Sample no more, also not with the requests that still come."""
+        self._stopped = True
         for task in (self._keeping, *self._sampling.values()):
             if task is not None:
                 task.cancel()
@@ -107,8 +110,8 @@ def _sampled() -> Iterator[Stream]:
         yield from (each for each in (stream, *places(stream)) if each is not None)
 
 
-def _sizes(place: Place) -> dict[str, Sample]:
-    """Read the sizes of all streams of one database."""
+def _sizes(place: Place) -> dict[str, Sample | None]:
+    """Read the sizes of all streams of one database; `None` for one that cannot be read."""
     streams = {each.name: each for each in _sampled() if each.connection == place}
     store = open_hub(current().connection(place)).store
     samples = store.sample([(each.schema, each.name) for each in streams.values()])

@@ -27,6 +27,8 @@ async def publish(request: Request) -> Response:
     ready = await service.open(request, "write")
     headers = request.headers
     key, delivery = headers.get("idempotency-key"), webhook_id(request)
+    if key is not None and len({value for name, value in request.scope["headers"] if name == b"idempotency-key"}) > 1:
+        raise Problem(400, "idempotency-key", "Malformed header", "There are two different headers Idempotency-Key.")
     if delivery is not None and key not in (None, delivery):
         # The signature does not cover this key: the same delivery under another one would be stored again.
         text = "The webhook-id is the key of a signed request. Send no Idempotency-Key, or the same."

@@ -14,6 +14,8 @@ from weft.streams.declare import Stream as Stream
 from weft.streams.declare import stream as stream
 from weft.streams.publishing import publish as publish
 from weft.streams.publishing import publish_sync as publish_sync
+from weft.streams.retention import delete_stream as delete_stream
+from weft.streams.retention import delete_stream_sync as delete_stream_sync
 from weft.streams.retention import trim as trim
 from weft.streams.retention import trim_sync as trim_sync
 from weft.streams.runtime import close as close

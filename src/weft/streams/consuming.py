@@ -204,7 +204,8 @@ def _take(
         if leased.exhausted:
             _move_to_dead_letters(ready, consumer, member, leased)
         if leased.spans:
-            lease = Lease(stream.name, consumer, leased.token)  # one for all spans: their ack is one transaction
+            # One for all spans: their ack is one transaction.
+            lease = Lease(stream.name, consumer, leased.token, is_original=True)
             events = _read_all(ready, consumer, leased.spans, lease, has_room)
             if events:
                 retention.enforce_soon(ready)
@@ -395,7 +396,10 @@ def _settle(ready: Opened, consumer: str, events: Consumed, member: str | None, 
         acked = lease.acked if lease is not None and release is None else set()
         left = [rowid for rowid in rowids if rowid not in acked]
         token = None if lease is None else lease.token
-        outcome = ready.log.settle(consumer, left, token=token, member=member, release=release) if left else 0
+        again = lease is not None and not lease.is_original and release is None
+        outcome = (
+            ready.log.settle(consumer, left, token=token, member=member, release=release, again=again) if left else 0
+        )
         if isinstance(outcome, Refused):
             refused.append(replace(outcome, rowids=left))  # all of a delivery or nothing
         else:

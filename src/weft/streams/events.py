@@ -22,6 +22,11 @@ class Lease:
     consumer: str
     token: str
     acked: set[int] = field(default_factory=set)
+    is_original: bool = False
+    """Whether `acked` has all that was acknowledged of it; not of a copy in another process, or that went over HTTP."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Lease, (self.stream, self.consumer, self.token, self.acked)
 
 
 class Event(dict[str, Any]):

@@ -12,7 +12,7 @@ from functools import partial
 from weft.errors import ConnectionFailedError, DeclarationError, SettingsError, StorageError
 from weft.streams.declare import Stream
 from weft.streams.events import as_offset
-from weft.streams.runtime import Opened, for_asyncio, hub_of, open_stream
+from weft.streams.runtime import Opened, find, for_asyncio, forget_opened, hub_of, open_stream
 from weft.systems.base import Connection
 from weft.systems.log import Store
 
@@ -112,6 +112,19 @@ def _trim(
 
 
 trim = for_asyncio(trim_sync)
+
+
+def delete_stream_sync(stream: str | Stream, *, connection: str | Connection | None = None) -> bool:
+    """Delete a stream for good: its table with all events, its consumers and its idempotency keys. Returns whether it
+    was there. The next publish or consume makes it anew."""
+    declared, hub = find(stream), hub_of(stream, connection)
+    try:
+        return hub.store.delete(declared.schema, declared.name)
+    finally:
+        forget_opened()
+
+
+delete_stream = for_asyncio(delete_stream_sync)
 
 
 def aware(moment: datetime) -> datetime:

@@ -256,6 +256,13 @@ def _held_by(project: Project) -> _Held:
     return held
 
 
+def forget_opened() -> None:
+    """Look for every stream again at its next use."""
+    with _opening:
+        held = _held_by(current())
+        held.streams, held.read = {}, {}
+
+
 def close(project: Project | None = None) -> None:
     """Close everything that a project holds open. It opens again at the next use."""
     project = project or current()

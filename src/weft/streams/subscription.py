@@ -13,13 +13,13 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
-from weft.errors import ConnectionFailedError, SettingsError
+from weft.errors import ConnectionFailedError, EventsLostError, SettingsError
 from weft.streams.declare import Stream
 from weft.streams.events import as_offset, events_lost, read_after
 from weft.streams.retention import aware
 from weft.streams.runtime import Opened, hub_of, open_stream
 from weft.systems.base import Connection
-from weft.systems.log import ROWID
+from weft.systems.log import ROWID, Log
 
 # At most this many events wait in memory for a slow reader; the others wait in the log.
 _PAGE_EVENTS = 500
@@ -179,11 +179,11 @@ class Subscription:
                     hint=f"Subscribe again with since={self.position} to go on.",
                 )
             version, after = watch.version, self._seen
-            page, floor, lost = await self._ready.hub.in_thread(read_after, self._ready.log, after, _PAGE_EVENTS)
+            page, moved, lost = await self._ready.hub.in_thread(_read, self._ready.log, after)
             if self._page or self._seen != after:
                 continue  # another task that uses this subscription was faster
-            if floor > after:
-                self._lose(floor, lost)
+            if moved is not None:
+                self._move(moved, lost)
             if page:
                 self._page.extend(page)
             else:
@@ -195,8 +195,26 @@ class Subscription:
         self._position = self._seen
         return batch[0] if self._batch_size == 1 else batch
 
-    def _lose(self, floor: int, lost: int) -> None:
-        self._seen = floor
+    def _move(self, to: int, lost: int) -> None:
+        """Go on after another offset, and say so."""
+        before, self._seen, name = self._seen, to, self._ready.stream.name
         if not self._batch:
-            self._position = floor
-        raise events_lost("subscriber", self._ready.stream.name, lost)
+            self._position = to
+        if to > before:
+            raise events_lost("subscriber", name, lost)
+        raise EventsLostError(
+            f"The stream {name!r} ends at offset {to}, before {before}, after which a subscriber waits for events: an "
+            "older state was restored, or the stream was made anew.",
+            lost=0,
+            hint=f"Iterate again to go on after offset {to}.",
+        )
+
+
+def _read(log: Log, after: int) -> tuple[list[dict[str, Any]], int | None, int]:
+    """Return the events after an offset; or none and where to go on, if some were removed or the log ends before it."""
+    page, floor, lost = read_after(log, after, _PAGE_EVENTS)
+    if floor:
+        return [], floor, lost
+    if not page and (head := log.head()) < after:
+        return [], head, 0
+    return page, None, 0

@@ -15,6 +15,15 @@ from weft.systems.base import Connection
 MEMORY = ":memory:"
 
 
+def file_number(path: str) -> tuple[int, int] | None:
+    """Return what identifies a file as long as somebody has it open; `None` where there is none."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
 @dataclass(frozen=True)
 class FileConnection(Connection):
     """A database in a file. A relative path is relative to the working directory at use."""
@@ -87,6 +96,14 @@ class FileConnection(Connection):
         return ConnectionFailedError(
             f"Cannot read {self.label}: there is no file {os.path.join(folder, name)}.",
             hint=f"{hint} The first load into it would make it.",
+        )
+
+    def replaced(self) -> ConnectionFailedError:
+        """Return the error to raise where the file was another one after a commit than before it."""
+        return ConnectionFailedError(
+            f"The {self.product} database {self.resolved().path} was removed or replaced while it was written, and "
+            "what was written is not in the file that is there now.",
+            hint="Do it again. Stop what uses a database before you restore or move it.",
         )
 
     def is_missing(self) -> bool:

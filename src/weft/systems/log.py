@@ -234,9 +234,11 @@ class Log(Protocol):
         token: str | None = None,
         member: str | None = None,
         release: Release | None = None,
+        again: bool = False,
     ) -> int | Refused:
         """Acknowledge offsets, or with `release` give them back: all or none, if the lease that covers them is still
-        the caller's. Return how many were not settled before."""
+        the caller's. `again`: the caller may have acknowledged some before, and does not know; until the lease of the
+        token ends, those that are acknowledged are skipped. Return how many were not settled before."""
 
     def reset(self, consumer: str, position: int) -> None:
         """Forget every lease of a consumer and let it go on after `position`."""
@@ -270,9 +272,12 @@ class Store(Protocol):
     def names(self) -> list[tuple[str, str]]:
         """(schema, name) of every stream stored here, declared or not."""
 
-    def sample(self, names: Sequence[tuple[str, str]]) -> list[Sample]:
-        """Return the sizes of these streams, of (schema, name), zeros where there is no such stream. Cheap enough for
-        all streams every few seconds."""
+    def delete(self, schema: str, name: str) -> bool:
+        """Remove a stream, with its events, consumers and keys; return whether it was there. `open` makes it anew."""
+
+    def sample(self, names: Sequence[tuple[str, str]]) -> list[Sample | None]:
+        """Return the sizes of these streams, of (schema, name), zeros where there is no such stream, and `None` for one
+        that cannot be read. Cheap enough for all streams every few seconds."""
 
     def append(self, batches: Sequence[Batch]) -> Sequence[list[Appended] | WeftError]:
         """Store batches of any streams in one transaction, and return the result of each publish of each batch.

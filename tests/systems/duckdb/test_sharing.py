@@ -14,7 +14,7 @@ import duckdb
 import pytest
 
 import weft
-from weft.errors import BusyError
+from weft.errors import BusyError, ConnectionFailedError
 from weft.systems.duckdb import sessions, tables
 from weft.systems.duckdb.sessions import CONFIG
 
@@ -37,6 +37,18 @@ def file(project: Path) -> str:
         session.run("CREATE TABLE t (i INTEGER)")
         session.run("INSERT INTO t VALUES (1)")
     return made
+
+
+def test_a_file_that_is_removed_while_it_is_written(file: str) -> None:
+    tables = of(file)
+    with (
+        pytest.raises(ConnectionFailedError, match="removed or replaced while it was written"),
+        tables.driver.session("publish") as session,
+    ):
+        session.run("INSERT INTO t VALUES (2)")
+        os.remove(file)
+    with tables.driver.session("publish") as session:
+        session.run("CREATE TABLE t (i INTEGER)")
 
 
 def of(file: str) -> tables.DuckDBTables:

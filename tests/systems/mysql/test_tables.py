@@ -15,7 +15,7 @@ import weft
 from weft.columns import hint_of, hinted
 from weft.errors import BusyError, DeclarationError, LoadRefusedError, SchemaError, WeftError
 from weft.systems.load import Load
-from weft.systems.mysql import results
+from weft.systems.mysql import constraints, results
 from weft.systems.mysql import tables as mysql_tables
 from weft.systems.mysql.tables import MySQLTables
 from weft.systems.sql import commit as sql_commit
@@ -38,6 +38,20 @@ def make(url: str) -> Iterator[Callable[[], MySQLTables]]:
 @pytest.fixture
 def tables(make: Callable[[], MySQLTables]) -> MySQLTables:
     return make()
+
+
+def test_the_checks_of_a_table_are_sql(tables: MySQLTables) -> None:
+    """Also with texts, which MySQL, unlike MariaDB, has in its information schema as parts of a text."""
+    run(tables, "CREATE TABLE ruled (name VARCHAR(20) CHECK (name NOT IN ('it''s', 'a\\\\b')))")
+    with tables.driver.session("read") as session:
+        (check,) = [each.check for each in constraints.of_table(session, None, "ruled") if each.check]
+        asked = [
+            session.value(f"SELECT {check} FROM (SELECT ? AS name) AS v", (text,)) for text in ("it's", "a\\b", "b")
+        ]
+    assert asked == [0, 0, 1]
+    assert constraints.unescaped(r"(`name` not in (_utf8mb4\'it\\\'s\',_utf8mb4\'a\\\\b\'))") == (
+        r"(`name` not in (_utf8mb4'it\'s',_utf8mb4'a\\b'))"
+    )
 
 
 def run(tables: MySQLTables, *statements: str) -> None:

@@ -128,8 +128,13 @@ def test_idle_transaction_of_a_stranger_hides_nothing(store: PostgresStore, log:
 
 
 def test_same_stream_of_another_database_hides_nothing(
-    store: PostgresStore, log: SqlLog, make_store: Callable[..., PostgresStore], shared_server: Any
+    store: PostgresStore,
+    log: SqlLog,
+    make_store: Callable[..., PostgresStore],
+    shared_server: Any,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(random, "randint", lambda first, last: log.number)
     with shared_server("postgres").database() as url:
         other = make_store(url)
         twin = other.open("events", "t", FIELDS)

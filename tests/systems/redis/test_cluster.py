@@ -85,6 +85,40 @@ def test_a_key_that_came_again_fails_its_own_publish_alone(streams: Project) -> 
 
 
 @on_cluster
+def test_a_refused_publish_leaves_nothing_in_the_quarantine(streams: Project) -> None:
+    made = [declare(name, fields={"n": "int64"}, on_schema_drift="quarantine") for name in NAMES]
+    for each in made:
+        weft.publish_sync(each, {"n": 0}, idempotency_key="used")
+        with pytest.raises(weft.SettingsError, match="Nothing was stored"):
+            weft.publish_sync(each, [{"n": 1}, {"n": "x"}], idempotency_key="used")
+        assert [event["n"] for event in drain(each)] == [0]
+        assert drain(each.quarantine) == []
+
+
+@on_cluster
+def test_a_node_without_memory_fails_its_own_publishes_alone(streams: Project, client: Any) -> None:
+    made = [declare(name, fields={"n": "int64"}) for name in NAMES]
+    for each in made:
+        weft.publish_sync(each, {"n": 0})
+    full = client.get_node_from_key(NAMES[0])
+    is_full = [client.get_node_from_key(name).name == full.name for name in NAMES]
+
+    async def publish() -> list[Any]:
+        return await asyncio.gather(*(weft.publish(each, {"n": 1}) for each in made), return_exceptions=True)
+
+    node = client.get_redis_connection(full)
+    node.config_set("maxmemory", 1)
+    try:
+        results = asyncio.run(publish())
+    finally:
+        node.config_set("maxmemory", 0)
+    assert [isinstance(each, weft.StorageError) for each in results] == is_full
+    assert not [each for each in results if "part of these" in str(each)]
+    for each, failed in zip(made, is_full, strict=True):
+        assert [event["n"] for event in drain(each)] == ([0] if failed else [0, 1])
+
+
+@on_cluster
 def test_subscribers_on_several_nodes(streams: Project, client: Any) -> None:
     for name in NAMES[:3]:
         declare(name, fields={"n": "int64"})

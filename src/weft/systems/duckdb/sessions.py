@@ -16,7 +16,7 @@ import duckdb
 
 from weft.errors import NOTHING_STORED, BusyError, ConnectionFailedError, SchemaError, StorageError, WeftError
 from weft.systems.base import Connection
-from weft.systems.file import MEMORY, FileConnection
+from weft.systems.file import MEMORY, FileConnection, file_number
 from weft.systems.sql.driver import Role, SqlDriver
 
 # Nothing is ever downloaded: what a query needs beyond the package itself is its user's to install.
@@ -49,6 +49,8 @@ class DuckDBSessions(SqlDriver):
         super().__init__(connection)
         self._catalog: str | None = None
         self._turns: dict[int, threading.Lock] = {}
+        self._files: dict[int, tuple[int, int] | None] = {}
+        """The files that writers have open, by their numbers."""
 
     # ------------------------------------------------------------------------------------------------------ connections
 
@@ -72,6 +74,7 @@ class DuckDBSessions(SqlDriver):
             turn = self._take_turn() if role != "read" else None
             if turn is not None:
                 undo.callback(turn.release)
+            before = file_number(self.path)
             driver = self._in_memory() if self.path == MEMORY else self._wait_for_file(role == "read")
             undo.callback(driver.close)
             # The time zone decides what a date is as an instant.
@@ -81,6 +84,7 @@ class DuckDBSessions(SqlDriver):
             undo.pop_all()
         if turn is not None:
             self._turns[id(driver)] = turn
+            self._files[id(driver)] = before or file_number(self.path)
         return driver
 
     def _take_turn(self) -> threading.Lock:
@@ -144,6 +148,7 @@ class DuckDBSessions(SqlDriver):
 
     def _drop(self, driver: duckdb.DuckDBPyConnection) -> None:
         super()._drop(driver)
+        self._files.pop(id(driver), None)
         if (turn := self._turns.pop(id(driver), None)) is not None:
             turn.release()
 
@@ -153,6 +158,11 @@ class DuckDBSessions(SqlDriver):
         """Readers are in autocommit mode."""
         if role != "read":
             driver.execute("BEGIN TRANSACTION")
+
+    def commit(self, driver: duckdb.DuckDBPyConnection, role: Role) -> None:
+        super().commit(driver, role)
+        if id(driver) in self._files and self._files[id(driver)] != file_number(self.path):
+            raise self.connection.replaced()
 
     def rollback(self, driver: duckdb.DuckDBPyConnection) -> None:
         """Undo what was open; a failed COMMIT did so itself."""

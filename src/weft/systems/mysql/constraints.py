@@ -21,14 +21,16 @@ def of_table(session: Session, schema: str | None, name: str) -> list[Constraint
     )
     found = [Constraint(column) for column in columns]
     on = "c.constraint_schema = t.constraint_schema AND c.constraint_name = t.constraint_name"
-    if session.driver.is_mariadb():
+    is_mariadb = session.driver.is_mariadb()
+    if is_mariadb:
         on += " AND c.table_name = t.table_name"  # names of constraints are those of one table
     for (clause,) in session.rows(
         "SELECT c.check_clause FROM information_schema.check_constraints c "
         f"JOIN information_schema.table_constraints t ON {on} WHERE {_OF_TABLE.format('t.')}",
         of_table,
     ):
-        found.append(Constraint(re.findall(r"`([^`]+)`", clause), clause))
+        check = clause if is_mariadb else unescaped(clause)
+        found.append(Constraint(re.findall(r"`([^`]+)`", check), check))
     keys = session.rows(
         "SELECT constraint_name, referenced_table_schema, referenced_table_name, column_name, referenced_column_name "
         f"FROM information_schema.key_column_usage k WHERE {_OF_TABLE.format('')} "
@@ -40,3 +42,11 @@ def of_table(session: Session, schema: str | None, name: str) -> list[Constraint
         own, other = zip(*(row[3:] for row in members), strict=True)
         found.append(Constraint(own, other=".".join(quote_name(part, "`") for part in place), keys=other))
     return found
+
+
+_CONTROLS = {"0": "\0", "n": "\n", "r": "\r", "Z": "\x1a"}
+
+
+def unescaped(clause: str) -> str:
+    """Return a condition as SQL: MySQL, unlike MariaDB, has it in the information schema as the inside of a text."""
+    return re.sub(r"\\(.)", lambda match: _CONTROLS.get(match[1], match[1]), clause, flags=re.DOTALL)

@@ -20,7 +20,7 @@ from weft.errors import (
 )
 from weft.systems.mysql.connection import MySQLConnection
 from weft.systems.mysql.driver import Driver, connect
-from weft.systems.sql.driver import Role, SqlDriver, readable
+from weft.systems.sql.driver import MissingTableError, Role, SqlDriver, readable
 
 
 class MySQLSessions(SqlDriver):
@@ -45,7 +45,12 @@ class MySQLSessions(SqlDriver):
 
     def execute(self, driver: Driver, sql: str, parameters: Sequence[Any] | None) -> Any:
         cursor = driver.cursor()
-        cursor.execute(sql, None if parameters is None else tuple(parameters))
+        try:
+            cursor.execute(sql, None if parameters is None else tuple(parameters))
+        except pymysql.OperationalError as error:
+            if error.args[0] == ER.NO_DB_ERROR:  # somebody dropped the database: made again, it is another one
+                driver.close()
+            raise
         return cursor
 
     def has_input(self, driver: Driver) -> bool:
@@ -76,6 +81,8 @@ class MySQLSessions(SqlDriver):
                 hint="Weft creates its tables at first use. Grant the user CREATE, ALTER, SELECT, INSERT, UPDATE and "
                 "DELETE on the database.",
             )
+        if code == ER.NO_SUCH_TABLE or (code == ER.NO_DB_ERROR and self.connection.parameters().get("database")):
+            return MissingTableError(what)
         if code == ER.NO_DB_ERROR:
             return ConnectionFailedError(what, hint="Name a database in the URL: mysql://user@host/database.")
         if code in _TOO_LARGE or isinstance(error, pymysql.DataError):

@@ -144,8 +144,11 @@ class MySQLStore(MySQLSessions, SqlStore):
             self._packet = int(session.value("SELECT @@max_allowed_packet"))
         count = sum(batch.count for batch in batches)
         cursor = session.run(
-            f"UPDATE {self.streams} SET head = LAST_INSERT_ID(head + ?) WHERE id = ?", (count, log.number)
+            f"UPDATE {self.streams} SET head = LAST_INSERT_ID(head + ?) WHERE id = ? AND name = ?",
+            (count, log.number, f"{log.schema}.{log.name}"),
         )
+        if not cursor.rowcount:
+            raise self.gone(log)
         ranges = contiguous(batches, int(cursor.lastrowid) - count + 1)
         names = [PUBLISH_ID, ROWID, *first.columns, *([EXTRA] if first.extra is not None else [])]
         into = f"INSERT INTO {log.table} ({', '.join(map(self.quote, names))}) VALUES ".encode()
@@ -160,6 +163,8 @@ class MySQLStore(MySQLSessions, SqlStore):
         """Under the lock of the head, which `insert` takes again."""
         sql = f"SELECT {self.now_sql} FROM {self.streams} WHERE id = ?{self.for_update}"
         now = session.value(sql, (log.number,))
+        if now is None:
+            raise self.gone(log)
         fresh = self.unseen(session, log, keys, now - int(horizon * 1e6))
         ordered = sorted(fresh)
         for start in range(0, len(ordered), _KEYS):
@@ -177,6 +182,10 @@ class MySQLStore(MySQLSessions, SqlStore):
         return int(session.run(sql, (log.number, before, limit)).rowcount)
 
     # ---------------------------------------------------------------------------------------------------------- reading
+
+    def last_offset_sql(self, number: int, table: str) -> str:
+        """The catalogue's own."""
+        return f"SELECT id, head FROM {self.streams} WHERE id = {number}"
 
     decoders: ClassVar[dict[str, Callable[[Any], Any]]] = {
         "bool": bool,

@@ -22,7 +22,7 @@ from weft.errors import (
     WeftError,
 )
 from weft.systems.postgres.connection import PostgresConnection
-from weft.systems.sql.driver import Role, Session, SqlDriver, closed_on_error, readable
+from weft.systems.sql.driver import MissingTableError, Role, Session, SqlDriver, closed_on_error, readable
 
 # How long a statement waits for somebody's lock before it gives up with an error.
 LOCK_SECONDS = 30
@@ -138,6 +138,8 @@ class PostgresSessions(SqlDriver):
             return StorageError(what, hint=f"{stored} Free disk space, or use a server that can be written.")
         if isinstance(error, psycopg.DataError) or code.startswith("54"):
             return SchemaError(what)
+        if code in _MISSING:
+            return MissingTableError(what)
         if code == "42501":
             return WeftError(
                 what,
@@ -168,6 +170,8 @@ class PostgresSessions(SqlDriver):
 
 # Connection exceptions, authorisation, no such database, too many connections, ended by a timeout or an administrator.
 _LOST = ("08", "28", "3D000", "53300", "25P03", "57P")
+# No such table or sequence, no such schema.
+_MISSING = ("42P01", "3F000")
 # Serialization failure, deadlock, lock timeout, cancelled (by statement_timeout, most often).
 _BUSY = ("40001", "40P01", "55P03", "57014")
 # Out of disk, memory or other resources; an I/O error; a read-only server.

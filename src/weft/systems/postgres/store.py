@@ -86,7 +86,9 @@ class PostgresStore(PostgresSessions, SqlStore):
 
     def create_catalogue(self, session: Session) -> None:
         self.create_schema(session, "weft")
-        number = f"integer GENERATED ALWAYS AS IDENTITY (MAXVALUE {_MAX_STREAM})"
+        # From a random number on: in a catalogue that is made anew, the numbers that processes know of are nobody's.
+        first = random.randint(1, _MAX_STREAM // 4)
+        number = f"integer GENERATED ALWAYS AS IDENTITY (START WITH {first} MAXVALUE {_MAX_STREAM})"
         texts = dict.fromkeys(("stream", "name", "text"), "text")
         self.create_tables(session, id=number, number="integer", offset="bigint", key="bytea", **texts)
         session.run(f"CREATE INDEX IF NOT EXISTS keys_seen ON {self.keys} (stream, seen)")
@@ -95,9 +97,9 @@ class PostgresStore(PostgresSessions, SqlStore):
         """The table and its sequence."""
         self.create_schema(session, schema)
         full = f"{schema}.{name}"
-        if session.row(f"SELECT id FROM {self.streams} WHERE name = ?", (full,)):
-            return
-        number = session.value(f"INSERT INTO {self.streams} (name) VALUES (?) RETURNING id", (full,))
+        number = session.value(f"SELECT id FROM {self.streams} WHERE name = ?", (full,))
+        if number is None:
+            number = session.value(f"INSERT INTO {self.streams} (name) VALUES (?) RETURNING id", (full,))
         spelled = ", ".join(
             f"{self.quote(column)} {kind.sql('postgres')}{' PRIMARY KEY' if column == ROWID else ''}"
             for column, kind in columns.items()
@@ -108,9 +110,15 @@ class PostgresStore(PostgresSessions, SqlStore):
             session.run(f"CREATE TABLE {table} ({spelled})")
         elif ROWID not in present:
             return
+        if session.value("SELECT to_regclass(?)", (sequence,)) is not None:
+            return  # after a DROP TABLE the offsets go on
         # One offset is given away: before that, `last_value` does not show whether the first offset is still to come.
         session.run(f"CREATE SEQUENCE {sequence} MINVALUE 0 START 0 CACHE 1")
         session.run(f"SELECT setval('{sequence}', (SELECT coalesce(max({self.quote(ROWID)}), 0) FROM {table}))")
+
+    def drop_stream(self, session: Session, schema: str, name: str, number: int) -> None:
+        super().drop_stream(session, schema, name, number)
+        session.run(f"DROP SEQUENCE IF EXISTS {self.sequence(number)}")
 
     def add_columns(self, log: SqlLog, columns: dict[str, FieldType]) -> None:
         """ALTER TABLE in short tries: behind one that waits for a long reader, every publisher would wait too."""
@@ -136,7 +144,7 @@ class PostgresStore(PostgresSessions, SqlStore):
 
     # ---------------------------------------------------------------------------------------------------------- writing
 
-    def append(self, batches: Sequence[Batch]) -> list[list[Appended]]:
+    def _append(self, batches: Sequence[Batch]) -> list[list[Appended]]:
         """A single statement is its own transaction: one round trip instead of three."""
         shapes = {(id(batch.log), batch.columns, batch.extra is None, batch.keys is None) for batch in batches}
         alone = len(shapes) == 1 and batches[0].keys is None
@@ -197,6 +205,10 @@ class PostgresStore(PostgresSessions, SqlStore):
         return int(cursor.rowcount)
 
     # ---------------------------------------------------------------------------------------------------------- reading
+
+    def last_offset_sql(self, number: int, table: str) -> str:
+        """The last that was given out: nobody locks a sequence."""
+        return f"SELECT {number}, last_value FROM {self.sequence(number)}"
 
     def fence(self, session: Session, log: SqlLog) -> int:
         """The last offset given out or the lowest in the registry. Events are read by a later statement's snapshot."""

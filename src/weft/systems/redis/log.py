@@ -141,6 +141,16 @@ class RedisLog:
         self.store.command("HSETNX", self.keys.meta, "floor", "0-0")
         self.is_enlisted = True
 
+    def delete(self) -> None:
+        """Remove every key of the stream and of its consumers."""
+        _, _, rows = self.store.script("groups", [self.keys.stream, self.keys.meta], f"{self.keys.meta}:")
+        books = [key for row in rows for key in self.keys.books(row[0].decode(errors="backslashreplace"))]
+        keys = self.keys
+        self.store.command(
+            "DEL", keys.stream, keys.meta, keys.fields, keys.seen, keys.trims, keys.ages, *sorted(set(books))
+        )
+        self.declared, self._fields, self.is_enlisted = {}, None, False
+
     @property
     def forbidden(self) -> str:
         """Redis holds every text."""
@@ -364,13 +374,12 @@ class RedisLog:
     ) -> Leased:
         if member == GIVEN_BACK:
             raise SettingsError(f"A member cannot be {GIVEN_BACK!r}: that name holds the events that were given back.")
-        token = secrets.token_hex(8)
-        lost, epoch, spans, exhausted = self.store.script(
+        lost, epoch, spans, exhausted, token = self.store.script(
             "lease",
             self._keys_of(consumer),
-            *(consumer, member, limit, int(seconds * 1e6), max_deliveries or 0, token),
+            *(consumer, member, limit, int(seconds * 1e6), max_deliveries or 0, secrets.token_hex(8)),
         )
-        return Leased(token, self._spans(spans), self._spans(exhausted), int(lost), int(epoch))
+        return Leased(token.decode(), self._spans(spans), self._spans(exhausted), int(lost), int(epoch))
 
     def _spans(self, rows: list[Any]) -> list[Span]:
         return [
@@ -386,6 +395,7 @@ class RedisLog:
         token: str | None = None,
         member: str | None = None,
         release: Release | None = None,
+        again: bool = False,
     ) -> int | Refused:
         if not rowids:
             return 0
@@ -393,7 +403,8 @@ class RedisLog:
             # A leased span that turned out empty. Its offsets are not listed: an hour has trillions of them.
             action, wanted = "empty", [rowids[0], rowids[-1]]
         else:
-            action, wanted = "ack" if release is None else "nack", sorted(set(rowids))
+            action = "nack" if release is not None else "again" if again else "ack"
+            wanted = sorted(set(rowids))
         how = release or Release()
         reply = self.store.script(
             "settle",

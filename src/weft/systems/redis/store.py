@@ -15,7 +15,7 @@ import redis
 
 from weft.errors import ConnectionFailedError, DeclarationError, SchemaError, SettingsError, WeftError
 from weft.systems.declare import declare
-from weft.systems.log import EXTRA, Appended, Batch, Sample, reused_key
+from weft.systems.log import EXTRA, QUARANTINE_SUFFIX, Appended, Batch, Sample, reused_key
 from weft.systems.redis import client, ids, scripts, values
 from weft.systems.redis.connection import RedisConnection
 from weft.systems.redis.log import RedisLog
@@ -161,32 +161,51 @@ class RedisStore:
         full_names = sorted(full.decode() for full in self.command("SMEMBERS", ids.CATALOGUE))
         return [(full.partition(".")[0], full.partition(".")[2]) for full in full_names]
 
-    def sample(self, names: Sequence[tuple[str, str]]) -> list[Sample]:
+    def delete(self, schema: str, name: str) -> bool:
+        """Remove all keys of a stream, and its name."""
+        log, is_there = self._look(schema, name)
+        is_known = self.command("SREM", ids.CATALOGUE, f"{schema}.{name}")
+        if is_there or is_known:
+            log.delete()
+        return bool(is_there or is_known)
+
+    def sample(self, names: Sequence[tuple[str, str]]) -> list[Sample | None]:
         """Return the sizes of streams, by two scripts for each."""
-        return [(self._logs.get(name) or RedisLog(self, *name)).sample() for name in names]
+        return [self._sample(self._logs.get(name) or RedisLog(self, *name)) for name in names]
+
+    def _sample(self, log: RedisLog) -> Sample | None:
+        try:
+            return log.sample()
+        except ConnectionFailedError:
+            raise
+        except WeftError:  # its key is of another type, or not for this user
+            return None
 
     # ----------------------------------------------------------------------------------------------------------- append
 
     def append(self, batches: Sequence[Batch]) -> list[list[Appended] | WeftError]:
         """Store batches in one script; on a cluster in one for each slot, which is as far as its transactions go."""
-        order = sorted(range(len(batches)), key=lambda i: self._slot(batches[i]))
+        turns = [self._turn(batch) for batch in batches]
         by_index: dict[int, list[Appended] | WeftError] = {}
-        for _, group in groupby(order, key=lambda i: self._slot(batches[i])):
+        refused: dict[str, WeftError] = {}
+        for _, group in groupby(sorted(range(len(batches)), key=turns.__getitem__), key=turns.__getitem__):
             members = list(group)
+            # In one transaction the error of one is that of all.
+            by_index |= {i: error for i in members if (error := refused.get(batches[i].publishes[0][0])) is not None}
+            members = [i for i in members if i not in by_index]
             appended: Sequence[list[Appended] | WeftError]
             try:
-                appended = self._append([batches[i] for i in members])
+                appended = self._append([batches[i] for i in members]) if members else []
             except WeftError as error:
-                if not by_index:
+                if len(set(turns)) == 1 or (not by_index and isinstance(error, ConnectionFailedError)):
                     raise
-                if not _is_unstored(error):
-                    # As if the connection had failed: the caller must not retry as if nothing were stored.
-                    raise ConnectionFailedError(
-                        error.what, hint="A part of these events is stored: their streams are on several nodes."
-                    ) from None
-                # One of this slot is to blame. Those of other slots are stored, so the caller cannot try each alone.
-                appended = [self._append_alone(batches[i]) for i in members]
+                # Those of other slots are stored, so the caller cannot try each alone.
+                is_one_to_blame = _is_unstored(error) or isinstance(error, SchemaError)
+                appended = [self._append_alone(batches[i]) if is_one_to_blame else error for i in members]
             by_index.update(zip(members, appended, strict=True))
+            for i in members:
+                if isinstance(result := by_index[i], WeftError):
+                    refused |= dict.fromkeys((publish_id for publish_id, _ in batches[i].publishes), result)
         return [by_index[i] for i in range(len(batches))]
 
     def _append_alone(self, batch: Batch) -> list[Appended] | WeftError:
@@ -195,9 +214,13 @@ class RedisStore:
         except WeftError as error:
             return error
 
-    def _slot(self, batch: Batch) -> int:
+    def _turn(self, batch: Batch) -> tuple[bool, int]:
+        """Return what batches of one script share. Quarantines come last: what a publish puts there is not stored if
+        the publish is refused."""
         opened = self._connected()
-        return opened.keyslot(_log_of(batch).keys.stream) if isinstance(opened, redis.RedisCluster) else 0
+        if not isinstance(opened, redis.RedisCluster):
+            return False, 0
+        return batch.log.name.endswith(QUARANTINE_SUFFIX), opened.keyslot(_log_of(batch).keys.stream)
 
     def _append(self, batches: Sequence[Batch]) -> list[list[Appended]]:
         keys = [key for batch in batches for key in _keys_of(batch)]

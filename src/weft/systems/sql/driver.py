@@ -23,6 +23,10 @@ autocommit."""
 _IDLE_SECONDS = 60.0
 
 
+class MissingTableError(WeftError):
+    """A statement named a table that is not there: somebody dropped it, or the whole database."""
+
+
 class Session:
     """A driver's connection inside one transaction (or autocommit), with `?` as the placeholder everywhere."""
 
@@ -41,6 +45,13 @@ class Session:
         if not parameters:
             return self.store.execute(self.driver, sql, None)
         return self.store.execute(self.driver, self.store.translate_sql(sql), parameters)
+
+    def run_many(self, sql: str, rows: Sequence[Sequence[Any]]) -> None:
+        """Execute one statement for each row of parameters, in few round trips."""
+        if len(rows) == 1:
+            self.run(sql, rows[0])
+        elif rows:
+            self.driver.cursor().executemany(self.store.translate_sql(sql), rows)
 
     def rows(self, sql: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """Return all rows of a query."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import secrets
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import count, groupby, pairwise
 from typing import TYPE_CHECKING, NamedTuple
@@ -51,6 +51,8 @@ class _Lease(NamedTuple):
 
 
 _COLUMNS = "first, last, events, member, token, expires, deliveries, reason"
+# Offsets in one statement.
+_LISTED = 5_000
 # A row among the consumers of a stream. Creating a consumer and trimming both lock it: so a trim knows all consumers.
 # Not the stream's own row, which publishers lock on MySQL.
 _GATE = ""
@@ -69,6 +71,7 @@ class ConsumerLeases:
     def __init__(self, session: Session, log: SqlLog, name: str) -> None:
         self.session, self.log, self.store = session, log, session.store
         self.key = (log.number, name)
+        self._stream = (log.number, f"{log.schema}.{log.name}")
 
     def create(self, position: int) -> None:
         """Create its row where it is missing."""
@@ -78,18 +81,26 @@ class ConsumerLeases:
     def lock(self) -> _State | None:
         """Lock its row; `None` where it has none."""
         row = self.session.row(
-            f"SELECT position, untold, epoch, {self.store.now_sql} FROM {self.store.groups} "
+            f"SELECT position, untold, epoch, {self.store.now_sql}, (SELECT count(*) FROM {self.store.streams} "
+            f"WHERE id = ? AND name = ?) FROM {self.store.groups} "
             f"WHERE stream = ? AND consumer = ?{self.store.for_update}",
-            self.key,
+            (*self._stream, *self.key),
         )
-        return None if row is None else _State(*map(int, row))
+        if row is None:
+            return None
+        if not row[-1]:  # the catalogue was made anew, and has another stream under this number
+            raise self.store.gone(self.log)
+        return _State(*map(int, row[:-1]))
 
     def _lock_or_create(self) -> _State:
         state = self.lock()
         if state is None:
             _shut(self.session, self.log)
-            floor = self.session.value(f"SELECT floor FROM {self.store.streams} WHERE id = ?", (self.log.number,))
-            self.create(int(floor or 0))
+            sql = f"SELECT floor FROM {self.store.streams} WHERE id = ? AND name = ?"
+            floor = self.session.value(sql, self._stream)
+            if floor is None:
+                raise self.store.gone(self.log)
+            self.create(int(floor))
             state = self.lock()
             assert state is not None
         return state
@@ -109,23 +120,24 @@ class ConsumerLeases:
         )
         return [_Lease(*row) for row in rows]
 
-    def _insert(self, lease: _Lease) -> None:
-        self.session.run(
+    def _insert(self, *leases: _Lease) -> None:
+        self.session.run_many(
             f"INSERT INTO {self.store.leases} (stream, consumer, {_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (*self.key, *lease),
+            [(*self.key, *lease) for lease in leases],
         )
 
-    def _delete(self, first: int) -> None:
-        sql = f"DELETE FROM {self.store.leases} WHERE stream = ? AND consumer = ? AND first = ?"
-        self.session.run(sql, (*self.key, first))
+    def _delete(self, *leases: _Lease) -> None:
+        for firsts in _lists([lease.first for lease in leases]):
+            sql = f"DELETE FROM {self.store.leases} WHERE stream = ? AND consumer = ? AND first IN ({firsts})"
+            self.session.run(sql, self.key)
 
     # ------------------------------------------------------------------------------------------------------------ lease
 
     def lease(self, member: str, limit: int, seconds: float, max_deliveries: int | None) -> Leased:
         """Lease up to `limit` events: the member's own first, then those whose lease ran out, then new ones."""
         state = self._lock_or_create()
-        token = secrets.token_hex(8)
         expires = state.now + int(seconds * 1e6)
+        token = f"{secrets.token_hex(8)}.{state.epoch}.{expires}"
         candidates = self._leases(
             "(member = ? OR expires <= ?) ORDER BY CASE WHEN member = ? THEN 0 ELSE 1 END, first LIMIT ?",
             *(member, state.now, member, limit),
@@ -199,7 +211,7 @@ class ConsumerLeases:
     # ----------------------------------------------------------------------------------------------------------- settle
 
     def settle(
-        self, rowids: Sequence[int], token: str | None, member: str | None, release: Release | None
+        self, rowids: Sequence[int], token: str | None, member: str | None, release: Release | None, again: bool
     ) -> int | Refused:
         """Acknowledge offsets (or give them back), all or none. `token` fences; without one the member does; without
         both any live lease will do."""
@@ -225,27 +237,53 @@ class ConsumerLeases:
             if outside[-1] > state.position:
                 ahead = [rowid for rowid in outside if rowid > state.position]
                 return Refused(ahead, "they were not delivered to this consumer yet")
-            # Without a token, a repeated ack and a late one look the same; what is acknowledged stays so.
-            if token is not None or release is not None:
+            # Without a token, a repeated ack and a late one look the same; what is acknowledged stays so. With one
+            # nobody else had them while its lease lasts: the ack is repeated, if the caller may do that.
+            if release is not None or (token is not None and not (again and _lasts(token, state))):
                 why = "their lease is gone: another member acknowledged them, or the consumer was reset"
                 return Refused(outside, why, late=True)
+        present = set() if release is None else self._present(wanted)
+        pieces: list[_Lease] = []
+        lost = 0
         for held, mine in settled:
-            self._settle_lease(held, mine, state.now, release)
+            lost += self._settle_lease(held, mine, present, state.now, release, pieces)
+        # Together: scattered offsets leave as many pieces.
+        self._delete(*(held for held, _ in settled))
+        self._insert(*pieces)
+        if lost > 0:
+            self._lose(lost)
         return covered
 
-    def _settle_lease(self, held: _Lease, mine: list[int], now: int, release: Release | None) -> None:
-        self._delete(held.first)
-        chosen = set(mine)
+    def _present(self, offsets: list[int]) -> set[int]:
+        """Those of some offsets that have an event now."""
+        if offsets[-1] - offsets[0] < 2 * len(offsets):
+            return set(self.log.between(self.session, offsets[0], offsets[-1]))
+        rowid, table = self.log.rowid, self.log.table
+        present: set[int] = set()
+        for some in _lists(offsets):
+            rows = self.session.rows(f"SELECT {rowid} FROM {table} WHERE {rowid} IN ({some})")
+            present.update(int(row[0]) for row in rows)
+        return present
+
+    def _settle_lease(
+        self,
+        held: _Lease,
+        mine: list[int],
+        present: set[int],
+        now: int,
+        release: Release | None,
+        pieces: list[_Lease],
+    ) -> int:
+        """Add what a lease leaves to `pieces`; return how many events were lost."""
         if held.is_dense:
             edges = pairwise([held.first - 1, *mine, held.last + 1])
             left = [held._replace(first=a + 1, last=b - 1, events=b - a - 1) for a, b in edges if b - a > 1]
-            stored = [] if release is None else self.log.between(self.session, mine[0], mine[-1])
-            released = _dense(held, [offset for offset in stored if offset in chosen])
+            released = _dense(held, [offset for offset in mine if offset in present])
             # What was removed meanwhile can be acknowledged, but not delivered again.
             lost = 0 if release is None else len(mine) - sum(piece.events for piece in released)
         else:
             # Some of `mine` may be offsets that no event has: to count them would acknowledge others.
-            stored = self.log.between(self.session, held.first, held.last)
+            chosen, stored = set(mine), self.log.between(self.session, held.first, held.last)
             left, released = [], []
             for is_mine, run in groupby(stored, key=chosen.__contains__):
                 offsets = list(run)
@@ -253,20 +291,19 @@ class ConsumerLeases:
                 (released if is_mine else left).append(piece)
             # What somebody deleted by hand, unless it is acknowledged right now.
             lost = held.events - len(stored) - (len(chosen.difference(stored)) if release is None else 0)
-        for piece in left:
-            self._insert(piece)
+        pieces += left
         if release is not None:
-            for piece in released:
-                free = piece._replace(
+            pieces += [
+                piece._replace(
                     member="",
                     token="",
                     expires=now + int(release.delay * 1e6),
                     deliveries=held.deliveries - release.undelivered,
                     reason=release.reason or held.reason,
                 )
-                self._insert(free)
-        if lost > 0:
-            self._lose(lost)
+                for piece in released
+            ]
+        return max(lost, 0)
 
     def reset(self, position: int) -> None:
         """Forget every lease and go on after `position`."""
@@ -293,9 +330,20 @@ class ConsumerLeases:
             pieces.append(held._replace(first=end + 1, events=left))
         elif left > 0:  # deleted by hand
             self._lose(left)
-        self._delete(held.first)
-        for piece in pieces:
-            self._insert(piece)
+        self._delete(held)
+        self._insert(*pieces)
+
+
+def _lists(offsets: Sequence[int]) -> Iterator[str]:
+    """Offsets for IN, as many at a time as a statement has."""
+    for start in range(0, len(offsets), _LISTED):
+        yield ", ".join(map(str, offsets[start : start + _LISTED]))
+
+
+def _lasts(token: str, state: _State) -> bool:
+    """Whether the lease of a token has not ended: it says when it does, and before which reset it began."""
+    epoch, _, expires = token.partition(".")[2].partition(".")
+    return epoch == str(state.epoch) and expires.isdecimal() and int(expires) > state.now
 
 
 def _not_held(held: _Lease, token: str | None, member: str | None, now: int) -> str | None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from weft.errors import StorageError, unknown
 from weft.systems.log import META_TYPES, PUBLISHED_AT, ROWID, Group, Leased, LogPage, Refused, Release
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from weft.systems.sql.driver import Session
     from weft.systems.sql.store import SqlStore
 
+T = TypeVar("T")
+
 # Retention removes this many events a transaction, so that publishers never wait for long behind it.
 _TRIM_STEP = 10_000
 
@@ -26,9 +28,9 @@ _TRIM_STEP = 10_000
 class SqlLog:
     """A stream's table and its bookkeeping rows. See `weft.systems.log.Log`."""
 
-    def __init__(self, store: SqlStore, number: int, schema: str, name: str) -> None:
+    def __init__(self, store: SqlStore, schema: str, name: str) -> None:
         self.store = store
-        self.number = number
+        self._number: int | None = None
         self.schema = schema
         self.name = name
         self.table = store.table(schema, name)
@@ -37,14 +39,36 @@ class SqlLog:
         self._types: dict[str, FieldType] = {}
         self._fields: dict[str, FieldType] = {}
 
+    @property
+    def number(self) -> int:
+        """The stream's number in the catalogue, which is asked for it where it may have changed."""
+        number = self._number
+        if number is None:
+            number = self._number = self.store.number_of(self)
+        return number  # not the attribute: another thread may forget it meanwhile
+
+    @property
+    def is_numbered(self) -> bool:
+        """Whether the number is known."""
+        return self._number is not None
+
+    def forget(self, *, with_fields: bool = False) -> None:
+        """Ask the database again: the table or the catalogue is another one."""
+        self._number = None
+        self._types = {}
+        if with_fields:
+            self._fields, self.declared = {}, {}
+
     # ---------------------------------------------------------------------------------------------------------- columns
 
     def types(self, *, fresh: bool = False) -> dict[str, FieldType]:
         """Every column of the table, in order."""
         if fresh or not self._types:
             with self.store.session("read") as session:
-                self._types = self.store.reflect(session, self.schema, self.name) or {}
-            self._fields = {name: kind for name, kind in self._types.items() if name not in META_TYPES}
+                types = self._types = self.store.reflect(session, self.schema, self.name) or {}
+            if types:  # else the next publish makes the table again, of the columns that it had
+                self._fields = {name: kind for name, kind in types.items() if name not in META_TYPES}
+            return types  # not the attribute: another thread may forget it meanwhile
         return self._types
 
     def fields(self, *, fresh: bool = False) -> dict[str, FieldType]:
@@ -183,8 +207,7 @@ class SqlLog:
         self, consumer: str, member: str, limit: int, seconds: float, *, max_deliveries: int | None = None
     ) -> Leased:
         """Lease events to a member of a consumer."""
-        with self.store.session("keep") as session:
-            return ConsumerLeases(session, self, consumer).lease(member, limit, seconds, max_deliveries)
+        return self._keep(lambda session: self._of(session, consumer).lease(member, limit, seconds, max_deliveries))
 
     def settle(
         self,
@@ -194,15 +217,24 @@ class SqlLog:
         token: str | None = None,
         member: str | None = None,
         release: Release | None = None,
+        again: bool = False,
     ) -> int | Refused:
         """Acknowledge offsets or give them back, all or none."""
-        with self.store.session("keep") as session:
-            return ConsumerLeases(session, self, consumer).settle(rowids, token, member, release)
+        return self._keep(lambda session: self._of(session, consumer).settle(rowids, token, member, release, again))
 
     def reset(self, consumer: str, position: int) -> None:
         """Let a consumer go on after a position."""
-        with self.store.session("keep") as session:
-            ConsumerLeases(session, self, consumer).reset(position)
+        self._keep(lambda session: self._of(session, consumer).reset(position))
+
+    def _of(self, session: Session, consumer: str) -> ConsumerLeases:
+        return ConsumerLeases(session, self, consumer)
+
+    def _keep(self, work: Callable[[Session], T]) -> T:
+        def in_session() -> T:
+            with self.store.session("keep") as session:
+                return work(session)
+
+        return self.store.with_tables([self], in_session)
 
     def groups(self) -> list[Group]:
         """Every consumer of this stream."""

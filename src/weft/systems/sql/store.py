@@ -5,27 +5,31 @@ from __future__ import annotations
 
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from itertools import chain, groupby, islice, repeat
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from weft.errors import ConnectionFailedError, DeclarationError, WeftError
 from weft.systems.base import Connection
 from weft.systems.declare import declare
 from weft.systems.log import EXTRA, META_TYPES, PUBLISH_ID, PUBLISHED_AT, ROWID, Appended, Batch, Sample, reused_key
 from weft.systems.sql import leases
-from weft.systems.sql.driver import Session, SqlDriver
+from weft.systems.sql.driver import MissingTableError, Role, Session, SqlDriver
 from weft.systems.sql.log import SqlLog
 from weft.types import FieldType
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+T = TypeVar("T")
+
 # Idempotency keys in one statement. Every SQLite takes 999 values.
 _KEYS = 900
 # Streams in one statement. SQLite joins up to 500 selects.
 _SAMPLED = 400
+_DROPPED = "If somebody dropped it, the next publish or consume makes it again."
 _CATALOGUE = {
     "streams": "(id {id} PRIMARY KEY, name {stream} NOT NULL UNIQUE, head {offset} NOT NULL DEFAULT 0, "
     "floor {offset} NOT NULL DEFAULT 0){storage}",
@@ -123,6 +127,44 @@ class SqlStore(SqlDriver):
     decoders: ClassVar[dict[str, Callable[[Any], Any]]] = {}
     """By type: from the driver's value to the canonical one."""
 
+    # ------------------------------------------------------------------------------------- what others drop or replace
+
+    @contextmanager
+    def session(self, role: Role) -> Iterator[Session]:
+        """As for every database; what is known of the streams is forgotten once one of their tables is missing."""
+        try:
+            with super().session(role) as session:
+                yield session
+        except MissingTableError as error:
+            self.forget()
+            raise MissingTableError(error.what, hint=error.hint or _DROPPED) from None
+
+    def forget(self) -> None:
+        """Read the catalogue again at the next use: the database may be another one by now."""
+        self._ready = False
+        for log in list(self._logs.values()):
+            log.forget()
+
+    def gone(self, log: SqlLog) -> MissingTableError:
+        """Return the error for a stream that the catalogue does not have, or not under the number that we know."""
+        return MissingTableError(
+            f"The stream {log.schema}.{log.name} is not in {self.connection.label} any more: somebody deleted it, or "
+            "made it anew.",
+            hint=_DROPPED,
+        )
+
+    def with_tables(self, logs: Iterable[SqlLog], work: Callable[[], T]) -> T:
+        """Do something that writes to streams. If tables are missing, make them and do it once more."""
+        try:
+            return work()
+        except MissingTableError:
+            with self._lock:
+                self.forget()
+                self._prepare()
+                for log in logs:
+                    self._open(log, log.declared | log.fields())
+            return work()
+
     # -------------------------------------------------------------------------------------------------------- catalogue
 
     def _prepare(self) -> None:
@@ -148,9 +190,10 @@ class SqlStore(SqlDriver):
         """Return a stream's log; create its table where it is missing, and add the declared columns that it lacks."""
         with self._lock:
             log = self._logs.get((schema, name))
-            if log is None:
+            if log is None or not log.is_numbered:
                 self._prepare()
-                log = self._logs.setdefault((schema, name), self._open(schema, name, fields))
+                log = self._open(log or SqlLog(self, schema, name), fields)
+                log = self._logs.setdefault((schema, name), log)
             if not log.declared.items() >= fields.items():
                 declare(log, fields)
                 log.declared.update(fields)
@@ -160,29 +203,39 @@ class SqlStore(SqlDriver):
         """Return a stream's log, or `None` where there is none. Without the lock, under which `open` waits for others'
         writes."""
         log = self._logs.get((schema, name))
-        if log is None and self._is_prepared():
-            number = self._number(f"{schema}.{name}")
-            if number is not None:
-                log = self._logs.setdefault((schema, name), self._checked(SqlLog(self, number, schema, name)))
+        if log is None or not log.is_numbered:
+            log = log or SqlLog(self, schema, name)
+            if not self._is_prepared() or self._number(f"{schema}.{name}") is None or not log.types():
+                return None  # somebody may have dropped the table alone
+            log = self._logs.setdefault((schema, name), self._checked(log))
         return log
 
-    def _open(self, schema: str, name: str, fields: dict[str, FieldType]) -> SqlLog:
-        full = f"{schema}.{name}"
-        number = self._number(full)
-        if number is None:
-            columns = fields | {name: META_TYPES[name] for name in (ROWID, PUBLISHED_AT, PUBLISH_ID, EXTRA)}
-            with self.session("publish") as session:
-                if ROWID not in (self.reflect(session, schema, name) or columns):
-                    raise _not_a_stream(full)
-                self.create_stream(session, schema, name, columns)
-            number = self._number(full)
-            assert number is not None
-        return self._checked(SqlLog(self, number, schema, name))
+    def _open(self, log: SqlLog, fields: dict[str, FieldType]) -> SqlLog:
+        if self._number(f"{log.schema}.{log.name}") is None or not log.types():
+            self._create(log, fields)
+        return self._checked(log)
+
+    def _create(self, log: SqlLog, fields: dict[str, FieldType]) -> None:
+        """Create the table, where it is missing, and its row in the catalogue, where that is."""
+        columns = fields | {name: META_TYPES[name] for name in (ROWID, PUBLISHED_AT, PUBLISH_ID, EXTRA)}
+        with self.session("publish") as session:
+            if ROWID not in (self.reflect(session, log.schema, log.name) or columns):
+                raise _not_a_stream(f"{log.schema}.{log.name}")
+            self.create_stream(session, log.schema, log.name, columns)
+        log.types(fresh=True)
 
     def _checked(self, log: SqlLog) -> SqlLog:
-        if ROWID not in log.types(fresh=True):
+        if ROWID not in log.types():
             raise _not_a_stream(f"{log.schema}.{log.name}")
+        assert log.number  # known from now on
         return log
+
+    def number_of(self, log: SqlLog) -> int:
+        """Return the number of a stream in the catalogue."""
+        number = self._number(f"{log.schema}.{log.name}")
+        if number is None:
+            raise self.gone(log)
+        return number
 
     def _number(self, full: str) -> int | None:
         with self.session("read") as session:
@@ -197,7 +250,28 @@ class SqlStore(SqlDriver):
             rows = session.rows(f"SELECT name FROM {self.streams} ORDER BY name")
         return [(full.partition(".")[0], full.partition(".")[2]) for (full,) in rows]
 
-    def sample(self, names: Sequence[tuple[str, str]]) -> list[Sample]:
+    def delete(self, schema: str, name: str) -> bool:
+        """Remove a stream's table, then what the catalogue knows of it: MySQL commits each DROP, and the rest can be
+        done again."""
+        if not self._is_prepared():
+            return False
+        with self.session("publish") as session:
+            number = session.value(f"SELECT id FROM {self.streams} WHERE name = ?", (f"{schema}.{name}",))
+            if number is not None:
+                self.drop_stream(session, schema, name, number)
+                for table in (self.leases, self.groups, self.keys):
+                    session.run(f"DELETE FROM {table} WHERE stream = ?", (number,))
+                session.run(f"DELETE FROM {self.streams} WHERE id = ?", (number,))
+        log = self._logs.get((schema, name))
+        if log is not None:
+            log.forget(with_fields=True)
+        return number is not None
+
+    def drop_stream(self, session: Session, schema: str, name: str, number: int) -> None:
+        """Drop a stream's table."""
+        session.run(f"DROP TABLE IF EXISTS {self.table(schema, name)}")
+
+    def sample(self, names: Sequence[tuple[str, str]]) -> list[Sample | None]:
         """Return the sizes of streams, by their offsets, in a few statements for all of them."""
         if not self._is_prepared():
             return [Sample(0, 0, 0)] * len(names)
@@ -206,35 +280,50 @@ class SqlStore(SqlDriver):
             positions = leases.first_positions(session)
         catalogue = {full: (int(number), int(floor)) for full, number, floor in rows}
         found = [catalogue.get(f"{schema}.{name}", (0, 0)) for schema, name in names]
-        tables = [(number, self.table(*name)) for name, (number, _) in zip(names, found, strict=True) if number]
+        selects = {
+            number: self.last_offset_sql(number, self.table(*name))
+            for name, (number, _) in zip(names, found, strict=True)
+            if number
+        }
         heads: dict[int, int] = {}
-        for start in range(0, len(tables), _SAMPLED):
-            heads |= self._last_offsets(tables[start : start + _SAMPLED])
-        samples = []
+        for start in range(0, len(selects), _SAMPLED):
+            heads |= self._last_offsets(list(selects.values())[start : start + _SAMPLED])
+        samples: list[Sample | None] = []
         for number, floor in found:
+            if number and number not in heads:
+                samples.append(None)
+                continue
             head = max(heads.get(number, 0), floor)
             position = max(positions.get(number, head), floor)
             samples.append(Sample(head, head - floor, max(head - position, 0)))
         return samples
 
-    def _last_offsets(self, tables: Sequence[tuple[int, str]]) -> dict[int, int]:
-        rowid = self.quote(ROWID)
-        sql = " UNION ALL ".join(f"SELECT {number}, max({rowid}) FROM {table}" for number, table in tables)
+    def last_offset_sql(self, number: int, table: str) -> str:
+        """Return a SELECT of a stream's number and its last offset or so. It waits for nobody who locks the table: it
+        would hold the locks of all others meanwhile."""
+        return f"SELECT {number}, max({self.quote(ROWID)}) FROM {table}"
+
+    def _last_offsets(self, selects: Sequence[str]) -> dict[int, int]:
         try:
             with self.session("read") as session:
-                return {int(number): int(head or 0) for number, head in session.rows(sql)}
+                rows = session.rows(" UNION ALL ".join(selects))
+            return {int(number): int(head or 0) for number, head in rows}
         except ConnectionFailedError:
             raise
         except WeftError:  # one of them was dropped, or is not for this role
-            if len(tables) == 1:
+            if len(selects) == 1:
                 return {}
-            middle = len(tables) // 2
-            return self._last_offsets(tables[:middle]) | self._last_offsets(tables[middle:])
+            middle = len(selects) // 2
+            return self._last_offsets(selects[:middle]) | self._last_offsets(selects[middle:])
 
     # ----------------------------------------------------------------------------------------------------------- append
 
     def append(self, batches: Sequence[Batch]) -> list[list[Appended]]:
         """Store batches of any streams in one durable transaction."""
+        logs = {log: None for batch in batches if isinstance(log := batch.log, SqlLog)}
+        return self.with_tables(logs, lambda: self._append(batches))
+
+    def _append(self, batches: Sequence[Batch]) -> list[list[Appended]]:
         with self.session("publish") as session:
             return self.append_in(session, batches)
 
@@ -248,6 +337,8 @@ class SqlStore(SqlDriver):
             members = list(group)
             log = batches[members[0]].log
             assert isinstance(log, SqlLog)
+            if not log.types():
+                raise self.gone(log)
             kept = {i: batches[i] for i in members}
             if any(batches[i].keys is not None for i in members):
                 kept = self._deduplicate(session, log, kept)

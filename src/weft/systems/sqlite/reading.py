@@ -8,13 +8,22 @@ from pathlib import Path
 from typing import Any
 
 from weft.errors import ConnectionFailedError
-from weft.systems.file import MEMORY
+from weft.systems.file import MEMORY, file_number
 
+# Of the names of a database, its log and the log's index.
+SUFFIXES = ("", "-wal", "-shm")
 # Where the header of a file says that it has a write-ahead log, and how.
 _MODE_AT, _WITH_LOG = 18, b"\x02"
 
 
-class ReadConnection(sqlite3.Connection):
+class FileConnection(sqlite3.Connection):
+    """A connection that knows which files it has open, by their numbers."""
+
+    files: tuple[tuple[int, int] | None, ...] = ()
+    """What `files_at` returned, of a reader at first the database alone; nothing of one in memory."""
+
+
+class ReadConnection(FileConnection):
     """A connection of a reader."""
 
     is_lasting = True
@@ -31,10 +40,12 @@ def connect(path: str, timeout: float) -> ReadConnection:
         empty.is_lasting = False
         return empty
     options = _options(path)
-    opened_at = state(path)
+    opened_at, number = state(path), file_number(path)
     reader = _connect(f"{Path(path).absolute().as_uri()}?{options}", timeout, uri=True)
     if "immutable" in options:
         reader.is_lasting, reader.opened_at = False, opened_at
+    # The log is opened by the first read. One that was replaced meanwhile is found to be at the next use.
+    reader.files = (number,)
     return reader
 
 
@@ -83,6 +94,11 @@ def _has_log(path: str) -> bool:
             return file.read(1) == _WITH_LOG
     except OSError as error:
         raise ConnectionFailedError(f"The SQLite database {path} cannot be read: {error.strerror}.") from None
+
+
+def files_at(path: str) -> tuple[tuple[int, int] | None, ...]:
+    """Return the numbers of a database, its log and the log's index."""
+    return tuple(file_number(f"{path}{suffix}") for suffix in SUFFIXES)
 
 
 def state(path: str) -> tuple[int, int]:

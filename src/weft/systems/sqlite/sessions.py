@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import sqlite3
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from typing import Any, ClassVar
 from weakref import WeakSet
 
@@ -21,8 +22,8 @@ from weft.errors import (
     WeftError,
 )
 from weft.systems.base import Connection
-from weft.systems.file import MEMORY
-from weft.systems.sql.driver import Role, Session, SqlDriver, closed_on_error
+from weft.systems.file import MEMORY, file_number
+from weft.systems.sql.driver import MissingTableError, Role, Session, SqlDriver, closed_on_error
 from weft.systems.sqlite import reading
 from weft.systems.sqlite.connection import SQLiteConnection
 
@@ -59,7 +60,7 @@ class SqliteSessions(SqlDriver):
 
     # ------------------------------------------------------------------------------------------------------ connections
 
-    def connect(self, role: Role) -> sqlite3.Connection:
+    def connect(self, role: Role) -> reading.FileConnection:
         """Open a connection with the durability of its role. A reader changes nothing, not even the journal mode."""
         if role == "read" and not self.in_memory:
             return reading.connect(self.path, LOCK_SECONDS)
@@ -70,15 +71,67 @@ class SqliteSessions(SqlDriver):
                 raise ConnectionFailedError(
                     f"The folder of the SQLite database {self.path} cannot be made: {error.strerror}."
                 ) from None
-        driver = sqlite3.connect(
-            self.path, timeout=LOCK_SECONDS, isolation_level=None, check_same_thread=False, cached_statements=256
-        )
-        with closed_on_error(driver):
-            driver.execute("PRAGMA journal_mode=WAL")
-            waits = role == "publish" or self.connection.durable_acks
-            driver.execute(f"PRAGMA synchronous={'FULL' if waits else 'NORMAL'}")
-            driver.execute("PRAGMA busy_timeout=0")  # `begin` waits by itself
-        return driver
+        while True:
+            before = None if self.in_memory else file_number(self.path)
+            if before is None and not self.in_memory:
+                self._make_file()
+                before = file_number(self.path)
+            driver = sqlite3.connect(
+                self.path,
+                timeout=LOCK_SECONDS,
+                isolation_level=None,
+                check_same_thread=False,
+                cached_statements=256,
+                factory=reading.FileConnection,
+            )
+            with closed_on_error(driver):
+                driver.execute("PRAGMA journal_mode=WAL")
+                waits = role == "publish" or self.connection.durable_acks
+                driver.execute(f"PRAGMA synchronous={'FULL' if waits else 'NORMAL'}")
+                driver.execute("PRAGMA busy_timeout=0")  # `begin` waits by itself
+            if self.in_memory:
+                return driver
+            driver.files = reading.files_at(self.path)
+            if driver.files[0] == before:
+                return driver
+            driver.close()  # somebody removed or replaced the file: which one it has open is not known
+
+    def _make_file(self) -> None:
+        """Make the file, without a log that another file of this name left behind, maybe to a process that uses it."""
+        with suppress(OSError), _locked(os.path.dirname(self.path)):
+            if file_number(self.path) is None:
+                for suffix in reading.SUFFIXES[1:]:
+                    with suppress(FileNotFoundError):
+                        os.remove(f"{self.path}{suffix}")
+                with closing(sqlite3.connect(self.path)) as driver:
+                    driver.execute("PRAGMA journal_mode=WAL")
+
+    def _borrow(self, role: Role) -> Any:
+        """A connection to the file that is there now: somebody may have removed or replaced the one that was."""
+        while True:
+            driver = super()._borrow(role)
+            if self._has_file(driver):
+                return driver
+            self._leave(driver)
+
+    def _has_file(self, driver: reading.FileConnection) -> bool:
+        return not driver.files or driver.files[0] == file_number(self.path)
+
+    def _leave(self, driver: reading.FileConnection) -> None:
+        """Close the connections to a file that is not there any more, and remove the log that it left behind: SQLite
+        would take it for that of the new file."""
+        with suppress(sqlite3.Error):
+            driver.execute("PRAGMA wal_checkpoint")  # where the file was moved to, it has all that was stored
+        with suppress(OSError), _locked(os.path.dirname(self.path)):
+            for suffix, number in zip(reading.SUFFIXES[1:], driver.files[1:], strict=False):
+                if number is not None and file_number(f"{self.path}{suffix}") == number:
+                    os.remove(f"{self.path}{suffix}")
+        self._drop(driver)
+        self.drop_idle()
+        self.replaced()
+
+    def replaced(self) -> None:
+        """Called once the file is another one."""
 
     @contextmanager
     def session(self, role: Role) -> Iterator[Session]:
@@ -134,21 +187,25 @@ class SqliteSessions(SqlDriver):
             self._busy_since = self._busy_since or begun_at
             time.sleep(_RETRY_SECONDS)
 
-    def commit(self, driver: sqlite3.Connection, role: Role) -> None:
+    def commit(self, driver: reading.FileConnection, role: Role) -> None:
         """Commit; in WAL mode no other process can block it."""
         if role != "read":
             driver.execute("COMMIT")
+            if not self._has_file(driver):
+                raise self.connection.replaced()
         elif isinstance(driver, reading.ReadConnection) and driver.opened_at not in (None, reading.state(self.path)):
             raise BusyError(
                 f"Somebody wrote to the SQLite database {self.path} while it was read, and what was read may be wrong.",
                 hint="Read it again, or with the right to write to its folder: then readers and writers share it.",
             )
 
-    def _rest(self, role: Role, driver: sqlite3.Connection) -> None:
+    def _rest(self, role: Role, driver: reading.FileConnection) -> None:
         if isinstance(driver, reading.ReadConnection) and not driver.is_lasting:
             self._drop(driver)
-        else:
-            super()._rest(role, driver)
+            return
+        if len(driver.files) == 1:
+            driver.files = (driver.files[0], *reading.files_at(self.path)[1:])
+        super()._rest(role, driver)
 
     def rollback(self, driver: sqlite3.Connection) -> None:
         if driver.in_transaction:
@@ -160,8 +217,10 @@ class SqliteSessions(SqlDriver):
     def explain(self, error: BaseException) -> WeftError:
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
         where = f"SQLite database {self.path}"
-        if str(error).startswith("no such table") and not self.in_memory and not os.path.exists(self.path):
-            return self.connection.missing()
+        if str(error).startswith("no such table"):
+            if not self.in_memory and not os.path.exists(self.path):
+                return self.connection.missing()
+            return MissingTableError(f"{where}: {error}.")
         if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
             return BusyError(
                 f"{where} has been locked by another process for {LOCK_SECONDS:.0f} seconds.",
@@ -195,6 +254,17 @@ class SqliteSessions(SqlDriver):
             if self._memory is not None:
                 self._memory.close()
             self._memory = None
+
+
+@contextmanager
+def _locked(folder: str) -> Iterator[None]:
+    """One process at a time: what one removes must not be what another has just made."""
+    number = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(number, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(number)
 
 
 class _InUse:

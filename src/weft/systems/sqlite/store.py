@@ -41,7 +41,7 @@ class SqliteStore(SqliteSessions, SqlStore):
     for_update: ClassVar[str] = ""
     now_sql: ClassVar[str] = "weft_now()"
     # On the class: another thread may fork before `__init__` has ended.
-    _watcher: sqlite3.Connection | None = None
+    _watcher: reading.FileConnection | None = None
 
     def __init__(self, connection: Connection, clock: Callable[[], float] = time.time) -> None:
         super().__init__(connection)
@@ -53,11 +53,14 @@ class SqliteStore(SqliteSessions, SqlStore):
 
     # ------------------------------------------------------------------------------------------------------ connections
 
-    def connect(self, role: Role) -> sqlite3.Connection:
+    def connect(self, role: Role) -> reading.FileConnection:
         """A connection that knows the clock by which leases are judged."""
         driver = super().connect(role)
         driver.create_function("weft_now", 0, lambda: int(self.clock() * 1e6))
         return driver
+
+    def replaced(self) -> None:
+        self.forget()
 
     def before_fork(self) -> None:
         """Have no connection open while the process forks, also not that of `changed`."""
@@ -101,8 +104,17 @@ class SqliteStore(SqliteSessions, SqlStore):
             else f"{self.quote(column)} {kind.sql('sqlite')}"
             for column, kind in columns.items()
         )
+        full = f"{schema}.{name}"
         session.run(f"CREATE TABLE IF NOT EXISTS {self.table(schema, name)} ({spelled})")
-        session.run(self.insert_ignore(self.streams, ("name",)), (f"{schema}.{name}",))
+        session.run(self.insert_ignore(self.streams, ("name",)), (full,))
+        # After a DROP TABLE the offsets go on after those that consumers had.
+        session.run(
+            "INSERT INTO sqlite_sequence (name, seq) "
+            f"SELECT ?, max(floor, coalesce((SELECT max(position) FROM {self.groups} WHERE stream = id), 0)) "
+            f"FROM {self.streams} WHERE name = ? "
+            "AND NOT EXISTS (SELECT 1 FROM sqlite_sequence WHERE name = ? COLLATE NOCASE)",
+            (full, full, full),
+        )
 
     def add_columns(self, log: SqlLog, columns: dict[str, FieldType]) -> None:
         """ALTER TABLE under the write lock, where nobody else can add the same."""
@@ -196,6 +208,10 @@ class SqliteStore(SqliteSessions, SqlStore):
             time.sleep(timeout)
             return None
         with self._in_use, self._watching:
+            watcher = self._watcher
+            if watcher is not None and not self._has_file(watcher):
+                self._watcher = None
+                self._leave(watcher)
             if self._watcher is None:
                 self.check_open()
                 self._watcher = self.connect("read")

@@ -18,6 +18,7 @@ from weft.systems.base import Connection
 from weft.systems.sql.driver import Role, Session, SqlDriver
 from weft.systems.sql.tables import ROW, Column, Slice, SqlTables, bare_rows, causes, check_event_time, subquery
 from weft.systems.sqlite import casts, functions, rows, types
+from weft.systems.sqlite.reading import FileConnection
 from weft.systems.sqlite.sessions import SqliteSessions
 
 # UPDATE … FROM.
@@ -46,7 +47,7 @@ class LoadSessions(SqliteSessions):
             )
         super().__init__(connection)
 
-    def connect(self, role: Role) -> sqlite3.Connection:
+    def connect(self, role: Role) -> FileConnection:
         driver = super().connect(role)
         driver.create_function("weft_hash", -1, casts.row_hash, deterministic=True)
         driver.create_function("weft_add_seconds", 2, casts.add_seconds, deterministic=True)

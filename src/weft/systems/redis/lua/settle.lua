@@ -1,11 +1,13 @@
 -- Acknowledge entries or give them back, all or none.
--- KEYS: stream, meta, books. ARGV: group, token or '', member or '', action ('ack', 'nack' or 'empty'), delay in
--- microseconds, 1 with a reason, the reason, 1 if nobody saw them, ids. 'empty' gives back whatever the token holds
+-- KEYS: stream, meta, books. ARGV: group, token or '', member or '', action ('ack', 'again', 'nack' or 'empty'),
+-- delay in microseconds, 1 with a reason, the reason, 1 if nobody saw them, ids. 'empty' gives back whatever the token holds
 -- between two ids.
 -- Gives how many, or {why, detail, ids} where it is refused.
 
 local stream, meta, book = KEYS[1], KEYS[2], books(3)
 local group, token, member, action = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+local again = action == 'again'
+if again then action = 'ack' end
 local now = now_micros()
 local state = group_of(stream, group)
 if not state then return {'never', '', {}} end
@@ -59,8 +61,13 @@ in_chunks({'HMGET', book.held}, ids, function(reply, start)
 end)
 if refused then return refused end
 if #unread > 0 then return {'unread', '', unread} end
--- Without a token nobody can tell a repeated ack from a late one; what is acknowledged stays so.
-if #gone > 0 and (token ~= '' or action ~= 'ack') then return {'gone', '', gone} end
+-- Without a token nobody can tell a repeated ack from a late one; what is acknowledged stays so. With one nobody else had
+-- them while its lease lasts: the ack is repeated, if the caller may do that.
+local function lasts()
+  local epoch, ends = string.match(token, '^%x+%.(%d+)%.(%d+)$')
+  return epoch == (call('HGET', meta, 'epoch:' .. group) or '0') and tonumber(ends) > now
+end
+if #gone > 0 and (action ~= 'ack' or (token ~= '' and not (again and lasts()))) then return {'gone', '', gone} end
 
 for lease, count in pairs(counts) do release(book, lease, count) end
 in_chunks({'HDEL', book.held}, settled)

@@ -1,6 +1,6 @@
 -- Lease events to a member: its own first, then those whose lease ran out, then new ones.
--- KEYS: stream, meta, books. ARGV: group, member, limit, microseconds, most deliveries or 0, token.
--- Gives {lost, epoch, spans, exhausted}; a span is {first, last, events, deliveries, reason or false}.
+-- KEYS: stream, meta, books. ARGV: group, member, limit, microseconds, most deliveries or 0, a random text.
+-- Gives {lost, epoch, spans, exhausted, token}; a span is {first, last, events, deliveries, reason or false}.
 --
 -- After it, the spans read exactly the entries that the token holds, those entries are pending for the member, and no
 -- other token holds them.

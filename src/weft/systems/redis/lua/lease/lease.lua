@@ -15,6 +15,9 @@ if not epoch then
   call('HSET', meta, 'epoch:' .. group, epoch)
 end
 
+-- It says when its lease ends, and before which reset it began.
+token = string.format('%s.%d.%d', token, tonumber(epoch), now + micros)
+
 local position = state['last-delivered-id']
 local info = stream_of(stream)
 local read = noted_read(meta, group, position)
@@ -41,7 +44,7 @@ local untold = tonumber(call('HGET', meta, 'untold:' .. group) or 0) + lost
 if lost > 0 then call('HINCRBY', meta, 'lost:' .. group, lost) end
 if untold > later then
   call('HDEL', meta, 'untold:' .. group)
-  return {untold, tonumber(epoch), {}, {}}
+  return {untold, tonumber(epoch), {}, {}, token}
 elseif later > 0 then
   call('HSET', meta, 'untold:' .. group, later)
 end
@@ -57,4 +60,4 @@ if new > 0 and read then
     note_read(meta, group, read + new, taken[#taken])
   end
 end
-return {0, tonumber(epoch), spans, exhausted}
+return {0, tonumber(epoch), spans, exhausted, token}
