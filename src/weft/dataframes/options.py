@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypedDict
 
-from weft.dataframes.layout import Layout, OnError, To, check_choice
+from weft.dataframes.layout import Layout, OnError, To, check_choice, check_types
 from weft.errors import SettingsError, did_you_mean
 
 
@@ -72,7 +72,7 @@ class Options:
     @cached_property
     def layout(self) -> Layout:
         """The columns of the frame."""
-        return Layout(
+        layout = Layout(
             self.schema,
             id_column=self.id_column if self.include_id else None,
             timestamp_column=self.timestamp_column if self.include_timestamp else None,
@@ -81,6 +81,9 @@ class Options:
             stream_column=self.stream_column,
             on_error=self.on_error,
         )
+        if layout.arrow_schema is not None:
+            check_types(layout.arrow_schema, self.to)
+        return layout
 
 
 def refuse_unknown_options(
