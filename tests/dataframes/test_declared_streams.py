@@ -258,6 +258,21 @@ def test_blocking_for_new_events(sales: Stream, later: Callable[..., None]) -> N
     assert len(weft.read_stream("default", "sales", start_id="$", block_ms=1)) == 0
 
 
+@pytest.mark.timing
+def test_an_end_that_is_still_to_come(sales: Stream, later: Callable[..., None]) -> None:
+    publish(sales, range(3))
+    ids = weft.read_stream("default", "sales")["_id"].to_list()
+    # On Redis an event of an hour later.
+    end = str(int(ids[-1]) + (3_600_000 << 20 if int(ids[-1]) > 2**32 else 2))
+    with weft.iter_stream("default", "sales", end_id=end, schema={"n": pl.Int64}) as batches:
+        assert next(batches)["n"].to_list() == [0, 1, 2]
+        publish(sales, range(3, 5))
+        assert next(batches)["n"].to_list() == [3, 4]
+        if end == str(int(ids[-1]) + 2):
+            publish(sales, range(5, 7))
+            assert list(batches) == []
+
+
 def test_iterating_without_an_ack(sales: Stream) -> None:
     """No event comes twice in one iteration; the next one begins with what was not acknowledged."""
     publish(sales, range(25))

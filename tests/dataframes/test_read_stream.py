@@ -196,6 +196,15 @@ def test_fields_that_come_twice_are_kept(url: str, client: Any) -> None:
     assert frame.to_dicts() == [{"a": "1", "b": "2", "a#2": "3", "a#3": "4"}]
 
 
+@pytest.mark.parametrize("to", ["arrow", "pandas", "polars"])
+def test_a_field_without_a_name(url: str, client: Any, to: Any) -> None:
+    client.execute_command("XADD", "events", "*", "", "1", "column_2", "2", "", "3")
+    frame = weft.read_stream(url, "events", to=to)
+    names = frame.column_names if to == "arrow" else list(frame.columns)
+    assert names == ["_id", "_ts", "", "column_2", "#2"]
+    assert [str(frame[name][0]) for name in ("", "column_2", "#2")] == ["1", "2", "3"]
+
+
 @pytest.mark.parametrize("others", [0, 50])
 def test_values_that_look_like_the_protocol(url: str, add: Add, others: int) -> None:
     hostile = [
@@ -272,7 +281,12 @@ def test_ranges_and_counts(url: str, client: Any) -> None:
         {"count": -1},
         {"count": 1.5},
         {"block_ms": -1},
+        {"block_ms": 2**63},
+        {"group": "g", "consumer": "c", "claim_idle": 2**63},
         {"start_id": "yesterday"},
+        {"start_id": "+"},
+        {"start_id": "+", "block_ms": 1},
+        {"start_id": "+", "group": "g", "consumer": "c"},
         {"end_id": "$"},
         {"to": "dask"},
         {"on_error": "ignore"},

@@ -152,11 +152,13 @@ class Layout:
         row, name, why = min(faults)
         first = f"the entry {page.ids[row]} of {stream!r}: {name!r} {why}"
         if self.on_error == "raise":
+            ways = 'on_error="null"' if page.is_typed else 'on_error="null" or "quarantine"'
             raise SchemaError(
                 f"Cannot read {first}.",
                 index=row,
                 field=name,
-                hint='Nothing was acknowledged. on_error="null" or "quarantine" goes on without such values.',
+                hint=f'{ways} goes on without such values, schema={{{name!r}: "string"}} reads them as texts. '
+                "Nothing was acknowledged.",
             )
         if self.on_error == "null":
             _log.warning("%d values of %r do not fit and are null, the first in %s.", len(faults), stream, first)
@@ -316,6 +318,10 @@ def _check_of(kind: Any) -> _Check | None:
     return None
 
 
+def _uuid(text: str) -> str:
+    return str(UUID(text))
+
+
 def _json(text: str) -> str:
     json.loads(text, parse_constant=_refuse_constant)
     return text
@@ -325,7 +331,7 @@ def _refuse_constant(word: str) -> NoReturn:
     raise ValueError(f"{word} is no JSON")
 
 
-_CHECKS = {"uuid": _Check("uuid", lambda text: str(UUID(text)), _USUAL_UUID), "json": _Check("json", _json)}
+_CHECKS = {"uuid": _Check("uuid", _uuid, _USUAL_UUID), "json": _Check("json", _json)}
 
 
 def _checked(values: pa.Array, check: _Check, name: str, faults: list[Fault]) -> pa.Array:
@@ -418,7 +424,9 @@ def frame_of(table: pa.Table, to: str, layout: Layout) -> Any:
         kinds = from_arrow_schema(schema, prefer_timestamp_ntz=True)
         return session.spark().createDataFrame(pa.Table.from_batches(batches, schema), kinds)
     pl = polars()
-    frame = pl.from_arrow(table, rechunk=False)
+    # Under numbers: polars would give a column without a name one of its own, which another may have.
+    frame = pl.from_arrow(table.rename_columns([str(number) for number in range(table.num_columns)]), rechunk=False)
+    frame.columns = table.column_names
     exact = {
         name: kind for name, kind in layout.schema_types.items() if name in frame.columns and _is_polars_type(kind)
     }

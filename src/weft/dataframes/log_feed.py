@@ -143,14 +143,16 @@ class LogRangeFeed(_LogFeed):
         self.begin()
         watch, ends = self.opened.hub.watch, math.inf if wait_seconds is None else monotonic() + wait_seconds
         while True:
+            # Asked first: what comes after this question is read with the next.
+            is_over = self._upto is not None and self.opened.log.head() >= self._upto
             # A watch wakes its readers for every stream of the database.
             version, batch = watch.version, self._next()
             left = ends - monotonic()
-            if batch is not None or self._upto is not None or left <= 0:
+            if batch is not None or is_over or left <= 0:
                 break
             watch.wait(version, min(left, _LOOK_SECONDS))
         if batch is None:
-            self.finished = self._upto is not None
+            self.finished = is_over
             return None
         rows, rest = batch[:limit], batch[limit:]
         self._rest = rest if len(rest) > 0 else None

@@ -107,7 +107,8 @@ def _scan(open_it: Callable[[Layout], PageFeed], options: Options) -> Any:
             pages: Iterator[Any] = iter([whole() if rows is None else whole().head(rows)])
         else:
             needed = None
-            if columns is not None:
+            # Which rows there are, and which are put aside, must not depend on the columns of a query.
+            if columns is not None and layout.on_error != "quarantine":
                 needed = frozenset(columns if predicate is None else [*columns, *predicate.meta.root_names()])
             limits = [limit for limit in (count, rows) if limit is not None]
             pages = _pages(open_it, replace(layout, columns=needed), min(limits, default=None))
