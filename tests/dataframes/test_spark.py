@@ -90,6 +90,9 @@ def test_a_scan_without_a_schema(spark: Any, url: str, add: Add) -> None:
 
 def test_nothing_there(spark: Any, url: str) -> None:
     assert weft.scan_stream(url, "events", schema={"n": "int64"}, to="spark").collect() == []
+    frame = weft.read_stream(url, "events", schema={"n": pa.uint8(), "t": pa.timestamp("us")}, to="spark")
+    assert frame.collect() == []
+    assert [each.dataType.simpleString() for each in frame.schema][2:] == ["smallint", "timestamp_ntz"]
     for options in ({"count": 5}, {"start_id": "$"}):
         with pytest.raises(SettingsError):
             weft.scan_stream(url, "events", to="spark", **options)  # type: ignore[arg-type]

@@ -146,8 +146,10 @@ def _with_distinct_names(reply: Any) -> Any:
         return {key: _with_distinct_names(each) for key, each in reply.items()}
     if not isinstance(reply, list):
         return reply
-    if len(reply) == 2 and isinstance(reply[1], list) and reply[1] and isinstance(reply[1][0], str | bytes):
-        return [reply[0], list(chain.from_iterable(fields_of(reply[1]).items()))]
+    if len(reply) == 2 and isinstance(reply[0], str | bytes) and isinstance(reply[1], list):
+        first = reply[1][0] if reply[1] else None
+        if isinstance(first, str | bytes):  # an entry, not a stream and its entries
+            return [reply[0], list(chain.from_iterable(fields_of(reply[1]).items()))]
     return [_with_distinct_names(each) for each in reply]
 
 
