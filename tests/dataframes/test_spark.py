@@ -37,17 +37,17 @@ def test_a_frame(spark: Any, url: str, add: Add) -> None:
 
 
 @pytest.mark.parametrize("read", [weft.read_stream, weft.scan_stream])
-def test_values_are_the_same_in_every_zone(spark: Any, url: str, add: Add, read: Any) -> None:
+def test_values_are_the_same_in_every_zone(plain_spark: Any, url: str, add: Add, read: Any) -> None:
     """A time without a zone is in none, whatever zone the session has."""
     add("events", {"t": "2024-07-01T12:00:00", "z": "2024-07-01T12:00:00", "u": 2**64 - 1, "n": 2**53 + 1}, {"u": 1})
     add("events", {"u": 2, "id": "no", "": "nameless"})
     schema = {"t": pa.timestamp("ns"), "z": "timestamp", "u": pa.uint64(), "n": "int64", "id": "uuid", "": "string"}
-    spark.conf.set("spark.sql.session.timeZone", "Asia/Tokyo")
+    plain_spark.conf.set("spark.sql.session.timeZone", "Asia/Tokyo")
     try:
         frame = read(url, "events", schema=schema, to="spark")
         texts = frame.toDF("_id", "_ts", *"tzunie").selectExpr(*(f"string({name})" for name in "tzunie")).collect()
     finally:
-        spark.conf.set("spark.sql.session.timeZone", "UTC")
+        plain_spark.conf.set("spark.sql.session.timeZone", "UTC")
     noon, evening = "2024-07-01 12:00:00", "2024-07-01 21:00:00"
     assert sorted(map(tuple, texts), key=repr) == [
         (noon, evening, str(2**64 - 1), str(2**53 + 1), None, None),

@@ -130,7 +130,7 @@ class Layout:
                 arrays[name] = values if page.is_typed else _text_or_bytes(values)
             for name, texts in page.unfit.items():
                 for row in np.flatnonzero(texts.is_valid()).tolist():
-                    faults.append((row, name, _no(texts[row], arrays[name].type)))
+                    faults.append((row, name, _no(texts[row], "value of its declared type")))
         else:
             for name, kind in self.types.items():
                 values, unfit = page.fields.get(name), page.unfit.get(name)
