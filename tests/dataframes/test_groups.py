@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 
 import weft
 from consumers.cutter import Cutter
-from weft.errors import ConnectionFailedError, NotFoundError, SchemaError, SettingsError
+from weft.errors import ConnectionFailedError, MissingExtraError, NotFoundError, SchemaError, SettingsError
 from weft.systems.redis import scripts
 
 Add = Callable[..., list[str]]
@@ -106,6 +107,17 @@ def test_a_frame_that_cannot_be_made_is_not_acknowledged(url: str, add: Add, cli
     with pytest.raises(SchemaError, match="'red', which is no category"):
         read(url, schema={"colour": pl.Enum(["green"])}, auto_ack=True, on_error="raise")
     assert pending(client) == 1
+
+
+@pytest.mark.parametrize("to", ["polars", "pandas"])
+def test_a_package_that_is_not_installed(url: str, add: Add, client: Any, to: Any) -> None:
+    """It is missed before anything is delivered."""
+    add("events", {"n": 1})
+    client.xgroup_create("events", "analytics", "0")
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(MissingExtraError, match=f"pip install {to}"):
+        patch.setitem(sys.modules, to, None)
+        read(url, to=to)
+    assert pending(client) == 0
 
 
 def test_claiming_what_another_left(url: str, add: Add, client: Any) -> None:

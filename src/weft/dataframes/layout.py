@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import logging
 from collections.abc import Callable, Iterable, Mapping
@@ -394,8 +395,12 @@ def _as_wide(values: pa.Array, kind: pa.DataType) -> pa.Array:
 _NULLABLE = ("Int8", "Int16", "Int32", "Int64", "UInt8", "UInt16", "UInt32", "UInt64", "boolean")
 
 
-def check_types(schema: pa.Schema, to: str) -> None:
-    """Raise for a type that a kind of frames does not have, before anything is read."""
+def check_frames(to: str, layout: Layout) -> None:
+    """Raise for a kind of frames that cannot be made, before anything is read: its package is missing, or it does not
+    have a type of the schema."""
+    schema = layout.arrow_schema or pa.schema([])
+    if to in ("polars", "pandas"):
+        package(to)
     if to == "spark":
         canonical_schema(schema)
     for each in schema:
@@ -408,8 +413,7 @@ def frame_of(table: pa.Table, to: str, layout: Layout) -> Any:
     if to == "arrow":
         return table
     if to == "pandas":
-        import pandas as pd
-
+        pd = package("pandas")
         # Its plain types hold no null: an integer would become a float, and above 2^53 another number.
         nullable = {pa.type_for_alias(name.lower()): pd.api.types.pandas_dtype(name) for name in _NULLABLE}
         return table.to_pandas(types_mapper=nullable.get)
@@ -423,7 +427,7 @@ def frame_of(table: pa.Table, to: str, layout: Layout) -> Any:
         # By itself Spark takes a time without a zone for one of the session's zone.
         kinds = from_arrow_schema(schema, prefer_timestamp_ntz=True)
         return session.spark().createDataFrame(pa.Table.from_batches(batches, schema), kinds)
-    pl = polars()
+    pl = package("polars")
     # Under numbers: polars would give a column without a name one of its own, which another may have.
     frame = pl.from_arrow(table.rename_columns([str(number) for number in range(table.num_columns)]), rechunk=False)
     frame.columns = table.column_names
@@ -433,13 +437,12 @@ def frame_of(table: pa.Table, to: str, layout: Layout) -> Any:
     return frame.cast(exact) if exact else frame
 
 
-def polars() -> Any:
-    """Return the package, which only those need who ask for its frames."""
+def package(name: str) -> Any:
+    """Return polars or pandas, which only those need who ask for its frames."""
     try:
-        import polars
+        return importlib.import_module(name)
     except ImportError as error:
         raise MissingExtraError(
-            f"Frames of polars need a package that is not installed: {error}.",
-            hint='pip install polars, or ask for others: to="arrow" or to="pandas".',
+            f"Frames of {name} need a package that is not installed: {error}.",
+            hint=f'pip install {name}, or ask for frames of another kind: to="arrow".',
         ) from error
-    return polars

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypedDict
 
-from weft.dataframes.layout import Layout, OnError, To, check_choice, check_types
+from weft.dataframes.layout import Layout, OnError, To, check_choice, check_frames
 from weft.errors import SettingsError, did_you_mean
 from weft.streams.consuming import LONGEST_SECONDS
 
@@ -82,8 +82,7 @@ class Options:
             stream_column=self.stream_column,
             on_error=self.on_error,
         )
-        if layout.arrow_schema is not None:
-            check_types(layout.arrow_schema, self.to)
+        check_frames(self.to, layout)
         return layout
 
 
