@@ -24,6 +24,8 @@ from weft.systems.base import Connection
 from weft.systems.pages import PageFeed
 
 _log = logging.getLogger("weft.dataframes")
+# What `take` returns in place of rows where nobody waits for them any more. Not an error: nobody would handle it.
+_NOBODY_WAITS: Any = object()
 # How soon a request to stop is noticed while nothing comes.
 _LOOK_SECONDS = 0.1
 
@@ -43,10 +45,6 @@ class IterOptions(ReadOptions, total=False):
     block_ms: int
     stop: Stop | None
     yield_on_idle: bool
-
-
-class NobodyWaits(Exception):
-    """Nobody waits for the next rows any more, for now."""
 
 
 class StreamBatches:
@@ -84,7 +82,7 @@ class StreamBatches:
             self._began = True
 
     def wait_unless(self, nobody_waits: Callable[[], bool]) -> None:
-        """End `take` with an error as soon as this says that nobody waits for it."""
+        """End `take` as soon as this says that nobody waits for it."""
         self._stop.nobody_waits = nobody_waits
 
     def ask_to_stop(self) -> None:
@@ -116,7 +114,7 @@ class StreamBatches:
         idle_at = math.inf if self._idle_seconds is None else time.monotonic() + self._idle_seconds
         while not self.stopped():
             if self._stop.nobody_waits():
-                raise NobodyWaits
+                return _NOBODY_WAITS
             wait = max(0.0, min(idle_at - time.monotonic(), _LOOK_SECONDS))
             try:
                 more = self._left is None or self._left > limit
@@ -210,14 +208,13 @@ class AsyncStreamBatches:
                 if self._closed or self._taking is not taking:
                     continue
                 self._taking = None
+                if table is _NOBODY_WAITS:  # another task did not, or this one does again
+                    continue
                 # Nothing is awaited from here on: what is acknowledged reaches the caller.
                 frame = None if table is None else self._batches.hand_over(table)
             except (asyncio.CancelledError, GeneratorExit):
                 cancelled.set()
                 raise
-            except NobodyWaits:  # another task did, or this one does again
-                self._taking = None if self._taking is taking else self._taking
-                continue
             except BaseException:
                 await self._close(self._batches.close_after_a_failure)
                 raise
