@@ -75,6 +75,21 @@ async def test_values_are_exact(client: Any) -> None:
     assert (entry.stream, entry.deliveries) == (b"s", None)
 
 
+@pytest.mark.parametrize("group", [{}, {"group": "g", "consumer": "c"}], ids=["alone", "group"])
+@pytest.mark.parametrize("of", ["client", "connection"])
+async def test_fields_of_one_name_are_kept(client: Any, redis_url: str, of: str, group: dict[str, str]) -> None:
+    """In frames they have the same names."""
+    kept = {b"a": b"1", b"": b"2", b"a#2": b"3", b"#2": b"4", b"a#3": b"5"}
+    opener = client if of == "client" else weft.connect(url=redis_url)
+    async with opener.xconsumer(streams=["s"], **group) as consumer:
+        for _ in range(2):
+            await client.execute_command("XADD", "s", "*", *"a1", "", "2", *"a3", "", "4", *"a5")
+        assert [values for _, values in await drained(consumer)] == [kept, kept]
+    assert [entry.field_values for entry in await client.xrange("s")] == [kept, kept]
+    names = weft.read_stream(redis_url, "s").columns[2:]
+    assert names == [name.decode() for name in kept]
+
+
 @pytest.mark.timing
 async def test_more_streams_meanwhile(client: Any) -> None:
     await client.xadd("t", {"n": 1})

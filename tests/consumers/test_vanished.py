@@ -57,6 +57,17 @@ async def test_while_it_waits(client: Any, vanish: Any) -> None:
         assert numbers([await waiting]) == [7]
 
 
+async def test_set_back_by_somebody_else(client: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """Or destroyed and created again."""
+    await fill(client, 3)
+    async with client.xconsumer(streams=["s"], group="g", consumer="a", buffer_size=5) as consumer:
+        await consumer.ack(await drained(consumer))
+        await client.xgroup_setid("s", "g", "0")
+        assert numbers(await drained(consumer)) == [0, 1, 2]
+        assert consumer.recovered == 1
+    assert "was set back" in caplog.text
+
+
 async def test_a_stream_with_lower_identifiers(client: Any) -> None:
     await client.xadd("s", {"n": 1}, id="100-0")
     async with client.xconsumer(streams=["s"], group="g", consumer="a", group_start="$") as consumer:

@@ -11,7 +11,7 @@ import polars as pl
 import pytest
 
 import weft
-from weft.errors import LeaseLostError, NotFoundError, SettingsError
+from weft.errors import LeaseLostError, NotFoundError, SchemaError, SettingsError
 from weft.streams import Stream
 from workers import declare
 
@@ -53,27 +53,54 @@ def test_a_range(sales: Stream) -> None:
     assert weft.read_stream("default", "sales", start_id=f"({ids[97]}")["n"].to_list() == [98, 99]
 
 
-def test_what_has_no_column(streams: Any) -> None:
+@pytest.mark.parametrize("member", [{}, {"group": "g", "consumer": "c"}], ids=["alone", "group"])
+def test_one_odd_event_does_not_change_the_type_of_a_declared_field(
+    streams: Any, member: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    @weft.stream(fields={"n": "int64", "b": "bool", "_ts": "int64"}, on_schema_drift="evolve")
+    def events():
+        pass
+
+    weft.publish_sync("events", [{"n": 1, "b": True, "_ts": 1}, {"n": 2, "nested": {"a": 1}}])
+    weft.publish_sync("events", {"n": "three", "b": "no", "_ts": "four"})
+    frame = weft.read_stream("default", "events", **member)
+    fields = frame.select("n", "b", "_ts#2")
+    assert fields.schema == {"n": pl.Int64, "b": pl.Boolean, "_ts#2": pl.Int64}
+    assert fields.rows() == [(1, True, 1), (2, None, None), (None, None, None)]
+    assert [each and each.replace(" ", "") for each in frame["nested"].to_list()] == [None, '{"a":1}', None]
+    assert f"the entry {frame['_id'][2]} of 'events'" in caplog.text
+    assert "'three'" not in caplog.text  # the first of a row is named
+    assert "'four', which is no value of its declared type" in caplog.text
+    with pytest.raises(SchemaError, match="declared type"):
+        weft.read_stream("default", "events", on_error="raise", **member)
+    # As another type it may fit, and the values of other events do not depend on it.
+    schema = {"n": "string", "b": "int64", "_ts": "string"}
+    other = weft.read_stream("default", "events", schema=schema, **member)
+    assert other.select("n", "b", "_ts#2").rows() == [("1", 1, "1"), ("2", None, None), ("three", None, "four")]
+
+
+def test_a_field_that_is_not_declared_has_every_value(streams: Any) -> None:
+    @weft.stream(on_schema_drift="evolve")
+    def events():
+        pass
+
+    weft.publish_sync("events", [{"n": 1, "b": b"\xff"}, {"n": 2}])
+    weft.publish_sync("events", {"n": "three", "b": 3})
+    frame = weft.read_stream("default", "events")
+    assert frame["n"].to_list() == ["1", "2", "three"]
+    assert frame["b"].to_list() == [b"\xff", None, b"3"]
+
+
+def test_an_odd_event_of_another_page(streams: Any) -> None:
     @weft.stream(fields={"n": "int64"}, on_schema_drift="evolve")
     def events():
         pass
 
-    weft.publish_sync("events", [{"n": 1}, {"n": 2, "nested": {"a": 1}}, {"n": "three"}])
-    frame = weft.read_stream("default", "events", include_timestamp=False, include_id=False)
-    assert frame["n"].cast(pl.String).to_list() == ["1", "2", "three"]
-    assert [each and each.replace(" ", "") for each in frame["nested"].to_list()] == [None, '{"a":1}', None]
-
-
-def test_what_fits_no_column_of_another_page(streams: Any) -> None:
-    @weft.stream(fields={"n": "int64", "b": "bytes?"}, on_schema_drift="evolve")
-    def events():
-        pass
-
-    weft.publish_sync("events", [{"n": n, "b": b"\xff"} for n in range(50_001)])
-    weft.publish_sync("events", [{"n": "three", "b": 3}])
+    weft.publish_sync("events", [{"n": n, "o": n} for n in range(50_001)])
+    weft.publish_sync("events", [{"n": "three", "o": "three"}])
     frame = weft.read_stream("default", "events")
-    assert frame["n"].to_list() == [*map(str, range(50_001)), "three"]
-    assert frame["b"].to_list()[-2:] == [b"\xff", b"3"]
+    assert frame["n"].to_list() == [*range(50_001), None]
+    assert frame["o"].to_list() == [*map(str, range(50_001)), "three"]
 
 
 def test_bytes_stay_bytes_whatever_they_are(streams: Any) -> None:
@@ -229,6 +256,21 @@ def test_blocking_for_new_events(sales: Stream, later: Callable[..., None]) -> N
     later(publish_both)
     assert weft.read_stream("default", "sales", start_id="$", block_ms=20_000)["n"].to_list() == [3]
     assert len(weft.read_stream("default", "sales", start_id="$", block_ms=1)) == 0
+
+
+@pytest.mark.timing
+def test_an_end_that_is_still_to_come(sales: Stream, later: Callable[..., None]) -> None:
+    publish(sales, range(3))
+    ids = weft.read_stream("default", "sales")["_id"].to_list()
+    # On Redis an event of an hour later.
+    end = str(int(ids[-1]) + (3_600_000 << 20 if int(ids[-1]) > 2**32 else 2))
+    with weft.iter_stream("default", "sales", end_id=end, schema={"n": pl.Int64}) as batches:
+        assert next(batches)["n"].to_list() == [0, 1, 2]
+        publish(sales, range(3, 5))
+        assert next(batches)["n"].to_list() == [3, 4]
+        if end == str(int(ids[-1]) + 2):
+            publish(sales, range(5, 7))
+            assert list(batches) == []
 
 
 def test_iterating_without_an_ack(sales: Stream) -> None:

@@ -183,7 +183,7 @@ print(*seen)
 
 
 @pytest.mark.parametrize("how", ["delete", "flush", "destroy"])
-def test_a_group_that_vanishes(url: str, client: Any, how: str) -> None:
+def test_a_group_that_vanishes(url: str, client: Any, how: str, caplog: pytest.LogCaptureFixture) -> None:
     fill(client, range(10))
     with weft.iter_stream(url, "events", batch_size=10, block_ms=10, auto_ack=True, **GROUP) as batches:
         assert len(next(batches)) == 10
@@ -194,6 +194,32 @@ def test_a_group_that_vanishes(url: str, client: Any, how: str) -> None:
             assert len(next(batches)) == 10  # it starts again where it was told to
         new = fill(client, range(5))
         assert next(batches)["_id"].to_list() == new
+    assert "The group 'g' of 'events' was gone" in caplog.text
+
+
+def test_a_group_that_is_set_back(url: str, client: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """Or destroyed, and created by somebody else."""
+    ids = fill(client, range(10))
+    with weft.iter_stream(url, "events", batch_size=10, auto_ack=True, **GROUP) as batches:
+        next(batches)
+        client.xgroup_setid("events", "g", "0")
+        assert next(batches)["_id"].to_list() == ids
+    assert f"was set back: it begins again at {ids[0]}" in caplog.text
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["gone", "created again"])
+def test_a_group_that_vanishes_between_reads(
+    url: str, client: Any, caplog: pytest.LogCaptureFixture, again: bool
+) -> None:
+    ids = fill(client, range(10))
+    assert len(weft.read_stream(url, "events", auto_ack=True, **GROUP)) == 10
+    assert len(weft.read_stream(url, "events", auto_ack=True, **GROUP)) == 0
+    assert "begins again" not in caplog.text
+    client.xgroup_destroy("events", "g")
+    if again:
+        client.xgroup_create("events", "g", "0")
+    assert weft.read_stream(url, "events", auto_ack=True, **GROUP)["_id"].to_list() == ids
+    assert "begins again after 0-0" in caplog.text
 
 
 @pytest.mark.timing

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import polars as pl
@@ -10,7 +12,7 @@ import pytest
 
 import weft
 from consumers.cutter import Cutter
-from weft.errors import ConnectionFailedError, NotFoundError, SchemaError, SettingsError
+from weft.errors import ConnectionFailedError, MissingExtraError, NotFoundError, SchemaError, SettingsError
 from weft.systems.redis import scripts
 
 Add = Callable[..., list[str]]
@@ -102,9 +104,20 @@ def test_the_answer_of_the_quarantine_is_lost(url: str, add: Add, client: Any, c
 
 def test_a_frame_that_cannot_be_made_is_not_acknowledged(url: str, add: Add, client: Any) -> None:
     add("events", {"colour": "red"})
-    with pytest.raises(pl.exceptions.PolarsError):
-        read(url, schema={"colour": pl.Enum(["green"])}, auto_ack=True)
+    with pytest.raises(SchemaError, match="'red', which is no category"):
+        read(url, schema={"colour": pl.Enum(["green"])}, auto_ack=True, on_error="raise")
     assert pending(client) == 1
+
+
+@pytest.mark.parametrize("to", ["polars", "pandas"])
+def test_a_package_that_is_not_installed(url: str, add: Add, client: Any, to: Any) -> None:
+    """It is missed before anything is delivered."""
+    add("events", {"n": 1})
+    client.xgroup_create("events", "analytics", "0")
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(MissingExtraError, match=f"pip install {to}"):
+        patch.setitem(sys.modules, to, None)
+        read(url, to=to)
+    assert pending(client) == 0
 
 
 def test_claiming_what_another_left(url: str, add: Add, client: Any) -> None:
@@ -207,6 +220,50 @@ async def test_what_consumers_give_back_while_it_iterates(url: str, add: Add) ->
             assert len(next(batches)) == 0
             await consumer.nack(pair)
             assert next(frame for frame in batches if len(frame))["_id"].to_list() == ids
+
+
+@pytest.mark.timing
+@pytest.mark.parametrize("how", ["released", "idle"])
+def test_what_others_leave_while_a_read_waits(
+    url: str, add: Add, client: Any, later: Callable[..., None], how: str
+) -> None:
+    """Nobody announces it."""
+    ids = add("events", *({"n": i} for i in range(3)))
+    hold(client, "other", idle=0)
+    name, idle = ("weft:given-back", 0) if how == "released" else ("other", 7_200_000)
+    leave = partial(client.xclaim, "events", "analytics", name, 0, ids, idle=idle, justid=True)
+    later(leave, when_blocked=True)
+    assert read(url, block_ms=60_000, claim_idle=3_600_000)["_id"].to_list() == ids
+
+
+def test_entries_that_are_deleted_before_they_are_acknowledged(
+    url: str, add: Add, client: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    ids = add("events", *({"n": i} for i in range(3)))
+    hold(client, "dead", idle=1000)
+    client.xdel("events", *ids[:2])
+    assert read(url, claim_idle=1000)["_id"].to_list() == ids[2:]
+    assert "2 entries of 'events' were deleted before they were acknowledged" in caplog.text
+
+
+@pytest.mark.parametrize("ids", [None, 5, "5-0", ["x"], [None], ["5-0", "$"], pl.DataFrame({"_id": ["5-0"]})])
+def test_what_cannot_be_acknowledged(url: str, ids: Any) -> None:
+    with pytest.raises(SettingsError, match=r"entry_ids|not the id"):
+        weft.ack_entries(url, "events", "analytics", ids)
+    for group in ("", None):
+        with pytest.raises(SettingsError, match="group"):
+            weft.ack_entries(url, "events", group, ["5-0"])  # type: ignore[arg-type]
+
+
+def test_acknowledgements_share_a_connection(url: str, add: Add, client: Any) -> None:
+    ids = add("events", *({"n": i} for i in range(20)))
+    read(url)
+    before = client.info("stats")["total_connections_received"]
+    assert [weft.ack_entries(url, "events", "analytics", [each]) for each in ids] == [1] * 20
+    assert client.info("stats")["total_connections_received"] <= before + 1
+    # One that the server ended is opened again.
+    client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+    assert weft.ack_entries(url, "events", "analytics", ids) == 0
 
 
 def test_what_was_claimed_and_is_in_hand_does_not_come_again(url: str, add: Add, client: Any, cutter: Cutter) -> None:

@@ -9,6 +9,8 @@ import gc
 import itertools
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -72,6 +74,50 @@ def test_a_stream_that_began_anew(url: str, client: Any, start: str) -> None:
         client.delete("events")
         client.xadd("events", {"n": 2}, id="1-0")
         assert next(batch for batch in batches if len(batch))["n"].to_list() == ["2"]
+
+
+@pytest.mark.timing
+@pytest.mark.parametrize("end", ["{}", "({}", "{}-5"])
+def test_an_end_that_is_still_to_come(url: str, add: Add, client: Any, later: Later, end: str) -> None:
+    """Nothing more can come once the stream has passed it."""
+    client.xadd("events", {"n": 0}, id="5-0")
+
+    def grow() -> None:
+        for n, identifier in enumerate(("6-0", "9-0", "10-4", "10-6"), 1):
+            client.xadd("events", {"n": n}, id=identifier)
+        client.xadd("events", {"n": "beyond"}, id="11-0")
+
+    later(grow, when_blocked=True)
+    frames = list(weft.iter_stream(url, "events", end_id=end.format(10)))
+    assert [n for frame in frames for n in frame["n"]] == [*"0123", *([] if end == "{}-5" else ["4"])]
+
+
+def test_the_end_is_that_of_the_call(url: str, add: Add) -> None:
+    """Also of a new group."""
+    add("events", {"n": 0})
+    for group in ({}, {"group": "g", "consumer": "c"}):
+        batches = weft.iter_stream(url, "events", start_id="$", **group)
+        ids = add("events", {"n": 1})
+        assert next(batches)["_id"].to_list() == ids
+        batches.close()
+
+
+async def test_the_end_is_that_of_entering(url: str, add: Add) -> None:
+    async with weft.iter_stream_async(url, "events", start_id="$") as batches:
+        ids = add("events", {"n": 1})
+        assert (await anext(batches))["_id"].to_list() == ids
+
+
+@pytest.mark.timing
+def test_entries_that_are_removed_before_they_are_read(
+    url: str, add: Add, client: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    with weft.iter_stream(url, "events", start_id="$", block_ms=100, yield_on_idle=True) as batches:
+        add("events", *({"n": i} for i in range(5)))
+        client.xtrim("events", maxlen=2, approximate=False)
+        assert next(batches)["n"].to_list() == ["3", "4"]
+        assert len(next(batches)) == 0
+    assert "3 entries of 'events' were removed before they were read" in caplog.text
 
 
 def test_only_what_is_new(url: str, add: Add) -> None:
@@ -287,21 +333,67 @@ async def test_a_cancelled_wait_loses_nothing(url: str, add: Add, client: Any) -
 
 
 @pytest.mark.timing
-async def test_what_came_after_a_cancelled_wait_is_given_back(url: str, add: Add, client: Any) -> None:
+async def test_what_came_for_a_cancelled_wait_is_given_back(url: str, add: Add, client: Any) -> None:
     """It is in no frame. Who reads next has it, whatever its name."""
     options: dict[str, Any] = {"group": "g", "consumer": "c", "auto_ack": True}
-    batches = weft.iter_stream_async(url, "events", block_ms=0, **options)
-    with pytest.raises(TimeoutError):
-        await asyncio.wait_for(anext(batches), 0.3)
-    ids = add("events", {"n": 1})
-    servers.wait_until(lambda: client.xpending("events", "g")["pending"] == 1, "the entry to be delivered")
-    await batches.aclose()
+    async with weft.iter_stream_async(url, "events", block_ms=0, **options) as batches:
+        waiting = asyncio.ensure_future(anext(batches))
+        await asyncio.sleep(0)
+        ids = add("events", {"n": 1})
+        servers.wait_until(lambda: client.xpending("events", "g")["pending"] == 1, "the entry to be delivered")
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
     with pytest.raises(StopAsyncIteration):
         await anext(batches)
     frame = weft.read_stream(url, "events", include_delivery=True, **{**options, "consumer": "another"})
     assert frame["_id"].to_list() == ids
     assert frame["_deliveries"].to_list() == [1]
     assert client.xpending("events", "g")["pending"] == 0
+
+
+@pytest.mark.timing
+async def test_nothing_is_fetched_after_a_cancelled_wait(url: str, add: Add, caplog: pytest.LogCaptureFixture) -> None:
+    """Nobody would get it."""
+    batches = weft.iter_stream_async(url, "events", group="g", consumer="c", auto_ack=True)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(anext(batches), 0.3)
+    wait_until(lambda: batches._taking.done(), "the thread to end")  # type: ignore[union-attr]
+    ids = add("events", {"n": 1})
+    another = weft.read_stream(url, "events", group="g", consumer="another", auto_ack=True)
+    assert another["_id"].to_list() == ids
+    ids = add("events", {"n": 2})
+    assert (await anext(batches))["_id"].to_list() == ids
+    await batches.aclose()
+    gc.collect()
+    assert caplog.text == ""  # asyncio would log an error that nobody handled
+
+
+@pytest.mark.timing
+@pytest.mark.parametrize("run", ["asyncio.run(read())", "asyncio.new_event_loop().run_until_complete(read())"])
+def test_ctrl_c_ends_an_asynchronous_iteration(url: str, client: Any, run: str) -> None:
+    """It left a thread that waited for entries, and with it the process."""
+    # Python itself: what matters is how it ends.
+    command = [sys.executable, "-c", ITERATE.format(url=url, run=run)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"reads\n"
+            process.send_signal(signal.SIGINT)
+            assert process.wait(20) != 0
+        finally:
+            process.kill()
+
+
+ITERATE = """
+import asyncio, signal, weft
+signal.signal(signal.SIGINT, signal.default_int_handler)
+async def read():
+    batches = weft.iter_stream_async("{url}", "events", group="g", consumer="c", block_ms=50, yield_on_idle=True)
+    async for frame in batches:
+        print("reads", flush=True)
+{run}
+"""
 
 
 @pytest.mark.timing

@@ -71,12 +71,25 @@ def test_a_schema_guarantees_its_columns(url: str, add: Add, there: bool) -> Non
         (pl.Datetime("ms"), "2024-01-01T12:00:00", dt.datetime(2024, 1, 1, 12)),
         (pa.int16(), "12", 12),
         (pl.UInt64, str(2**64 - 1), 2**64 - 1),
+        (pl.Enum(["red", "blue"]), "red", "red"),
+        (pl.Enum(["red", "blue"]), "green", None),
+        (pl.Decimal(10, 2), "12.5", Decimal("12.50")),
+        (pl.Decimal(10, 2), "12.345", None),
+        ("uuid", "5E0A4C1E-7D0D-4C8F-9C55-0A3F6A4B1F10", "5e0a4c1e-7d0d-4c8f-9c55-0a3f6a4b1f10"),
+        ("uuid", "not one", None),
+        ("json", '{"a": 1.0}', '{"a": 1.0}'),
+        ("json", "{a}", None),
+        ("json", "NaN", None),
+        ("json", "[" * 100_000, None),
     ],
 )
 def test_types(url: str, add: Add, kind: Any, text: Any, value: Any) -> None:
     add("events", {"field": text})
     frame = weft.read_stream(url, "events", schema={"field": kind})
     assert frame["field"].to_list() == [value]
+    if value is None:
+        with pytest.raises(SchemaError, match="which is no"):
+            weft.read_stream(url, "events", schema={"field": kind}, on_error="raise")
     if isinstance(kind, type | pl.DataType):
         assert frame.schema["field"] == kind
 
@@ -98,6 +111,10 @@ def test_types_of_spark(url: str, add: Add) -> None:
         ({"a": pl.List(pl.Int64)}, "cannot be read from a text"),
         ({"a": pl.Int128}, "not the type of a column"),
         ({"a": pl.Object}, "not the type of a column"),
+        ({"a": pl.Decimal}, "not the type of a column"),
+        ({"a": pl.Enum}, "not the type of a column"),
+        ({"a": pa.uuid()}, "not the type of a column"),
+        ({"a": pa.decimal256(50, 2)}, "polars"),
         (["a"], "maps names"),
     ],
 )
@@ -112,6 +129,24 @@ def test_kinds_of_frames(url: str, add: Add, to: Any) -> None:
     frame = weft.read_stream(url, "events", schema={"n": "int64"}, to=to)
     assert list(frame["n"].to_pylist() if to == "arrow" else frame["n"]) == [1, 2]
     assert type(frame).__module__.startswith({"arrow": "pyarrow"}.get(to, to))
+
+
+@pytest.mark.parametrize("to", ["arrow", "pandas", "polars"])
+def test_nulls_change_no_other_value(url: str, add: Add, to: Any) -> None:
+    """Plain types of pandas have no null: its floats have no 2^53 + 1."""
+    large = 2**53 + 1
+    add("events", {"n": large, "u": 2**64 - 1, "b": "true", "s": "x"}, {"s": "y"})
+    schema = {"n": "int64", "u": pa.uint64(), "b": "bool", "s": "string"}
+    frame = weft.read_stream(url, "events", schema=schema, to=to)
+    rows = frame.to_pylist() if to == "arrow" else frame.to_dicts() if to == "polars" else frame.to_dict("records")
+    assert [rows[0][name] for name in schema] == [large, 2**64 - 1, True, "x"]
+    if to == "pandas":
+        assert [str(frame[name].dtype) for name in ("_ts", "n", "u", "b")] == ["Int64", "Int64", "UInt64", "boolean"]
+        assert frame["n"].isna().to_list() == frame["b"].isna().to_list() == [False, True]
+        # The same without a null: batches must fit together.
+        assert str(weft.read_stream(url, "events", schema=schema, to=to, count=1)["n"].dtype) == "Int64"
+    else:
+        assert rows[1]["n"] is rows[1]["u"] is rows[1]["b"] is None
 
 
 def test_parts_of_ids(url: str, client: Any) -> None:
@@ -159,6 +194,15 @@ def test_fields_that_come_twice_are_kept(url: str, client: Any) -> None:
     client.execute_command("XADD", "events", "*", "a", "1", "b", "2", "a", "3", "a", "4")
     frame = weft.read_stream(url, "events", include_id=False, include_timestamp=False)
     assert frame.to_dicts() == [{"a": "1", "b": "2", "a#2": "3", "a#3": "4"}]
+
+
+@pytest.mark.parametrize("to", ["arrow", "pandas", "polars"])
+def test_a_field_without_a_name(url: str, client: Any, to: Any) -> None:
+    client.execute_command("XADD", "events", "*", "", "1", "column_2", "2", "", "3")
+    frame = weft.read_stream(url, "events", to=to)
+    names = frame.column_names if to == "arrow" else list(frame.columns)
+    assert names == ["_id", "_ts", "", "column_2", "#2"]
+    assert [str(frame[name][0]) for name in ("", "column_2", "#2")] == ["1", "2", "3"]
 
 
 @pytest.mark.parametrize("others", [0, 50])
@@ -237,7 +281,12 @@ def test_ranges_and_counts(url: str, client: Any) -> None:
         {"count": -1},
         {"count": 1.5},
         {"block_ms": -1},
+        {"block_ms": 2**63},
+        {"group": "g", "consumer": "c", "claim_idle": 2**63},
         {"start_id": "yesterday"},
+        {"start_id": "+"},
+        {"start_id": "+", "block_ms": 1},
+        {"start_id": "+", "group": "g", "consumer": "c"},
         {"end_id": "$"},
         {"to": "dask"},
         {"on_error": "ignore"},

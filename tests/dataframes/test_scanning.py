@@ -36,6 +36,15 @@ def test_only_the_columns_of_the_query_are_made(url: str, add: Add) -> None:
         lazy.collect()
 
 
+def test_what_is_put_aside_does_not_depend_on_the_columns_of_a_query(url: str, add: Add) -> None:
+    add("events", {"a": "1", "b": "not a number"}, {"a": "2", "b": "2"})
+    lazy = weft.scan_stream(url, "events", schema={"a": "int64", "b": "int64"}, on_error="quarantine")
+    for query in (lazy, lazy.select("a"), lazy.filter(pl.col("a") < 5).select("_id", "a")):
+        assert query.collect()["a"].to_list() == [2]
+    assert lazy.select(pl.len()).collect().item() == 1
+    assert len(weft.read_stream(url, "events__quarantine")) == 1
+
+
 def test_a_scan_without_a_schema(url: str, add: Add) -> None:
     add("events", {"a": 1}, {"b": 2})
     lazy = weft.scan_stream(url, "events", include_id=False, include_timestamp=False)
@@ -76,6 +85,16 @@ def test_quarantines_are_no_streams_of_their_own(url: str, add: Add) -> None:
     assert len(weft.read_stream(url, "events:a__quarantine")) == 1
 
 
+def test_a_stream_that_is_named_like_a_quarantine(url: str, add: Add) -> None:
+    add("q", {"n": "1"})
+    add("q__quarantine", {"n": "2"})
+    assert weft.read_streams(url, "q*")["n"].to_list() == ["1", "2"]
+    add("p", {"n": "x"})
+    weft.read_stream(url, "p", schema={"n": pl.Int64}, on_error="quarantine")
+    assert weft.read_streams(url, "p*")["_stream"].to_list() == ["p"]
+    assert weft.read_streams(url, "p__*")["_stream"].to_list() == ["p__quarantine"]
+
+
 def test_hashes(url: str, client: Any) -> None:
     frame = pl.DataFrame({"sensor_id": ["a", "b"], "avg": [1.5, None], "count": [1, 2], "ok": [True, False]})
     client.hset("sensor:stats:b", mapping={"avg": "old", "other": "stays"})
@@ -113,6 +132,8 @@ def test_hashes_that_cannot_be(url: str, client: Any) -> None:
         weft.write_hashes(url, pa.table([["a"], [1], [2]], names=["id", "n", "n"]), key_column="id")
     with pytest.raises(SchemaError, match="column n"):
         weft.write_hashes(url, pd.DataFrame({"id": ["a", "b"], "n": [1, "x"]}), key_column="id")
+    with pytest.raises(SchemaError, match="Rows 0 and 2 have the same 'id', 'a'"):
+        weft.write_hashes(url, pl.DataFrame({"id": ["a", "b", "a"], "n": [1, 2, None]}), key_column="id")
     assert client.dbsize() == 0
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import weft
@@ -32,6 +34,26 @@ def test_a_frame(spark: Any, url: str, add: Add) -> None:
     add("events", {"n": 1, "b": b"\xff"}, {"n": 2})
     frame = weft.read_stream(url, "events", schema={"n": "int64", "b": "bytes"}, to="spark")
     assert [(row.n, row.b) for row in frame.collect()] == [(1, bytearray(b"\xff")), (2, None)]
+
+
+@pytest.mark.parametrize("read", [weft.read_stream, weft.scan_stream])
+def test_values_are_the_same_in_every_zone(plain_spark: Any, url: str, add: Add, read: Any) -> None:
+    """A time without a zone is in none, whatever zone the session has."""
+    add("events", {"t": "2024-07-01T12:00:00", "z": "2024-07-01T12:00:00", "u": 2**64 - 1, "n": 2**53 + 1}, {"u": 1})
+    add("events", {"u": 2, "id": "no", "": "nameless"})
+    schema = {"t": pa.timestamp("ns"), "z": "timestamp", "u": pa.uint64(), "n": "int64", "id": "uuid", "": "string"}
+    plain_spark.conf.set("spark.sql.session.timeZone", "Asia/Tokyo")
+    try:
+        frame = read(url, "events", schema=schema, to="spark")
+        texts = frame.toDF("_id", "_ts", *"tzunie").selectExpr(*(f"string({name})" for name in "tzunie")).collect()
+    finally:
+        plain_spark.conf.set("spark.sql.session.timeZone", "UTC")
+    noon, evening = "2024-07-01 12:00:00", "2024-07-01 21:00:00"
+    assert sorted(map(tuple, texts), key=repr) == [
+        (noon, evening, str(2**64 - 1), str(2**53 + 1), None, None),
+        (None, None, "1", None, None, None),
+        (None, None, "2", None, None, "nameless"),
+    ]
 
 
 def test_a_scan_in_ranges(spark: Any, url: str, events: list[str]) -> None:
@@ -68,6 +90,9 @@ def test_a_scan_without_a_schema(spark: Any, url: str, add: Add) -> None:
 
 def test_nothing_there(spark: Any, url: str) -> None:
     assert weft.scan_stream(url, "events", schema={"n": "int64"}, to="spark").collect() == []
+    frame = weft.read_stream(url, "events", schema={"n": pa.uint8(), "t": pa.timestamp("us")}, to="spark")
+    assert frame.collect() == []
+    assert [each.dataType.simpleString() for each in frame.schema][2:] == ["smallint", "timestamp_ntz"]
     for options in ({"count": 5}, {"start_id": "$"}):
         with pytest.raises(SettingsError):
             weft.scan_stream(url, "events", to="spark", **options)  # type: ignore[arg-type]
@@ -84,6 +109,21 @@ def test_ranges_hold_every_entry_once(
     assert len(found) <= wanted
     held = [each.decode() for part in found for each, _ in client.xrange("events", *part)]
     assert held == [each.decode() for each, _ in client.xrange("events", *bounds)]
+
+
+def test_an_odd_event_of_a_declared_stream(spark: Any, streams: Any) -> None:
+    @weft.stream(fields={"n": "int64", "_id": "int64"})
+    def sales():
+        pass
+
+    weft.publish_sync("sales", [{"n": 1, "_id": 2}, {"n": "three", "_id": "four"}])
+    scan = partial(weft.scan_stream, "default", "sales", to="spark", include_timestamp=False)
+    assert [row.n for row in scan().orderBy("_id").collect()] == [1, None]
+    frame = scan(schema={"n": "string", "_id": "string"})
+    assert [tuple(row)[1:] for row in frame.orderBy("n").collect()] == [("1", "2"), ("three", "four")]
+    assert [row.n for row in scan(schema={"n": "int64"}).orderBy("_id").collect()] == [1, None]
+    with pytest.raises(Exception, match="CAST_INVALID_INPUT"):
+        scan(schema={"n": "int64"}, on_error="raise").collect()
 
 
 def test_a_declared_stream(spark: Any, streams: Any) -> None:

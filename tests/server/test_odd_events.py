@@ -259,8 +259,8 @@ def same_json(got: Any, held: Any) -> bool:
 
 
 def same_cell(cell: Any, held: Any, kind: FieldType | None) -> bool:
-    """Whether a cell of a frame is the value that the stream holds. A column with values that do not fit its type has
-    texts, JSON is a text always."""
+    """Whether a cell of a frame is the value that the stream holds. A column that is not declared, with values that do
+    not fit its type, has texts; JSON is a text always."""
     if held is None or cell is None:
         return held is cell
     if isinstance(cell, bytes) and not isinstance(held, bytes):
@@ -296,6 +296,21 @@ def check(found: list[Event], held: list[Event], is_same: Callable[[Any, Any], b
         assert got.keys() == event.keys(), (way, number, got.keys() ^ event.keys())
         wrong = {key: (got[key], value) for key, value in event.items() if not is_same(got[key], value)}
         assert not wrong, (way, number, short(wrong))
+
+
+DECLARED = {name: FieldType.parse(kind) for name, kind in FIELDS.items()}
+AS_TEXT = {name: "bytes" if kind.base == "bytes" else "string" for name, kind in DECLARED.items()}
+
+
+def typed(held: list[Event]) -> list[Event]:
+    """Events as their frames have them: a value that does not fit its declared field is null."""
+    return [
+        {
+            name: None if name in DECLARED and odd_values.kept(value, DECLARED[name]) is MISFIT else value
+            for name, value in event.items()
+        }
+        for event in held
+    ]
 
 
 def check_frame(frame: pa.Table, held: list[Event], fields: dict[str, FieldType], way: str) -> None:
@@ -338,10 +353,13 @@ def test_what_was_accepted_comes_back(streams: Project, http: Any, seed: int, co
             "read_stream of a group": weft.read_stream("default", stream, group="f", consumer="c", **bare),
         }
         for way, frame in frames.items():
-            check_frame(frame, held, fields, way)
+            check_frame(frame, typed(held), fields, way)
+            assert [frame.schema.field(name).type for name in DECLARED] == [kind.arrow for kind in DECLARED.values()]
+        own = [{name: value for name, value in event.items() if name in DECLARED} for event in held]
+        check_frame(weft.read_stream("default", stream, schema=AS_TEXT, **bare), own, fields, "texts")
         first = 0
         for frame in weft.iter_stream("default", stream, batch_size=5, count=len(held), **bare) if held else ():
-            check_frame(frame, held[first : first + len(frame)], fields, "iter_stream")
+            check_frame(frame, typed(held)[first : first + len(frame)], fields, "iter_stream")
             first += len(frame)
 
 

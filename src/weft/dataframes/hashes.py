@@ -32,6 +32,15 @@ def write_hashes(url: str | Connection, frame: Any, key_column: str = "key", *, 
         raise SchemaError(
             f"Row {keys.index(None)} has no {key_column!r}, so it has no key.", index=keys.index(None), field=key_column
         )
+    rows: dict[Any, int] = {}
+    for row, key in enumerate(keys):
+        if rows.setdefault(key, row) != row:
+            raise SchemaError(
+                f"Rows {rows[key]} and {row} have the same {key_column!r}, {key!r}: one hash would replace the other.",
+                index=row,
+                field=key_column,
+                hint="Group the frame by it first, or keep one row of each.",
+            )
     fields = {name: _texts(table, name) for name in table.column_names if name != key_column}
     if not fields:
         raise SettingsError(f"The frame has no column but {key_column!r}: a hash needs a field.")

@@ -24,6 +24,8 @@ from weft.systems.base import Connection
 from weft.systems.pages import PageFeed
 
 _log = logging.getLogger("weft.dataframes")
+# What `take` returns in place of rows where nobody waits for them any more. Not an error: nobody would handle it.
+_NOBODY_WAITS: Any = object()
 # How soon a request to stop is noticed while nothing comes.
 _LOOK_SECONDS = 0.1
 
@@ -64,7 +66,7 @@ class StreamBatches:
         self._stop = _Stop(stop)
         try:
             # Not a method of this one: it could not be let go of before all garbage is collected, in any order.
-            self._feed = open_it(self._stop.is_set)
+            self._feed = open_it(self._stop.ends_wait)
         except BaseException:
             self._stop.restore()
             raise
@@ -72,6 +74,16 @@ class StreamBatches:
     def stopped(self) -> bool:
         """Return whether the iteration is to stop."""
         return self._stop.is_set()
+
+    def begin(self) -> None:
+        """Fix where to start, and create what must be there."""
+        if not self._began:
+            self._feed.begin()
+            self._began = True
+
+    def wait_unless(self, nobody_waits: Callable[[], bool]) -> None:
+        """End `take` as soon as this says that nobody waits for it."""
+        self._stop.nobody_waits = nobody_waits
 
     def ask_to_stop(self) -> None:
         """Let the call that waits, in any thread, be the last one."""
@@ -97,19 +109,19 @@ class StreamBatches:
         """Return the next rows, none of them where it is to yield on idle; `None` at the end."""
         if self.stopped() or self._left == 0:
             return None
-        if not self._began:
-            self._feed.begin()
-            self._began = True
+        self.begin()
         limit = self._batch_size if self._left is None else min(self._batch_size, self._left)
         idle_at = math.inf if self._idle_seconds is None else time.monotonic() + self._idle_seconds
         while not self.stopped():
+            if self._stop.nobody_waits():
+                return _NOBODY_WAITS
             wait = max(0.0, min(idle_at - time.monotonic(), _LOOK_SECONDS))
             try:
                 more = self._left is None or self._left > limit
                 batch = fetch(self._feed, self._layout, limit, wait, more)
             except ConnectionFailedError:
-                if self.stopped():
-                    break
+                if self._stop.ends_wait():
+                    continue
                 raise
             if batch is not None and len(batch) > 0:  # else all of it was put aside
                 self._in_hand = True
@@ -168,6 +180,7 @@ class AsyncStreamBatches:
         self._batches = batches
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="weft-frames")
         self._taking: Future[pa.Table | None] | None = None
+        self._cancelled = threading.Event()
         self._closed = False
 
     def __del__(self) -> None:
@@ -178,11 +191,15 @@ class AsyncStreamBatches:
         return self
 
     async def __anext__(self) -> Any:
+        loop, cancelled = asyncio.get_running_loop(), self._cancelled
         while True:
             if self._closed:
                 raise StopAsyncIteration
-            # A task that is cancelled while it waits leaves what the thread fetches to the next call.
+            # A task that is cancelled while it waits leaves what the thread fetched to the next call. The thread ends:
+            # it would fetch for nobody, and keep the process alive. Where Ctrl-C ends a loop, it may cancel none.
             if self._taking is None:
+                cancelled.clear()
+                self._batches.wait_unless(lambda: cancelled.is_set() or not loop.is_running())
                 self._taking = self._thread.submit(self._batches.take)
             taking = self._taking
             try:
@@ -191,9 +208,12 @@ class AsyncStreamBatches:
                 if self._closed or self._taking is not taking:
                     continue
                 self._taking = None
+                if table is _NOBODY_WAITS:  # another task did not, or this one does again
+                    continue
                 # Nothing is awaited from here on: what is acknowledged reaches the caller.
                 frame = None if table is None else self._batches.hand_over(table)
-            except asyncio.CancelledError:
+            except (asyncio.CancelledError, GeneratorExit):
+                cancelled.set()
                 raise
             except BaseException:
                 await self._close(self._batches.close_after_a_failure)
@@ -217,6 +237,11 @@ class AsyncStreamBatches:
                 self._thread.shutdown(wait=False)
 
     async def __aenter__(self) -> Self:
+        try:
+            await asyncio.wrap_future(self._thread.submit(self._batches.begin))
+        except BaseException:
+            await self._close(self._batches.close_after_a_failure)
+            raise
         return self
 
     async def __aexit__(self, kind: object, *_: object) -> None:
@@ -228,6 +253,7 @@ class _Stop:
 
     def __init__(self, stop: Stop | None) -> None:
         self.requested = False
+        self.nobody_waits: Callable[[], bool] = lambda: False
         self._asked: Callable[[], bool] = lambda: False
         self._signals: list[signal.Signals] = []
         if stop is None:
@@ -249,6 +275,10 @@ class _Stop:
 
     def is_set(self) -> bool:
         return self.requested or self._asked()
+
+    def ends_wait(self) -> bool:
+        """Return whether a server that is gone is not to be waited for any longer."""
+        return self.is_set() or self.nobody_waits()
 
     def restore(self) -> None:
         signals, self._signals = self._signals, []
@@ -327,6 +357,27 @@ def iter_stream(
     yields a frame without rows. The other parameters are those of `read_stream`; with `auto_ack` a batch is
     acknowledged when it is handed over. A lost connection is opened again, and no entry is missed."""
     refuse_unknown_options(iter_stream, ReadOptions, options)
+    batches = _open(
+        url, stream, batch_size=batch_size, block_ms=block_ms, stop=stop, yield_on_idle=yield_on_idle, **options
+    )
+    try:
+        batches.begin()
+    except BaseException:
+        batches.close_after_a_failure()
+        raise
+    return batches
+
+
+def _open(
+    url: str | Connection,
+    stream: str | bytes | Stream,
+    *,
+    batch_size: int = 100,
+    block_ms: int = 1000,
+    stop: Stop | None = None,
+    yield_on_idle: bool = False,
+    **options: Unpack[ReadOptions],
+) -> StreamBatches:
     asked, wait_seconds = Options(**options), wait_of(whole_number("block_ms", block_ms))
     return StreamBatches(
         lambda stopped: open_feed(url, stream, asked, iterates=True, stopped=stopped),
@@ -348,4 +399,4 @@ def iter_stream_async(
     refuse_unknown_options(iter_stream_async, IterOptions, options)
     if batch_timeout_ms is not None:
         options["block_ms"] = batch_timeout_ms
-    return AsyncStreamBatches(iter_stream(url, stream, **options))
+    return AsyncStreamBatches(_open(url, stream, **options))

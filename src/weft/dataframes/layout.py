@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import importlib
+import json
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal, TypeGuard, get_args
+from typing import Any, Literal, NoReturn, TypeGuard, get_args
+from uuid import UUID
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from weft.columns import canonical_batch, canonical_schema
 from weft.errors import DeclarationError, MissingExtraError, SchemaError, SettingsError, did_you_mean
 from weft.systems.pages import FeedPage, FieldNames, Rejected, name_columns
 from weft.types import FieldType
@@ -20,6 +24,9 @@ OnError = Literal["null", "raise", "quarantine"]
 To = Literal["polars", "arrow", "pandas", "spark"]
 _log = logging.getLogger("weft.dataframes")
 _SHOWN_CHARACTERS = 60
+_USUAL_UUID = "^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$"
+# A value that does not fit: its row, its column, and why.
+Fault = tuple[int, str, str]
 
 
 def check_choice(option: str, value: object, literal: Any) -> None:
@@ -47,6 +54,8 @@ class Layout:
     """The types of the schema as it has them, under the names of the columns."""
     types: dict[str, pa.DataType] | None = field(init=False, default=None)
     """The same types in Arrow."""
+    checks: dict[str, _Check] = field(init=False, default_factory=dict)
+    """What the texts of a column must be, where its Arrow type does not say it."""
 
     def __post_init__(self) -> None:
         check_choice("on_error", self.on_error, OnError)
@@ -63,6 +72,8 @@ class Layout:
             named = zip(columns, types.values(), strict=True)
             object.__setattr__(self, "types", {name: kind for name, kind in named if self._has(name)})
             object.__setattr__(self, "schema_types", dict(zip(columns, self.schema.values(), strict=True)))
+            checks = {name: check for name, kind in self.schema_types.items() if (check := _check_of(kind)) is not None}
+            object.__setattr__(self, "checks", checks)
             if not columns and not own:
                 raise SettingsError("A frame without any column has no rows.", hint="Name a field, or include the id.")
 
@@ -103,7 +114,7 @@ class Layout:
 
     def convert(self, page: FeedPage, stream: str) -> tuple[pa.RecordBatch, list[Rejected]]:
         """Return the columns of a page, and the entries that are in no row because they do not fit."""
-        faults: list[tuple[int, str, str]] = []
+        faults: list[Fault] = []
         arrays: dict[str, pa.Array] = {}
         if self._has(self.stream_column):
             arrays[self.stream_column] = pa.repeat(pa.scalar(stream), len(page))
@@ -118,26 +129,37 @@ class Layout:
         if self.types is None:
             for name, values in page.fields.items():
                 arrays[name] = values if page.is_typed else _text_or_bytes(values)
+            for name, texts in page.unfit.items():
+                for row in np.flatnonzero(texts.is_valid()).tolist():
+                    faults.append((row, name, _no(texts[row], "value of its declared type")))
         else:
             for name, kind in self.types.items():
-                values = page.fields.get(name)
-                arrays[name] = pa.nulls(len(page), kind) if values is None else _parse(values, kind, name, faults)
+                values, unfit = page.fields.get(name), page.unfit.get(name)
+                arrays[name] = pa.nulls(len(page), kind) if values is None else self._parse(values, kind, name, faults)
+                if unfit is not None:
+                    arrays[name] = pc.coalesce(arrays[name], self._parse(unfit, kind, name, faults))
         batch = pa.RecordBatch.from_arrays(list(arrays.values()), list(arrays))
         if not faults:
             return batch, []
         return self._judge(batch, page, stream, faults)
 
+    def _parse(self, values: pa.Array, kind: pa.DataType, name: str, faults: list[Fault]) -> pa.Array:
+        parsed, check = _parse(values, kind, name, faults), self.checks.get(name)
+        return parsed if check is None else _checked(parsed, check, name, faults)
+
     def _judge(
-        self, batch: pa.RecordBatch, page: FeedPage, stream: str, faults: list[tuple[int, str, str]]
+        self, batch: pa.RecordBatch, page: FeedPage, stream: str, faults: list[Fault]
     ) -> tuple[pa.RecordBatch, list[Rejected]]:
         row, name, why = min(faults)
         first = f"the entry {page.ids[row]} of {stream!r}: {name!r} {why}"
         if self.on_error == "raise":
+            ways = 'on_error="null"' if page.is_typed else 'on_error="null" or "quarantine"'
             raise SchemaError(
                 f"Cannot read {first}.",
                 index=row,
                 field=name,
-                hint='Nothing was acknowledged. on_error="null" or "quarantine" goes on without such values.',
+                hint=f'{ways} goes on without such values, schema={{{name!r}: "string"}} reads them as texts. '
+                "Nothing was acknowledged.",
             )
         if self.on_error == "null":
             _log.warning("%d values of %r do not fit and are null, the first in %s.", len(faults), stream, first)
@@ -166,14 +188,15 @@ def _arrow_type(name: str, kind: Any) -> pa.DataType:
     if isinstance(kind, str):
         arrow = FieldType.parse(kind, field=name).arrow
     elif isinstance(kind, pa.DataType):
-        arrow = kind
+        arrow = None if isinstance(kind, pa.BaseExtensionType) else kind
     else:
         arrow = _from_polars(kind) or _from_spark(kind)
-        if arrow is None:
-            raise DeclarationError(
-                f"The type of field {name!r} is {kind!r}, which is not the type of a column.",
-                hint="Name it ('int64'), or give a polars, pyarrow or Spark type.",
-            )
+    if arrow is None:
+        raise DeclarationError(
+            f"The type of field {name!r} is {kind!r}, which is not the type of a column.",
+            hint="Name it ('int64', 'uuid'), or give a type of polars, pyarrow or Spark with its parameters: "
+            "pl.Decimal(10, 2).",
+        )
     try:
         pa.array([], pa.string()).cast(arrow)
     except pa.ArrowNotImplementedError:
@@ -194,7 +217,8 @@ def _from_polars(kind: Any) -> pa.DataType | None:
         return None
     import polars as pl
 
-    if kind == pl.Object:  # the addresses of Python's objects
+    # The addresses of Python's objects; classes that say nothing without their parameters.
+    if kind == pl.Object or kind is pl.Enum or kind is pl.Decimal:
         return None
     try:
         arrow = pl.Series("", [], pl.String if kind in (pl.Categorical, pl.Enum) else kind).to_arrow().type
@@ -229,7 +253,7 @@ def _is_bytes(kind: pa.DataType) -> bool:
     return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind))
 
 
-def _parse(values: pa.Array, kind: pa.DataType, name: str, faults: list[tuple[int, str, str]]) -> pa.Array:
+def _parse(values: pa.Array, kind: pa.DataType, name: str, faults: list[Fault]) -> pa.Array:
     if values.type == kind:
         return values
     if not _is_bytes(values.type):
@@ -243,15 +267,13 @@ def _parse(values: pa.Array, kind: pa.DataType, name: str, faults: list[tuple[in
     return texts if pa.types.is_string(kind) else _cast(texts, kind, name, faults)
 
 
-def _cast(
-    values: pa.Array, kind: pa.DataType, name: str, faults: list[tuple[int, str, str]], first: int = 0
-) -> pa.Array:
+def _cast(values: pa.Array, kind: pa.DataType, name: str, faults: list[Fault], first: int = 0) -> pa.Array:
     """Return the values in another type. One that does not fit is null, and a fault."""
     try:
         return _cast_all(values, kind)
     except pa.ArrowInvalid:
         if len(values) == 1:
-            faults.append((first, name, f"is {_shown(values[0].as_py())}, which is no {kind}"))
+            faults.append((first, name, _no(values[0], kind)))
             return pa.nulls(1, kind)
     middle = len(values) // 2
     halves = (values[:middle], first), (values[middle:], first + middle)
@@ -268,9 +290,62 @@ def _cast_all(values: pa.Array, kind: pa.DataType) -> pa.Array:
         return pc.assume_timezone(values.cast(pa.timestamp(kind.unit)), "UTC").cast(kind)
 
 
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"
+def _no(value: pa.Scalar, kind: object) -> str:
+    """Say that this is not a value of a type."""
+    text = repr(value.as_py())
+    shown = text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"
+    return f"is {shown}, which is no {kind}"
+
+
+@dataclass(frozen=True)
+class _Check:
+    """What texts must be that are a type of their own to us, or in polars, and texts in Arrow."""
+
+    kind: str
+    read: Callable[[str], str]
+    """Returns the text of the column, or raises an error where it does not fit."""
+    usual: str | None = None
+    """A regular expression of texts that need not be read."""
+
+
+def _check_of(kind: Any) -> _Check | None:
+    if isinstance(kind, str):
+        return _CHECKS.get(FieldType.parse(kind).base)
+    if _is_polars_type(kind):
+        import polars as pl
+
+        if kind == pl.Enum:
+            return _Check("category of its Enum", {text: text for text in kind.categories}.__getitem__)
+    return None
+
+
+def _uuid(text: str) -> str:
+    return str(UUID(text))
+
+
+def _json(text: str) -> str:
+    json.loads(text, parse_constant=_refuse_constant)
+    return text
+
+
+def _refuse_constant(word: str) -> NoReturn:
+    raise ValueError(f"{word} is no JSON")
+
+
+_CHECKS = {"uuid": _Check("uuid", _uuid, _USUAL_UUID), "json": _Check("json", _json)}
+
+
+def _checked(values: pa.Array, check: _Check, name: str, faults: list[Fault]) -> pa.Array:
+    if check.usual is not None and pc.all(pc.match_substring_regex(values, check.usual), min_count=0).as_py():
+        return values
+    texts = values.to_pylist()
+    for row, text in enumerate(texts):
+        try:
+            texts[row] = None if text is None else check.read(text)
+        except (ValueError, KeyError, RecursionError):
+            faults.append((row, name, _no(values[row], check.kind)))
+            texts[row] = None
+    return pa.array(texts, values.type)
 
 
 def join(batches: list[pa.RecordBatch], layout: Layout) -> pa.Table:
@@ -317,31 +392,57 @@ def _as_wide(values: pa.Array, kind: pa.DataType) -> pa.Array:
     return values.cast(kind)
 
 
+_NULLABLE = ("Int8", "Int16", "Int32", "Int64", "UInt8", "UInt16", "UInt32", "UInt64", "boolean")
+
+
+def check_frames(to: str, layout: Layout) -> None:
+    """Raise for a kind of frames that cannot be made, before anything is read: its package is missing, or it does not
+    have a type of the schema."""
+    schema = layout.arrow_schema or pa.schema([])
+    if to in ("polars", "pandas"):
+        package(to)
+    if to == "spark":
+        canonical_schema(schema)
+    for each in schema:
+        if to == "polars" and pa.types.is_decimal256(each.type):
+            raise DeclarationError(f"The type of field {each.name!r} is {each.type}; polars has up to 38 digits.")
+
+
 def frame_of(table: pa.Table, to: str, layout: Layout) -> Any:
     """Return the table as a frame. A column with a polars type in the schema has exactly that type in polars."""
     if to == "arrow":
         return table
     if to == "pandas":
-        return table.to_pandas()
+        pd = package("pandas")
+        # Its plain types hold no null: an integer would become a float, and above 2^53 another number.
+        nullable = {pa.type_for_alias(name.lower()): pd.api.types.pandas_dtype(name) for name in _NULLABLE}
+        return table.to_pandas(types_mapper=nullable.get)
     if to == "spark":
+        from pyspark.sql.pandas.types import from_arrow_schema
+
         from weft.engine import session
 
-        return session.spark().createDataFrame(table)
-    pl = polars()
-    frame = pl.from_arrow(table, rechunk=False)
+        schema = canonical_schema(table.schema)
+        batches = [canonical_batch(batch, schema) for batch in table.to_batches()]
+        # By itself Spark takes a time without a zone for one of the session's zone.
+        kinds = from_arrow_schema(schema, prefer_timestamp_ntz=True)
+        return session.spark().createDataFrame(pa.Table.from_batches(batches, schema), kinds)
+    pl = package("polars")
+    # Under numbers: polars would give a column without a name one of its own, which another may have.
+    frame = pl.from_arrow(table.rename_columns([str(number) for number in range(table.num_columns)]), rechunk=False)
+    frame.columns = table.column_names
     exact = {
         name: kind for name, kind in layout.schema_types.items() if name in frame.columns and _is_polars_type(kind)
     }
     return frame.cast(exact) if exact else frame
 
 
-def polars() -> Any:
-    """Return the package, which only those need who ask for its frames."""
+def package(name: str) -> Any:
+    """Return polars or pandas, which only those need who ask for its frames."""
     try:
-        import polars
+        return importlib.import_module(name)
     except ImportError as error:
         raise MissingExtraError(
-            f"Frames of polars need a package that is not installed: {error}.",
-            hint='pip install polars, or ask for others: to="arrow" or to="pandas".',
+            f"Frames of {name} need a package that is not installed: {error}.",
+            hint=f'pip install {name}, or ask for frames of another kind: to="arrow".',
         ) from error
-    return polars

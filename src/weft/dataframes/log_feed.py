@@ -41,8 +41,10 @@ class EventPage(FeedPage):
 
     is_typed = True
 
-    def __init__(self, rowids: pa.Array, published: pa.Array, fields: dict[str, pa.Array]) -> None:
-        super().__init__(rowids.cast(pa.string()), fields)
+    def __init__(
+        self, rowids: pa.Array, published: pa.Array, fields: dict[str, pa.Array], unfit: dict[str, pa.Array]
+    ) -> None:
+        super().__init__(rowids.cast(pa.string()), fields, unfit=unfit)
         self._published = published
 
     def times(self) -> tuple[pa.Array, pa.Array]:
@@ -72,8 +74,9 @@ class _LogFeed(PageFeed):
         rowids, published, extra = (columns.pop(name, None) for name in (ROWID, PUBLISHED_AT, EXTRA))
         fields = {name: array for name, array in columns.items() if name not in META_TYPES}
         reserved, wanted = self.layout.field_names
-        kinds = self.opened.log.fields()
-        for name, values in _of_extra(extra, wanted).items():
+        kinds, declared = self.opened.log.fields(), self.opened.stream.fields
+        unfit: dict[str, pa.Array] = {}
+        for name, values in _of_extra(extra, reserved, wanted).items():
             kind = kinds.get(name) if name in fields else None
             if kind is not None:
                 # Stored before there was such a column; or it does not fit the column.
@@ -83,9 +86,19 @@ class _LogFeed(PageFeed):
                 if all(value is None for value in values):
                     continue
             texts = pa.array([_text(value) for value in values], pa.string())
-            fields[name] = _either(fields[name], texts) if name in fields else texts
-        names = name_columns([name.encode() for name in fields], reserved)
-        return EventPage(rowids, published, dict(zip(names, fields.values(), strict=True)))
+            if name not in fields:
+                fields[name] = texts
+            elif self.layout.types is None and name not in declared:
+                fields[name] = _either(fields[name], texts)
+            else:
+                unfit[name] = texts
+        named = dict(zip(fields, name_columns([name.encode() for name in fields], reserved), strict=True))
+        return EventPage(
+            rowids,
+            published,
+            {named[name]: values for name, values in fields.items()},
+            {named[name]: texts for name, texts in unfit.items()},
+        )
 
 
 def _either(values: pa.Array, texts: pa.Array) -> pa.Array:
@@ -93,13 +106,13 @@ def _either(values: pa.Array, texts: pa.Array) -> pa.Array:
     return pc.coalesce(values.cast(kind), texts.cast(kind))
 
 
-def _of_extra(extra: pa.Array | None, wanted: Container[str] | None) -> dict[str, list[Any]]:
+def _of_extra(extra: pa.Array | None, reserved: Container[str], wanted: Container[str] | None) -> dict[str, list[Any]]:
     """Return the values that no column holds, by field."""
     columns: dict[str, list[Any]] = {}
     if extra is not None and extra.null_count < len(extra):
         for row, text in enumerate(extra.to_pylist()):
             for name, value in (json.loads(text) if text else {}).items():
-                if wanted is None or name in wanted:
+                if wanted is None or name in wanted or name in reserved:
                     columns.setdefault(name, [None] * len(extra))[row] = value
     return columns
 
@@ -130,14 +143,16 @@ class LogRangeFeed(_LogFeed):
         self.begin()
         watch, ends = self.opened.hub.watch, math.inf if wait_seconds is None else monotonic() + wait_seconds
         while True:
+            # Asked first: what comes after this question is read with the next.
+            is_over = self._upto is not None and self.opened.log.head() >= self._upto
             # A watch wakes its readers for every stream of the database.
             version, batch = watch.version, self._next()
             left = ends - monotonic()
-            if batch is not None or self._upto is not None or left <= 0:
+            if batch is not None or is_over or left <= 0:
                 break
             watch.wait(version, min(left, _LOOK_SECONDS))
         if batch is None:
-            self.finished = self._upto is not None
+            self.finished = is_over
             return None
         rows, rest = batch[:limit], batch[limit:]
         self._rest = rest if len(rest) > 0 else None

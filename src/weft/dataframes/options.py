@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypedDict
 
-from weft.dataframes.layout import Layout, OnError, To, check_choice
+from weft.dataframes.layout import Layout, OnError, To, check_choice, check_frames
 from weft.errors import SettingsError, did_you_mean
+from weft.streams.consuming import LONGEST_SECONDS
 
 
 class ScanOptions(TypedDict, total=False):
@@ -72,7 +73,7 @@ class Options:
     @cached_property
     def layout(self) -> Layout:
         """The columns of the frame."""
-        return Layout(
+        layout = Layout(
             self.schema,
             id_column=self.id_column if self.include_id else None,
             timestamp_column=self.timestamp_column if self.include_timestamp else None,
@@ -81,6 +82,8 @@ class Options:
             stream_column=self.stream_column,
             on_error=self.on_error,
         )
+        check_frames(self.to, layout)
+        return layout
 
 
 def refuse_unknown_options(
@@ -95,9 +98,9 @@ def refuse_unknown_options(
 
 
 def whole_number(name: str, value: object, least: int = 0) -> int:
-    """Return the value, which must be a whole number that is not below `least`."""
-    if type(value) is not int or value < least:
-        raise SettingsError(f"{name} must be a whole number from {least}, not {value!r}.")
+    """Return the value, which must be a whole number of 64 bits that is not below `least`."""
+    if type(value) is not int or not least <= value < 2**63:
+        raise SettingsError(f"{name} must be a whole number from {least} to 2^63 - 1, not {value!r}.")
     return value
 
 
@@ -105,4 +108,4 @@ def wait_of(block_ms: int | None) -> float | None:
     """Return how many seconds to wait; `None` is indefinitely, which Redis calls 0."""
     if block_ms is None:
         return 0.0
-    return whole_number("block_ms", block_ms) / 1000 or None
+    return min(whole_number("block_ms", block_ms) / 1000, LONGEST_SECONDS) or None

@@ -175,6 +175,10 @@ def ack_entries(
     """Acknowledge entries by their ids, as a frame's `_id` has them; how many were not acknowledged yet."""
     if isinstance(entry_ids, str | bytes):
         raise SettingsError(f"entry_ids is a list of ids, not {entry_ids!r}.", hint=f"[{entry_ids!r}]")
+    if not isinstance(entry_ids, Iterable) or hasattr(entry_ids, "columns"):
+        raise SettingsError(f"entry_ids is a list of ids, not a {type(entry_ids).__name__}.", hint='frame["_id"]')
+    if not isinstance(group, str | bytes) or not group:
+        raise SettingsError(f"group must be a name, not {group!r}.")
     listed = entry_ids.to_pylist() if hasattr(entry_ids, "to_pylist") else entry_ids
     ids = [each.decode() if isinstance(each, bytes) else str(each) for each in listed]
     connection = find_connection(url)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any, Literal, Unpack
 
-from weft.dataframes.layout import Layout, To, frame_of, join, polars
+from weft.dataframes.layout import Layout, To, frame_of, join
 from weft.dataframes.options import Options, ScanOptions, refuse_unknown_options
 from weft.dataframes.reading import batches_of, find_connection, is_declared, open_feed, open_pages, read_frame
 from weft.errors import SettingsError
@@ -92,10 +92,8 @@ def _scan(open_it: Callable[[Layout], PageFeed], options: Options) -> Any:
         raise SettingsError(
             f"A scan of this is a LazyFrame of polars, not of {options.to!r}.", hint="A read takes every to=."
         )
-    polars()
-    from polars.io.plugins import register_io_source
-
     layout, count = options.layout, options.count
+    from polars.io.plugins import register_io_source
 
     @cache
     def whole() -> Any:
@@ -107,7 +105,8 @@ def _scan(open_it: Callable[[Layout], PageFeed], options: Options) -> Any:
             pages: Iterator[Any] = iter([whole() if rows is None else whole().head(rows)])
         else:
             needed = None
-            if columns is not None:
+            # Which rows there are, and which are put aside, must not depend on the columns of a query.
+            if columns is not None and layout.on_error != "quarantine":
                 needed = frozenset(columns if predicate is None else [*columns, *predicate.meta.root_names()])
             limits = [limit for limit in (count, rows) if limit is not None]
             pages = _pages(open_it, replace(layout, columns=needed), min(limits, default=None))

@@ -147,8 +147,11 @@ def scan_log(connection: Connection, stream: str | Stream, layout: Layout, start
         columns |= {name: frame[quoted(field)] for name, field in fields.items()}
         columns[EXTRA] = frame[EXTRA]
     else:
-        for name, kind in layout.types.items():
-            value = frame[quoted(name)] if name in stored else F.get_json_object(frame[EXTRA], f"$['{name}']")
+        for field, (name, kind) in zip(layout.schema or (), layout.types.items(), strict=True):
             kind = from_arrow_type(canonical_schema(pa.schema([(name, kind)]))[0].type, prefer_timestamp_ntz=True)
-            columns[name] = value.cast(kind) if layout.on_error == "raise" else value.try_cast(kind)
+            # What does not fit the field's own type is there too, and may fit this one.
+            values = [F.get_json_object(frame[EXTRA], f"$['{field}']")]
+            values += [frame[quoted(field)]] if field in stored else []
+            cast = [value.cast(kind) if layout.on_error == "raise" else value.try_cast(kind) for value in values]
+            columns[name] = F.coalesce(*cast)
     return frame.select(*(column.alias(name) for name, column in columns.items()))

@@ -26,6 +26,8 @@ class FeedPage:
     fields: dict[str, pa.Array] = field(default_factory=dict)
     deliveries: list[int] | None = None
     """How often each was delivered; `None` where this is the first time."""
+    unfit: dict[str, pa.Array] = field(default_factory=dict)
+    """Texts of values that do not fit the type of their field, which is null there."""
     is_typed: ClassVar[bool] = False
     """Whether fields have types of their own: bytes are bytes, also where all of them could be texts."""
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 from weft import hooks
 from weft.systems.base import require
 from weft.systems.entries import StreamEntry
+from weft.systems.redis.group_member import fields_of
 
 if TYPE_CHECKING:
     from weft.consumers.consumer import Consumer, GroupConsumer
@@ -135,7 +137,20 @@ class RedisCluster(_Streams, aio.RedisCluster):  # type: ignore[misc]
 
 
 def _naming(parse: Any) -> Any:
-    return lambda reply, **options: _named(parse(reply, **options))
+    return lambda reply, **options: _named(parse(_with_distinct_names(reply), **options))
+
+
+def _with_distinct_names(reply: Any) -> Any:
+    """Return a reply in which no entry has two fields of a name, of which redis-py would keep one."""
+    if isinstance(reply, dict):
+        return {key: _with_distinct_names(each) for key, each in reply.items()}
+    if not isinstance(reply, list):
+        return reply
+    if len(reply) == 2 and isinstance(reply[0], str | bytes) and isinstance(reply[1], list):
+        first = reply[1][0] if reply[1] else None
+        if isinstance(first, str | bytes):  # an entry, not a stream and its entries
+            return [reply[0], list(chain.from_iterable(fields_of(reply[1]).items()))]
+    return [_with_distinct_names(each) for each in reply]
 
 
 def _named(reply: Any) -> Any:

@@ -31,6 +31,7 @@ from weft.systems.redis.group_member import (
     Redelivered,
     Script,
     Steps,
+    fields_of,
     is_id,
     order_of,
     server_message,
@@ -52,6 +53,9 @@ class RedisReader:
         self._owned = isinstance(client, Connection)
         self.client: AsyncClient = open_async_client(client) if self._owned else client
         self.is_cluster = isinstance(self.client, RedisCluster)
+        if self._owned and self.is_cluster:
+            for command in ("XREAD", "XREADGROUP"):
+                self.client.set_response_callback(command, _as_it_is)  # type: ignore[arg-type]
         self._longest_wait = _longest_wait(self.client)
         self._answered = False
         self._positions: dict[Key, str] = {}
@@ -196,6 +200,11 @@ class RedisReader:
             pause = min(2 * pause, _LONGEST_PAUSE)
 
 
+def _as_it_is(reply: Any, **_: Any) -> Any:
+    """Return a reply. The client would make dicts of fields, which lose those that come twice."""
+    return reply
+
+
 def _longest_wait(client: AsyncClient) -> float:
     """For how many milliseconds the server may be asked to wait: not for as long as the socket does."""
     options = client.connection_kwargs if isinstance(client, RedisCluster) else client.connection_pool.connection_kwargs
@@ -209,11 +218,8 @@ def _streams_of(reply: Any) -> Iterable[tuple[Any, Any]]:
 
 
 def _entry_of(stream: Any, identifier: Any, fields: Any, deliveries: int | None = None) -> StreamEntry:
-    """Return an entry of a reply. On a cluster the client has made a dict of its fields already."""
-    if not isinstance(fields, dict):
-        flat = iter(fields)
-        fields = dict(zip(flat, flat, strict=True))
-    entry = StreamEntry(identifier, fields)
+    """Return an entry of a reply. On a cluster a client of others has made a dict of its fields already."""
+    entry = StreamEntry(identifier, fields if isinstance(fields, dict) else fields_of(fields))
     entry.stream = stream
     entry.deliveries = deliveries
     return entry
@@ -271,13 +277,16 @@ class RedisGroupReader(RedisReader):
         for stream in part:
             member = self._members[stream]
             if await self._run(member.join()):
-                self.recovered += 1
-                _log.warning(
-                    "the group %s of stream %s was gone; it begins again after %s",
-                    text_of(member.group),
-                    text_of(stream),
-                    member.start,
-                )
+                self._began_again(member, f"after {member.start}")
+
+    def _began_again(self, member: Member, place: str) -> None:
+        self.recovered += 1
+        _log.warning(
+            "the group %s of stream %s was gone, or was set back; it begins again %s",
+            text_of(member.group),
+            text_of(member.stream),
+            place,
+        )
 
     async def _read(self, part: Part, count: int, wait: float) -> list[StreamEntry]:
         looked = self.looks(part)
@@ -297,7 +306,9 @@ class RedisGroupReader(RedisReader):
             raise
         new = []
         for stream, entries in _streams_of(reply):
-            self._members[self.name(stream)].received(entries[-1][0])
+            member = self._members[self.name(stream)]
+            if member.received(entries[0][0], entries[-1][0]):
+                self._began_again(member, f"at {text_of(entries[0][0])}")
             new += [_entry_of(stream, each[0], each[1], 1) for each in entries]
         return new
 

@@ -73,7 +73,7 @@ class Member:
         self.skipped = 0
         """How many pending entries were passed over because they are deleted."""
         self._last = BEGINNING
-        self._position = BEGINNING
+        self.position = BEGINNING
         """New entries are those after this id, and after any claimed entry, which was delivered before."""
         self._own_after: str | None = None
         self._own_counts = False
@@ -90,20 +90,22 @@ class Member:
                 f"The stream {text_of(self.stream)!r} has no group {text_of(self.group)!r}.",
                 hint=self._membership.create_hint,
             )
-        self._position = text_of(delivered)
+        self.position = text_of(delivered)
         if created:
             self._own_after = self._listed = None
             self._claimed_up_to = BEGINNING
         return bool(created)
 
-    def received(self, last: Any) -> None:
-        """New entries came, up to this one."""
-        self._position = text_of(last)
+    def received(self, first: Any, last: Any) -> bool:
+        """New entries came, from one to another; whether the group was set back, as these were delivered before."""
+        set_back = order_of(text_of(first)) <= order_of(self.position)
+        self.position = text_of(last)
+        return set_back
 
     def lost_a_reply(self) -> None:
         """The reply to a request for new entries was lost: what it gave is pending, and comes first."""
         if self._own_after is None:
-            self._own_after, self._own_counts = self._position, False
+            self._own_after, self._own_counts = self.position, False
 
     def begin_with_own(self, after: str = BEGINNING) -> None:
         """Begin with the unacknowledged entries of this member."""
@@ -125,7 +127,7 @@ class Member:
             self._listed = None
             self.skipped += deleted
             if delivered:
-                self._position = max(self._position, text_of(delivered[-1][0]), key=order_of)
+                self.position = max(self.position, text_of(delivered[-1][0]), key=order_of)
                 return [Redelivered(*each) for each in delivered]
 
     def _list(self, count: int, look: bool) -> Steps[_Pending | None]:
@@ -162,6 +164,18 @@ class Member:
 
     def _script(self, name: str, *arguments: Any) -> Script:
         return Script(name, (self.stream,), (self.group, *arguments))
+
+
+def fields_of(flat: Sequence[Any]) -> dict[Any, Any]:
+    """Return names and values in turns as a dict. A second field of a name is `name#2`, so that none hides another."""
+    fields: dict[Any, Any] = {}
+    for name, value in zip(flat[::2], flat[1::2], strict=True):
+        free, number = name, 1
+        while free in fields:
+            number += 1
+            free = f"{name}#{number}" if isinstance(name, str) else b"%b#%d" % (name, number)
+        fields[free] = value
+    return fields
 
 
 def is_id(text: str) -> bool:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from typing import TypeVar
 
@@ -18,7 +19,7 @@ from weft.systems.base import require
 from weft.systems.entries import Membership
 from weft.systems.pages import Comparison, FeedPage, FieldNames, PageFeed, Rejected
 from weft.systems.redis import scripts
-from weft.systems.redis.client import run_with_retries
+from weft.systems.redis.client import Client, run_with_retries
 from weft.systems.redis.connection import RedisConnection
 from weft.systems.redis.group_member import (
     BEGINNING,
@@ -33,7 +34,7 @@ from weft.systems.redis.group_member import (
     order_of,
     text_of,
 )
-from weft.systems.redis.quarantine import Quarantine, quarantine_of
+from weft.systems.redis.quarantine import Quarantine, is_quarantine, quarantine_of
 from weft.systems.redis.resp import Bytes, EntryPage, count_of, encode, guess_last_id, page_of, page_of_entries
 from weft.systems.redis.wire import Key, ReplyError, Wire, Word
 
@@ -48,7 +49,7 @@ _NOTHING = (b"*-1\r\n", b"$-1\r\n", b"_\r\n")
 
 def _check_range(start: str, end: str) -> None:
     """Raise for a text that is not an id, before Redis is asked."""
-    for name, value, words in (("start_id", start, ("-", "+", "$")), ("end_id", end, ("-", "+"))):
+    for name, value, words in (("start_id", start, ("-", "$")), ("end_id", end, ("-", "+"))):
         if not isinstance(value, str) or not (value in words or is_id(value.removeprefix("("))):
             listed = ", ".join(repr(word) for word in words)
             raise SettingsError(
@@ -119,6 +120,8 @@ class RangeFeed(_RedisFeed):
         """The page that was asked for already: where it begins, and how many entries it may have."""
         self._reached: str | None = None
         """The last id that the stream is known to have had."""
+        self._added: int | None = None
+        """How many entries the stream was given up to the last one that was read, where that is known."""
         self._look_at = 0.0
         self.reply: Bytes
         """The reply of the last page. It is valid until the next fetch."""
@@ -126,7 +129,7 @@ class RangeFeed(_RedisFeed):
     def begin(self) -> None:
         """Fix where `$` is: after what is there now."""
         if self._start == "$":
-            self._reached = self.wire.last_id(self.stream)
+            self._reached, self._added = self.wire.last_entry(self.stream)
             self._start = f"({self._reached}"
 
     def fetch(self, limit: int, wait_seconds: float | None, more: bool = True) -> EntryPage | None:
@@ -135,14 +138,18 @@ class RangeFeed(_RedisFeed):
             self.finished = True
             return None
         page = self._range(limit, more)
-        if len(page) == 0 and self._end != "+":
-            self.finished = True
-        elif len(page) == 0 and wait_seconds != 0:
-            page = self._wait(limit, wait_seconds)
+        if len(page) == 0 and wait_seconds != 0:
+            is_over = self._end != "+" and order_of(self.wire.last_id(self.stream)) >= _last_of(self._end)
+            if not is_over:
+                page = self._wait(limit, wait_seconds)
+            if self._end != "+":  # what came may be after it; or before it, between the two questions
+                page = self._range(limit, more)
+            self.finished = is_over and len(page) == 0
         if len(page) == 0:
             if wait_seconds != 0:
                 self._look_for_a_new_beginning()
             return None
+        self._added = None if self._added is None else self._added + len(page)
         self._reached = page.ids[-1].as_py()
         self._start = f"({self._reached}"
         return page
@@ -152,15 +159,21 @@ class RangeFeed(_RedisFeed):
         super().reject(rejected)
 
     def _look_for_a_new_beginning(self) -> None:
-        """Begin at the start if the stream was removed and created again, with ids below those that were read."""
+        """Begin at the start if the stream was removed and created again, with ids below those that were read. Warn of
+        entries that were removed before they were read."""
         if self._reached is None or time.monotonic() < self._look_at:
             return
         self._look_at = time.monotonic() + LOOK_SECONDS
-        if order_of(self.wire.last_id(self.stream)) < order_of(self._reached):
+        last, added = self.wire.last_entry(self.stream)
+        if last == self._reached:
+            if self._added is not None and added > self._added:
+                _log.warning("%d entries of %r were removed before they were read.", added - self._added, self.name)
+            self._added = added
+        elif order_of(last) < order_of(self._reached):
             _log.warning(
                 "the stream %r began again: it ends before %s, and is read from its start", self.name, self._reached
             )
-            self._start, self._reached = "-", None
+            self._start, self._reached, self._added = "-", None, 0
 
     def _range(self, limit: int, more: bool) -> EntryPage:
         if self._expected is None or self._expected[0] != self._start or self._expected[1] > limit:
@@ -206,6 +219,19 @@ def _before(start: str) -> str:
     return f"{int(ms) - 1}-{LARGEST}" if int(ms) > 0 else BEGINNING
 
 
+def _last_of(end: str) -> tuple[int, int]:
+    """Return the order of the last id that a range with an end can have."""
+    if end == "-":
+        return order_of(BEGINNING)
+    identifier = end.removeprefix("(")
+    whole = identifier if "-" in identifier else f"{identifier}-{LARGEST}"
+    return order_of(_before(whole) if end.startswith("(") else whole)
+
+
+# Where each group was when this process last saw it: a read is a member for a moment only.
+_positions: dict[tuple[RedisConnection, Key, str], str] = {}
+
+
 class GroupFeed(_RedisFeed):
     """The entries that a consumer of a group is given."""
 
@@ -222,8 +248,8 @@ class GroupFeed(_RedisFeed):
         start = membership.group_start
         _check_range(start, "+")
         super().__init__(wire, stream, names)
-        start = "$" if start in ("$", "+") else _before(start)
-        self._member = Member(stream, replace(membership, group_start=start))
+        self._member = Member(stream, replace(membership, group_start="$" if start == "$" else _before(start)))
+        self._place = (wire.connection, stream, text_of(membership.group))
         self._iterates = iterates
         self._confirms = confirms
         self._look_at = 0.0
@@ -232,13 +258,30 @@ class GroupFeed(_RedisFeed):
 
     def begin(self) -> None:
         """Find the group, or create it, if it may be."""
+        self._join()
+
+    def _join(self, *, was_gone: bool = False) -> None:
+        known = _positions.get(self._place)  # first: another thread may read on meanwhile
         try:
-            self._run(self._member.join())
+            created = self._run(self._member.join())
         except ReplyError as error:
             raise self.wire.explained(error) from None
+        position = self._member.position
+        if was_gone or (known is not None and (created or order_of(position) < order_of(known))):
+            self._warn_of_a_new_beginning(f"after {position}")
+        _positions[self._place] = position
+
+    def _warn_of_a_new_beginning(self, place: str) -> None:
+        _log.warning(
+            "The group %r of %r was gone, or was set back: it begins again %s, and entries may be delivered again.",
+            text_of(self._member.group),
+            self.name,
+            place,
+        )
 
     def fetch(self, limit: int, wait_seconds: float | None, more: bool = True) -> FeedPage | None:
         """Return the next entries: those that were given back or that idle members left, then new ones."""
+        ends = math.inf if wait_seconds is None else time.monotonic() + wait_seconds
         while True:
             again = self._with_group(lambda: self._delivered_again(limit))
             if again:
@@ -246,32 +289,42 @@ class GroupFeed(_RedisFeed):
                 page = page_of_entries([(each.id, each.fields) for each in again], *self._names)
                 page.deliveries = [each.deliveries for each in again]
                 return self._remember(page)
-            connected = self.wire.connected
-            reply = self._with_group(lambda: self._new(limit, wait_seconds))
-            if connected == self.wire.connected:
+            connected, left = self.wire.connected, ends - time.monotonic()
+            # Not longer: nobody announces what is released or becomes idle meanwhile.
+            wait = max(0.0, min(left, LOOK_SECONDS))
+            reply = self._with_group(partial(self._new, limit, wait))
+            if connected != self.wire.connected:
+                # The reply to the first try may be lost, and with it entries that are this consumer's now.
+                self._member.lost_a_reply()
+                continue
+            entries_of = self._entries(reply)
+            # A read looks once more at its end, an iteration with the next fetch.
+            if entries_of is not None or left <= (LOOK_SECONDS if self._iterates else 0):
                 break
-            # The reply to the first try may be lost, and with it entries that are this consumer's now.
-            self._member.lost_a_reply()
-        entries_of = self._entries(reply)
+        if not self._iterates:
+            self._look_at = math.inf  # else a read would be given what it has itself
         self.drained = entries_of is None or count_of(entries_of) < limit
         if entries_of is None:
             return None
         page = self._page(entries_of)
-        self._member.received(page.ids[-1].as_py())
+        first, last = page.ids[0].as_py(), page.ids[-1].as_py()
+        if self._member.received(first, last):
+            self._warn_of_a_new_beginning(f"at {first}")
+        _positions[self._place] = self._member.position
         return self._remember(page)
 
     def _delivered_again(self, limit: int) -> list[Redelivered]:
         look = time.monotonic() >= self._look_at
+        skipped = self._member.skipped
         again = self._run(self._member.delivered_again(limit, look=look))
-        if look and not again:
-            # A read looks once: after that it would be given what it has itself.
-            self._look_at = time.monotonic() + LOOK_SECONDS if self._iterates else math.inf
+        if deleted := self._member.skipped - skipped:
+            _log.warning("%d entries of %r were deleted before they were acknowledged.", deleted, self.name)
+        if look and not again and self._iterates:
+            self._look_at = time.monotonic() + LOOK_SECONDS
         return again
 
-    def _new(self, limit: int, wait_seconds: float | None) -> Bytes:
-        block: tuple[Word, ...] = ()
-        if wait_seconds != 0:
-            block = ("BLOCK", 0 if wait_seconds is None else max(1, int(wait_seconds * 1000)))
+    def _new(self, limit: int, wait_seconds: float) -> Bytes:
+        block: tuple[Word, ...] = ("BLOCK", max(1, int(wait_seconds * 1000))) if wait_seconds > 0 else ()
         member = ("GROUP", self._member.group, self._member.consumer)
         words = (*member, "COUNT", limit, *block, "STREAMS", self.stream, ">")
         return self.wire.ask("XREADGROUP", *words, wait_seconds=wait_seconds)
@@ -316,7 +369,7 @@ class GroupFeed(_RedisFeed):
             except ReplyError as error:
                 if not str(error).startswith(GROUP_GONE):
                     raise self.wire.explained(error) from None
-            self.begin()
+            self._join(was_gone=True)
 
     def _run(self, steps: Steps[T]) -> T:
         try:
@@ -404,11 +457,14 @@ class RedisPages:
 
     def read_matching(self, pattern: str, names: FieldNames, start: str, end: str) -> PageFeed:
         """Open every stream whose key matches a pattern, in the order of the keys; not the quarantine of one."""
-        keys = run_with_retries(
-            self.connection, lambda client: set(client.scan_iter(match=pattern, count=1000, _type="stream"))
-        )
-        aside = {quarantine_of(key) for key in keys}
-        streams = [_text_or_bytes(key) for key in sorted(keys) if key not in aside]
+
+        def find(client: Client) -> tuple[set[bytes], set[bytes]]:
+            keys = set(client.scan_iter(match=pattern, count=1000, _type="stream"))
+            named_so = keys & {quarantine_of(key) for key in keys}
+            return keys, {key for key in named_so if is_quarantine(client.xrange(key, count=1))}
+
+        keys, aside = run_with_retries(self.connection, find)
+        streams = [_text_or_bytes(key) for key in sorted(keys - aside)]
         return ManyFeed(Wire(self.connection, streams[0] if streams else pattern), streams, names, start, end)
 
     def partition(
@@ -420,10 +476,26 @@ class RedisPages:
 
     def acknowledge(self, stream: object, group: str, ids: Sequence[str]) -> int:
         key, acknowledged = _key(stream), 0
-        with closing(Wire(self.connection, key)) as wire:
+        for each in ids:
+            if not is_id(each):
+                raise SettingsError(f"{each!r} is not the id of an entry.", hint='frame["_id"] has those of its rows.')
+        place = self.connection.resolved(), key
+        wire = _idle.pop(place, None) or Wire(self.connection, key)
+        try:
             for begin in range(0, len(ids), _ACKS_A_COMMAND):
                 acknowledged += wire.query("XACK", key, group, *ids[begin : begin + _ACKS_A_COMMAND])
+        except BaseException:
+            wire.close()
+            raise
+        if len(_idle) < _MOST_IDLE and _idle.setdefault(place, wire) is wire:
+            return acknowledged
+        wire.close()
         return acknowledged
+
+
+# For the next call: a connection takes longer than an acknowledgement.
+_idle: dict[tuple[RedisConnection, Key], Wire] = {}
+_MOST_IDLE = 16
 
 
 def _key(stream: object) -> Key:

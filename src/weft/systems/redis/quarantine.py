@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from weft.systems.log import QUARANTINE_SUFFIX
 from weft.systems.pages import Rejected
@@ -17,6 +18,11 @@ _ENTRIES_A_PAGE = 1000
 def quarantine_of(stream: Key) -> Key:
     """Return the key of a stream's quarantine."""
     return stream + QUARANTINE_SUFFIX if isinstance(stream, str) else stream + QUARANTINE_SUFFIX.encode()
+
+
+def is_quarantine(entries: Any) -> bool:
+    """Return whether these are entries of a quarantine, not of a stream that has such a name."""
+    return any(SOURCE_FIELD.encode() in fields for _, fields in entries)
 
 
 class Quarantine:

@@ -190,13 +190,18 @@ class Wire:
 
     def last_id(self, stream: Key) -> str:
         """Return the id that a stream gave out last, also if that entry is deleted."""
+        return self.last_entry(stream)[0]
+
+    def last_entry(self, stream: Key) -> tuple[str, int]:
+        """Return the id that a stream gave out last, and how many entries it was ever given."""
         try:
             about = self.run("XINFO", "STREAM", stream)
         except ReplyError as error:
             if "no such key" not in str(error):
                 raise self.explained(error) from None
-            return BEGINNING
-        return text_of(about[about.index(b"last-generated-id") + 1])
+            return BEGINNING, 0
+        facts = dict(zip(about[::2], about[1::2], strict=True))
+        return text_of(facts[b"last-generated-id"]), facts[b"entries-added"]
 
     def close(self) -> None:
         """Wait for the answers to what was posted, and disconnect. What the server refused is raised."""
