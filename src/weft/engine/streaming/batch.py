@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -65,7 +65,8 @@ class Batches:
     ) -> None:
         self.pipeline, self.sources, self._columns = pipeline, sources, columns
         self._box = box or DeadLetterBox(pipeline)
-        self.transform, self.targets = Transform(pipeline, columns), Targets(pipeline, self._box, Written(columns.home))
+        self._written = Written(columns.home)
+        self.transform, self.targets = Transform(pipeline, columns), Targets(pipeline, self._box, self._written)
         self._widens = pipeline.on_drift == "evolve"
         self._windows: Windows | None = None
         self._sees_extra = EXTRA in (pipeline.transform_sql or "").lower()
@@ -107,6 +108,8 @@ class Batches:
     def _attempted(self, frame: Any, batch: BatchId) -> BatchResult:
         parts: list[BatchRows] = []
         opened: list[BatchRows] = []
+        self._box.put_ids.clear()
+        self._box.withdrawn = self._written.withdrawn(batch)
         try:
             for source, part in zip(self.sources, split(frame, self.sources), strict=True):
                 parts.append(source.take(part))
@@ -125,10 +128,19 @@ class Batches:
                 opened += again
                 if again == parts:
                     continue
+                before = set(self._box.put_ids)
+                self._box.put_ids.clear()
                 try:
-                    return self._run(again, frame.sparkSession, batch)
+                    result = self._run(again, frame.sparkSession, batch)
                 except WeftError as error:
                     failure = error
+                    # A load that could not be reached may have been committed.
+                    if not isinstance(error, ConnectionFailedError):
+                        self._withdraw(before | self._box.put_ids, batch)
+                else:
+                    # Rows that failed by the types of before are in the targets.
+                    self._box.remove(before - self._box.put_ids)
+                    return result
             raise failure
         finally:
             for each in {id(each): each for each in (*parts, *opened)}.values():
@@ -137,8 +149,18 @@ class Batches:
     def _is_done(self, batch: BatchId) -> bool:
         return self.targets.is_done(self.pipeline.targets, batch)
 
-    def _is_stored(self, batch: BatchId) -> bool:
-        return any(self.targets.has(each, batch) for each in self.pipeline.targets)
+    def _is_stored(self, batch: BatchId, *, unknown: bool = False) -> bool:
+        last = None if self._windows is None else self._windows.last
+        is_in_state = last is not None and last.number == batch.number
+        return is_in_state or any(self.targets.has(each, batch, unknown=unknown) for each in self.pipeline.targets)
+
+    def _withdraw(self, letters: Collection[str], batch: BatchId) -> None:
+        """Remove the letters of attempts of which nothing is stored: the batch may pass as a whole later."""
+        if letters and not self._is_stored(batch, unknown=True):
+            self._written.note_withdrawn(batch)
+            self._box.withdrawn += 1
+            self._box.remove(letters)
+            self._box.put_ids.clear()
 
     def _run(self, parts: Sequence[BatchRows], spark: Any, batch: BatchId) -> BatchResult:
         """Carry out the steps of a batch: split off what cannot be parsed, transform the rest, commit it."""

@@ -39,6 +39,8 @@ class Limits:
     """Whether there is no table yet. It gets the columns that at least half of its first rows have, too."""
     can_hold: Callable[[Collection[str]], bool]
     """Whether a table can have these columns of the batch."""
+    got: Collection[str] = ()
+    """Those of them, in small letters, that it got since the batch was first tried."""
 
 
 class Fitted(NamedTuple):
@@ -72,9 +74,12 @@ def fitted(rows: Input, new: Sequence[str], limits: Limits) -> Fitted:
     aside, held = held.split(list(refused), extra, limits.most)
     # Rows that were put aside decide nothing: what only they have is no column. The columns of many rows come first.
     counts = held.counts(extra)
-    added = 0
-    for name in sorted(filter(counts.__getitem__, extra), key=counts.__getitem__, reverse=True):
-        if added < room and limits.can_hold([*kept, name]):
+    filled = sorted(filter(counts.__getitem__, extra), key=counts.__getitem__, reverse=True)
+    got = [name for name in filled if name.lower() in limits.got]
+    kept += got
+    added = len(got)
+    for name in filled:
+        if added < room and name not in got and limits.can_hold([*kept, name]):
             kept.append(name)
             added += 1
     dropped = {*new, *refused} - set(kept)

@@ -82,22 +82,28 @@ class Targets:
         try:
             with self._opened(connection) as tables:
                 present = _columns(connection, tables, load)
+                place = _place_of(target, connection)
                 if target.table is not None and present is None:
                     self._refuse_gone(target, connection)
+                # A batch that is tried again puts the same rows aside, whatever columns the table has got meanwhile.
+                before = self._written.at_first(place, batch, present)
                 columns: TargetColumns | DeclaredColumns
                 if target.declared is not None and target.declared.columns:
                     columns = DeclaredColumns.of(target.declared, on_drift)
                 else:
-                    columns = TargetColumns(None if present is None else frozenset(present), on_drift)
+                    columns = TargetColumns(None if before is None else frozenset(before), on_drift)
                 job = Job(load, connection, projection=columns)
                 if self._pipeline.dead_letters is not None:
                     job.reject = functools.partial(self._put_keyless, load, target, batch, with_origins)
                 fitted = self._fitted(
-                    _selected(rows, columns, load), columns, target, load, connection, tables, present
+                    _selected(rows, columns, load), columns, place, load, connection, tables, present, before
                 )
-                if fitted.aside and self.has(target, batch):
+                is_decided = bool(fitted.aside or fitted.added)
+                if is_decided and self.has(target, batch):
                     counts = Counts(replayed=True)
                 else:
+                    if is_decided:
+                        self._written.note_try(place, batch, before)
                     self._put_aside(fitted.aside, load, target, batch, with_origins)
                     if fitted.is_nothing:
                         return Counts(quarantined=len(fitted.aside))
@@ -109,7 +115,7 @@ class Targets:
             error.add_note(f"target {target.name} of {self._pipeline.name}, batch {batch.number}")
             raise error from error.__cause__
         if target.table is not None or fitted.added:
-            self._written.note(_place_of(target, connection), fitted.added)
+            self._written.note(place, batch, fitted.added)
         if counts.quarantined or counts.replayed:
             self._store_rejected(target, batch, with_origins)
         return counts
@@ -118,17 +124,19 @@ class Targets:
         self,
         rows: Input,
         columns: TargetColumns | DeclaredColumns,
-        target: Target,
+        place: str,
         load: Load,
         connection: Connection,
         tables: SqlTables | None,
         present: Mapping[str, Column | None] | None,
+        before: Collection[str] | None,
     ) -> new_columns.Fitted:
-        """Return the rows with the new columns that a target may get, where these are keys of messages."""
+        """Return the rows with the new columns that a target may get, where these are keys of messages. `before`: the
+        columns that it had when the batch was first tried."""
         if not self._takes_keys:
             return new_columns.Fitted(rows, [], 0, [])
         names = new_columns.names_of(rows)
-        new = columns.new(load, names, present or {})
+        new = columns.new(load, names, before or ())
         fields = functools.cache(lambda: {each.name: each for each in new_columns.schema_of(rows)})
         if tables is None:
             refused = files.refused_columns(connection, load, [fields()[name] for name in new]) if new else {}
@@ -143,12 +151,14 @@ class Targets:
         stored = [each.field for each in (present or {}).values() if each is not None]
 
         def can_hold(more: Collection[str]) -> bool:
-            return tables is None or tables.can_hold([*stored, *(fields()[name] for name in more)])
+            added = (fields()[name] for name in more if name.lower() not in (present or ()))
+            return tables is None or tables.can_hold([*stored, *added])
 
-        most, place = self._pipeline.max_new_columns, _place_of(target, connection)
+        most = self._pipeline.max_new_columns
         room = max(most - self._written.added(place), 0)
-        is_made = present is None and isinstance(columns, TargetColumns)
-        limits = new_columns.Limits(refused, room, max(most, MAX_NEW_COLUMNS), is_made, can_hold)
+        is_made = before is None and isinstance(columns, TargetColumns)
+        got = (present or {}).keys() - (before or ())
+        limits = new_columns.Limits(refused, room, max(most, MAX_NEW_COLUMNS), is_made, can_hold, got)
         fitted = new_columns.fitted(rows, new, limits)
         unnamed = [name for name in fitted.left_out if (place, name) not in self._left_out]
         if unnamed:
@@ -194,16 +204,17 @@ class Targets:
                 f"that the sources still have: weft checkpoints reset {self._pipeline.name}",
             )
 
-    def has(self, target: Target, batch: BatchId) -> bool:
-        """Return whether a target's ledger has a batch; streams and topics keep none."""
+    def has(self, target: Target, batch: BatchId, *, unknown: bool = False) -> bool:
+        """Return whether a target's ledger has a batch; `unknown` where that cannot be known, as of streams and topics,
+        which keep none."""
         if target.stream is not None:
-            return False
+            return unknown
         connection, load = self._planned(target, batch)
         try:
             with self._opened(connection) as tables:
                 return files.has(connection, load) if tables is None else ledger.is_committed(tables, load)
         except WeftError:  # there is no ledger, or it cannot be read
-            return False
+            return unknown
 
     def finish(self, targets: Sequence[Target], batch: BatchId) -> bool:
         """Finish a batch that all of these targets have, without its rows; `False` where one does not have it."""
