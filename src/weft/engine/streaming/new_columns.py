@@ -53,6 +53,8 @@ class Fitted(NamedTuple):
     """How many columns it gets that count."""
     left_out: list[str]
     """The columns that it does not get, and whose values are left out."""
+    dropped: Collection[str] = ()
+    """All columns that it does not get."""
     is_nothing: bool = False
     """Whether no row is left for a table that is not there: it is made of the first row that it can take."""
 
@@ -86,7 +88,8 @@ def fitted(rows: Input, new: Sequence[str], limits: Limits) -> Fitted:
     left_out = [name for name in extra if counts[name] and name in dropped]
     reasons = [(row, _reason(row, limits)) for row in aside.to_pylist()]
     rest = held.selecting([name for name in held.names if name not in dropped])
-    return Fitted(rest, reasons, added, left_out, bool(limits.is_made and reasons and not held.size))
+    is_nothing = bool(limits.is_made and reasons and not held.size)
+    return Fitted(rest, reasons, added, left_out, dropped, is_nothing)
 
 
 def _reason(row: Mapping[str, Any], limits: Limits) -> str:

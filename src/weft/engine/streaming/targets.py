@@ -6,6 +6,7 @@ import functools
 import itertools
 import json
 import logging
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -27,7 +28,7 @@ from weft.engine.streaming.batch_id import BatchId
 from weft.engine.streaming.source_state import Written
 from weft.engine.streaming.sources import open_source
 from weft.engine.streaming.transform import WithOrigins
-from weft.errors import LoadRefusedError, WeftError
+from weft.errors import LoadRefusedError, SchemaError, WeftError
 from weft.pipelines import declare
 from weft.pipelines.streaming.endpoints import check_targets, delivery_to, label_of
 from weft.pipelines.streaming.spec import Drift, StreamingPipeline, Target
@@ -36,6 +37,7 @@ from weft.project import current
 from weft.spark_support import outcome
 from weft.spark_support.sessions import quoted
 from weft.streams.declare import MAX_NEW_COLUMNS, Stream
+from weft.streams.runtime import Opened
 from weft.systems.base import Connection, system_for
 from weft.systems.dead_letter_store import DeadLetter
 from weft.systems.load import KEY_LENGTH, KEYED_MODES, SCD2_COLUMNS, Counts, Declared, Load
@@ -67,6 +69,8 @@ class Targets:
         self._takes_keys = is_open and any(open_source(each).brings_keys for each in pipeline.sources)
         self._left_out: set[tuple[str, str]] = set()
         """Tables and the columns that they do not get, of which a warning was written."""
+        self.dropped: list[Collection[str]] = []
+        """The columns of the batch in hand that each of its tables does not get."""
 
     def close(self) -> None:
         for tables in self._tables.values():
@@ -76,7 +80,8 @@ class Targets:
         """Load rows into a target, once under the id of their batch. Of those that it rejects `with_origins` names
         the origins."""
         if target.stream is not None:
-            return published(self._pipeline, target, rows, batch)
+            put = functools.partial(self._put_letters, target=target, batch=batch, with_origins=with_origins)
+            return published(self._pipeline, target, rows, batch, put if self._pipeline.dead_letters else None)
         connection, load = self._planned(target, batch)
         on_drift = self._pipeline.on_drift
         try:
@@ -98,6 +103,7 @@ class Targets:
                 fitted = self._fitted(
                     _selected(rows, columns, load), columns, place, load, connection, tables, present, before
                 )
+                self.dropped.append(fitted.dropped)
                 is_decided = bool(fitted.aside or fitted.added)
                 if is_decided and self.has(target, batch):
                     counts = Counts(replayed=True)
@@ -190,6 +196,12 @@ class Targets:
                 f"{len(rows):,} rows of the source of {load.name} cannot be stored. The first: {rows[0][1]}",
                 hint=f"{NO_STORE} Or leave the columns out by transform_sql.",
             )
+        self._put_letters(rows, target, batch, with_origins)
+
+    def _put_letters(
+        self, rows: Sequence[tuple[dict[str, Any], str]], target: Target, batch: BatchId, with_origins: WithOrigins
+    ) -> None:
+        """Store rows as letters that a target cannot take, each with the reason."""
         label = label_of(self._pipeline, target)
         letters = [DeadLetter("store", why, self._from, quarantine.payload(row), target=label) for row, why in rows]
         self._box.put(dead_letters.name_origins(letters, with_origins), batch, f"store {label}")
@@ -413,11 +425,17 @@ def is_own(name: str) -> bool:
 # --------------------------------------------------------------------------------------------------- streams and topics
 
 
-def published(pipeline: StreamingPipeline, target: Target, rows: Input, batch: BatchId) -> Counts:
+PutRefused = Callable[[Sequence[tuple[dict[str, Any], str]]], None]
+"""Takes the rows that a stream refuses, each with the reason, before the others are stored."""
+
+
+def published(
+    pipeline: StreamingPipeline, target: Target, rows: Input, batch: BatchId, put: PutRefused | None
+) -> Counts:
     """Publish the rows of a batch to a topic or stream."""
     connection, topic = current().connection(target.connection), topic_target(target)
     if topic is None:
-        return _published_events(target, connection, rows, f"{batch.query_id} {batch.number}")
+        return _published_events(target, connection, rows, f"{batch.query_id} {batch.number}", put)
     load = Load(
         table=target.name,
         keys=target.primary_key,
@@ -441,31 +459,63 @@ def topic_target(target: Target) -> SparkTarget | None:
     return opened
 
 
-def _published_events(target: Target, connection: Connection, rows: Input, key: str) -> Counts:
+def _published_events(target: Target, connection: Connection, rows: Input, key: str, put: PutRefused | None) -> Counts:
     """Publish rows to a stream of ours. A batch that is tried again is found by its key where it is one publish, and
     stored again where it is several: which rows come first may differ between two tries, so that a key could lose
     some."""
-    from weft.streams.publishing import publish_batch
     from weft.streams.runtime import open_stream
 
     assert target.stream is not None
     ready = open_stream(target.stream, connection)
-    documents = {name for name, kind in ready.log.fields().items() if kind.base == "json"}
-    parts = _events(rows, documents, keeps_time=EVENT_TIME in ready.stream.fields)
+    fields = ready.log.fields()
+    documents = {name for name, kind in fields.items() if kind.base == "json"}
+    known = ready.stream.fields if ready.stream.validate_schema else fields
+    parts = _events(rows, documents, known, keeps_time=EVENT_TIME in ready.stream.fields)
     first = list(itertools.islice(parts, 2))
     once = f"{key} {target.name}" if len(first) == 1 else None
-    read = stored = 0
+    read = stored = refused = 0
     publishes = itertools.chain(first, parts)
     del first  # else two publishes would be held to the end
     for events in publishes:
-        reply = publish_batch(ready, events, once)
+        counts = _stored(ready, events, once, put)
         read += len(events)
-        stored += reply["rows_received"] - reply["rows_deduplicated"]
-    return Counts(rows_read=read, inserted=stored)
+        stored += counts.inserted
+        refused += counts.quarantined
+    return Counts(rows_read=read, inserted=stored, quarantined=refused)
 
 
-def _events(rows: Input, documents: Collection[str], *, keeps_time: bool) -> Iterator[list[dict[str, Any]]]:
-    """Yield rows as events. A text for one of the fields in `documents` is JSON."""
+def _stored(ready: Opened, events: list[dict[str, Any]], key: str | None, put: PutRefused | None) -> Counts:
+    """Publish events, but those that the stream refuses, if there is a place for them."""
+    from weft.streams.encode import unfit
+    from weft.streams.publishing import publish_batch
+
+    try:
+        reply = publish_batch(ready, events, key)
+        return Counts(inserted=reply["rows_received"] - reply["rows_deduplicated"])
+    except SchemaError as error:
+        if put is None:
+            raise SchemaError(error.what, field=error.field, value=error.value, hint=NO_STORE) from None
+        bad = unfit(ready.stream, ready.log, events)
+        if not bad and len(events) == 1:
+            bad = {0: error}
+    if bad:
+        # Without the number, which may differ where the batch is tried again: it has the same letters.
+        put([(events[at], re.sub(r"^Event \d+ of the", "The", error.what)) for at, error in bad.items()])
+        parts = [([each for at, each in enumerate(events) if at not in bad], key)]
+    else:
+        # What the database itself refuses is found by halves.
+        middle = len(events) // 2
+        parts = [(events[:middle], None), (events[middle:], None)]
+    done = [_stored(ready, part, key, put) for part, key in parts if part]
+    refused = len(bad) + sum(each.quarantined for each in done)
+    return Counts(inserted=sum(each.inserted for each in done), quarantined=refused)
+
+
+def _events(
+    rows: Input, documents: Collection[str], known: Collection[str], *, keeps_time: bool
+) -> Iterator[list[dict[str, Any]]]:
+    """Yield rows as events. A text for one of the fields in `documents` is JSON. A null in a column that is no `known`
+    field is no value: another row brought the column."""
     gathered: list[dict[str, Any]] = []
     for batch in _batches(rows):
         names = [
@@ -478,6 +528,10 @@ def _events(rows: Input, documents: Collection[str], *, keeps_time: bool) -> Ite
             if (as_published := _published(batch.schema.field(name), is_document=name in documents)) is not None:
                 for event, value in zip(events, as_published(batch.column(name)), strict=True):
                     event[name] = value
+            if name not in known:
+                for event in events:
+                    if event[name] is None:
+                        del event[name]
         gathered += events
         while len(gathered) > _EVENTS:
             yield gathered[:_EVENTS]
