@@ -102,10 +102,10 @@ def _watch_offsets(killer: Killer) -> None:
 
 def _watch_publishes(killer: Killer) -> None:
     """A batch is several publishes, and one of them is done."""
-    from weft.engine.streaming import targets
+    from weft.engine.streaming import target_streams
     from weft.streams import publishing
 
-    targets._EVENTS = 7
+    target_streams._EVENTS = 7
     real = publishing.publish_sync
 
     def publish_sync(*given: Any, **options: Any) -> Any:

@@ -14,7 +14,7 @@ import weft
 from conftest import System
 from engine.streaming.conftest import declare, forget_last_commit, run_once
 from engine.streaming.letters import letters_of, replay_all
-from weft.engine.streaming import targets
+from weft.engine.streaming import target_streams
 from weft.errors import SchemaError
 from weft.pipelines.streaming.declare import make
 from weft.project import Project, current
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("plain_spark", "here")
 @pytest.mark.brief("driver-2", "tasks-100000")
 @pytest.mark.parametrize("size", [100_000, 2])
 def test_a_stream_is_cleaned_into_another(size: int, way: str, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(targets, "_EVENTS", size)
+    monkeypatch.setattr(target_streams, "_EVENTS", size)
     events, clean = declare(n="int64", name="string"), declare("clean", n="int64", name="string")
     weft.publish_sync(events, [{"n": n, "name": " x "} for n in range(6)])
     pipeline: dict[str, Any] = {

@@ -40,6 +40,8 @@ from weft.systems.load import Load
 from weft.systems.log import EXTRA, RESERVED_PREFIX
 from weft.systems.sql import quarantine
 
+NO_STORE = "Name a place where such rows go alone: dead_letter_stream, dead_letter_table, dead_letter_path …"
+
 
 class DeadLetterBox:
     """The dead letters of a pipeline. `replays`: how often those of a replay have been replayed."""

@@ -273,13 +273,19 @@ class Columns(_Kept):
         before = self._found.get(source, {})
         self.note(found, source, query_id)
         names = {name.lower() for name in (*self._of(source, query_id), *self._found[source])}
-        wanted = (name for name in before if name.lower() not in names and name.lower() in (sql or "").lower())
+        wanted = (name for name in before if name.lower() not in names and _is_named(name, sql))
         self._found[source] |= {name: before[name] for name in wanted}
 
     def forget_changes(self, source: str) -> None:
         """Forget the types that the batch in hand gave to columns which had others."""
         known = {name.lower() for name in self._known.get(source, {})}
         self._found[source] = {name: kind for name, kind in self._found[source].items() if name.lower() not in known}
+
+    def forget_new(self, names: Collection[str], sql: str | None) -> None:
+        """Forget those of the columns that no target gets, unless SQL names them."""
+        dropped = {name.lower() for name in names if not _is_named(name, sql)}
+        for source, found in self._found.items():
+            self._found[source] = {name: kind for name, kind in found.items() if name.lower() not in dropped}
 
     def keep(self) -> None:
         """Write the columns of a batch that was carried out."""
@@ -329,6 +335,10 @@ class Columns(_Kept):
             is_its_own = stored is not None and stored["checkpoint"] == query_id
             self._query_id, self._known = query_id, stored["columns"] if is_its_own else {}
         return self._known.setdefault(source, {})
+
+
+def _is_named(column: str, sql: str | None) -> bool:
+    return column.lower() in (sql or "").lower()
 
 
 def _storable(kind: Any) -> Any:
