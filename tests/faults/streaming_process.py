@@ -103,17 +103,16 @@ def _watch_offsets(killer: Killer) -> None:
 def _watch_publishes(killer: Killer) -> None:
     """A batch is several publishes, and one of them is done."""
     from weft.engine.streaming import target_streams
-    from weft.streams import publishing
 
     target_streams._EVENTS = 7
-    real = publishing.publish_sync
+    real = target_streams.publish_batch
 
-    def publish_sync(*given: Any, **options: Any) -> Any:
-        told = real(*given, **options)
+    def publish_batch(*given: Any) -> Any:
+        told = real(*given)
         killer.seen()
         return told
 
-    publishing.publish_sync = publish_sync
+    target_streams.publish_batch = publish_batch
 
 
 def _watch_topic(killer: Killer, bootstrap: str, topic: str) -> None:
