@@ -102,18 +102,17 @@ def _watch_offsets(killer: Killer) -> None:
 
 def _watch_publishes(killer: Killer) -> None:
     """A batch is several publishes, and one of them is done."""
-    from weft.engine.streaming import targets
-    from weft.streams import publishing
+    from weft.engine.streaming import target_streams
 
-    targets._EVENTS = 7
-    real = publishing.publish_sync
+    target_streams._EVENTS = 7
+    real = target_streams.publish_batch
 
-    def publish_sync(*given: Any, **options: Any) -> Any:
-        told = real(*given, **options)
+    def publish_batch(*given: Any) -> Any:
+        told = real(*given)
         killer.seen()
         return told
 
-    publishing.publish_sync = publish_sync
+    target_streams.publish_batch = publish_batch
 
 
 def _watch_topic(killer: Killer, bootstrap: str, topic: str) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import contextlib
+import faulthandler
 import random
 import threading
 import time
@@ -165,6 +166,18 @@ class Load:
             raise self.broken[0]
         return all(self.progress[thread.name] > since[thread.name] for thread in self.threads)
 
+    def wait_for_readers(self, seconds: float = 120) -> None:
+        """Wait for all threads, for as long as they get anywhere: how much is left to read depends on the machine. Show
+        where one hangs."""
+        before, deadline = self.progress.total(), time.monotonic() + seconds
+        while any(thread.is_alive() for thread in self.threads):
+            time.sleep(0.05)
+            if self.progress.total() != before:
+                before, deadline = self.progress.total(), time.monotonic() + seconds
+            if time.monotonic() > deadline:
+                faulthandler.dump_traceback()
+                return
+
     def check(self, stream: Stream) -> None:
         log = open_stream(stream, self.connection).log
         stored = to_dicts(log.read(0, log.head(), 100_000_000))
@@ -203,8 +216,7 @@ def test_load_goes_on_after_a_crash(server: servers.Server, count: Callable[[int
             for thread in load.threads[:PUBLISHERS]:
                 thread.join()
             load.quiet.set()
-            for thread in load.threads:
-                thread.join(120)
+            load.wait_for_readers()
         assert not load.broken
         assert not any(thread.is_alive() for thread in load.threads)
         for stream in (load.plain, load.keyed):

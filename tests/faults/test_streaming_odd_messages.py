@@ -248,8 +248,8 @@ class Csv(Files):
 
     def adapted(self, message: Message) -> Message:
         """Without a NUL, which Spark's parser loses, and on one line: it gives the last line of a bad row alone."""
-        name = super().adapted(message).get("name") or ""
-        return {**message, "name": re.sub("[\0\r\n]", "", name)}
+        texts = {name: value for name, value in super().adapted(message).items() if isinstance(value, str)}
+        return {**message, "name": "", **{name: re.sub("[\0\r\n]", "", text) for name, text in texts.items()}}
 
     def send(self, message: Message | str) -> str:
         assert isinstance(message, dict)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import tempfile
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -106,7 +108,7 @@ class StreamReader:
     without: tuple[int, ...] = ()
     """The offsets of events that are left out."""
     late: tuple[tuple[int, str, Any], ...] = ()
-    """Offset, field and value of what came before its column did."""
+    """Offset, field and value of what came before its column did, by offset."""
 
     @property
     def one_host(self) -> bool:
@@ -163,16 +165,22 @@ class StreamReader:
                 ],
                 schema=schema,
             )
-            if self.late:
-                rows = self._completed(rows, offsets)
-            yield rows.filter(pc.invert(pc.is_in(offsets, pa.array(self.without)))) if self.without else rows
+            yield self.mended(rows, offsets)
         self._check_gap(log, reached, upto + 1)
 
+    def mended(self, rows: pa.RecordBatch, offsets: pa.Array) -> pa.RecordBatch:
+        """Return rows of ascending offsets, without those that are left out, and with what came before its column."""
+        rows = self._completed(rows, offsets)
+        return rows.filter(pc.invert(pc.is_in(offsets, pa.array(self.without)))) if self.without else rows
+
     def _completed(self, rows: pa.RecordBatch, offsets: pa.Array) -> pa.RecordBatch:
-        """Return rows with what came before its column did."""
-        numbers = {offset: number for number, offset in enumerate(offsets.to_pylist())}
+        if not self.late or not len(rows):
+            return rows
+        first = bisect_left(self.late, offsets[0].as_py(), key=itemgetter(0))
+        end = bisect_right(self.late, offsets[-1].as_py(), key=itemgetter(0))
+        numbers = {offset: number for number, offset in enumerate(offsets.to_pylist())} if first < end else {}
         values: dict[str, list[Any]] = {}
-        for offset, name, value in self.late:
+        for offset, name, value in self.late[first:end]:
             if offset in numbers and name in rows.schema.names:
                 values.setdefault(name, rows.column(name).to_pylist())[numbers[offset]] = value
         for name, column in values.items():

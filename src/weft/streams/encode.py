@@ -143,6 +143,21 @@ def encode(stream: Stream, log: Log, events: list[dict[str, Any]], *, fresh: boo
     return encode_quickly(stream, log, events) or _by_event(stream, log, events, log.fields())
 
 
+def unfit(stream: Stream, log: Log, events: list[dict[str, Any]]) -> dict[int, SchemaError]:
+    """Return the numbers of the events that `encode` refuses, each with the reason. Stores nothing."""
+    fields, refused = log.fields(fresh=True), dict[int, SchemaError]()
+    events = plain_events(events)
+    if (stream.on_schema_drift == "evolve" or not fields) and not stream.validate_schema:
+        fields = {**fields, **_new_fields(stream, fields, events)}
+    for index, event in enumerate(events):
+        try:
+            _check_keys(stream, index, event)
+            _by_event(stream, log, [event], fields)
+        except SchemaError as error:
+            refused[index] = error
+    return refused
+
+
 def _check_keys(stream: Stream, index: int, event: dict[str, Any]) -> None:
     for key in event:
         if type(key) is not str:

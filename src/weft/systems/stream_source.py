@@ -255,9 +255,9 @@ class UntypedRows(ABC):
 
         A row that cannot be parsed fails the job that reads it, or is apart already."""
 
-    def split(self, known: Mapping[str, DataType], *, widens: bool) -> FrameRows | None:
+    def split(self, known: Mapping[str, DataType], *, widens: bool, grows: bool) -> FrameRows | None:
         """Return the rows with those that cannot be parsed apart; `None` where that makes no difference to `read`. It
-        reads and holds all of them."""
+        reads and holds all of them. `grows`: an object may have keys that it did not have before."""
         return None
 
     def close(self) -> None:  # noqa: B027 - optional

@@ -17,7 +17,9 @@ from conftest import System
 from engine.streaming.conftest import rows, run_once
 from engine.streaming.test_column_types import Topic
 from weft.engine.load import open_tables
+from weft.engine.streaming.checkpoint import Checkpoint
 from weft.engine.streaming.dead_letters import stream_of
+from weft.engine.streaming.source_state import Columns
 from weft.errors import DeclarationError, LoadRefusedError
 from weft.project import current
 from weft.types import BigInt
@@ -295,6 +297,53 @@ def test_keys_of_objects_in_delta(drift: str, kafka: Any, project: Path) -> None
     ((error, offset, _),) = letters()
     assert offset == "0:1"
     assert "the key 'c' is new" in error
+
+
+@pytest.mark.parametrize("drift", ["evolve", "ignore"])
+@pytest.mark.brief("evolve")
+def test_keys_of_objects_in_lines_of_json(drift: str, project: Path) -> None:
+    place = Place("delta", weft.DeltaLocalConnection(str(project / "lake"), name="lake"))
+    inbox = weft.ObjectStoreLocalConnection(str(project / "in"), name="inbox", format="json_lines")
+    source = weft.Source(connection=inbox, query="new")
+    files = [
+        ['{"id": 1, "o": {"a b": 1, "l": [{"n": 1.5}]}}'],
+        ['{"id": 2, "o": {"a b": 2, "c": 1}}', '{"id": 3, "o": {"a b": 3, "l": [{"n": 2.5}]}}', '{"id": 4}', "{"],
+        ['{"id": 5, "o": {"l": [{"n": 1}, {"n": 2, "m": 1}]}}', '{"id": 6, "o": {"a b": null, "l": []}}'],
+    ]
+    (project / "in/new").mkdir(parents=True)
+    for number, lines in enumerate(files):
+        (project / f"in/new/{number}.json").write_text("\n".join(lines))
+        run_once(name="copy", source=source, targets=[place.target], dead_letter_stream="failed", on_drift=drift)
+    assert place.rows("id", "o.`a b`", "o.l.n") == [
+        (1, 1, [1.5]),
+        (3, 3, [2.5]),
+        (4, None, None),
+        (6, None, []),
+    ]
+    found = weft.consume_sync(stream_of("failed", None), "me")
+    payloads = sorted((each["payload"] for each in found), key=len)
+    assert payloads[0] == "{"
+    assert [json.loads(each) for each in payloads[1:]] == [json.loads(files[1][0]), json.loads(files[2][0])]
+    assert all("A value does not fit its column" in each["error"] for each in found if each["payload"] != "{")
+
+
+def test_later_batches_have_no_columns_that_no_target_gets(kafka: Any, project: Path) -> None:
+    """Each of them would be looked at as a column of nulls."""
+
+    def known(pipeline: str, source: str) -> list[str]:
+        return [each.name for each in Columns(Checkpoint(pipeline).home).kept(source) if each.name != "_event_ts"]
+
+    topic = Topic(kafka, max_new_columns=1)
+    topic.run({"id": 1})
+    topic.run({"id": 2, "a": 1, "b": 1}, {"id": 3, **SOME})
+    assert known("copy", topic.name) == ["id", "a"]
+    inbox = weft.ObjectStoreLocalConnection(str(project / "in"), name="inbox", format="json_lines")
+    (project / "in/new").mkdir(parents=True)
+    lines = [{"id": 1}, {"id": 2}, {"id": 3, **SOME}]
+    (project / "in/new/1.json").write_text("\n".join(map(json.dumps, lines)))
+    source = weft.Source(connection=inbox, query="new")
+    run_once(name="lines", source=source, target_table=(None, "lines"), dead_letter_stream="failed")
+    assert known("lines", "new") == ["id"]
 
 
 def test_a_row_or_a_key_that_is_too_large_for_a_page(kafka: Any, open_system: Callable[..., Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -12,7 +13,12 @@ import pytest
 import weft
 from conftest import System
 from engine.streaming.conftest import declare, forget_last_commit, run_once
-from weft.engine.streaming import targets
+from engine.streaming.letters import letters_of, replay_all
+from weft.engine.streaming import target_streams
+from weft.errors import SchemaError
+from weft.pipelines.streaming.declare import make
+from weft.project import Project, current
+from workers import drain
 
 pytestmark = pytest.mark.usefixtures("plain_spark", "here")
 
@@ -20,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("plain_spark", "here")
 @pytest.mark.brief("driver-2", "tasks-100000")
 @pytest.mark.parametrize("size", [100_000, 2])
 def test_a_stream_is_cleaned_into_another(size: int, way: str, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(targets, "_EVENTS", size)
+    monkeypatch.setattr(target_streams, "_EVENTS", size)
     events, clean = declare(n="int64", name="string"), declare("clean", n="int64", name="string")
     weft.publish_sync(events, [{"n": n, "name": " x "} for n in range(6)])
     pipeline: dict[str, Any] = {
@@ -95,4 +101,81 @@ def test_from_an_entry_of_redis_on(open_system: Callable[[str], AbstractContextM
         start = f"{offset >> 20}-{offset % (1 << 20)}"
         run_once(name="copy", source=weft.Source(query=source, start=start), target=declare("copies", n="int64"))
         assert [each["n"] for each in weft.consume_sync("copies", "me")] == [1, 2]
+        weft.streams.close()
+
+
+@pytest.mark.brief("sqlite", "redis")
+@pytest.mark.parametrize("kind", ["sqlite", "postgres", "mysql", "redis"])
+def test_rows_that_a_stream_refuses(
+    kind: str, open_system: Callable[[str], AbstractContextManager[System]], here: Project
+) -> None:
+    """They are dead letters by themselves, and are replayed when the stream takes them."""
+    events = declare(n="int64", text="string", doc="json")
+    weft.publish_sync(
+        events,
+        [
+            {"n": 0, "text": "a"},
+            {"n": 1},
+            {"n": 2, "text": "c", "more": 5, "doc": {"a": 1}},
+            {"n": 3, "text": "d", "doc": {"b": 1}},
+            {"n": 4, "text": "e"},
+        ],
+    )
+    declared: dict[str, Any] = {"name": "copy", "source": events, "dead_letter_stream": "failed"}
+    # JSON has no NaN.
+    odd = "CASE WHEN n = 4 THEN array(CAST('NaN' AS DOUBLE)) END AS list"
+    declared["transform_sql"] = f"SELECT n, text, doc, more, {odd} FROM source"
+    with open_system(kind) as system:
+
+        def stream(**options: Any) -> Any:
+            here.streams.pop("clean", None)
+            fields = {"n": "int64", "text": "string", "doc": "json?", "list": "json?"}
+            return weft.stream(name="clean", fields=fields, connection=system.connection, **options)(lambda: None)
+
+        strict = stream(validate_schema=True)
+        run_once(target=strict, **declared)
+        pipeline = make(target=strict, **declared)
+        found = {each.offset: (json.loads(each.payload)["n"], each.error) for each in letters_of(pipeline)}
+        assert [(offset, n) for offset, (n, _) in sorted(found.items())] == [("2", 1), ("3", 2), ("5", 4)]
+        assert "The publish to 'clean': field 'text' is null" in found["2"][1]
+        assert "field 'more' = 5: the stream has no such field" in found["3"][1]
+        assert "NaN" in found["5"][1]
+        weft.streams.close(here)
+        clean = stream()
+        replay_all(make(target=clean, **declared))
+        again = {each["n"]: (each.get("text"), each.get("doc"), each.get("more")) for each in drain(clean)}
+        assert again == {
+            0: ("a", None, None),
+            1: (None, None, None),
+            2: ("c", {"a": 1}, 5),
+            3: ("d", {"b": 1}, None),
+        }
+        assert [json.loads(each.payload)["n"] for each in letters_of(pipeline)] == [4]
+        weft.streams.close()
+
+
+def test_rows_that_a_stream_refuses_without_a_place_for_them() -> None:
+    events = declare(n="int64", text="string")
+    weft.publish_sync(events, [{"n": 0, "text": "a"}, {"n": 1}])
+    strict = weft.stream(name="clean", fields={"n": "int64", "text": "string"}, validate_schema=True)(lambda: None)
+    with pytest.raises(SchemaError, match="field 'text' is null; it must be string") as raised:
+        run_once(name="copy", source=events, target=strict)
+    assert "dead_letter_stream" in str(raised.value)
+
+
+def test_what_a_database_refuses_is_found_by_halves(
+    open_system: Callable[[str], AbstractContextManager[System]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It passes our own checks."""
+    monkeypatch.setattr("weft.systems.redis.store._MOST_BYTES", 1000)
+    events = declare(n="int64", text="string")
+    weft.publish_sync(events, [{"n": n, "text": "x" * (2000 if n == 3 else 300)} for n in range(6)])
+    with open_system("redis") as redis:
+        clean = weft.stream(name="clean", fields={"n": "int64", "text": "string"}, connection=redis.connection)
+        pipeline: dict[str, Any] = {"source": events, "target": clean(lambda: None), "dead_letter_stream": "failed"}
+        run_once(name="copy", **pipeline)
+        assert sorted(each["n"] for each in drain(current().streams["clean"])) == [0, 1, 2, 4, 5]
+        (letter,) = letters_of(make(name="copy", **pipeline))
+        assert (letter.offset, json.loads(letter.payload)["n"]) == ("4", 3)
+        assert "may have 1,000 bytes" in letter.error
         weft.streams.close()

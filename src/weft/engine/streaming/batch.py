@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from weft.engine import inputs
 from weft.engine.streaming.batch_id import BatchId
-from weft.engine.streaming.dead_letters import DeadLetterBox
+from weft.engine.streaming.dead_letters import NO_STORE, DeadLetterBox
 from weft.engine.streaming.joins import Joins
 from weft.engine.streaming.log_source import EventRows
 from weft.engine.streaming.progress import OpenedSource
@@ -21,7 +21,7 @@ from weft.engine.streaming.sessions import Sessions
 from weft.engine.streaming.source_state import Columns, Written
 from weft.engine.streaming.state import open_state
 from weft.engine.streaming.stateful import Stateful
-from weft.engine.streaming.targets import NO_STORE, Targets
+from weft.engine.streaming.targets import Targets
 from weft.engine.streaming.transform import Reduction, Transform, TypedRows, memory_of, together
 from weft.engine.streaming.windows import Windows
 from weft.errors import ConnectionFailedError, DeclarationError, LoadRefusedError, WeftError
@@ -68,7 +68,8 @@ class Batches:
     ) -> None:
         self.pipeline, self.sources, self._columns = pipeline, sources, columns
         self._box = box or DeadLetterBox(pipeline)
-        self.transform, self.targets = Transform(pipeline, columns), Targets(pipeline, self._box, Written(columns.home))
+        self._written = Written(columns.home)
+        self.transform, self.targets = Transform(pipeline, columns), Targets(pipeline, self._box, self._written)
         self._widens = pipeline.on_drift == "evolve"
         self._stateful: Stateful | None = None
         self._owes_tick = False
@@ -112,6 +113,9 @@ class Batches:
     def _attempted(self, frame: Any, batch: BatchId) -> BatchResult:
         parts: list[BatchRows] = []
         opened: list[BatchRows] = []
+        is_split = False
+        self._box.put_ids.clear()
+        self._box.withdrawn = self._written.withdrawn(batch)
         try:
             for source, part in zip(self.sources, split(frame, self.sources), strict=True):
                 parts.append(source.take(part))
@@ -122,18 +126,28 @@ class Batches:
             # A row of a file that cannot be parsed, which Spark does not report; or a number, or a key of an object,
             # that makes its column wider than the SQL or a target takes. A target that has the batch has its rows as
             # they were.
-            for widens in dict.fromkeys((self._widens, False)):
-                is_refused = isinstance(failure, LoadRefusedError) and widens
+            for widens, grows in ((self._widens, True), (False, False)):
+                is_refused = isinstance(failure, LoadRefusedError) and grows
                 if isinstance(failure, _NOT_READING) or is_refused or self._is_stored(batch):
                     continue
-                again = self._split(parts, batch.query_id, widens)
+                again = self._split(parts, batch.query_id, widens, grows)
                 opened += again
                 if again == parts:
                     continue
+                before, is_split = set(self._box.put_ids), True
+                self._box.put_ids.clear()
                 try:
-                    return self._run(again, frame.sparkSession, batch)
+                    result = self._run(again, frame.sparkSession, batch)
                 except WeftError as error:
                     failure = error
+                    self._box.put_ids |= before
+                else:
+                    # Rows that failed by the types of before are in the targets.
+                    self._box.remove(before - self._box.put_ids)
+                    return result
+            # A load that could not be reached may have been committed.
+            if is_split and not isinstance(failure, ConnectionFailedError):
+                self._withdraw_letters(batch)
             raise failure
         finally:
             for each in {id(each): each for each in (*parts, *opened)}.values():
@@ -142,11 +156,20 @@ class Batches:
     def _is_done(self, batch: BatchId) -> bool:
         return self.targets.is_done(self.pipeline.targets, batch)
 
-    def _is_stored(self, batch: BatchId) -> bool:
-        return any(self.targets.has(each, batch) for each in self.pipeline.targets)
+    def _is_stored(self, batch: BatchId, *, unknown: bool = False) -> bool:
+        last = None if self._windows is None else self._windows.last
+        is_in_state = last is not None and last.number == batch.number
+        return is_in_state or any(self.targets.has(each, batch, unknown=unknown) for each in self.pipeline.targets)
+
+    def _withdraw_letters(self, batch: BatchId) -> None:
+        """Remove the letters of attempts of which nothing is stored: the batch may pass as a whole later."""
+        if self._box.put_ids and not self._is_stored(batch, unknown=True):
+            self._written.note_withdrawn(batch)
+            self._box.remove(self._box.put_ids)
 
     def _run(self, parts: Sequence[BatchRows], spark: Any, batch: BatchId) -> BatchResult:
         """Carry out the steps of a batch: split off what cannot be parsed, transform the rest, commit it."""
+        self.targets.dropped.clear()
         if self.pipeline.step is not None:
             return self._run_step(parts, spark, batch)
         counts: dict[str, Counts] = {}
@@ -321,6 +344,10 @@ class Batches:
                     self._columns.note_again(found, each.source, query_id, self.pipeline.transform_sql)
                 else:
                     self._columns.forget_changes(each.source)
+        if len(self.targets.dropped) == len(self.pipeline.targets):
+            # As columns of nulls in later batches, each of these would be looked at.
+            dropped = set[str](self.targets.dropped[0]).intersection(*self.targets.dropped)
+            self._columns.forget_new(dropped, self.pipeline.transform_sql)
         self._columns.keep()
 
     def _check_unparsed(self, rows: TypedRows) -> None:
@@ -350,13 +377,13 @@ class Batches:
             if rows is not None:
                 yield rows
 
-    def _split(self, parts: Sequence[BatchRows], query_id: str, widens: bool) -> list[BatchRows]:
+    def _split(self, parts: Sequence[BatchRows], query_id: str, widens: bool, grows: bool) -> list[BatchRows]:
         """Return the rows again, with those apart that cannot be parsed, if that is worth a try."""
         again = list(parts)
         for number, each in enumerate(parts):
             if isinstance(each, UntypedRows):
                 with suppress(WeftError):  # the error that the batch failed with says more
-                    rows = each.split(self._columns.types(each.source, query_id), widens=widens)
+                    rows = each.split(self._columns.types(each.source, query_id), widens=widens, grows=grows)
                     if rows is not None and rows.bad:
                         again[number] = rows
                     elif rows is not None:

@@ -40,6 +40,8 @@ from weft.systems.load import Load
 from weft.systems.log import EXTRA, RESERVED_PREFIX
 from weft.systems.sql import quarantine
 
+NO_STORE = "Name a place where such rows go alone: dead_letter_stream, dead_letter_table, dead_letter_path …"
+
 
 class DeadLetterBox:
     """The dead letters of a pipeline. `replays`: how often those of a replay have been replayed."""
@@ -50,6 +52,9 @@ class DeadLetterBox:
         """The letters that were put into this box."""
         self.origins: set[tuple[str, str | None]] = set()
         """Source and offset of the rows of a batch that were read, and then failed."""
+        self.withdrawn = 0
+        """How often letters of the batch in hand were removed. Stores that only append take no letter again under the
+        name of a removed one."""
         self._store = open_store(pipeline)
 
     @property
@@ -73,7 +78,8 @@ class DeadLetterBox:
         for each in letters:
             seen[each] += 1
             # By what it says: a batch that is tried again under other SQL may have other letters, in another order.
-            letter_id = digest(repr((*batch, part, tuple(vars(each).values()), seen[each])))
+            again = (self.withdrawn,) if self.withdrawn else ()
+            letter_id = digest(repr((*batch, part, tuple(vars(each).values()), seen[each], *again)))
             stored.append(
                 StoredLetter(
                     **vars(each),

@@ -52,9 +52,12 @@ class EventRows(ReaderRows):
     """The events of a micro-batch."""
 
     log: Any = None
+    gathered: pa.Table | None = None
 
     def gather(self) -> pa.Table:
         reader = self.reader
+        if self.gathered is not None:
+            return self.gathered
         return pa.Table.from_batches(reader.read_from(self.log, reader.after, reader.upto), reader.schema)
 
     def split(self) -> EventRows:
@@ -65,7 +68,13 @@ class EventRows(ReaderRows):
         fields = {name: kind for name, kind in self.reader.types if name not in META_TYPES}
         whys: dict[int, str] = {}
         late: list[tuple[int, str, Any]] = []
-        for batch in self.log.read_arrow(self.reader.after, self.reader.upto, [ROWID, EXTRA]):
+        # Few events are read once.
+        gathered = self.gather() if self.size is not None and self.size <= SMALL else None
+        if gathered is not None:
+            batches = gathered.select([ROWID, EXTRA]).to_batches()
+        else:
+            batches = self.log.read_arrow(self.reader.after, self.reader.upto, [ROWID, EXTRA])
+        for batch in batches:
             for event in batch.filter(batch.column(EXTRA).is_valid()).to_pylist():
                 offset, extra = event[ROWID], json.loads(event[EXTRA])
                 for name in (name for name, value in extra.items() if value is not None and name in fields):
@@ -73,19 +82,25 @@ class EventRows(ReaderRows):
                         late.append((offset, name, _fitted(extra[name], fields[name])))
                     except ValueError:
                         whys[offset] = f"{name!r} is {_shown(extra[name])}, which does not fit {fields[name]}."
-        if not whys:
-            return replace(self, reader=replace(self.reader, late=tuple(late))) if late else self
         offsets = tuple(whys)
-        between = replace(self, reader=replace(self.reader, after=offsets[0] - 1, upto=offsets[-1]))
-        rows = between.gather()
+        reader = replace(self.reader, without=offsets, late=tuple(late))
+        if gathered is not None and (late or whys):
+            parts = [reader.mended(each, each.column(ROWID)) for each in gathered.to_batches()]
+            mended = replace(self, reader=reader, gathered=pa.Table.from_batches(parts, gathered.schema))
+        else:
+            mended = replace(self, reader=reader, gathered=gathered)
+        if not whys:
+            return mended
+        rows = gathered
+        if rows is None:
+            rows = replace(self, reader=replace(self.reader, after=offsets[0] - 1, upto=offsets[-1])).gather()
         letters = tuple(
             DeadLetter("read", whys[row[ROWID]], self.source, _payload(row, fields), str(row[ROWID]))
             for row in rows.filter(pc.is_in(rows[ROWID], pa.array(offsets))).to_pylist()
         )
-        reader = replace(self.reader, without=offsets, late=tuple(late))
         # A size beyond SMALL is a bound that counting stopped at.
         size = self.size if self.size is None or self.size > SMALL else self.size - len(letters)
-        return replace(self, reader=reader, size=size, bad=letters)
+        return replace(mended, size=size, bad=letters)
 
 
 class LogSource(StreamSource):

@@ -39,6 +39,8 @@ class Limits:
     """Whether there is no table yet. It gets the columns that at least half of its first rows have, too."""
     can_hold: Callable[[Collection[str]], bool]
     """Whether a table can have these columns of the batch."""
+    got: Collection[str] = ()
+    """Those of them, in small letters, that it got since the batch was first tried."""
 
 
 class Fitted(NamedTuple):
@@ -51,6 +53,8 @@ class Fitted(NamedTuple):
     """How many columns it gets that count."""
     left_out: list[str]
     """The columns that it does not get, and whose values are left out."""
+    dropped: Collection[str] = ()
+    """All columns that it does not get."""
     is_nothing: bool = False
     """Whether no row is left for a table that is not there: it is made of the first row that it can take."""
 
@@ -72,16 +76,20 @@ def fitted(rows: Input, new: Sequence[str], limits: Limits) -> Fitted:
     aside, held = held.split(list(refused), extra, limits.most)
     # Rows that were put aside decide nothing: what only they have is no column. The columns of many rows come first.
     counts = held.counts(extra)
-    added = 0
-    for name in sorted(filter(counts.__getitem__, extra), key=counts.__getitem__, reverse=True):
-        if added < room and limits.can_hold([*kept, name]):
+    filled = sorted(filter(counts.__getitem__, extra), key=counts.__getitem__, reverse=True)
+    got = [name for name in filled if name.lower() in limits.got]
+    kept += got
+    added = len(got)
+    for name in filled:
+        if added < room and name not in got and limits.can_hold([*kept, name]):
             kept.append(name)
             added += 1
     dropped = {*new, *refused} - set(kept)
     left_out = [name for name in extra if counts[name] and name in dropped]
     reasons = [(row, _reason(row, limits)) for row in aside.to_pylist()]
     rest = held.selecting([name for name in held.names if name not in dropped])
-    return Fitted(rest, reasons, added, left_out, bool(limits.is_made and reasons and not held.size))
+    is_nothing = bool(limits.is_made and reasons and not held.size)
+    return Fitted(rest, reasons, added, left_out, dropped, is_nothing)
 
 
 def _reason(row: Mapping[str, Any], limits: Limits) -> str:

@@ -29,8 +29,9 @@ from uuid import uuid4
 
 import pyarrow as pa
 
+from weft.columns import hint_of
 from weft.engine import connectors, files, frame_projection, session
-from weft.engine.readers import opened_tables, stored_columns
+from weft.engine.readers import opened_tables, stored_columns, stream_reader
 from weft.engine.streaming.batch import Batches
 from weft.engine.streaming.batch_id import BatchId
 from weft.engine.streaming.checkpoint import Checkpoint
@@ -41,6 +42,7 @@ from weft.engine.streaming.lock import opened
 from weft.engine.streaming.row_origin import ORIGIN, origin_of
 from weft.engine.streaming.source_state import Columns
 from weft.engine.streaming.sources import open_source
+from weft.engine.streaming.targets import topic_target
 from weft.engine.streaming.transform import WithOrigins, memory_of
 from weft.errors import BusyError, ConnectionFailedError, NotFoundError, WeftError
 from weft.pipelines.streaming.endpoints import label_of
@@ -51,7 +53,7 @@ from weft.systems.codecs.columns import WHOLE, message_type, storable
 from weft.systems.codecs.json import JsonDecoder
 from weft.systems.dead_letter_store import Stage, StoredLetter, as_json, digest
 from weft.systems.load import KEYED_MODES
-from weft.systems.log import EXTRA, ROWID
+from weft.systems.log import EXTRA, RESERVED_PREFIX, ROWID
 from weft.systems.stream_source import EVENT_TIME, StreamSource
 from weft.types import FieldType, exact_number
 
@@ -370,7 +372,7 @@ def _with_origins(rows: pa.Table, letters: Sequence[StoredLetter]) -> pa.Table:
 
 
 def _rejected_rows(letters: Sequence[StoredLetter], target: Target) -> tuple[pa.Table, Sequence[int], dict[int, str]]:
-    """Return the rows that a table rejected, the numbers of their letters, and why the others cannot be parsed."""
+    """Return the rows that a target rejected, the numbers of their letters, and why the others cannot be parsed."""
     known = _columns_of(target)
     binary = [name for name, each in known.items() if pa.types.is_binary(each.type)]
     payloads: list[str | dict[str, Any]] = []
@@ -379,7 +381,12 @@ def _rejected_rows(letters: Sequence[StoredLetter], target: Target) -> tuple[pa.
         if row is not None:
             row |= {name: _base64(row[name]) for name in binary if isinstance(row.get(name), str)}
         payloads.append(letter.payload if row is None else row)
-    return _parsed(payloads, known)
+    types = None
+    if target.stream is not None:
+        # Documents may differ in all their keys: they are no structs of one type.
+        documents = {name: pa.json_() for name, each in known.items() if hint_of(each) == "json"}
+        types = documents | {name: each.type for name, each in known.items() if not _is_of_json(each.type)}
+    return _parsed(payloads, known, types)
 
 
 def _base64(digits: str) -> str:
@@ -388,8 +395,11 @@ def _base64(digits: str) -> str:
 
 
 def _columns_of(target: Target) -> dict[str, pa.Field]:
-    """Return the columns that a table has now, without those that a normalizer makes: their values may be anything."""
+    """Return the columns that a target has now, without those that a normalizer makes: their values may be anything."""
     connection = current().connection(target.connection)
+    if target.stream is not None:
+        stored = () if topic_target(target) is not None else stream_reader(target.stream, connection).schema
+        return {each.name: each for each in stored if not each.name.startswith(RESERVED_PREFIX)}
     assert target.table is not None
     normalized = {each.name for each in target.declared.columns if each.normalizers} if target.declared else set()
     if system_for(connection.kind).tables is None:

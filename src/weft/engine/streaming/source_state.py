@@ -15,11 +15,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, ClassVar
 
 import pyarrow as pa
 
+from weft.engine.streaming.batch_id import BatchId
 from weft.engine.streaming.sources import open_source
 from weft.errors import DeclarationError
 from weft.pipelines.streaming.spec import Source, StreamingPipeline
@@ -125,32 +127,74 @@ def _begun(sources: Sequence[Source], known: dict[str, str]) -> list[Source]:
 
 
 class Written(_Kept):
-    """The tables that batches were written to, each with the number of columns that it got from them."""
+    """The tables that batches were written to, each with the number of columns that it got from them; and by query,
+    what the batch in hand found when it was first tried. A table gets columns before its rows: a batch that is tried
+    again would put other rows aside, and add columns beyond the limit."""
 
     NAME = "targets.json"
 
     def __init__(self, checkpoint: Location) -> None:
         super().__init__(checkpoint)
-        self._known: dict[str, int] | None = None
+        self._known: dict[str, dict[str, Any]] | None = None
 
     def has(self, table: str) -> bool:
-        return table in self._tables()
+        return table in self._stored()["tables"]
 
     def added(self, table: str) -> int:
         """Return how many columns a table got."""
-        return self._tables().get(table, 0)
+        return int(self._stored()["tables"].get(table, 0))
 
-    def note(self, table: str, added: int = 0) -> None:
-        """Remember a table that got columns; a replay of letters without a checkpoint leaves nothing behind."""
-        if (added or not self.has(table)) and self._home.at("metadata").read() is not None:
-            self._tables()[table] = self.added(table) + added
-            self._write(self._tables())
+    def at_first(self, table: str, batch: BatchId, now: Collection[str] | None) -> Collection[str] | None:
+        """Return the columns that a table had when a batch was first tried; `None` where there was no table.
+        `now`: those that it has."""
+        tried: dict[str, list[str] | None] = self._tried(batch)["columns"]
+        return tried.get(table, now)
 
-    def _tables(self) -> dict[str, int]:
+    def note_try(self, table: str, batch: BatchId, columns: Collection[str] | None) -> None:
+        """Remember the columns that a table has when a batch is first tried."""
+        if table not in self._tried(batch)["columns"]:
+            with self._changing(batch) as (_, tried):
+                tried["columns"][table] = None if columns is None else sorted(columns)
+
+    def note(self, table: str, batch: BatchId, added: int) -> None:
+        """Remember a table that has a batch, and how many columns it got since that was first tried."""
+        is_tried = table in self._tried(batch)["columns"]
+        if is_tried or not self.has(table):
+            with self._changing(batch) as (tables, tried):
+                tables[table] = tables.get(table, 0) + (added if is_tried else 0)
+                tried["columns"].pop(table, None)
+
+    def withdrawn(self, batch: BatchId) -> int:
+        """Return how often letters of a batch were removed because it failed."""
+        return int(self._tried(batch)["withdrawn"])
+
+    def note_withdrawn(self, batch: BatchId) -> None:
+        with self._changing(batch) as (_, tried):
+            tried["withdrawn"] += 1
+
+    @contextmanager
+    def _changing(self, batch: BatchId) -> Iterator[tuple[dict[str, int], dict[str, Any]]]:
+        """Yield the tables and the try of a batch, and write them at the end; a replay of letters without a checkpoint
+        leaves nothing behind."""
+        self._known = None  # a replay may have written meanwhile
+        stored, tried = self._stored(), self._tried(batch)
+        yield stored["tables"], tried
+        stored["tries"].pop(batch.query_id, None)
+        if tried["columns"] or tried["withdrawn"]:
+            stored["tries"][batch.query_id] = tried
+        if self._home.at("metadata").read() is not None:
+            self._write(stored)
+
+    def _tried(self, batch: BatchId) -> dict[str, Any]:
+        tried: dict[str, Any] = self._stored()["tries"].get(batch.query_id, {})
+        return tried if tried.get("number") == batch.number else {"number": batch.number, "columns": {}, "withdrawn": 0}
+
+    def _stored(self) -> dict[str, dict[str, Any]]:
         if self._known is None:
             stored = self._read() or {}
-            # An older checkpoint has a list of the tables.
-            self._known = stored if isinstance(stored, dict) else dict.fromkeys(stored, 0)
+            if "tries" not in stored:  # that of an older version: counts by table, or a list of the tables
+                stored = {"tables": stored if isinstance(stored, dict) else dict.fromkeys(stored, 0), "tries": {}}
+            self._known = stored
         return self._known
 
 
@@ -229,13 +273,19 @@ class Columns(_Kept):
         before = self._found.get(source, {})
         self.note(found, source, query_id)
         names = {name.lower() for name in (*self._of(source, query_id), *self._found[source])}
-        wanted = (name for name in before if name.lower() not in names and name.lower() in (sql or "").lower())
+        wanted = (name for name in before if name.lower() not in names and _is_named(name, sql))
         self._found[source] |= {name: before[name] for name in wanted}
 
     def forget_changes(self, source: str) -> None:
         """Forget the types that the batch in hand gave to columns which had others."""
         known = {name.lower() for name in self._known.get(source, {})}
         self._found[source] = {name: kind for name, kind in self._found[source].items() if name.lower() not in known}
+
+    def forget_new(self, names: Collection[str], sql: str | None) -> None:
+        """Forget those of the columns that no target gets, unless SQL names them."""
+        dropped = {name.lower() for name in names if not _is_named(name, sql)}
+        for source, found in self._found.items():
+            self._found[source] = {name: kind for name, kind in found.items() if name.lower() not in dropped}
 
     def keep(self) -> None:
         """Write the columns of a batch that was carried out."""
@@ -285,6 +335,10 @@ class Columns(_Kept):
             is_its_own = stored is not None and stored["checkpoint"] == query_id
             self._query_id, self._known = query_id, stored["columns"] if is_its_own else {}
         return self._known.setdefault(source, {})
+
+
+def _is_named(column: str, sql: str | None) -> bool:
+    return column.lower() in (sql or "").lower()
 
 
 def _storable(kind: Any) -> Any:

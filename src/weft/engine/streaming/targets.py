@@ -4,28 +4,27 @@ from __future__ import annotations
 
 import functools
 import itertools
-import json
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from datetime import UTC, date, datetime
-from decimal import Decimal
+from datetime import UTC, datetime
 from hashlib import sha256
 from typing import Any
 
 import pyarrow as pa
 
-from weft.columns import hint_of, is_nested
 from weft.engine import connectors, files, frames, inputs, session
 from weft.engine.inputs import Input
 from weft.engine.load import Job
 from weft.engine.projection import TableProjection
-from weft.engine.readers import open_tables, read_all, stored_columns
+from weft.engine.readers import open_tables, stored_columns
 from weft.engine.streaming import dead_letters, new_columns
 from weft.engine.streaming.batch_id import BatchId
+from weft.engine.streaming.dead_letters import NO_STORE
 from weft.engine.streaming.source_state import Written
 from weft.engine.streaming.sources import open_source
+from weft.engine.streaming.target_streams import PutRefused, published_events
 from weft.engine.streaming.transform import WithOrigins
 from weft.errors import LoadRefusedError, WeftError
 from weft.pipelines import declare
@@ -45,13 +44,8 @@ from weft.systems.sql import ledger, quarantine
 from weft.systems.sql.tables import Column, SqlTables
 from weft.systems.stream_source import EVENT_TIME
 from weft.systems.target import SparkTarget
-from weft.types import to_json
 
 _log = logging.getLogger("weft.engine")
-
-# So many events are one publish: all of them or none, and few enough to be held as Python objects.
-_EVENTS = 100_000
-NO_STORE = "Name a place where such rows go alone: dead_letter_stream, dead_letter_table, dead_letter_path …"
 
 
 class Targets:
@@ -68,6 +62,8 @@ class Targets:
         self._takes_keys = is_open and any(open_source(each).brings_keys for each in pipeline.sources)
         self._left_out: set[tuple[str, str]] = set()
         """Tables and the columns that they do not get, of which a warning was written."""
+        self.dropped: list[Collection[str]] = []
+        """The columns of the batch in hand that each of its tables does not get."""
 
     def close(self) -> None:
         for tables in self._tables.values():
@@ -84,29 +80,38 @@ class Targets:
         """Load rows into a target, once under the id of their batch, and remove those with the keys `removed`. Of those
         that it rejects `with_origins` names the origins."""
         if target.stream is not None:
-            return published(self._pipeline, target, rows, batch)
+            put = functools.partial(self._put_letters, target=target, batch=batch, with_origins=with_origins)
+            has_place = self._pipeline.dead_letters is not None
+            return published(self._pipeline, target, rows, batch, put if has_place else None)
         connection, load = self._planned(target, batch)
         load = replace(load, removed=_removed(target, removed))
         on_drift = self._pipeline.on_drift
         try:
             with self._opened(connection) as tables:
                 present = _columns(connection, tables, load)
+                place = _place_of(target, connection)
                 if target.table is not None and present is None:
                     self._refuse_gone(target, connection)
+                # A batch that is tried again puts the same rows aside, whatever columns the table has got meanwhile.
+                before = self._written.at_first(place, batch, present)
                 columns: TargetColumns | DeclaredColumns
                 if target.declared is not None and target.declared.columns:
                     columns = DeclaredColumns.of(target.declared, on_drift)
                 else:
-                    columns = TargetColumns(None if present is None else frozenset(present), on_drift)
+                    columns = TargetColumns(None if before is None else frozenset(before), on_drift)
                 job = Job(load, connection, projection=columns)
                 if self._pipeline.dead_letters is not None:
                     job.reject = functools.partial(self._put_keyless, load, target, batch, with_origins)
                 fitted = self._fitted(
-                    _selected(rows, columns, load), columns, target, load, connection, tables, present
+                    _selected(rows, columns, load), columns, place, load, connection, tables, present, before
                 )
-                if fitted.aside and self.has(target, batch):
+                self.dropped.append(fitted.dropped)
+                is_decided = bool(fitted.aside or fitted.added)
+                if is_decided and self.has(target, batch):
                     counts = Counts(replayed=True)
                 else:
+                    if is_decided:
+                        self._written.note_try(place, batch, before)
                     self._put_aside(fitted.aside, load, target, batch, with_origins)
                     if fitted.is_nothing:
                         return Counts(quarantined=len(fitted.aside))
@@ -118,7 +123,7 @@ class Targets:
             error.add_note(f"target {target.name} of {self._pipeline.name}, batch {batch.number}")
             raise error from error.__cause__
         if target.table is not None or fitted.added:
-            self._written.note(_place_of(target, connection), fitted.added)
+            self._written.note(place, batch, fitted.added)
         if counts.quarantined or counts.replayed:
             self._store_rejected(target, batch, with_origins)
         return counts
@@ -127,17 +132,19 @@ class Targets:
         self,
         rows: Input,
         columns: TargetColumns | DeclaredColumns,
-        target: Target,
+        place: str,
         load: Load,
         connection: Connection,
         tables: SqlTables | None,
         present: Mapping[str, Column | None] | None,
+        before: Collection[str] | None,
     ) -> new_columns.Fitted:
-        """Return the rows with the new columns that a target may get, where these are keys of messages."""
+        """Return the rows with the new columns that a target may get, where these are keys of messages. `before`: the
+        columns that it had when the batch was first tried."""
         if not self._takes_keys:
             return new_columns.Fitted(rows, [], 0, [])
         names = new_columns.names_of(rows)
-        new = columns.new(load, names, present or {})
+        new = columns.new(load, names, before or ())
         fields = functools.cache(lambda: {each.name: each for each in new_columns.schema_of(rows)})
         if tables is None:
             refused = files.refused_columns(connection, load, [fields()[name] for name in new]) if new else {}
@@ -152,12 +159,14 @@ class Targets:
         stored = [each.field for each in (present or {}).values() if each is not None]
 
         def can_hold(more: Collection[str]) -> bool:
-            return tables is None or tables.can_hold([*stored, *(fields()[name] for name in more)])
+            added = (fields()[name] for name in more if name.lower() not in (present or ()))
+            return tables is None or tables.can_hold([*stored, *added])
 
-        most, place = self._pipeline.max_new_columns, _place_of(target, connection)
+        most = self._pipeline.max_new_columns
         room = max(most - self._written.added(place), 0)
-        is_made = present is None and isinstance(columns, TargetColumns)
-        limits = new_columns.Limits(refused, room, max(most, MAX_NEW_COLUMNS), is_made, can_hold)
+        is_made = before is None and isinstance(columns, TargetColumns)
+        got = (present or {}).keys() - (before or ())
+        limits = new_columns.Limits(refused, room, max(most, MAX_NEW_COLUMNS), is_made, can_hold, got)
         fitted = new_columns.fitted(rows, new, limits)
         unnamed = [name for name in fitted.left_out if (place, name) not in self._left_out]
         if unnamed:
@@ -189,6 +198,12 @@ class Targets:
                 f"{len(rows):,} rows of the source of {load.name} cannot be stored. The first: {rows[0][1]}",
                 hint=f"{NO_STORE} Or leave the columns out by transform_sql.",
             )
+        self._put_letters(rows, target, batch, with_origins)
+
+    def _put_letters(
+        self, rows: Sequence[tuple[dict[str, Any], str]], target: Target, batch: BatchId, with_origins: WithOrigins
+    ) -> None:
+        """Store rows as letters that a target cannot take, each with the reason."""
         label = label_of(self._pipeline, target)
         letters = [DeadLetter("store", why, self._from, quarantine.payload(row), target=label) for row, why in rows]
         self._box.put(dead_letters.name_origins(letters, with_origins), batch, f"store {label}")
@@ -203,16 +218,17 @@ class Targets:
                 f"that the sources still have: weft checkpoints reset {self._pipeline.name}",
             )
 
-    def has(self, target: Target, batch: BatchId) -> bool:
-        """Return whether a target's ledger has a batch; streams and topics keep none."""
+    def has(self, target: Target, batch: BatchId, *, unknown: bool = False) -> bool:
+        """Return whether a target's ledger has a batch; `unknown` where that cannot be known, as of streams and topics,
+        which keep none."""
         if target.stream is not None:
-            return False
+            return unknown
         connection, load = self._planned(target, batch)
         try:
             with self._opened(connection) as tables:
                 return files.has(connection, load) if tables is None else ledger.is_committed(tables, load)
         except WeftError:  # there is no ledger, or it cannot be read
-            return False
+            return unknown
 
     def finish(self, targets: Sequence[Target], batch: BatchId) -> bool:
         """Finish a batch that all of these targets have, without its rows; `False` where one does not have it."""
@@ -424,11 +440,13 @@ def is_own(name: str) -> bool:
 # --------------------------------------------------------------------------------------------------- streams and topics
 
 
-def published(pipeline: StreamingPipeline, target: Target, rows: Input, batch: BatchId) -> Counts:
+def published(
+    pipeline: StreamingPipeline, target: Target, rows: Input, batch: BatchId, put: PutRefused | None
+) -> Counts:
     """Publish the rows of a batch to a topic or stream."""
     connection, topic = current().connection(target.connection), topic_target(target)
     if topic is None:
-        return _published_events(target, connection, rows, f"{batch.query_id} {batch.number}")
+        return published_events(target, connection, rows, f"{batch.query_id} {batch.number}", put)
     load = Load(
         table=target.name,
         keys=target.primary_key,
@@ -450,90 +468,3 @@ def topic_target(target: Target) -> SparkTarget | None:
         return None
     opened: SparkTarget = target_class(connection)
     return opened
-
-
-def _published_events(target: Target, connection: Connection, rows: Input, key: str) -> Counts:
-    """Publish rows to a stream of ours. A batch that is tried again is found by its key where it is one publish, and
-    stored again where it is several: which rows come first may differ between two tries, so that a key could lose
-    some."""
-    from weft.streams.publishing import publish_batch
-    from weft.streams.runtime import open_stream
-
-    assert target.stream is not None
-    ready = open_stream(target.stream, connection)
-    documents = {name for name, kind in ready.log.fields().items() if kind.base == "json"}
-    parts = _events(rows, documents, keeps_time=EVENT_TIME in ready.stream.fields)
-    first = list(itertools.islice(parts, 2))
-    once = f"{key} {target.name}" if len(first) == 1 else None
-    read = stored = 0
-    publishes = itertools.chain(first, parts)
-    del first  # else two publishes would be held to the end
-    for events in publishes:
-        reply = publish_batch(ready, events, once)
-        read += len(events)
-        stored += reply["rows_received"] - reply["rows_deduplicated"]
-    return Counts(rows_read=read, inserted=stored)
-
-
-def _events(rows: Input, documents: Collection[str], *, keeps_time: bool) -> Iterator[list[dict[str, Any]]]:
-    """Yield rows as events. A text for one of the fields in `documents` is JSON."""
-    gathered: list[dict[str, Any]] = []
-    for batch in _batches(rows):
-        names = [
-            name
-            for name in batch.schema.names
-            if not name.startswith(RESERVED_PREFIX) and (keeps_time or name != EVENT_TIME)
-        ]
-        events = batch.select(names).to_pylist()
-        for name in names:
-            if (as_published := _published(batch.schema.field(name), is_document=name in documents)) is not None:
-                for event, value in zip(events, as_published(batch.column(name)), strict=True):
-                    event[name] = value
-        gathered += events
-        while len(gathered) > _EVENTS:
-            yield gathered[:_EVENTS]
-            gathered = gathered[_EVENTS:]
-    if gathered:
-        yield gathered
-
-
-def _published(field: pa.Field, *, is_document: bool) -> Callable[[pa.Array], list[Any]] | None:
-    """Return what makes values for a stream of a column; `None` where they are as they are."""
-    if is_nested(field.type):
-        return lambda column: [_as_json(each) for each in column.to_pylist()]
-    if hint_of(field) == "json" or is_document:
-        return lambda column: [_of_json(each) for each in column.to_pylist()]
-    if pa.types.is_decimal(field.type) and not field.type.scale:  # integers that became wider, of which most fit int64
-        return lambda column: [None if each is None else int(each) for each in column.to_pylist()]
-    return None
-
-
-def _as_json(value: Any) -> Any:
-    """Return a value within lists and structs as JSON has it: whole decimals as integers, others and times as texts."""
-    if isinstance(value, dict):
-        return {name: _as_json(each) for name, each in value.items()}
-    if isinstance(value, list):
-        # Arrow gives a map as pairs.
-        if value and all(isinstance(each, tuple) for each in value):
-            return {str(name): _as_json(each) for name, each in value}
-        return [_as_json(each) for each in value]
-    if isinstance(value, Decimal) and value == value.to_integral_value():
-        return int(value)
-    return to_json(value) if isinstance(value, Decimal | date | bytes) else value
-
-
-def _of_json(text: Any) -> Any:
-    """Return what a text of JSON says; another value, and a text that is no JSON, as it is."""
-    with suppress(ValueError, RecursionError):
-        return json.loads(text) if isinstance(text, str) else text
-    return text
-
-
-def _batches(rows: Input) -> Iterator[Any]:
-    if isinstance(rows, inputs.Memory):
-        yield from rows.batches
-    elif isinstance(rows, inputs.Readable):
-        yield from read_all(rows.reader)
-    elif isinstance(rows, inputs.Frame):
-        with outcome.explained("run the batch"):
-            yield from rows.frame.toArrow().to_batches()

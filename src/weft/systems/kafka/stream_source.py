@@ -82,11 +82,11 @@ class Messages(UntypedRows):
             self.size = self._rows.size
         return self._rows
 
-    def split(self, known: Mapping[str, DataType], *, widens: bool) -> MessageRows | None:
-        """Return the rows without those whose numbers or keys made types of columns wider, unless it `widens`."""
-        if widens or self._rows is None or not self._rows.parsed.is_wider:
+    def split(self, known: Mapping[str, DataType], *, widens: bool, grows: bool) -> MessageRows | None:
+        """Return the rows without those whose numbers or keys made types of columns wider, unless it `grows`."""
+        if grows or self._rows is None or not self._rows.parsed.is_wider:
             return None
-        return self._source.read(self._frame, known, widens=False, grows=False)
+        return self._source.read(self._frame, known, widens=widens, grows=grows)
 
     def close(self) -> None:
         if self._rows is not None:

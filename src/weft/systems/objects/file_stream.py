@@ -60,13 +60,14 @@ def read_files(
     bad_column: str | None = None,
     declared: Collection[str] = (),
     widens: bool = True,
+    grows: bool = True,
 ) -> Dated | None:
     """Return the rows of these files; `None` where they have no columns.
 
     `known` are the types that columns had in files before, or have as they are `declared`; others may become wider if
-    it `widens`. `EVENT_TIME` is when the file of a row was last changed,
-    `OFFSET` the file itself. A `bad_column` has of a row that cannot be read its text and why; without it such a row is
-    an error.
+    it `widens`. `EVENT_TIME` is when the file of a row was last changed, `OFFSET` the file itself. A `bad_column` has
+    of a row that cannot be read its text and why; without it such a row is an error. Unless it `grows`, one with a key
+    that an object of JSON did not have before is such a row.
     """
     connection.configure(spark)
     own: Any = sessions.own_session(spark)
@@ -83,6 +84,7 @@ def read_files(
             bad=bad_column,
             declared=declared,
             widens=widens,
+            grows=grows,
         )
         for rows in _read(read, alike, list(heads.values())):
             if not rows.columns:

@@ -53,12 +53,14 @@ def read_format(
     bad: str | None = None,
     declared: Collection[str] = (),
     widens: bool = True,
+    grows: bool = True,
 ) -> DataFrame:
     """Return the rows of files of one format. One that cannot be read is an error, or its text is in the column `bad`.
 
     Where files are followed, `known` are the types that their columns had before, of which some are `declared`. They
     stay, but for the others that are not texts a wider type may come if it `widens`; a column that has had nothing but
-    nulls has no type yet. `heads` is what files of one header begin with.
+    nulls has no type yet. `heads` is what files of one header begin with. Unless it `grows`, a row of JSON with a key
+    that an object did not have before is in the column `bad`.
     """
     final_types = partial(_final_types, spark, known=known or {}, declared=declared, widens=widens)
     reader = spark.read.format(SPARK_FORMAT[options.format]).options(**options.spark_reader())
@@ -93,8 +95,13 @@ def read_format(
         schema = inferred
         frame = reader.schema(schema).load(paths)
         if known is not None:
-            schema, void = final_types(_of_most_values(schema, known, lines), sample=frame, rows=frame)
-            frame = _without_types(reader.schema(_with(schema, bad)).load(paths), void)
+            found, rows = _of_most_values(schema, known, lines), frame
+            schema, void = final_types(found, sample=rows, rows=rows)
+            frame = reader.schema(_with(schema, bad)).load(paths)
+            if bad is not None and not grows:
+                kept, _ = final_types(found, sample=rows, rows=rows, grows=False)
+                frame = _without_new_keys(frame, kept, bad)
+            frame = _without_types(frame, void)
     else:
         # Else the columns of one file count for all.
         frame = reader.option("mergeSchema", True).load(paths)
@@ -104,6 +111,20 @@ def read_format(
 
 def _with(schema: StructType, bad: str | None) -> StructType:
     return schema if bad is None else T.StructType([*schema, T.StructField(bad, T.StringType())])
+
+
+def _without_new_keys(frame: DataFrame, kept: StructType, bad: str) -> DataFrame:
+    """Return rows with columns of these types. One with a value that they do not hold is in the column `bad`, written
+    again: Spark gives the text only of a line that it cannot parse."""
+    types: dict[str, Any] = {each.name: each.dataType for each in frame.schema}
+    texts = {each.name: F.to_json(column(each.name)) for each in kept if each.dataType != types[each.name]}
+    if not texts:
+        return frame
+    wanted: dict[str, Any] = {each.name: each.dataType for each in kept}
+    narrow = {name: F.from_json(text, wanted[name]) for name, text in texts.items()}
+    has_more = reduce(or_, (~text.eqNullSafe(F.to_json(narrow[name])) for name, text in texts.items()))
+    line = F.to_json(F.struct(*(column(name) for name in types if name != bad)))
+    return frame.withColumns({**narrow, bad: F.coalesce(column(bad), F.when(has_more, line))})
 
 
 def _lines_alone(spark: Any, paths: list[str], bad: str) -> DataFrame:
@@ -218,6 +239,7 @@ def _final_types(
     widens: bool,
     sample: DataFrame,
     rows: DataFrame,
+    grows: bool = True,
 ) -> tuple[StructType, set[str]]:
     """Return the types under which rows are read that were looked at, and which columns have no value in any row."""
     spelled = {each.name.lower(): each.name for each in schema}
@@ -230,7 +252,7 @@ def _final_types(
     void = set(new) if rows is sample else _empty(rows, new)
     types = {each.name: known.get(each.name, each.dataType) if each.name in empty else each.dataType for each in schema}
     inferred = T.StructType([T.StructField(name, type) for name, type in types.items()])
-    return _keep_known_types(spark, inferred, known, fixed, widens), void
+    return _keep_known_types(spark, inferred, known, fixed, widens, grows), void
 
 
 def _empty(frame: DataFrame, names: Collection[str]) -> set[str]:
@@ -242,7 +264,7 @@ def _empty(frame: DataFrame, names: Collection[str]) -> set[str]:
 
 
 def _keep_known_types(
-    spark: Any, schema: StructType, known: Mapping[str, DataType], fixed: Collection[str], widens: bool
+    spark: Any, schema: StructType, known: Mapping[str, DataType], fixed: Collection[str], widens: bool, grows: bool
 ) -> StructType:
     """Return the types that columns had before, or wider ones where these hold what was found now and before."""
     cast = java_class(spark, "org.apache.spark.sql.catalyst.expressions.Cast")
@@ -261,6 +283,7 @@ def _keep_known_types(
             types |= {
                 each.name: chosen(types[each.name], each.dataType) if each.name in types else each.dataType
                 for each in now
+                if grows or each.name in types
             }
             return T.StructType([T.StructField(name, kind) for name, kind in types.items()])
         # Any type can become a text.

@@ -56,8 +56,10 @@ class FileRows(UntypedRows):
         assert dated is not None
         return dated(True)
 
-    def split(self, known: Mapping[str, DataType], *, widens: bool) -> SplitFileRows | None:
-        dated = self._read(known, with_offsets=True, bad_column=BAD, widens=widens) if self.files else None
+    def split(self, known: Mapping[str, DataType], *, widens: bool, grows: bool) -> SplitFileRows | None:
+        if not self.files:
+            return None
+        dated = self._read(known, with_offsets=True, bad_column=BAD, widens=widens, grows=grows)
         if dated is None:
             return None
         # Whether a row can be read depends on the columns that are asked for. Here it is all of them, once.

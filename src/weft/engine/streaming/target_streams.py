@@ -1,0 +1,154 @@
+"""Streams of ours as targets: each row of a batch is an event, and one that the stream refuses becomes a letter."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import suppress
+from datetime import date
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+
+from weft.columns import hint_of, is_nested
+from weft.engine import inputs
+from weft.engine.inputs import Input
+from weft.engine.readers import read_all
+from weft.engine.streaming.dead_letters import NO_STORE
+from weft.errors import SchemaError
+from weft.pipelines.streaming.spec import Target
+from weft.spark_support import outcome
+from weft.streams.encode import unfit
+from weft.streams.publishing import publish_batch
+from weft.streams.runtime import Opened, open_stream
+from weft.systems.base import Connection
+from weft.systems.load import Counts
+from weft.systems.log import RESERVED_PREFIX
+from weft.systems.stream_source import EVENT_TIME
+from weft.types import to_json
+
+# So many events are one publish: all of them or none, and few enough to be held as Python objects.
+_EVENTS = 100_000
+PutRefused = Callable[[Sequence[tuple[dict[str, Any], str]]], None]
+"""Takes the rows that a stream refuses, each with the reason, before the others are stored."""
+
+
+def published_events(target: Target, connection: Connection, rows: Input, key: str, put: PutRefused | None) -> Counts:
+    """Publish rows to a stream of ours. A batch that is tried again is found by its key where it is one publish, and
+    stored again where it is several: which rows come first may differ between two tries, so that a key could lose
+    some."""
+    assert target.stream is not None
+    ready = open_stream(target.stream, connection)
+    fields = ready.log.fields()
+    documents = {name for name, kind in fields.items() if kind.base == "json"}
+    known = ready.stream.fields if ready.stream.validate_schema else fields
+    parts = _events(rows, documents, known, keeps_time=EVENT_TIME in ready.stream.fields)
+    first = list(itertools.islice(parts, 2))
+    once = f"{key} {target.name}" if len(first) == 1 else None
+    read = stored = refused = 0
+    publishes = itertools.chain(first, parts)
+    del first  # else two publishes would be held to the end
+    for events in publishes:
+        counts = _stored(ready, events, once, put)
+        read += len(events)
+        stored += counts.inserted
+        refused += counts.quarantined
+    return Counts(rows_read=read, inserted=stored, quarantined=refused)
+
+
+def _stored(ready: Opened, events: list[dict[str, Any]], key: str | None, put: PutRefused | None) -> Counts:
+    """Publish events, but those that the stream refuses, if there is a place for them."""
+    try:
+        reply = publish_batch(ready, events, key)
+        return Counts(inserted=reply["rows_received"] - reply["rows_deduplicated"])
+    except SchemaError as error:
+        if put is None:
+            raise SchemaError(error.what, field=error.field, value=error.value, hint=NO_STORE) from None
+        bad = unfit(ready.stream, ready.log, events)
+        if not bad and len(events) == 1:
+            bad = {0: error}
+    if bad:
+        # Without the number, which may differ where the batch is tried again: it has the same letters.
+        put([(events[at], re.sub(r"^Event \d+ of the", "The", error.what)) for at, error in bad.items()])
+        parts = [([each for at, each in enumerate(events) if at not in bad], key)]
+    else:
+        # What the database itself refuses is found by halves.
+        middle = len(events) // 2
+        parts = [(events[:middle], None), (events[middle:], None)]
+    done = [_stored(ready, part, key, put) for part, key in parts if part]
+    refused = len(bad) + sum(each.quarantined for each in done)
+    return Counts(inserted=sum(each.inserted for each in done), quarantined=refused)
+
+
+def _events(
+    rows: Input, documents: Collection[str], known: Collection[str], *, keeps_time: bool
+) -> Iterator[list[dict[str, Any]]]:
+    """Yield rows as events. A text for one of the fields in `documents` is JSON. A null in a column that is no `known`
+    field is no value: another row brought the column."""
+    gathered: list[dict[str, Any]] = []
+    for batch in _batches(rows):
+        names = [
+            name
+            for name in batch.schema.names
+            if not name.startswith(RESERVED_PREFIX) and (keeps_time or name != EVENT_TIME)
+        ]
+        events = batch.select(names).to_pylist()
+        for name in names:
+            if (as_published := _published(batch.schema.field(name), is_document=name in documents)) is not None:
+                for event, value in zip(events, as_published(batch.column(name)), strict=True):
+                    event[name] = value
+            if name not in known:
+                for event in events:
+                    if event[name] is None:
+                        del event[name]
+        gathered += events
+        while len(gathered) > _EVENTS:
+            yield gathered[:_EVENTS]
+            gathered = gathered[_EVENTS:]
+    if gathered:
+        yield gathered
+
+
+def _published(field: pa.Field, *, is_document: bool) -> Callable[[pa.Array], list[Any]] | None:
+    """Return what makes values for a stream of a column; `None` where they are as they are."""
+    if is_nested(field.type):
+        return lambda column: [_as_json(each) for each in column.to_pylist()]
+    if hint_of(field) == "json" or is_document:
+        return lambda column: [_of_json(each) for each in column.to_pylist()]
+    if pa.types.is_decimal(field.type) and not field.type.scale:  # integers that became wider, of which most fit int64
+        return lambda column: [None if each is None else int(each) for each in column.to_pylist()]
+    return None
+
+
+def _as_json(value: Any) -> Any:
+    """Return a value within lists and structs as JSON has it: whole decimals as integers, others and times as texts."""
+    if isinstance(value, dict):
+        return {name: _as_json(each) for name, each in value.items()}
+    if isinstance(value, list):
+        # Arrow gives a map as pairs.
+        if value and all(isinstance(each, tuple) for each in value):
+            return {str(name): _as_json(each) for name, each in value}
+        return [_as_json(each) for each in value]
+    if isinstance(value, Decimal) and value == value.to_integral_value():
+        return int(value)
+    return to_json(value) if isinstance(value, Decimal | date | bytes) else value
+
+
+def _of_json(text: Any) -> Any:
+    """Return what a text of JSON says; another value, and a text that is no JSON, as it is."""
+    with suppress(ValueError, RecursionError):
+        return json.loads(text) if isinstance(text, str) else text
+    return text
+
+
+def _batches(rows: Input) -> Iterator[Any]:
+    if isinstance(rows, inputs.Memory):
+        yield from rows.batches
+    elif isinstance(rows, inputs.Readable):
+        yield from read_all(rows.reader)
+    elif isinstance(rows, inputs.Frame):
+        with outcome.explained("run the batch"):
+            yield from rows.frame.toArrow().to_batches()
