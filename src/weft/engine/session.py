@@ -396,7 +396,7 @@ def _patch_interrupts() -> None:
 def _keep_classes(view: Any) -> None:
     """Have Py4J ask the JVM for each class once. PySpark names them at every use, most by a short name, which the JVM
     looks for in many packages in every jar. An error of Java's, and the end of an iteration over a collection of
-    Java's, is compared with 16 classes, each by three such questions."""
+    Java's, is compared with 14 classes, each by three such questions."""
     from py4j.java_gateway import JavaClass, JavaPackage, JVMView
 
     class KeepingView(JVMView):  # type: ignore[misc]
