@@ -30,8 +30,8 @@ SLOW = (
     *("tests/faults/", "tests/docs/", "tests/engine/", "tests/cli/test_consume.py", "tests/cli/test_stopping.py"),
     "tests/systems/tables/",
 )
-# The tests of Spark are two groups, each with a session: one of them would take longer than all other tests. The broker
-# of Kafka is with these.
+# The tests of Spark are two groups, each with a session, which take about the same time: no run is shorter than the
+# longer one. The broker of Kafka is with these, and so are all of its tests.
 STREAMING = (
     "tests/engine/streaming/",
     "tests/faults/",
@@ -39,6 +39,7 @@ STREAMING = (
     "tests/systems/contracts/",
     "tests/systems/kafka/",
 )
+WINDOWS = "tests/engine/streaming/test_window"
 _HAD_SPARK = pytest.StashKey[bool]()
 
 
@@ -99,8 +100,8 @@ def _group(item: pytest.Item) -> str:
     """The tests that one process runs: a group of Spark's tests, or a file."""
     if not _is_of_spark(item):
         return item.nodeid.partition("::")[0]
-    is_streaming = item.nodeid.startswith(STREAMING) or item.get_closest_marker("kafka") is not None
-    return "spark, streaming" if is_streaming else "spark"
+    is_streaming = item.nodeid.startswith(STREAMING) and not item.nodeid.startswith(WINDOWS)
+    return "spark, streaming" if is_streaming or item.get_closest_marker("kafka") is not None else "spark"
 
 
 def _turn(item: pytest.Item) -> int:
