@@ -31,7 +31,8 @@ SLOW = (
     "tests/systems/tables/",
 )
 # The tests of Spark are two groups, each with a session, which take about the same time: no run is shorter than the
-# longer one. The broker of Kafka is with these, and so are all of its tests.
+# longer one. The broker of Kafka is with these, and so are all of its tests; Delta and S3 are with the others, because
+# a JVM takes ten seconds for its first loads into Delta.
 STREAMING = (
     "tests/engine/streaming/",
     "tests/faults/",
@@ -39,7 +40,6 @@ STREAMING = (
     "tests/systems/contracts/",
     "tests/systems/kafka/",
 )
-WINDOWS = "tests/engine/streaming/test_window"
 _HAD_SPARK = pytest.StashKey[bool]()
 
 
@@ -100,7 +100,7 @@ def _group(item: pytest.Item) -> str:
     """The tests that one process runs: a group of Spark's tests, or a file."""
     if not _is_of_spark(item):
         return item.nodeid.partition("::")[0]
-    is_streaming = item.nodeid.startswith(STREAMING) and not item.nodeid.startswith(WINDOWS)
+    is_streaming = item.nodeid.startswith(STREAMING) and "spark" not in getattr(item, "fixturenames", ())
     return "spark, streaming" if is_streaming or item.get_closest_marker("kafka") is not None else "spark"
 
 
