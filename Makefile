@@ -21,7 +21,8 @@ demo: ## the main job end to end, on the embedded default (no root, no server)
 test: ## lint, types and all tests (ARGS="-k consume" narrows them)
 	@tools/setup-venv dev
 	@tools/setup-servers
-	@$(MAKE) --no-print-directory lint
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
 	tools/run-tests $(ARGS)
 
 quick: ## the fast part of the tests, in less than a minute: no Spark, no waiting, SQLite alone

@@ -55,8 +55,10 @@ FEW_ROWS = {
     "spark.sql.maxPlanStringLength": "1000",
     "spark.sql.ui.explainMode": "simple",
     "spark.sql.lightweightPlanChangeValidation": "false",
+    # Each function of PySpark notes where it was called, by ten calls to the JVM and a search for IPython.
+    "spark.python.sql.dataFrameDebugging.enabled": "false",
     # Plans are much garbage: with the room that Java gives them, collecting it takes a tenth of the time.
-    "spark.driver.extraJavaOptions": "-Xmn1g -XX:MinHeapFreeRatio=70",
+    "spark.driver.extraJavaOptions": "-Xms3g -Xmn1g",
 }
 """Settings of Spark for tests: a query takes them longer to plan than to run."""
 

@@ -93,6 +93,10 @@ class KafkaServer(Server):
             "share.coordinator.state.topic.min.isr": "1",
             "group.initial.rebalance.delay.ms": "0",
             "auto.create.topics.enable": "false",
+            # What it does while nobody uses it took half a minute of a run.
+            "metadata.max.idle.interval.ms": "0",
+            "num.network.threads": "1",
+            "num.io.threads": "2",
         }
 
     def command(self) -> list[str]:

@@ -6,9 +6,9 @@
 @pytest.mark.kafka                               uses the run's broker
 
 `--full` (make faults) runs what `make test` leaves out or runs in brief, in full: these tests, and those that take a
-count or examples of Hypothesis. Tests that use one of the fixtures of Spark or Kafka are marked by themselves. All
-of them run in one process, so that a run has one Spark session and one broker; the other files are shared out among
-the processes, each as a whole, because the tests of a file may share a service.
+count or examples of Hypothesis. Tests that use one of the fixtures of Spark or Kafka are marked by themselves. They
+are two groups, each in one process, so that a run has two Spark sessions and one broker; the other files are shared out
+among the processes, each as a whole, because the tests of a file may share a service.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ SLOW = (
     *("tests/faults/", "tests/docs/", "tests/engine/", "tests/cli/test_consume.py", "tests/cli/test_stopping.py"),
     "tests/systems/tables/",
 )
-# The tests of Spark are two groups, each with a session: one of them would take longer than all other tests. The broker
-# of Kafka is with these.
+# The tests of Spark are two groups, each with a session, which take about the same time: no run is shorter than the
+# longer one. The broker of Kafka is with these, and so are all of its tests; Delta and S3 are with the others, because
+# a JVM takes ten seconds for its first loads into Delta.
 STREAMING = (
     "tests/engine/streaming/",
     "tests/faults/",
@@ -91,8 +92,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _is_of_spark(item: pytest.Item) -> bool:
-    """Whether the process with Spark's tests runs it."""
+    """Whether a process with Spark's tests runs it."""
     return any(item.get_closest_marker(name) is not None for name in FIXTURES.values())
+
+
+def _group(item: pytest.Item) -> str:
+    """The tests that one process runs: a group of Spark's tests, or a file."""
+    if not _is_of_spark(item):
+        return item.nodeid.partition("::")[0]
+    is_streaming = item.nodeid.startswith(STREAMING) and "spark" not in getattr(item, "fixturenames", ())
+    return "spark, streaming" if is_streaming or item.get_closest_marker("kafka") is not None else "spark"
 
 
 def _turn(item: pytest.Item) -> int:
@@ -114,20 +123,20 @@ def _is_shortened(item: Any) -> bool:
     return has_mark or "count" in item.fixturenames or getattr(item.obj, "is_hypothesis_test", False)
 
 
-# The process that shares out the tests does not collect them: one that does writes down which run Spark.
+# The process that shares out the tests does not collect them: one that does writes down the group of each.
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
-    node.workerinput["spark_tests"] = str(_spark_tests())
+    node.workerinput["groups"] = str(_groups())
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reports that it has collected
 def pytest_collection_finish(session: pytest.Session) -> None:
     workerinput = getattr(session.config, "workerinput", None)
     if workerinput is not None and workerinput["workerid"] == "gw0":
-        names = [item.nodeid for item in session.items if _is_of_spark(item)]
-        Path(workerinput["spark_tests"]).write_text(json.dumps(names))
+        groups = {item.nodeid: _group(item) for item in session.items}
+        Path(workerinput["groups"]).write_text(json.dumps(groups))
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -143,24 +152,22 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     class BySpark(LoadScopeScheduling):
         @functools.cached_property
-        def spark_tests(self) -> set[str]:
-            return set(json.loads(_spark_tests().read_text()))
+        def groups(self) -> dict[str, str]:
+            return json.loads(_groups().read_text())  # type: ignore[no-any-return]
 
         def _split_scope(self, nodeid: str) -> str:
-            if nodeid not in self.spark_tests:
-                return nodeid.partition("::")[0]
-            return "spark, streaming" if nodeid.startswith(STREAMING) else "spark"
+            return self.groups[nodeid]
 
     config.option.loadscopereorder = False  # by the number of tests; they are in order
     return BySpark(config, log)
 
 
-def _spark_tests() -> Path:
-    return Path(tempfile.gettempdir(), f"weft-spark-tests-{os.getpid()}.json")
+def _groups() -> Path:
+    return Path(tempfile.gettempdir(), f"weft-test-groups-{os.getpid()}.json")
 
 
 def pytest_sessionfinish() -> None:
-    _spark_tests().unlink(missing_ok=True)
+    _groups().unlink(missing_ok=True)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -21,7 +21,7 @@ TYPED = Path(__file__).with_name("typed_options.py")
 
 
 def test_mypy_refuses_exactly_these_lines() -> None:
-    # The cache of `make lint`, which runs before: without it mypy reads all of Weft.
+    # The cache of the check of all types, which is done long before: without it mypy reads all of Weft.
     options = ["--config-file", str(ROOT / "pyproject.toml"), "--cache-dir", str(ROOT / ".mypy_cache")]
     out, trouble, _ = api.run([*options, str(TYPED)])
     errors = {int(line) for line in re.findall(rf"{re.escape(TYPED.name)}:(\d+): error", out)}

@@ -167,3 +167,24 @@ def test_code_has_room(plain_spark: SparkSession) -> None:
     pools = machine.java.lang.management.ManagementFactory.getMemoryPoolMXBeans()
     code = [each for each in pools if each.getName().startswith("Code")]
     assert sum(each.getUsage().getMax() for each in code) >= 200 * 1024 * 1024
+
+
+def test_classes_are_looked_for_once(plain_spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The JVM looks for a class in every jar."""
+    from py4j.clientserver import ClientServerConnection
+    from pyspark.errors import AnalysisException
+
+    send, sent = ClientServerConnection.send_command, []
+    monkeypatch.setattr(ClientServerConnection, "send_command", lambda *args: sent.append(args[1]) or send(*args))
+    for _ in range(2):
+        sent.clear()
+        with pytest.raises(AnalysisException, match="nowhere"):
+            plain_spark.range(3).select("id", "nowhere")
+    assert len(sent) > 10
+    assert not [each for each in sent if each.startswith("r\nu\n")]
+
+
+def test_packages_are_there_too(plain_spark: SparkSession) -> None:
+    machine: Any = plain_spark._jvm
+    assert machine.py4j.GatewayServer.DEFAULT_PORT == 25333
+    assert machine.java.util.ArrayList().size() == 0

@@ -325,6 +325,7 @@ def connect(machine: jvm.Jvm, conf: Mapping[str, str]) -> tuple[SparkSession, An
         with _variables(dict(zip(_GATEWAY_VARIABLES, (str(machine.port), machine.secret), strict=True))):
             gateway = launch_gateway()  # type: ignore[no-untyped-call]
         SparkContext._ensure_initialized(gateway=gateway)
+        _keep_classes(gateway.jvm)
         with _own_interrupt(), _variables({"PYSPARK_PYTHON": conf.get("spark.pyspark.python")}):
             session = SparkSession.builder.getOrCreate()
         if not config.is_local(conf["spark.master"]):
@@ -390,6 +391,26 @@ def _patch_interrupts() -> None:
             connection.close()
 
     ClientServerConnection.shutdown_socket = shutdown_socket
+
+
+def _keep_classes(view: Any) -> None:
+    """Have Py4J ask the JVM for each class once. PySpark names them at every use, most by a short name, which the JVM
+    looks for in many packages in every jar. An error of Java's, and the end of an iteration over a collection of
+    Java's, is compared with 14 classes, each by three such questions."""
+    from py4j.java_gateway import JavaClass, JavaPackage, JVMView
+
+    class KeepingView(JVMView):  # type: ignore[misc]
+        def __getattr__(self, name: str) -> Any:
+            found = super().__getattr__(name)
+            if isinstance(found, JavaClass):
+                setattr(self, name, found)
+            return found
+
+    view.__class__ = KeepingView
+    client, number = view._gateway_client, view._id
+    view.py4j = JavaPackage("py4j", client, number)
+    view.py4j.reflection = JavaPackage("py4j.reflection", client, number)
+    view.py4j.reflection.TypeUtil = JavaClass("py4j.reflection.TypeUtil", client)
 
 
 @contextmanager

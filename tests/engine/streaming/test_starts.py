@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import threading
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from engine.streaming.conftest import declare, rows, run_once
 from servers import wait_until
 from weft.engine.streaming import batch
 from weft.engine.streaming.checkpoint import Checkpoint
-from weft.engine.streaming.progress import SourceLag
+from weft.engine.streaming.progress import SourceLag, listen
 from weft.engine.streaming.query import Query
 from weft.pipelines.streaming.declare import make
 from weft.pipelines.streaming.spec import StreamingPipeline
@@ -269,3 +270,30 @@ def test_an_event_that_is_not_there_yet() -> None:
     weft.publish_sync(events, [{"n": n} for n in range(3)])
     with pytest.raises(weft.WeftError, match=r"The stream 'events' cannot start at 9: its last event is 3\."):
         run_once(name="copy", sources=[weft.Source(query=events, start=9)], target_table="copies")
+
+
+def test_a_batch_is_reported_by_few_calls(plain_spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from py4j.clientserver import ClientServerConnection
+
+    calls: Counter[int] = Counter()
+    reported: list[tuple[int, list[Any]]] = []
+    ended = threading.Event()
+    send = ClientServerConnection.send_command
+
+    def counting(connection: Any, command: str) -> Any:
+        calls[threading.get_ident()] += 1
+        return send(connection, command)
+
+    monkeypatch.setattr(ClientServerConnection, "send_command", counting)
+    rates = plain_spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 5).load()
+    query = rates.writeStream.foreachBatch(lambda *_: ended.wait(60)).start()
+    try:
+        listen(plain_spark, query.runId, lambda: None, lambda at: reported.append((threading.get_ident(), at)))
+        calls.clear()
+        ended.set()
+        wait_until(lambda: len(reported) >= 3, "three batches")
+    finally:
+        query.stop()
+    (thread,) = {each for each, _ in reported}
+    assert [at["offset"] for _, (at,) in reported] == [5 * (n + 1) for n in range(len(reported))]
+    assert calls[thread] < 20 * len(reported)

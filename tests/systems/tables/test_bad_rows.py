@@ -315,6 +315,11 @@ def reasons(tables: SqlTables) -> dict[int, str]:
     return dict(found)
 
 
+# None has all kinds, so it is on every system in every mode; each kind alone is once.
+@pytest.mark.brief(
+    *(f"{system}-None-{mode}" for system in ("sqlite", "postgres", "mysql", "duckdb") for mode in ("append", "merge")),
+    *("sqlite-check-append", "sqlite-null-merge", "postgres-key-append", "duckdb-range-merge", "mysql-unique-append"),
+)
 @pytest.mark.parametrize("mode", ["append", "merge"])
 @pytest.mark.parametrize("rule", [*FAULTS, "unique", None])
 def test_every_kind_of_bad_row_is_found_by_few_statements(tables: SqlTables, rule: str | None, mode: str) -> None:
@@ -357,6 +362,9 @@ def test_the_reason_is_that_of_the_row_alone(tables: SqlTables) -> None:
     assert reasons(tables) == why
 
 
+@pytest.mark.brief(
+    *(f"{system}-0-{mode}" for system in ("sqlite", "postgres", "mysql", "duckdb") for mode in ("append", "merge"))
+)
 @pytest.mark.parametrize("mode", ["append", "merge"])
 @pytest.mark.parametrize("seed", range(3))
 def test_the_same_rows_are_rejected_as_one_by_one(tables: SqlTables, mode: str, seed: int) -> None:

@@ -8,7 +8,8 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any
+from functools import cached_property
+from typing import Any, ClassVar
 
 from weft.engine.streaming.checkpoint import Checkpoint
 from weft.engine.streaming.source_state import Starts
@@ -16,6 +17,7 @@ from weft.engine.streaming.sources import open_source
 from weft.errors import WeftError
 from weft.pipelines.streaming.spec import Source
 from weft.spark_support.folder import Location
+from weft.spark_support.sessions import java_class
 from weft.systems.stream_source import BatchRows, StreamSource, UntypedRows, counted
 
 _log = logging.getLogger("weft.engine")
@@ -23,6 +25,7 @@ _log = logging.getLogger("weft.engine")
 _LOOK_SECONDS = 1.0
 # Nor is more than one part in so many of the time spent on looking: a bucket of many files takes seconds to be listed.
 _LOOK_SHARE = 20
+_STREAMING = "org.apache.spark.sql.streaming"
 
 
 class OpenedSource:
@@ -141,20 +144,30 @@ def listen(spark: Any, run: str, idle: Callable[[], None], committed: Callable[[
     from pyspark.sql.streaming.listener import StreamingQueryListener
 
     class Listener(StreamingQueryListener):
+        """It takes Java's events as they are: PySpark reads all fields of each, by 450 calls to the JVM for a batch."""
+
         def onQueryStarted(self, event: Any) -> None:
             pass
 
         def onQueryProgress(self, event: Any) -> None:
-            if str(event.progress.runId) == run:
-                committed([json.loads(each.endOffset or "null") for each in event.progress.sources])
+            progress = event.progress()
+            if progress.runId().toString() == run:
+                committed([json.loads(each.endOffset() or "null") for each in progress.sources()])
 
         def onQueryIdle(self, event: Any) -> None:
-            if str(event.runId) == run:
+            if event.runId().toString() == run:
                 idle()
 
         def onQueryTerminated(self, event: Any) -> None:
-            if str(event.runId) == run:
+            if event.runId().toString() == run:
                 spark.streams.removeListener(self)
-                del self._jlistenerobj  # Java's object, which keeps this one
+                del self._jlistener  # Java's object, which keeps this one
+
+        @cached_property
+        def _jlistener(self) -> Any:
+            return java_class(spark, f"{_STREAMING}.PythonStreamingQueryListenerWrapper")(self)
+
+        class Java:
+            implements: ClassVar = [f"{_STREAMING}.PythonStreamingQueryListener"]
 
     spark.streams.addListener(Listener())
