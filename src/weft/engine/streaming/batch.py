@@ -157,7 +157,7 @@ class Batches:
         return self.targets.is_done(self.pipeline.targets, batch)
 
     def _is_stored(self, batch: BatchId, *, unknown: bool = False) -> bool:
-        last = None if self._windows is None else self._windows.last
+        last = None if self._stateful is None else self._stateful.last
         is_in_state = last is not None and last.number == batch.number
         return is_in_state or any(self.targets.has(each, batch, unknown=unknown) for each in self.pipeline.targets)
 
