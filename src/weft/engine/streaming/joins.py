@@ -159,10 +159,8 @@ class Joins(Stateful):
 
     # ------------------------------------------------------------------------------------------------- rows of a batch
 
-    def _is_late(self, watermark: int) -> Any:
-        from pyspark.sql import functions as F
-
-        return F.col(TIME) < watermark - self._allowed
+    def _is_late(self, watermark: int) -> str:
+        return f"{TIME} < {watermark - self._allowed}"
 
     def _selected(self, side: _Side, frame: Any, hints: dict[str, str]) -> Any:
         """Return the rows of a side with the columns that are stored. Notes in `hints` which texts are JSON, say."""

@@ -59,8 +59,8 @@ class Sessions(Windows):
 
     # ------------------------------------------------------------------------------------------------- rows of a batch
 
-    def _windowed(self, frame: Any) -> Any:
-        return frame
+    def _start_of_rows(self) -> None:
+        return None
 
     def _window_columns(self) -> list[Any]:
         from pyspark.sql import functions as F
@@ -75,10 +75,8 @@ class Sessions(Windows):
 
         return F.when(F.col(REASON).isNull(), moment - F.pmod(moment, F.lit(self._limit)))
 
-    def _is_late(self, watermark: int) -> Any:
-        from pyspark.sql import functions as F
-
-        return F.col(TIME) + self._gap < self._gone()
+    def _is_late(self, watermark: int) -> str:
+        return f"{TIME} + {self._gap} < {self._gone()}"
 
     def _keyed(self, reduced: Any) -> Any:
         from pyspark.sql import functions as F

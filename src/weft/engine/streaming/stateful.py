@@ -158,8 +158,8 @@ class Stateful(ABC):
         """Remove the rows that the last batch emitted, or that nothing waits for."""
 
     @abstractmethod
-    def _is_late(self, watermark: int) -> Any:
-        """Return the condition that a row is late."""
+    def _is_late(self, watermark: int) -> str:
+        """Return the condition that a row is late, in SQL."""
 
     @abstractmethod
     def _fingerprint(self) -> str:
@@ -174,16 +174,17 @@ class Stateful(ABC):
 
     def _dated(self, frame: Any, source: str) -> Any:
         """Return rows of a source with their time in microseconds, and why one of them is left out."""
-        from pyspark.sql import functions as F
-
-        column = F.col(quoted(self._event_times[source]))
-        frame = frame.withColumn(TIME, F.unix_micros(column.cast("timestamp")))
-        moment = F.col(TIME)
-        reason = F.when(moment.isNull(), _UNDATED)
-        reason = reason.when(moment > self._latest, _FUTURE).when(moment < _EARLIEST + self._length, _ANCIENT)
+        reasons = {
+            f"{TIME} IS NULL": _UNDATED,
+            f"{TIME} > {self._latest}": _FUTURE,
+            f"{TIME} < {_EARLIEST + self._length}": _ANCIENT,
+        }
         if self.last is not None and self.last.watermark is not None:
-            reason = reason.when(self._is_late(self.last.watermark), LATE)
-        return frame.withColumn(REASON, reason)
+            reasons[self._is_late(self.last.watermark)] = LATE
+        cases = " ".join(f"WHEN {condition} THEN '{reason}'" for condition, reason in reasons.items())
+        # As texts: each call of a function of PySpark's asks the JVM, which takes longer than a small batch.
+        moment = f"unix_micros(CAST({quoted(self._event_times[source])} AS TIMESTAMP)) AS {TIME}"
+        return frame.selectExpr("*", moment, f"CASE {cases} END AS {REASON}")
 
     def by_partition(self, reduced: Reduced, rows: Sequence[TypedRows]) -> Reduced:
         """Return the same with how far each partition has come, of sources that have partitions and whose own time is

@@ -10,6 +10,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import cached_property
 from typing import Any
 
 import pyarrow as pa
@@ -68,6 +69,8 @@ class Windows(Stateful):
         self._groups: int | None = None if self._stored else 0
         """How many groups there were when the state was last compacted; `None` where that was before this process."""
         self._unfit: list[DeadLetter] = []
+        self._made: tuple[Any, list[Any], list[Any]] | None = None
+        """The columns of the last batch, for rows of the same types."""
         self._is_registered = False
         """Whether the session knows the functions that `emit_sql` may call."""
 
@@ -75,27 +78,27 @@ class Windows(Stateful):
 
     def reduce(self, rows: Sequence[tuple[str, Any]]) -> Reduced:
         """Return what the windows get of rows, which are a DataFrame for each source."""
-        from pyspark.sql import functions as F
-
-        frame, keys = self._timed(rows), [_SOURCE] if len(rows) > 1 else []
-        frame = self._windowed(frame)
-        groups = [
-            # What is left out is one group for each reason.
-            F.when(F.col(REASON).isNull(), F.col(quoted(name))).alias(name)
-            for name in self.window.group_by
-        ]
-        stored: dict[str, Any] = {}
-        for each in self.window.aggregations:
-            stored |= steps(each, frame.schema, F.col(TIME), F.col(REASON).isNull(), self.window.group_by).stored
-        reduced = frame.groupBy(REASON, *self._window_columns(), *keys, *groups).agg(
-            F.count(F.lit(1)).alias(_ROWS),
-            F.min(TIME).alias(OLDEST),
-            F.max(TIME).alias(NEWEST),
-            *(column.alias(name) for name, column in stored.items()),
-        )
+        frame, is_one = self._timed(rows), len(rows) == 1
+        keys, stored = self._columns(frame.schema)
+        reduced = frame.groupBy(REASON, *([] if is_one else [_SOURCE]), *keys).agg(*stored)
         with outcome.explained(f"run the batch of {self.pipeline.name}"):
             table = self._keyed(reduced).toArrow()
         return self._split(table, rows)
+
+    def _columns(self, schema: Any) -> tuple[list[Any], list[Any]]:
+        """Return the columns by which a batch groups rows of these types, and what it stores of each group."""
+        from pyspark.sql import functions as F
+
+        if self._made is None or self._made[0] != schema:
+            # What is left out is one group for each reason.
+            is_kept = F.col(REASON).isNull()
+            groups = [F.when(is_kept, F.col(quoted(name))).alias(name) for name in self.window.group_by]
+            stored = {_ROWS: F.count(F.lit(1)), OLDEST: F.min(TIME), NEWEST: F.max(TIME)}
+            for each in self.window.aggregations:
+                stored |= steps(each, schema, F.col(TIME), is_kept, self.window.group_by).stored
+            named = [column.alias(name) for name, column in stored.items()]
+            self._made = schema, [*self._window_columns(), *groups], named
+        return self._made[1:]
 
     def add(self, number: int, reduced: Reduced, spark: Any) -> None:
         """Store what a batch made of its rows, and the watermark that follows from them."""
@@ -166,7 +169,7 @@ class Windows(Stateful):
         """Return the columns of the result, over merged ones, and which of them are lost."""
         from pyspark.sql import functions as F
 
-        merges = list(zip(self.window.aggregations, self._merges(), strict=True))
+        merges = list(zip(self.window.aggregations, self._merges, strict=True))
         lost = [F.when(each.lost, F.lit(one.name)) for one, each in merges if each.lost is not None]
         return [*(each.result.alias(one.name) for one, each in merges), F.concat_ws(", ", *lost).alias(_LOST)]
 
@@ -180,7 +183,7 @@ class Windows(Stateful):
     # -------------------------------------------------------------------------------------------------- rows of a batch
 
     def _timed(self, rows: Sequence[tuple[str, Any]]) -> Any:
-        """Return the rows of all sources, with their time in microseconds, and why one of them is in no window."""
+        """Return the rows of all sources, with their time and window, and why one of them is in none."""
         from pyspark.sql import functions as F
 
         frame = together([frame if len(rows) == 1 else frame.withColumn(_SOURCE, F.lit(name)) for name, frame in rows])
@@ -189,8 +192,10 @@ class Windows(Stateful):
         # What is left out is one group for each reason, and must not be too much for an aggregate.
         aggregated = {name for each in self.window.aggregations for name in each.columns}
         aggregated -= {self.window.event_time_column, *self.window.group_by}
-        kept = {name: F.when(F.col(REASON).isNull(), F.col(quoted(name))) for name in sorted(aggregated)}
-        return frame.withColumns(kept) if kept else frame
+        texts = {name: f"CASE WHEN {REASON} IS NULL THEN {quoted(name)} END" for name in sorted(aggregated)}
+        if (start := self._start_of_rows()) is not None:
+            texts[_START] = start
+        return frame.withColumns({name: F.expr(text) for name, text in texts.items()}) if texts else frame
 
     def _counted(self) -> dict[int, int]:
         return self.store.counts()
@@ -199,12 +204,18 @@ class Windows(Stateful):
         """Return what a batch made of its rows, with more columns where the state needs them."""
         return reduced
 
-    def _windowed(self, frame: Any) -> Any:
-        """Return rows with the window of each, once for each window that a row is in."""
-        from pyspark.sql import functions as F
+    def _start_of_rows(self) -> str | None:
+        """Return when the window of a row begins, in SQL: a row is there once for each window that it is in."""
+        if self._hop == self._length:
+            return self._latest_start()
+        windows, closed = -(-self._length // self._hop), self._gone()
+        starts = f"transform(sequence(0L, {windows - 1}L), n -> {self._latest_start()} - n * {self._hop})"
+        is_open = f"s + {self._length} > {TIME} AND s + {self._length} > {closed}"
+        # A row that is left out stays, to be counted.
+        return f"explode(CASE WHEN {REASON} IS NULL THEN filter({starts}, s -> {is_open}) ELSE array(0L) END)"
 
-        start = F.explode(self._starts()) if self._hop < self._length else self._latest_start()
-        return frame.withColumn(_START, start)
+    def _latest_start(self) -> str:
+        return f"({TIME} - pmod({TIME}, {self._hop}))"
 
     def _window_columns(self) -> list[Any]:
         """Return the columns by which a batch groups rows, besides those of the window's groups."""
@@ -212,34 +223,14 @@ class Windows(Stateful):
 
         return [F.when(F.col(REASON).isNull(), F.col(_START)).alias(_START)]
 
-    def _is_late(self, watermark: int) -> Any:
-        """Return the condition that all windows of a row have closed."""
-        return self._latest_start() + self._length <= self._gone()
+    def _is_late(self, watermark: int) -> str:
+        # All windows of the row have closed.
+        return f"{self._latest_start()} + {self._length} <= {self._gone()}"
 
     def _fragments(self, table: pa.Table) -> pa.Table:
         """Return what a batch made of its rows, with when each window begins and ends."""
         start = table[_START]
         return bounded(table.drop_columns([_START]), start, pc.add(start, self._length))
-
-    def _latest_start(self) -> Any:
-        from pyspark.sql import functions as F
-
-        return F.col(TIME) - F.pmod(F.col(TIME), F.lit(self._hop))
-
-    def _starts(self) -> Any:
-        """Return the beginnings of the windows that a row is in and that are open."""
-        from pyspark.sql import functions as F
-
-        latest = self._latest_start()
-        windows = -(-self._length // self._hop)
-        numbers = F.sequence(F.lit(0).cast("bigint"), F.lit(windows - 1).cast("bigint"))
-        starts = F.transform(numbers, lambda number: latest - number * self._hop)
-        closed = self._gone()
-        is_open = F.filter(
-            starts, lambda start: (start + self._length > F.col(TIME)) & (start + self._length > F.lit(closed))
-        )
-        # A row that is left out stays, to be counted.
-        return F.when(F.col(REASON).isNull(), is_open).otherwise(F.array(F.lit(0).cast("bigint")))
 
     def _split(self, table: pa.Table, rows: Sequence[tuple[str, Any]]) -> Reduced:
         kept = pc.is_null(table[REASON])
@@ -374,10 +365,11 @@ class Windows(Stateful):
 
     def _merged_columns(self, frame: Any) -> list[Any]:
         """Return the stored columns of the aggregates, merged over several rows."""
-        merged = {name: column for each in self._merges() for name, column in each.merged.items()}
+        merged = {name: column for each in self._merges for name, column in each.merged.items()}
         # Of the stored type: Spark would widen a decimal at each fold. What does not fit is lost, as other sums are.
         return [column.try_cast(frame.schema[name].dataType).alias(name) for name, column in merged.items()]
 
+    @cached_property
     def _merges(self) -> list[Steps]:
         from pyspark.sql import functions as F
 
