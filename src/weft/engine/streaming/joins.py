@@ -164,8 +164,6 @@ class Joins(Stateful):
 
     def _selected(self, side: _Side, frame: Any, hints: dict[str, str]) -> Any:
         """Return the rows of a side with the columns that are stored. Notes in `hints` which texts are JSON, say."""
-        from pyspark.sql import functions as F
-
         word = "left" if side.number == 0 else "right"
         self._check_named(frame, [(f"{word}_keys", name) for name in side.keys], side.event_time)
         for name in side.keys:
@@ -178,15 +176,15 @@ class Joins(Stateful):
         for field in frame_projection.schema_of(frame):
             if field.name.startswith(RESERVED_PREFIX):
                 continue
-            column, hint = F.col(quoted(field.name)), hint_of(field)
+            column, hint, name = quoted(field.name), hint_of(field), side.prefix + field.name
             if frame.schema[field.name].dataType.typeName() in NESTED:
-                column, hint = F.to_json(column), "json"
+                column, hint = f"to_json({column})", "json"
             if hint is not None:
-                hints[side.prefix + field.name] = hint
-            columns.append(column.alias(side.prefix + field.name))
-        number = F.lit(side.number).cast("smallint").alias(SIDE)
-        key = _key([(F.col(quoted(name)), frame.schema[name].dataType) for name in side.keys])
-        return self._dated(frame, side.source).select(REASON, TIME, number, key.alias(KEY), *columns)
+                hints[name] = hint
+            columns.append(f"{column} AS {quoted(name)}")
+        key = _key([_text(quoted(name), frame.schema[name].dataType) for name in side.keys])
+        number = f"CAST({side.number} AS SMALLINT) AS {SIDE}"
+        return self._dated(frame, side.source).selectExpr(REASON, TIME, number, f"{key} AS {KEY}", *columns)
 
     def _fragments(self, rows: pa.Table) -> pa.Table:
         """Return the rows that the state gets, each with when it can be removed."""
@@ -274,17 +272,13 @@ class Joins(Stateful):
         return hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()
 
 
-def _key(columns: Sequence[tuple[Any, Any]]) -> Any:
-    """Return a digest of the keys of a row, the same for equal values of different types; null where one is null."""
-    from pyspark.sql import functions as F
-
-    texts = [_text(column, kind) for column, kind in columns]
-    is_null = texts[0].isNull()
-    for each in texts[1:]:
-        is_null |= each.isNull()
+def _key(texts: Sequence[str]) -> str:
+    """Return the digest of the keys of a row, in SQL; null where one is null."""
     # SHA-256: nobody can make two keys that are taken for one.
-    digest = F.unhex(F.sha2(texts[0] if len(texts) == 1 else F.to_json(F.array(*texts)), 256))
-    return F.when(is_null, F.lit(None)).otherwise(digest)
+    if len(texts) == 1:
+        return f"unhex(sha2({texts[0]}, 256))"
+    is_null = " OR ".join(f"{each} IS NULL" for each in texts)
+    return f"CASE WHEN NOT ({is_null}) THEN unhex(sha2(to_json(array({', '.join(texts)})), 256)) END"
 
 
 def _numbers(digests: pa.ChunkedArray) -> list[pa.Array]:
@@ -296,20 +290,19 @@ def _numbers(digests: pa.ChunkedArray) -> list[pa.Array]:
     return [pa.array(parts[:, at], mask=is_null) for at in (0, 1)]
 
 
-def _text(column: Any, kind: Any) -> Any:
-    """Return a value as a text: whole numbers are the same in all types, and as texts."""
-    from pyspark.sql import functions as F
+def _text(column: str, kind: Any) -> str:
+    """Return a value as a text, in SQL: the same for equal values of different types, and for a text of them."""
     from pyspark.sql.types import BinaryType, DecimalType, DoubleType, FloatType, TimestampNTZType, TimestampType
 
+    text = f"CAST({column} AS STRING)"
     if isinstance(kind, FloatType | DoubleType):
-        whole = column.cast("decimal(38,0)")
-        is_whole = F.abs(column) < F.lit(1e18)
-        is_whole &= whole.cast("double") == column.cast("double")
-        return F.when(is_whole, whole.cast("string")).otherwise(column.cast("string"))
+        whole = f"CAST({column} AS BIGINT)"
+        is_whole = f"abs({column}) < 1e18 AND {column} = floor({column})"
+        return f"CASE WHEN {is_whole} THEN CAST({whole} AS STRING) ELSE {text} END"
     if isinstance(kind, DecimalType) and kind.scale > 0:
-        return F.regexp_replace(column.cast("string"), r"\.?0+$", "")
+        return f"regexp_replace({text}, '[.]?0+$', '')"
     if isinstance(kind, BinaryType):
-        return F.hex(column)
+        return f"hex({column})"
     if isinstance(kind, TimestampType | TimestampNTZType):
-        return F.unix_micros(column.cast("timestamp")).cast("string")
-    return column.cast("string")
+        return f"CAST(unix_micros(CAST({column} AS TIMESTAMP)) AS STRING)"
+    return text

@@ -29,9 +29,10 @@ from weft.spark_support import outcome
 from weft.spark_support.sessions import quoted
 from weft.systems.dead_letter_store import DeadLetter
 from weft.systems.state_store import BATCH, CODED, StateBatch, StateStore, overtaken
+from weft.systems.state_store import TIME as TIME
 from weft.systems.stream_source import EVENT_TIME, FrameRows, counted
 
-REASON, TIME = "_weft_reason", "_weft_time"
+REASON = "_weft_reason"
 MILLISECOND = 1000
 LATE, _FUTURE, _UNDATED, _ANCIENT = "late", "future", "undated", "ancient"
 _FINGERPRINT, _VOID = b"weft.window", {b"weft.void": b"1"}
