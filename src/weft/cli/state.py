@@ -70,7 +70,9 @@ def _listed(pipeline: StreamingPipeline) -> list[dict[str, Any]]:
             found = _in_files(pipeline, query_id)
         else:
             found = sorted(stored_states(tables, pipeline.name), key=lambda each: each.query_id != query_id)
-        return [_described(each, query_id) for each in found]
+        # A join has no windows.
+        windows = {"windows": None} if pipeline.join is not None else {}
+        return [{**_described(each, query_id), **windows} for each in found]
 
 
 def _in_files(pipeline: StreamingPipeline, query_id: str | None) -> list[StoredState]:
