@@ -199,7 +199,7 @@ def test_errors_are_raised(streams: Project, system: Any) -> None:
     declare()
     publish(0)
     assert consume() == [0]
-    execute(system, f"ALTER TABLE {log_of('orders').table} RENAME COLUMN _weft_rowid TO other")
+    execute(system, f"ALTER TABLE {log_of('orders').store.groups} RENAME COLUMN position TO other")
     for _ in range(2):
         with pytest.raises(WeftError):
             weft.consume_sync("orders", "worker", member="a")
@@ -211,7 +211,7 @@ def test_errors_are_raised(streams: Project, system: Any) -> None:
 async def test_errors_are_raised_async(streams: Project, system: Any) -> None:
     declare()
     publish(0)
-    execute(system, f"ALTER TABLE {log_of('orders').table} RENAME COLUMN _weft_rowid TO other")
+    execute(system, f"ALTER TABLE {log_of('orders').store.groups} RENAME COLUMN position TO other")
     with pytest.raises(WeftError):
         await weft.consume("orders", "worker", wait=5)
 
