@@ -55,7 +55,7 @@ FEW_ROWS = {
     "spark.sql.maxPlanStringLength": "1000",
     "spark.sql.ui.explainMode": "simple",
     "spark.sql.lightweightPlanChangeValidation": "false",
-    # Each function of PySpark notes where it was called, by ten calls to the JVM and a search for IPython.
+    # Each function of PySpark notes where it was called, by several calls to the JVM and a search for IPython.
     "spark.python.sql.dataFrameDebugging.enabled": "false",
     # Plans are much garbage: with the room that Java gives them, collecting it takes a tenth of the time.
     "spark.driver.extraJavaOptions": "-Xms3g -Xmn1g",
