@@ -457,7 +457,8 @@ def check(source: Source, shape: str, made: Made, target: str, seed: object, bat
         wanted = expected(message)
         for name, value in (wanted if sql is None else {"value": wanted}).items():
             got = row.get(name)
-            if target == "csv" and isinstance(value, str):
+            # In JSON it is escaped.
+            if target == "csv" and isinstance(value, str) and name not in source.json_columns:
                 value = value.replace("\0", "")  # which Spark's parser loses
             if name in source.json_columns and isinstance(got, str) and not keeps_json:
                 got = json.loads(got)

@@ -52,7 +52,7 @@ def test_letters_of_an_attempt_that_failed(store: str, kafka: Any, project: Path
     if store == "stream":
         where = {}
     if store == "topic":
-        where |= {"dead_letter_topic": kafka.create_topic(), "dead_letter_connection": "broker"}
+        where["dead_letter_topic"] = kafka.create_topic()
     bits = "SELECT id, {} & 1 AS bit FROM source"
     topic = Topic(kafka, transform_sql=bits.format("flags"), **where)
     pipeline = make(target="default", **topic.declared)
