@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import pyarrow as pa
 
-from weft.errors import SettingsError, WeftError
+from weft.errors import ConnectionFailedError, SettingsError, WeftError
 from weft.systems.base import require
 from weft.systems.entries import Membership
 from weft.systems.pages import Comparison, FeedPage, FieldNames, PageFeed, Rejected
@@ -292,7 +292,11 @@ class GroupFeed(_RedisFeed):
             connected, left = self.wire.connected, ends - time.monotonic()
             # Not longer: nobody announces what is released or becomes idle meanwhile.
             wait = max(0.0, min(left, LOOK_SECONDS))
-            reply = self._with_group(partial(self._new, limit, wait))
+            try:
+                reply = self._with_group(partial(self._new, limit, wait))
+            except ConnectionFailedError:  # an iteration that nobody waits for goes on later
+                self._member.lost_a_reply()
+                raise
             if connected != self.wire.connected:
                 # The reply to the first try may be lost, and with it entries that are this consumer's now.
                 self._member.lost_a_reply()
