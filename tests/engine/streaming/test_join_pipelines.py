@@ -101,7 +101,7 @@ def test_late_rows_are_dead_letters() -> None:
     assert joined() == [(1, 1)]
     letters = letters_of(make(target="default", **options))
     assert sorted((json.loads(each.payload)["id"], each.error) for each in letters) == [
-        (2, "The row is late: its join has closed."),
+        (2, "The row is late: its time is before the watermark."),
         (3, "The row has no event time."),
     ]
 

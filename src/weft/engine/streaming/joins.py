@@ -72,7 +72,8 @@ class _Side:
 class Joins(Stateful):
     """The join of a pipeline under one checkpoint."""
 
-    WORD, _CHANGES = "join", "its sources, keys, times, prefixes or kind"
+    WORD, LATE_SINCE = "join", "its time is before the watermark"
+    _CHANGES = "its sources, keys, times, prefixes or kind"
 
     def __init__(self, pipeline: StreamingPipeline, store: StateStore) -> None:
         assert pipeline.join is not None

@@ -43,7 +43,7 @@ PARTITION = "\x1f"
 """Between the names of a source and of its partition, in neither of which it can be."""
 _WHY = {
     _ANCIENT: "has a time before the year 1",
-    LATE: "is late: its {} has closed",
+    LATE: "is late: {}",
     _FUTURE: "has a time that is further in the future than max_future_ms allows",
     _UNDATED: "has no event time",
 }
@@ -72,6 +72,8 @@ class Stateful(ABC):
 
     WORD: ClassVar[str]
     """What it is, in errors."""
+    LATE_SINCE: ClassVar[str]
+    """Why a row is late, in errors."""
     _CHANGES: ClassVar[str]
     """What of it cannot be changed while it has a state."""
     _length = 0
@@ -222,11 +224,11 @@ class Stateful(ABC):
         timed = self._dated(frame, source)
         with outcome.explained(f"run the batch of {self.pipeline.name}"):
             outside = timed.where(F.col(REASON).isin(self._rejected_reasons())).drop(TIME).toArrow()
-        unknown = json.dumps({"source": source, "offset": None})
-        return [
-            dead_letters.letter_of({ORIGIN: unknown, **row}, f"The row {_WHY[row.pop(REASON)].format(self.WORD)}.")
-            for row in outside.to_pylist()
-        ]
+        unknown, letters = json.dumps({"source": source, "offset": None}), []
+        for row in outside.to_pylist():
+            why = _WHY[row.pop(REASON)].format(self.LATE_SINCE)
+            letters.append(dead_letters.letter_of({ORIGIN: unknown, **row}, f"The row {why}."))
+        return letters
 
     def _rejected_reasons(self) -> list[str]:
         return [*_BAD, *([LATE] if self._late_data == "dlq" else [])]

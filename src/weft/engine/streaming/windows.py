@@ -55,7 +55,8 @@ _COMPACT_ROWS, _COMPACT_RATIO = 20_000, 4
 class Windows(Stateful):
     """The windows of a pipeline under one checkpoint."""
 
-    WORD, _CHANGES = "window", "its duration, event time, groups or aggregations"
+    WORD, LATE_SINCE = "window", "its window has closed"
+    _CHANGES = "its duration, event time, groups or aggregations"
 
     def __init__(self, pipeline: StreamingPipeline, store: StateStore) -> None:
         assert pipeline.window is not None
