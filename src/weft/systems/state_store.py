@@ -83,6 +83,17 @@ bits of its key: `KEY` is a number there, which an index finds fast."""
 
 
 @dataclass(frozen=True)
+class Due:
+    """Which rows of a side are emitted if they have no partner: those after one time, unless it is `None`, and up to
+    another, and those of the batch up to that. Their ends are after and up to these."""
+
+    after: int | None
+    upto: int
+    end_after: int
+    end_upto: int
+
+
+@dataclass(frozen=True)
 class Pairs:
     """Which stored rows of a join a batch emits: those that belong together, if one of them came with the batch, and
     those that have no partner."""
@@ -94,8 +105,8 @@ class Pairs:
     left: tuple[str, ...]
     """The columns of the left side."""
     right: tuple[str, ...]
-    alone: Mapping[int, tuple[int | None, int]] = field(default_factory=dict)
-    """By side, the times after which and up to which a row without a partner is emitted."""
+    alone: Mapping[int, Due] = field(default_factory=dict)
+    """By side, which rows without a partner are emitted."""
 
 
 class StateStore(ABC):
@@ -197,29 +208,10 @@ class InMemoryState(StateStore):
         return self._rows.filter(mask(self._rows, wanted))
 
     def pairs(self, wanted: Pairs) -> pa.Table:
+        from weft.systems.pairs_in_memory import pairs_in_memory
+
         assert self._rows is not None
-        sides = []
-        for side, columns in enumerate((wanted.left, wanted.right)):
-            rows = self._rows.filter(pc.equal(self._rows[SIDE], side)).select([KEY, CHECK, TIME, BATCH, *columns])
-            rows = rows.append_column("row", pa.array(range(len(rows)), pa.int64()))
-            sides.append(rows.rename_columns([KEY, CHECK, f"{TIME}{side}", f"{BATCH}{side}", *columns, f"row{side}"]))
-        both = sides[0].join(sides[1], [KEY, CHECK], join_type="inner")
-        later = pc.subtract(both[f"{TIME}1"], both[f"{TIME}0"])
-        both = both.filter(pc.and_(pc.greater_equal(later, wanted.least), pc.less_equal(later, wanted.most)))
-        is_new = pc.or_(pc.equal(both[f"{BATCH}0"], wanted.batch), pc.equal(both[f"{BATCH}1"], wanted.batch))
-        names = [*wanted.left, *wanted.right]
-        found = [both.filter(is_new).select(names)]
-        for side, (after, upto) in wanted.alone.items():
-            rows = sides[side]
-            time = rows[f"{TIME}{side}"]
-            is_due = pc.less_equal(time, upto)
-            if after is not None:
-                is_new = pc.equal(rows[f"{BATCH}{side}"], wanted.batch)
-                is_due = pc.and_(is_due, pc.or_(pc.greater(time, after), is_new))
-            is_alone = pc.invert(pc.is_in(rows[f"row{side}"], both[f"row{side}"].combine_chunks()))
-            found.append(rows.filter(pc.and_(is_due, is_alone)).select((wanted.left, wanted.right)[side]))
-        schema = pa.schema([self._rows.schema.field(name) for name in names])
-        return pa.concat_tables(found, promote_options="default").select(names).cast(schema)
+        return pairs_in_memory(self._rows, wanted)
 
     def counts(self) -> dict[int, int]:
         if self._rows is None:

@@ -186,13 +186,30 @@ def test_keys_of_different_types_are_compared_by_value() -> None:
     keys = {"left_keys": ("n", "text"), "right_keys": ("n", "text"), "left_source": "a", "right_source": "b"}
     options = {"name": "both", "sources": [weft.Source(query="a"), weft.Source(query="b")], "target_table": "paid"}
     options["join"] = weft.Join(**{**JOIN, **keys})
-    pairs = [(-3, "1.5"), (0, "2"), (10**15, "100")]
+    pairs = [(-3, "1.5"), (0, "2"), (10**15, "100"), (2**60, "0.01")]
     weft.publish_sync("a", [{"n": n, "text": text, "at": START} for n, text in pairs])
     weft.publish_sync(
         "b", [{"n": float(n), "text": text, "at": START} for n, text in pairs] + [{"n": 0.5, "at": START}]
     )
     run_once(**options)
-    assert sorted(row[0] for row in joined("left_n")) == [-3, 0, 10**15]
+    assert sorted(row[0] for row in joined("left_n")) == [-3, 0, 10**15, 2**60]
+
+
+@pytest.mark.usefixtures("plain_spark", "here")
+def test_a_time_that_no_database_gives_back() -> None:
+    options = {**declared(), "dead_letter_table": "failed"}
+    options["transform_sql"] = (
+        "SELECT *, CASE WHEN item = 'old' THEN timestamp_micros(-70000000000000000) END AS t FROM source"
+    )
+    options["sources"][1] = weft.Source(query=declare("payments", order_id="int64", item="string", at="timestamp"))
+    order(1, 0, item="new")
+    order(2, 0, item="old")
+    for number in (1, 2):
+        payment(number, 0)
+    run_once(**options)
+    assert joined() == [(1, 1)]
+    (letter,) = letters_of(make(target="default", **options))
+    assert "outside of the years 1 to 9999" in letter.error
 
 
 @pytest.mark.usefixtures("here")

@@ -159,3 +159,64 @@ def test_a_pipeline_whose_target_fails_at_first(clock: Clock, running: Any, monk
     publish(right, ("cid", 140))
     wait(committed)
     assert rows("counts", "count(*)") == [(2,)]
+
+
+@pytest.mark.usefixtures("plain_spark", "here")
+def test_no_tick_before_targets_have_the_batch(clock: Clock, running: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    left, right = (declare(name, user="string", at="timestamp") for name in ("left", "right"))
+    sources = [weft.Source(query=left), weft.Source(query=right)]
+    pipeline = make(name="p", sources=sources, target="default", target_table="counts", window=window())
+    publish(left, ("ann", 61))
+    publish(right, ("ann", 2))
+    loads, fails = Targets.load, True
+
+    def load(*arguments: Any) -> Any:
+        if fails:
+            clock.now += 20  # by now the left source is idle
+            raise RuntimeError("the target is away")
+        return loads(*arguments)
+
+    monkeypatch.setattr(Targets, "load", load)
+    engine = SparkEngine(pipeline)
+    wait(running(engine))
+    clock.now += 50
+    publish(right, ("bob", 130))
+    with pytest.raises(RuntimeError, match="away"):
+        engine.wait()
+    batches = engine._query._batches
+    assert batches is not None
+    assert batches.tick(engine._query.spark, "any") is None
+    fails = False
+    wait(running(SparkEngine(pipeline)))
+    assert minutes() == [(0, "ann", 1)]
+
+
+@pytest.mark.usefixtures("plain_spark", "here")
+def test_a_tick_is_finished_after_a_restart(clock: Clock, running: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    left, right = (declare(name, user="string", at="timestamp") for name in ("left", "right"))
+    sources = [weft.Source(query=left), weft.Source(query=right)]
+    pipeline = make(name="p", sources=sources, target="default", target_table="counts", window=window())
+    publish(left, ("ann", 1))
+    publish(right, ("ann", 2), ("bob", 100))
+    loads, tried, fails = Targets.load, threading.Event(), True
+
+    def load(*arguments: Any) -> Any:
+        tried.set()
+        if fails:
+            raise RuntimeError("the target is away")
+        return loads(*arguments)
+
+    monkeypatch.setattr(Targets, "load", load)
+    engine = SparkEngine(pipeline)
+    committed = running(engine)
+    wait(committed)
+    clock.now += 50
+    publish(right, ("bob", 130))
+    wait(committed)
+    clock.now += 20
+    assert tried.wait(60)
+    engine.stop()
+    engine.wait()
+    fails = False
+    wait(running(SparkEngine(pipeline)))  # without new rows
+    assert minutes() == [(0, "ann", 2), (1, "bob", 1)]

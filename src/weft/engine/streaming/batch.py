@@ -72,6 +72,8 @@ class Batches:
         self.transform, self.targets = Transform(pipeline, columns), Targets(pipeline, self._box, self._written)
         self._widens = pipeline.on_drift == "evolve"
         self._stateful: Stateful | None = None
+        self._is_emitted = False
+        """Whether each target has what the last batch emits."""
         self._owes_tick = False
         """Whether targets may not have what a tick emits, which the state has decided."""
         self._sees_extra = EXTRA in (pipeline.transform_sql or "").lower()
@@ -212,12 +214,10 @@ class Batches:
 
     def _run_step(self, parts: Sequence[BatchRows], spark: Any, batch: BatchId) -> BatchResult:
         """Carry out the steps of a batch with windows or a join: add its rows to the state, commit what it emits."""
-        if self._stateful is None:
-            self._stateful = _step(self.pipeline, open_state(self.pipeline, batch.query_id, self._columns.home))
-            self._owes_tick = self._stateful.last is not None and self._stateful.last.is_tick
-        step, rejected = self._stateful, 0
+        step, rejected = self._opened_step(batch.query_id), 0
         if self._owes_tick:
             self._emit_tick(step, spark, batch.query_id)
+        self._is_emitted = False
         try:
             is_stored = step.begin(batch.number, self._offsets(batch))
             if is_stored and step.last is not None and step.last.is_tick:
@@ -228,17 +228,25 @@ class Batches:
         finally:
             step.store.release()
         result = self._emit(step, spark, batch)
+        self._is_emitted = True
         # A batch that was carried out to its end was counted then.
         if is_stored and result.windows is not None and all(each.replayed for each in result.counts.values()):
             result = replace(result, windows=replace(result.windows, late=0), rows_read=0)
         return replace(result, dead_letters=result.dead_letters + rejected)
 
+    def _opened_step(self, query_id: str) -> Stateful:
+        if self._stateful is None:
+            self._stateful = _step(self.pipeline, open_state(self.pipeline, query_id, self._columns.home))
+            self._owes_tick = self._stateful.last is not None and self._stateful.last.is_tick
+        return self._stateful
+
     def tick(self, spark: Any, query_id: str) -> BatchResult | None:
         """Emit what an idle source held up; `None` where there is nothing."""
-        step = self._stateful
-        if step is None:  # before the first batch
-            return None
+        step = self._opened_step(query_id)
         if not self._owes_tick:
+            # What a batch emits is gone from the state after a tick: each target must have it.
+            if not self._is_emitted:
+                return None
             try:
                 self._owes_tick = step.tick(spark)
             finally:
@@ -250,7 +258,7 @@ class Batches:
 
     def _emit_tick(self, step: Stateful, spark: Any, query_id: str) -> BatchResult:
         assert step.last is not None
-        result = self._emit(step, spark, BatchId(f"{query_id} tick", step.last.ticks))
+        result = self._emit(step, spark, BatchId(f"{query_id} tick {step.last.number}", step.last.ticks))
         self._owes_tick = False
         return replace(result, batch_id=step.last.number)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import json
+from contextlib import suppress
 from dataclasses import asdict
 from uuid import uuid4
 
@@ -24,6 +25,7 @@ from weft.systems.state_store import END, InMemoryState, Selection, StateBatch, 
 _ROW, _MANIFEST = "_weft_row", ".json"
 # Live rows are written again, as one file, when there are more files, or when files have so many more rows.
 _MOST_FILES, _MOST_DEAD = 100, 100_000
+_KEPT_MANIFESTS = 50
 
 
 class FilesState(InMemoryState):
@@ -38,6 +40,8 @@ class FilesState(InMemoryState):
         self._next = 0
         self._written = 0
         """How many rows the files have, with those that were removed."""
+        self._broken: list[str] = []
+        """Manifests that a crash cut off."""
         self._removed: list[tuple[int, int]] = []
         """Up to which end rows were removed, though files have them, and the number of the first row after that."""
 
@@ -49,31 +53,40 @@ class FilesState(InMemoryState):
     def last(self) -> StateBatch | None:
         while True:
             names = self._folder.names()
-            manifests = [name for name in names if name.endswith(_MANIFEST)]
-            if not manifests:
+            newest, manifest, files = None, None, []
+            for newest in sorted(filter(_is_manifest, names), key=_number_of, reverse=True):
+                with suppress(ValueError):  # one that a crash cut off
+                    manifest = json.loads(self._folder.at(newest).read() or "")
+                    break
+                self._broken.append(newest)
+            if manifest is None:
                 return None
-            newest = max(manifests, key=lambda name: [int(each) for each in name.removesuffix(_MANIFEST).split("-")])
-            manifest = json.loads(self._folder.at(newest).read() or "null")
-            files = [] if manifest is None else [self._folder.at(name).read_bytes() for name in manifest["files"]]
-            if manifest is not None and None not in files:
+            files = [self._folder.at(name).read_bytes() for name in manifest["files"]]
+            if None not in files:
                 break
             # A process that has gone on meanwhile removed some.
             if set(names) == set(self._folder.names()):
                 raise WeftError(f"Files of the state are missing in {self.path}: those that {newest} names.")
-        self._files, self._removed, self._next = manifest["files"], manifest["removed"], manifest["next"]
+        self._files, self._next = manifest["files"], manifest["next"]
+        self._removed = [(upto, before) for upto, before in manifest["removed"]]
         schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(manifest["columns"])))
         parts = [pq.read_table(pa.py_buffer(each or b"")) for each in files]
-        gone = [each[_ROW] for each in parts if each.column_names == [_ROW]]
-        rows = pa.concat_tables([_as(each, schema) for each in parts if each.column_names != [_ROW]])
-        self._written = len(rows)
-        is_live = pc.invert(pc.is_in(rows[_ROW], pa.chunked_array(gone, pa.int64()).combine_chunks()))
-        for upto, before in self._removed:
-            is_live = pc.and_(is_live, pc.or_(pc.greater(rows[END], upto), pc.greater_equal(rows[_ROW], before)))
-        rows = rows.filter(is_live)
+        gone = pa.chunked_array([each[_ROW] for each in parts if each.column_names == [_ROW]], pa.int64())
+        tables = [each for each in parts if each.column_names != [_ROW]]
+        self._written = sum(map(len, tables))
+        # Rows that are gone may hold values that their column no longer can.
+        rows = pa.concat_tables([_as(self._live(each, gone.combine_chunks()), schema) for each in tables])
         self._numbers = rows[_ROW].to_numpy()
         self._rows = rows.select(schema.names).replace_schema_metadata(schema.metadata)
         self._last = StateBatch(**manifest["decided"])
         return self._last
+
+    def _live(self, rows: pa.Table, gone: pa.Array) -> pa.Table:
+        """Return the rows of a file that were not removed."""
+        is_live = pc.invert(pc.is_in(rows[_ROW], gone))
+        for upto, before in self._removed:
+            is_live = pc.and_(is_live, pc.or_(pc.greater(rows[END], upto), pc.greater_equal(rows[_ROW], before)))
+        return rows.filter(is_live)
 
     def append(self, rows: pa.Table, batch: StateBatch, replaced: Selection | None = None) -> None:
         if self._last is not None and not batch.follows(self._last):
@@ -102,14 +115,24 @@ class FilesState(InMemoryState):
             "removed": self._removed,
         }
         name = f"{batch.number}-{batch.ticks}{_MANIFEST}"
-        if not self._folder.at(name).create(json.dumps(manifest)):
+        for each in self._broken:
+            self._folder.at(each).remove()
+        if self._is_overtaken(name) or not self._folder.at(name).create(json.dumps(manifest)):
+            raise overtaken(batch)
+        if self._is_overtaken(name):  # by a process that did so at the same moment
             raise overtaken(batch)
         self._rows, self._numbers, self._last = live, numbers, batch
         self._files, self._written, self._next = files, written, self._next + len(rows)
-        # What the manifest does not name: files of the batch before, and of a crash.
+        # Files that the manifest does not name are of the batch before, or of a crash. Some manifests stay, so that a
+        # process that was stopped for long finds that others have gone on.
+        kept = {*files, *sorted(filter(_is_manifest, self._folder.names()), key=_number_of)[-_KEPT_MANIFESTS:]}
         for each in self._folder.names():
-            if each not in {*files, name}:
+            if each not in kept:
                 self._folder.at(each).remove()
+
+    def _is_overtaken(self, name: str) -> bool:
+        """Return whether there is a manifest after one of this name."""
+        return any(_number_of(each) > _number_of(name) for each in filter(_is_manifest, self._folder.names()))
 
     def remove(self, upto: int) -> None:
         """The next manifest says so: until then a crash brings the rows back, and they are removed again."""
@@ -123,6 +146,14 @@ class FilesState(InMemoryState):
         pq.write_table(rows, sink, compression="zstd")
         self._folder.at(name).write_bytes(sink.getvalue().to_pybytes())
         return name
+
+
+def _is_manifest(name: str) -> bool:
+    return name.endswith(_MANIFEST)
+
+
+def _number_of(name: str) -> list[int]:
+    return [int(each) for each in name.removesuffix(_MANIFEST).split("-")]
 
 
 def _numbered(rows: pa.Table, numbers: np.ndarray) -> pa.Table:

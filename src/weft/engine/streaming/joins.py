@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
+from datetime import UTC, date, datetime
 from typing import Any
 
 import numpy as np
@@ -22,6 +24,7 @@ import pyarrow.compute as pc
 from weft.columns import hint_of, hinted
 from weft.engine import frame_projection, inputs
 from weft.engine.streaming import new_columns
+from weft.engine.streaming.sources import open_source
 from weft.engine.streaming.stateful import (
     LATE,
     MILLISECOND,
@@ -43,13 +46,16 @@ from weft.spark_support.sessions import quoted
 from weft.streams.declare import MAX_NEW_COLUMNS
 from weft.systems.load import Columns
 from weft.systems.log import RESERVED_PREFIX
-from weft.systems.state_store import BATCH, CHECK, END, KEY, SIDE, TIME, Pairs, StateStore
+from weft.systems.state_store import BATCH, CHECK, END, KEY, SIDE, TIME, Due, Pairs, StateStore
 
 # Rows are removed so many times while one of them stays, so that the ends of rows are few.
 _REMOVALS = 32
 _SECOND = 1_000_000
 _OWN = (END, SIDE, KEY, CHECK, TIME, BATCH)
 _ADDED = b"weft.added"
+_DAYS = (date.min, date.max)
+_MOMENTS = (datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC))
+_log = logging.getLogger("weft.engine")
 
 
 @dataclass(frozen=True)
@@ -92,6 +98,9 @@ class Joins(Stateful):
         times = {each.source: each.event_time for each in self._sides}
         super().__init__(pipeline, store, join.late_data, join.allowed_lateness_ms, times)
         self._step = max(max(each.stays for each in self._sides) // _REMOVALS, _SECOND)
+        self._brings_keys = {each.name: open_source(each).brings_keys for each in pipeline.sources}
+        self._left_out: set[str] = set()
+        """The columns that the state does not get, of which a warning was written."""
         self._stored = store.counts()
         """How many rows are stored, by their end."""
 
@@ -110,12 +119,13 @@ class Joins(Stateful):
         for name, hint in hints.items():
             at = table.schema.get_field_index(name)
             table = table.set_column(at, hinted(name, hint), table[name])
-        rows, aside = self._limited(self._fragments(table.filter(kept).drop_columns([REASON])))
+        rows, outside = _in_calendar(table.filter(kept).drop_columns([REASON]))
+        rows, aside = self._limited(self._fragments(rows))
         return Reduced(
             rows,
             {self._sides[each[SIDE]].source: each[f"{TIME}_max"] for each in newest},
             {each["values"]: each["counts"] for each in counts},
-            aside=aside,
+            aside=[*outside, *aside],
         )
 
     def add(self, number: int, reduced: Reduced, spark: Any) -> None:
@@ -133,11 +143,16 @@ class Joins(Stateful):
         if schema is None or last is None:
             return None
         left, right = (tuple(self._stored_columns(each, schema)) for each in self._sides)
-        alone: dict[int, tuple[int | None, int]] = {}
+        alone = {}
         for each in self._sides:
             if each.emits_alone and last.watermark is not None:
-                before = None if last.previous is None else self._due(each, last.previous)
-                alone[each.number] = before, self._due(each, last.watermark)
+                after, upto = (
+                    None if last.previous is None else self._due(each, last.previous),
+                    self._due(each, last.watermark),
+                )
+                # Of a row its end follows, but for the rounding of ends.
+                ends = -NEVER if after is None else after + each.stays, upto + each.stays + 2 * self._step
+                alone[each.number] = Due(after, upto, *ends)
         rows = self.store.pairs(Pairs(last.added, self._least, self._most, left, right, alone))
         return rows if len(rows) else None
 
@@ -213,6 +228,9 @@ class Joins(Stateful):
             part = rows.filter(pc.equal(rows[SIDE], side.number))
             own = [name for name in part.column_names if name in _OWN or name.startswith(side.prefix)]
             part = part.select(own)
+            if not self._brings_keys[side.source]:
+                parts.append(part)
+                continue
             names = {each.name.lower() for each in stored}
             new = [name for name in own if name.lower() not in names and name not in _OWN]
             is_first = not any(each.name.startswith(side.prefix) for each in stored)
@@ -228,6 +246,16 @@ class Joins(Stateful):
             assert isinstance(fitted.rows, inputs.Memory)
             parts.append(pa.Table.from_batches(fitted.rows.batches, fitted.rows.schema))
             aside += fitted.aside
+            if unnamed := sorted({*fitted.left_out} - self._left_out):
+                self._left_out.update(unnamed)
+                _log.warning(
+                    "The state of %s has got as many columns as max_new_columns=%s allows, or as it can have. These "
+                    "are left out: %s%s",
+                    self.pipeline.name,
+                    most,
+                    ", ".join(map(repr, unnamed[:20])),
+                    " …" if len(unnamed) > 20 else "",
+                )
         return pa.concat_tables(parts, promote_options="default"), aside
 
     def _fitted(self, rows: pa.Table) -> pa.Table:
@@ -249,7 +277,7 @@ class Joins(Stateful):
                 schema = schema.set(at, stored_field(pa.field(field.name, wider)))
         if known is not None and not schema.equals(known, check_metadata=True):
             schema = schema.with_metadata({**(schema.metadata or {}), _ADDED: json.dumps(added).encode()})
-            self.store.retype(schema)
+            self._retype(schema)
         for field in schema:
             if field.name not in rows.column_names:
                 rows = rows.append_column(field, pa.nulls(len(rows), field.type))
@@ -273,6 +301,27 @@ class Joins(Stateful):
         return hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()
 
 
+def _in_calendar(rows: pa.Table) -> tuple[pa.Table, list[tuple[dict[str, Any], str]]]:
+    """Return rows without those that have a time outside of the years 1 to 9999, which no database gives back."""
+    is_inside = pa.chunked_array([pa.repeat(pa.scalar(True), len(rows))])
+    for field in rows.schema:
+        if pa.types.is_date(field.type) or pa.types.is_timestamp(field.type):
+            is_day = pa.types.is_date(field.type)
+            first, last = (pa.scalar(each, field.type) for each in (_DAYS if is_day else _MOMENTS))
+            column = rows[field.name]
+            fits = pc.and_(pc.greater_equal(column, first), pc.less_equal(column, last))
+            is_inside = pc.and_(is_inside, pc.fill_null(fits, True))
+    if pc.all(is_inside, min_count=0).as_py():
+        return rows, []
+    outside = rows.filter(pc.invert(is_inside))
+    names = [name for name in rows.column_names if name not in _OWN]
+    texts = [
+        {name: None if value is None else str(value) for name, value in zip(names, row, strict=True)}
+        for row in zip(*(outside[name].cast(pa.string()).to_pylist() for name in names), strict=True)
+    ]
+    return rows.filter(is_inside), [(row, "It has a time outside of the years 1 to 9999.") for row in texts]
+
+
 def _key(texts: Sequence[str]) -> str:
     """Return the digest of the keys of a row, in SQL; null where one is null."""
     # SHA-256: nobody can make two keys that are taken for one.
@@ -292,18 +341,26 @@ def _numbers(digests: pa.ChunkedArray) -> list[pa.Array]:
 
 
 def _text(column: str, kind: Any) -> str:
-    """Return a value as a text, in SQL: the same for equal values of different types, and for a text of them."""
+    """Return a value as a text, in SQL: the same for equal numbers of different types, and for a text of their digits.
+    Bytes and times equal their own kind alone."""
     from pyspark.sql.types import BinaryType, DecimalType, DoubleType, FloatType, TimestampNTZType, TimestampType
+
+    def digits(number: str) -> str:
+        return f"regexp_replace(CAST({number} AS STRING), '[.]?0+$', '')"
 
     text = f"CAST({column} AS STRING)"
     if isinstance(kind, FloatType | DoubleType):
-        whole = f"CAST({column} AS BIGINT)"
-        is_whole = f"abs({column}) < 1e18 AND {column} = floor({column})"
-        return f"CASE WHEN {is_whole} THEN CAST({whole} AS STRING) ELSE {text} END"
+        # As a decimal, where one holds it: a text of a floating-point number may have an exponent.
+        decimal = f"try_cast({column} AS DECIMAL(38,18))"
+        return (
+            f"CASE WHEN abs({column}) < 9e18 AND {column} = floor({column}) "
+            f"THEN CAST(CAST({column} AS BIGINT) AS STRING) "
+            f"WHEN CAST({decimal} AS DOUBLE) = {column} THEN {digits(decimal)} ELSE {text} END"
+        )
     if isinstance(kind, DecimalType) and kind.scale > 0:
-        return f"regexp_replace({text}, '[.]?0+$', '')"
+        return digits(column)
     if isinstance(kind, BinaryType):
-        return f"hex({column})"
+        return f"concat('bytes ', hex({column}))"
     if isinstance(kind, TimestampType | TimestampNTZType):
-        return f"CAST(unix_micros(CAST({column} AS TIMESTAMP)) AS STRING)"
+        return f"concat('time ', unix_micros(CAST({column} AS TIMESTAMP)))"
     return text

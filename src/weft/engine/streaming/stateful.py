@@ -292,13 +292,30 @@ class Stateful(ABC):
         return pa.schema(map(stored_field, rows)).with_metadata({_FINGERPRINT: self._fingerprint().encode()})
 
     def _cast(self, rows: pa.Table, schema: pa.Schema) -> pa.Table:
+        """Return rows with the types of the state; raise where that would change a value."""
+        columns = []
+        for each in schema:
+            column = rows[each.name]
+            if not _is_alike(column.type, each.type):
+                raise self._mismatch(f"{each.name} was {each.type}, and is {column.type}")
+            try:
+                columns.append(column.cast(each.type))
+            except pa.ArrowException as error:
+                raise self._mismatch(f"{each.name}: {error}") from None
+        return pa.table(columns, schema=schema)
+
+    def _retype(self, schema: pa.Schema) -> None:
+        """Give the columns of the state these types; raise where a stored value does not fit."""
         try:
-            return pa.table([rows[name].cast(schema.field(name).type) for name in schema.names], schema=schema)
+            self.store.retype(schema)
         except pa.ArrowException as error:
-            raise LoadRefusedError(
-                f"The {self.WORD} of {self.pipeline.name}: a column no longer has the type that its state has: {error}",
-                hint="CAST it in transform_sql to the type that it had.",
-            ) from None
+            raise self._mismatch(str(error)) from None
+
+    def _mismatch(self, what: str) -> LoadRefusedError:
+        return LoadRefusedError(
+            f"The {self.WORD} of {self.pipeline.name}: a column no longer has the type that its state has: {what}",
+            hint="CAST it in transform_sql to the type that it had.",
+        )
 
     def _check_named(self, frame: Any, named: Sequence[tuple[str, str]], event_time: str) -> None:
         """Raise for columns that rows do not have, each with the option that names it, and for a time that is none."""
@@ -336,8 +353,8 @@ def stored_field(field: pa.Field) -> pa.Field:
     if pa.types.is_null(field.type):
         return pa.field(field.name, pa.string(), metadata=_VOID)
     field = canonical_schema(pa.schema([field]))[0]
-    is_text = pa.types.is_string(field.type) and field.metadata is None
-    return field.with_metadata(CODED) if is_text or pa.types.is_floating(field.type) else field
+    is_coded = pa.types.is_string(field.type) or pa.types.is_floating(field.type)
+    return field.with_metadata({**(field.metadata or {}), **CODED}) if is_coded else field
 
 
 def wider_type(stored: pa.DataType, new: pa.DataType) -> pa.DataType | None:
@@ -346,13 +363,25 @@ def wider_type(stored: pa.DataType, new: pa.DataType) -> pa.DataType | None:
     if types.is_integer(stored) and types.is_integer(new):
         return new if new.bit_width > stored.bit_width else None
     if types.is_integer(stored) and types.is_decimal(new):
-        return pa.decimal128(38, new.scale)
+        return pa.decimal128(38, new.scale) if new.scale < 20 else None
+    if types.is_floating(stored) and types.is_floating(new):
+        return new if new.bit_width > stored.bit_width else None
     if types.is_decimal(stored) and types.is_decimal(new):
         scale, whole = max(stored.scale, new.scale), max(stored.precision - stored.scale, new.precision - new.scale)
         wider = pa.decimal128(min(whole + scale, 38), scale)
         return wider if wider != stored else None
     is_exact = types.is_integer(stored) or types.is_decimal(stored)
     return pa.float64() if is_exact and types.is_floating(new) else None
+
+
+def _is_alike(one: pa.DataType, other: pa.DataType) -> bool:
+    """Return whether values of one type can be of another one without being changed, as far as the types say."""
+    types = pa.types
+
+    def is_number(kind: pa.DataType) -> bool:
+        return bool(types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind))
+
+    return bool(types.is_null(one) or one == other or one.id == other.id or (is_number(one) and is_number(other)))
 
 
 def is_void(field: pa.Field) -> bool:

@@ -324,7 +324,7 @@ class Windows(Stateful):
         elif is_new and (changed := self._changed_fields(schema, rows.schema)):
             for each in changed:
                 schema = schema.set(schema.get_field_index(each.name), each)
-            self.store.retype(schema)
+            self._retype(schema)
         return self._cast(rows, schema)
 
     def _changed_fields(self, stored: pa.Schema, rows: pa.Schema) -> list[pa.Field]:

@@ -26,6 +26,7 @@ from weft.systems.state_store import (
     CODED,
     END,
     KEY,
+    TIME,
     Pairs,
     Selection,
     StateBatch,
@@ -180,17 +181,23 @@ class SqlState(StateStore):
             if each.name not in rows.column_names:
                 rows = rows.append_column(each.name, pa.nulls(len(rows), each.type))
         rows = pa.table([rows[each.name].cast(each.type) for each in schema], schema=schema)
-        self._create(name, schema)
-        with tables.driver.session("publish") as session:
-            columns = tables.quote("columns")
-            changed = session.run(
-                f"UPDATE {system_table(tables, 'state')} SET {columns} = ?, table_name = ? "
-                "WHERE query_id = ? AND table_name = ?",
-                (_text(schema), name, self._query_id, before),
-            )
-            if int(changed.rowcount) != 1:
-                raise WeftError(f"The state of {self._pipeline} has another table now: another process has gone on.")
-            self._copy(session, system_table(tables, name), rows)
+        try:
+            self._create(name, schema)
+            with tables.driver.session("publish") as session:
+                columns = tables.quote("columns")
+                changed = session.run(
+                    f"UPDATE {system_table(tables, 'state')} SET {columns} = ?, table_name = ? "
+                    "WHERE query_id = ? AND table_name = ?",
+                    (_text(schema), name, self._query_id, before),
+                )
+                if int(changed.rowcount) != 1:
+                    what = f"The state of {self._pipeline} has another table now: another process has gone on."
+                    raise WeftError(what)
+                self._copy(session, system_table(tables, name), rows)
+        except BaseException:
+            with suppress(WeftError):
+                _drop(tables, name)
+            raise
         self._name, self._schema = name, schema
         _drop(tables, before)
 
@@ -224,7 +231,7 @@ class SqlState(StateStore):
         return self._tables.refuses_name(name)
 
     def can_hold(self, columns: Sequence[pa.Field]) -> bool:
-        return self._tables.can_hold(columns)
+        return self._tables.can_hold(list(_as_stored(pa.schema(columns))))
 
     def remove(self, upto: int) -> None:
         with self._tables.driver.session("publish") as session:
@@ -269,13 +276,14 @@ class SqlState(StateStore):
         """Create the table, before the transaction of a batch: some databases commit at each CREATE TABLE."""
         tables, table, stored = self._tables, system_table(self._tables, name), _as_stored(schema)
         definitions = [f"{tables.quote(each.name)} {tables.sql_type(each, key=each.name == KEY)}" for each in stored]
-        # A join finds the rows of a batch, and then their partners.
-        indexed = [each for each in (END, KEY, *([BATCH] if CHECK in schema.names else [])) if each in schema.names]
-        definitions += filter(None, (tables.index_clause([each]) for each in indexed))
+        indexed = [[each] for each in (END, KEY) if each in schema.names]
+        if CHECK in schema.names:  # a join finds the rows of a batch, and then their partners
+            indexed = [[END], [KEY, TIME], [BATCH]]
+        definitions += filter(None, map(tables.index_clause, indexed))
         with tables.driver.session("publish") as session:
             session.run(f"CREATE TABLE {table} ({', '.join(definitions)})")
             for each in indexed:
-                if (index := tables.create_index(f"{name}{each[5:]}", table, [each])) is not None:
+                if (index := tables.create_index(f"{name}{each[0][5:]}", table, each)) is not None:
                     session.run(index)
 
     def _copy(self, session: Session, table: str, rows: pa.Table) -> None:
@@ -333,7 +341,7 @@ class SqlState(StateStore):
 
 
 def _is_coded(field: pa.Field) -> bool:
-    return bool(field.metadata == CODED)
+    return CODED.items() <= (field.metadata or {}).items()
 
 
 def _as_stored(schema: pa.Schema) -> pa.Schema:
