@@ -111,3 +111,33 @@ def test_sessions_over_several_batches() -> None:
     assert run(("bob", 25), ("bob", 41)) == [(1, 28, "ann", 3), (5, 15, "bob", 1), (25, 40, "bob", 2)]
     with pytest.raises(LoadRefusedError, match=r"max_groups_per_window=2 reached \(3 groups\)"):
         run(("ann", 42), ("cid", 43))
+
+
+@pytest.mark.usefixtures("plain_spark", "here")
+def test_a_bridged_session_whose_group_sql_changes() -> None:
+    events = declare(user="string", at="timestamp")
+    columns = "window_start, window_end, session_id, upper(user) AS user, n"
+    own = visits(emit="update", emit_sql=f"SELECT {columns} FROM windows")
+    options: dict[str, Any] = {"name": "visits", "source": events, "target_table": "visits", "window": own}
+    options |= {"mode": "merge", "keys": ["user", "session_id"], "watermark": weft.Watermark(lateness_ms=60_000)}
+    publish(events, ("a", 1), ("a", 15))
+    run_once(**options)
+    assert rows("visits", "user, n") == [("A", 1), ("A", 1)]
+    publish(events, ("a", 8))
+    run_once(**options)
+    assert rows("visits", "user, n") == [("A", 3)]
+
+
+@pytest.mark.usefixtures("plain_spark", "here")
+def test_groups_whose_sessions_end_do_not_count() -> None:
+    events = declare(user="string", at="timestamp")
+    options: dict[str, Any] = {"name": "visits", "source": events, "target_table": "visits"}
+    options["window"] = visits(max_groups_per_window=2)
+    publish(events, ("a", 1), ("b", 2))
+    run_once(**options)
+    publish(events, ("c", 100), ("d", 101))
+    run_once(**options)
+    assert sorted(user for (user,) in rows("visits", "user")) == ["a", "b"]
+    publish(events, ("e", 102))
+    with pytest.raises(weft.LoadRefusedError, match=r"max_groups_per_window=2 reached \(3 groups\)"):
+        run_once(**options)

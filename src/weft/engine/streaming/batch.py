@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -219,7 +220,7 @@ class Batches:
             self._emit_tick(step, spark, batch.query_id)
         self._is_emitted = False
         try:
-            is_stored = step.begin(batch.number, self._offsets(batch))
+            is_stored = step.begin(batch.number, *self._offsets(batch))
             if is_stored and step.last is not None and step.last.is_tick:
                 return BatchResult(batch.number)  # there was a tick after it
             if not is_stored:
@@ -294,10 +295,13 @@ class Batches:
         self._box.put(letters, batch, step)
         return len(letters)
 
-    def _offsets(self, batch: BatchId) -> str:
-        """Return a digest of what Spark has noted that a batch is to read."""
+    def _offsets(self, batch: BatchId) -> tuple[str, int | None]:
+        """Return a digest of what Spark has noted that a batch is to read, and when it was begun."""
         noted = self._columns.home.at(f"offsets/{batch.number}").read()
-        return "" if noted is None else hashlib.sha256(noted.encode()).hexdigest()
+        if noted is None:
+            return "", None
+        begun = json.loads(noted.splitlines()[1]).get("batchTimestampMs")
+        return hashlib.sha256(noted.encode()).hexdigest(), begun or None
 
     def _add_to_state(self, step: Stateful, parts: Sequence[BatchRows], spark: Any, batch: BatchId) -> int:
         """Add the rows of a batch to the state; return how many were rejected."""

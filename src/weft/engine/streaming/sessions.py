@@ -36,7 +36,7 @@ _WRITTEN = "_weft_written"
 # Marks what is no longer kept, besides what batches emit.
 _GONE = CLOSED - 1
 # So many groups are named one by one; of more, everything is read.
-_NAMED_KEYS = 1000
+_NAMED_KEYS = 10_000
 
 
 class Sessions(Windows):
@@ -128,7 +128,7 @@ class Sessions(Windows):
                 rows = pa.concat_tables([whole, rows.filter(pc.invert(is_touched))])
             waiting -= len(stored)
             wanted = wanted if len(stored) else None
-        self._check_sessions(rows, waiting)
+        self._check_sessions(rows, waiting, wanted)
         self.store.append(rows, batch, wanted)
         self._emission, self._waiting = emission, waiting + len(rows) - len(emission)
         self.last = batch
@@ -143,14 +143,19 @@ class Sessions(Windows):
         # What has ended before may be reached by a row that begins before that.
         return pc.or_(ended, pc.less(rows[WINDOW_START].cast(pa.int64()), previous))
 
-    def _check_sessions(self, rows: pa.Table, waiting: int) -> None:
+    def _check_sessions(self, rows: pa.Table, waiting: int, replaced: Selection | None) -> None:
         """Raise where more groups have sessions than may; nothing of the batch is stored then. `waiting`: the rows that
-        stay in the state besides."""
+        stay in the state besides, without those that are `replaced`."""
         most = self.window.max_groups_per_window
         if most is None or waiting + len(rows) <= most:
             return
-        stored = self.store.read(Selection(after=CLOSED // 2)) if self.last is not None else rows.slice(0, 0)
-        groups = len({*stored[KEY].unique().to_pylist(), *rows[KEY].unique().to_pylist()})
+        open_rows = rows.filter(pc.greater(rows[END], CLOSED // 2))  # others end with this batch
+        keys = {*open_rows[KEY].unique().to_pylist()}
+        if self.last is not None:
+            keys |= {*self.store.read(Selection(after=CLOSED // 2))[KEY].unique().to_pylist()}
+            if replaced is not None:
+                keys -= {*self.store.read(replaced)[KEY].unique().to_pylist()} - {*open_rows[KEY].unique().to_pylist()}
+        groups = len(keys)
         if groups > most:
             raise self._too_many(groups)
 

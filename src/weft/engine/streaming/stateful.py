@@ -105,11 +105,12 @@ class Stateful(ABC):
 
     # ------------------------------------------------------------------------------------------------------- one batch
 
-    def begin(self, number: int, offsets: str = "") -> bool:
+    def begin(self, number: int, offsets: str = "", begun_ms: int | None = None) -> bool:
         """Remove what nobody needs after the batch before; return whether the state has this batch already. `offsets`:
-        a digest of what it is to read."""
+        a digest of what it is to read. `begun_ms`: when it was begun first, so that another try decides the same."""
         self._offsets = offsets
-        self._latest = int(time.time() * 1_000_000) + self._watermark.max_future_ms * MILLISECOND
+        now = time.time() * 1000 if begun_ms is None else begun_ms
+        self._latest = int((now + self._watermark.max_future_ms) * MILLISECOND)
         if self.last is None:
             return False
         if self.last.number == number and offsets in ("", self.last.offsets):

@@ -30,7 +30,7 @@ from weft.errors import LoadRefusedError, WeftError
 from weft.pipelines import declare
 from weft.pipelines.streaming.endpoints import check_targets, delivery_to, label_of
 from weft.pipelines.streaming.spec import Drift, StreamingPipeline, Target
-from weft.pipelines.streaming.windows import SESSION_ID
+from weft.pipelines.streaming.windows import SESSION_ID, Window
 from weft.pipelines.table import Table
 from weft.project import current
 from weft.spark_support import outcome
@@ -84,7 +84,7 @@ class Targets:
             has_place = self._pipeline.dead_letters is not None
             return published(self._pipeline, target, rows, batch, put if has_place else None)
         connection, load = self._planned(target, batch)
-        load = replace(load, removed=_removed(target, removed))
+        load = replace(load, removed=_removed(target, removed, self._pipeline.window))
         on_drift = self._pipeline.on_drift
         try:
             with self._opened(connection) as tables:
@@ -297,11 +297,13 @@ class Targets:
                 tables.close()
 
 
-def _removed(target: Target, keys: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, int | str], ...]:
+def _removed(
+    target: Target, keys: Sequence[Mapping[str, Any]], window: Window | None
+) -> tuple[Mapping[str, int | str], ...]:
     """Return what a load says of sessions to remove. Their ids identify them: other keys are for an index of the table,
     and left out where the table may have them in another form."""
     names = [SESSION_ID]
-    if target.declared is None:
+    if target.declared is None and (window is None or window.emit_sql is None):
         names += [
             name
             for name in (keys[0] if keys else ())

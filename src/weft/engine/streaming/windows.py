@@ -129,7 +129,10 @@ class Windows(Stateful):
             is_lost = pc.not_equal(rows[_LOST], "")
             self._unfit = list(map(self._unfit_letter, rows.filter(is_lost).to_pylist()))
             rows = rows.filter(pc.invert(is_lost)).drop_columns([_LOST])
-            return self._selected(frame_of(spark, rows)).toArrow() if self.window.emit_sql and len(rows) else rows
+        if self.window.emit_sql is None or not len(rows):
+            return rows
+        with outcome.explained(f"run the emit_sql of {self.pipeline.name}"):
+            return self._selected(frame_of(spark, rows)).toArrow()
 
     def unfit(self) -> list[DeadLetter]:
         return self._unfit
