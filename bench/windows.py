@@ -80,12 +80,13 @@ def _tumbling(where: str, keys: int, rows: int = BATCH, minutes: int = 1) -> Cal
         connection = weft.connect(url=pair.there) if where == "postgres" else weft.SQLiteConnection(str(database))
         batches = Batches(max(100, round(rows * min(scale, 1))), keys)
         windows = _windows(connection, minutes)
+        name = windows.pipeline.sources[0].name
         number = 0
 
         def ours() -> int:
             nonlocal number
             windows.begin(number)
-            windows.add(number, windows.reduce([("events", batches.next("ours"))]), batches._spark)
+            windows.add(number, windows.reduce([(name, batches.next("ours"))]), batches._spark)
             closed = windows.closed(batches._spark)
             if closed is not None:
                 closed.toArrow()
