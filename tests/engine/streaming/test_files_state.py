@@ -19,7 +19,8 @@ from weft.engine.streaming.files_state import FilesState
 from weft.errors import WeftError
 from weft.project import current
 from weft.spark_support.folder import LocalFolder, Location
-from weft.systems.state_store import BATCH, END, KEY, InMemoryState, Selection, StateBatch
+from weft.systems.state_in_memory import InMemoryState
+from weft.systems.state_store import BATCH, END, KEY, Selection, StateBatch
 
 SCHEMA = pa.schema([(END, pa.int64()), (KEY, pa.string()), (BATCH, pa.int64()), ("n", pa.int64())])
 

@@ -18,7 +18,8 @@ from weft.engine.streaming.joins import Joins
 from weft.pipelines.streaming.declare import make
 from weft.project import current
 from weft.systems.sql.state_store import SqlState
-from weft.systems.state_store import InMemoryState, StateStore
+from weft.systems.state_in_memory import InMemoryState
+from weft.systems.state_store import StateStore
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 SCHEMA = pa.schema([("at", pa.timestamp("us", "UTC")), ("key", pa.string()), ("number", pa.int64())])

@@ -21,7 +21,7 @@ from weft.engine.streaming.sessions import Sessions
 from weft.engine.streaming.spark_engine import SparkEngine
 from weft.engine.streaming.targets import Targets
 from weft.pipelines.streaming.declare import make
-from weft.systems.state_store import InMemoryState
+from weft.systems.state_in_memory import InMemoryState
 
 
 class Clock:

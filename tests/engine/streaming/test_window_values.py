@@ -21,7 +21,8 @@ from weft.pipelines.streaming.declare import make
 from weft.pipelines.streaming.execution import Report
 from weft.project import current
 from weft.systems.sql.state_store import SqlState
-from weft.systems.state_store import BATCH, END, InMemoryState, StateBatch
+from weft.systems.state_in_memory import InMemoryState
+from weft.systems.state_store import BATCH, END, StateBatch
 
 START = datetime(2026, 11, 1, 12, tzinfo=UTC)
 COUNT = weft.Aggregation(agg="count", as_="n")

@@ -20,7 +20,8 @@ from weft.engine.streaming.windows import Windows
 from weft.pipelines.streaming.declare import make
 from weft.project import current
 from weft.systems.sql.state_store import SqlState
-from weft.systems.state_store import InMemoryState, StateStore
+from weft.systems.state_in_memory import InMemoryState
+from weft.systems.state_store import StateStore
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 SCHEMA = pa.schema([("at", pa.timestamp("us", "UTC")), ("key", pa.string()), ("value", pa.int64())])

@@ -20,7 +20,8 @@ import pyarrow.parquet as pq
 
 from weft.errors import WeftError
 from weft.spark_support.folder import Location
-from weft.systems.state_store import END, InMemoryState, Selection, StateBatch, mask, overtaken
+from weft.systems.state_in_memory import InMemoryState, mask
+from weft.systems.state_store import END, Selection, StateBatch, overtaken
 
 _ROW, _MANIFEST = "_weft_row", ".json"
 # Live rows are written again, as one file, when there are more files, or when files have so many more rows.

@@ -13,7 +13,8 @@ from weft.project import current
 from weft.spark_support.folder import LocalFolder, Location
 from weft.systems.base import Connection, system_for, system_for_url
 from weft.systems.sql.state_store import SqlState
-from weft.systems.state_store import InMemoryState, StateStore
+from weft.systems.state_in_memory import InMemoryState
+from weft.systems.state_store import StateStore
 
 _FILE, _FOLDER = "state.sqlite", "state"
 
