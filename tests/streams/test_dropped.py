@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 import weft
 from weft.project import Project
 from weft.streams.runtime import close, open_stream
+from weft.systems.sqlite import sessions
 from workers import declare, start
 
 
@@ -197,6 +199,156 @@ def test_a_reader_follows_the_new_file(orders: None, system: Any) -> None:
     start('declare(); weft.publish_sync("orders", {"n": 2}); answer(1)').answer()
     assert hub.store.changed(seen, 5) != seen
     assert numbers() == [2]
+
+
+def backup_of(path: Path, to: Path) -> Path:
+    with closing(sqlite3.connect(path)) as live, closing(sqlite3.connect(to)) as backup:
+        live.backup(backup)
+    return to
+
+
+def stored(path: Path) -> list[int]:
+    with closing(sqlite3.connect(path)) as other:
+        assert other.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+        return [n for (n,) in other.execute('SELECT n FROM "events.orders"')]
+
+
+@SQLITE
+@pytest.mark.timing
+def test_a_file_that_is_away_for_a_moment(orders: None, system: Any, tmp_path: Path) -> None:
+    """Whoever looks meanwhile leaves the log alone: another process still writes to it."""
+    process = start("""
+        declare(fields={"n": "int64"})
+        weft.publish_sync("orders", {"n": 2})
+        line()
+        answer(weft.publish_sync("orders", {"n": 3})["rows_received"])
+    """)
+    process.ready()
+    path, log = path_of(system), open_stream("orders").log
+    assert log.count() == 3
+    os.rename(path, tmp_path / "away.db")
+    with pytest.raises(weft.ConnectionFailedError, match="there is no file"):
+        log.count()
+    os.rename(tmp_path / "away.db", path)
+    assert log.count() == 3
+    process.tell()
+    assert process.answer() == 1
+    assert log.count() == 4
+    weft.publish_sync("orders", {"n": 4})
+    close()
+    assert stored(path) == [0, 1, 2, 3, 4]
+
+
+@SQLITE
+def test_a_backup_that_is_restored_after_a_while(orders: None, system: Any, tmp_path: Path) -> None:
+    """The log that waits for a file to come back is removed once another one is there."""
+    path, log = path_of(system), open_stream("orders").log
+    backup = backup_of(path, tmp_path / "backup.db")
+    weft.publish_sync("orders", [{"n": n} for n in range(10, 500)])
+    path.unlink()
+    with pytest.raises(weft.ConnectionFailedError, match="there is no file"):
+        log.count()
+    os.replace(backup, path)
+    assert numbers() == [0, 1]
+    close()
+    assert stored(path) == [0, 1]
+
+
+@SQLITE
+def test_a_read_during_which_the_file_is_replaced(orders: None, system: Any, tmp_path: Path) -> None:
+    """The log of the new file is not taken for that of the old one."""
+    path, store = path_of(system), open_stream("orders").hub.store
+    backup = backup_of(path, tmp_path / "backup.db")
+    assert isinstance(store, sessions.SqliteSessions)
+    store.drop_idle()
+    with store.session("read") as session:
+        session.rows('SELECT * FROM "events.orders"')
+        os.replace(backup, path)
+        for suffix in ("-wal", "-shm"):
+            Path(f"{path}{suffix}").unlink()
+        other = sqlite3.connect(path, isolation_level=None)
+        other.execute("""INSERT INTO "events.orders" (n, _weft_published_at, _weft_publish_id)
+                         SELECT 2, _weft_published_at, _weft_publish_id FROM "events.orders" LIMIT 1""")
+        log = os.stat(f"{path}-wal").st_ino
+    with closing(other):
+        assert numbers() == [0, 1, 2]
+        assert os.stat(f"{path}-wal").st_ino == log
+
+
+@SQLITE
+def test_a_watcher_knows_its_log(orders: None, system: Any, tmp_path: Path) -> None:
+    path, store = path_of(system), open_stream("orders").hub.store
+    backup = backup_of(path, tmp_path / "backup.db")
+    weft.publish_sync("orders", [{"n": n} for n in range(10, 500)])
+    seen = store.changed(None, 0)
+    os.replace(backup, path)
+    assert store.changed(seen, 0) != seen
+    assert numbers() == [0, 1]
+    close()
+    assert stored(path) == [0, 1]
+
+
+@SQLITE
+def test_a_file_behind_a_symbolic_link(streams: Project, tmp_path: Path) -> None:
+    """SQLite has its log beside the real file."""
+    declare(fields={"n": "int64"})
+    (tmp_path / "real").mkdir()
+    link, real = tmp_path / "link.db", tmp_path / "real" / "app.db"
+    link.symlink_to(real)
+    connection = weft.SQLiteConnection(str(link))
+    weft.publish_sync("orders", [{"n": 0}, {"n": 1}], connection=connection)
+    backup = backup_of(real, tmp_path / "backup.db")
+    weft.publish_sync("orders", [{"n": n} for n in range(10, 500)], connection=connection)
+    os.replace(backup, real)
+    weft.publish_sync("orders", {"n": 2}, connection=connection)
+    # A link to another file: the log of the first one stays.
+    shutil.copy(backup_of(real, tmp_path / "backup.db"), tmp_path / "second.db")
+    link.unlink()
+    link.symlink_to(tmp_path / "second.db")
+    weft.publish_sync("orders", {"n": 3}, connection=connection)
+    close()
+    assert stored(real) == [0, 1, 2]
+    assert stored(link) == [0, 1, 2, 3]
+
+
+@SQLITE
+def test_a_file_that_is_moved_away_while_somebody_reads_it(
+    orders: None, system: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What the log alone has stays in it."""
+    path, moved = path_of(system), tmp_path / "moved.db"
+    with closing(sqlite3.connect(path, isolation_level=None)) as reader:
+        reader.execute("BEGIN")
+        reader.execute('SELECT * FROM "events.orders"').fetchall()
+        weft.publish_sync("orders", {"n": 2})
+        shutil.move(path, moved)
+        weft.publish_sync("orders", {"n": 3})
+    assert numbers() == [3]
+    (aside,) = path.parent.glob(f"{path.name}-wal.*")
+    assert str(aside) in caplog.text
+    aside.rename(f"{moved}-wal")
+    assert stored(moved) == [0, 1, 2]
+
+
+@SQLITE
+def test_a_folder_that_another_process_locks(
+    orders: None, system: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody waits for it for long, and an old log that cannot be removed is not taken for a new one."""
+    monkeypatch.setattr(sessions, "_FOLDER_SECONDS", 0.01)
+    path = path_of(system)
+    backup = backup_of(path, tmp_path / "backup.db")
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        weft.publish_sync("orders", {"n": 2}, connection=weft.SQLiteConnection(str(path.parent / "new.db")))
+        os.replace(backup, path)
+        with pytest.raises(weft.BusyError, match="locked the folder"):
+            weft.publish_sync("orders", {"n": 3})
+    finally:
+        os.close(folder)
+    weft.publish_sync("orders", {"n": 3})
+    assert numbers() == [0, 1, 3]
 
 
 # --------------------------------------------------------------------------------------------------------------- delete

@@ -222,6 +222,7 @@ class SqliteStore(SqliteSessions, SqlStore):
                     if is_lasting:
                         # The versions that two connections see are not comparable.
                         version = (self._watchers, *self._watcher.execute("PRAGMA data_version").fetchone())
+                        self._watcher.note_log()
                     else:  # there is no file yet, or it is read without locks
                         version = reading.state(self.path)
                     if version != seen or time.monotonic() >= deadline:
