@@ -6,7 +6,9 @@ import fcntl
 import os
 import shutil
 import sqlite3
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -106,10 +108,12 @@ def test_a_database_that_is_made_again(orders: None, system: Any, elsewhere: boo
     assert reader.head() > 0
     drop_everything(system)
     if elsewhere:
-        code = (
-            'declare("others"); declare(); weft.publish_sync("others", {"n": 7}); weft.publish_sync("orders", {"n": 2})'
-        )
-        start(f"{code}; answer(1)").answer()
+        start("""
+            declare("others"); declare()
+            weft.publish_sync("others", {"n": 7}, idempotency_key="k")
+            weft.publish_sync("orders", {"n": 2})
+            answer(1)
+        """).answer()
     else:
         weft.publish_sync("orders", {"n": 2})
     done = weft.publish_sync("orders", {"n": 3}, idempotency_key="k")
@@ -141,6 +145,20 @@ def test_a_file_that_is_removed(orders: None, system: Any, with_log: bool) -> No
     with sqlite3.connect(path) as other:
         assert other.execute('SELECT n FROM "events.orders"').fetchall() == [(2,)]
         assert other.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+
+
+@SQLITE
+@pytest.mark.parametrize("is_there", [False, True], ids=["removed", "replaced by an empty one"])
+def test_a_new_stream_in_a_file_that_is_removed(orders: None, system: Any, is_there: bool) -> None:
+    declare("others", fields={"n": "int64"})
+    path = path_of(system)
+    for each in path.parent.glob(f"{path.name}*"):
+        each.unlink()
+    if is_there:
+        with closing(sqlite3.connect(path)) as other:
+            other.execute("CREATE TABLE t (i INTEGER)")
+    assert weft.publish_sync("others", {"n": 2})["rows_received"] == 1
+    assert [event["n"] for event in weft.consume_sync("others", "worker")] == [2]
 
 
 @SQLITE
@@ -387,6 +405,76 @@ def test_delete_a_stream_that_another_process_uses(orders: None) -> None:
     process.tell()
     assert process.answer() == 2
     assert numbers() == [3, 4]
+
+
+@DATABASES
+def test_a_number_is_not_given_again(streams: Project, system: Any) -> None:
+    """The keys and the floor of another stream are not taken for those of one that was deleted and made anew."""
+    declare(fields={"n": "int64"})
+    weft.publish_sync("orders", {"n": 0}, idempotency_key="first")
+    log = open_stream("orders").log
+    start("""
+        declare(fields={"n": "int64"}); declare("others", fields={"n": "int64"})
+        weft.delete_stream_sync("orders")
+        weft.publish_sync("others", [{"n": n} for n in range(9)])
+        weft.trim_sync("others", max_rows=1)
+        weft.publish_sync("others", {"n": 9}, idempotency_key="k")
+        weft.publish_sync("orders", [{"n": 1}, {"n": 2}, {"n": 3}])
+        weft.consume_sync("orders", "worker")
+        answer(1)
+    """).answer()
+    assert log.floor() == 0
+    assert sum(batch.num_rows for batch in log.read_arrow(0, 100)) == 3
+    assert [group["consumer"] for group in weft.groups_sync("orders")] == ["worker"]
+    assert weft.publish_sync("orders", {"n": 4}, idempotency_key="k")["rows_deduplicated"] == 0
+    assert numbers() == [1, 2, 3, 4]
+
+
+@DATABASES
+def test_keys_of_a_stream_made_anew_elsewhere(streams: Project, system: Any) -> None:
+    """The first use after that is a publish with a key."""
+    declare(fields={"n": "int64"})
+    weft.publish_sync("orders", {"n": 0}, idempotency_key="first")
+    start("""
+        declare(fields={"n": "int64"}); declare("others", fields={"n": "int64"})
+        weft.delete_stream_sync("orders")
+        weft.publish_sync("others", {"n": 9}, idempotency_key="k")
+        weft.publish_sync("orders", {"n": 1}, idempotency_key="used")
+        answer(1)
+    """).answer()
+    assert weft.publish_sync("orders", {"n": 2}, idempotency_key="k")["rows_deduplicated"] == 0
+    assert weft.publish_sync("orders", {"n": 1}, idempotency_key="used")["rows_deduplicated"] == 1
+    assert numbers() == [1, 2]
+
+
+@pytest.mark.parametrize("system", ["postgres"], indirect=True)
+@pytest.mark.timing
+def test_delete_waits_for_consumers(orders: None, system: Any) -> None:
+    """It holds no table that they need meanwhile."""
+    store: Any = open_stream("orders").hub.store
+    with ThreadPoolExecutor(1) as pool:
+        with store.session("keep") as consumer:
+            consumer.run(f"SELECT * FROM {store.groups} FOR UPDATE")
+            deleted = pool.submit(weft.delete_stream_sync, "orders")
+            deadline = time.monotonic() + 10
+            while not consumer.value("SELECT count(*) FROM pg_locks WHERE NOT granted"):
+                assert time.monotonic() < deadline and not deleted.done()
+            consumer.run("SET LOCAL lock_timeout = '2s'")
+            assert consumer.value(f"SELECT count(*) FROM {table(system)}") == 2
+        assert deleted.result() is True
+
+
+def test_dead_letters_of_a_stream_made_anew(streams: Project) -> None:
+    """Its events have the offsets of those before, and are letters of their own."""
+    declare(fields={"n": "int64"}, max_deliveries=1)
+    for n in (1, 2):
+        weft.publish_sync("orders", {"n": n})
+        assert [event["n"] for event in weft.consume_sync("orders", "worker")] == [n]
+        weft.nack_sync("orders", "worker", weft.consume_sync("orders", "worker"))
+        assert weft.consume_sync("orders", "worker") == []
+        weft.delete_stream_sync("orders")
+    letters = weft.read_stream(streams.connection(), "orders__dead_letter", to="arrow")
+    assert len(letters) == 2
 
 
 async def test_delete_a_stream_with_asyncio(orders: None) -> None:
