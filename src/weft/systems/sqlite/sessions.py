@@ -111,8 +111,9 @@ class SqliteSessions(SqlDriver):
         """Make the file, without a log that another file of this name left behind, maybe to a process that uses it."""
         with suppress(OSError), self._removing, _locked(os.path.dirname(location)):
             if file_number(location) is None:
-                for left in self._left:
+                for left in [each for each in self._left if each.location == location]:
                     self._remove_log(left)
+                    self._forget_left(left)
                 for suffix in reading.SUFFIXES[1:]:
                     with suppress(FileNotFoundError):
                         os.remove(f"{location}{suffix}")
@@ -157,9 +158,12 @@ class SqliteSessions(SqlDriver):
                         ) from None
                     except OSError as error:
                         _log.warning("The log of a replaced SQLite file stays beside %s: %s.", driver.location, error)
-                with suppress(ValueError):  # where another thread closed them all
-                    self._left.remove(driver)
-                self._drop(driver)
+                self._forget_left(driver)
+
+    def _forget_left(self, driver: reading.FileConnection) -> None:
+        with suppress(ValueError):  # where another thread closed them all
+            self._left.remove(driver)
+        self._drop(driver)
 
     def _remove_log(self, driver: reading.FileConnection) -> None:
         is_whole = _checkpoint(driver)
