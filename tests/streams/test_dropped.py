@@ -18,6 +18,7 @@ import pytest
 import weft
 from weft.project import Project
 from weft.streams.runtime import close, open_stream
+from weft.systems.file import file_number, is_file
 from weft.systems.sqlite import sessions
 from workers import declare, start
 
@@ -229,6 +230,15 @@ def stored(path: Path) -> list[int]:
     with closing(sqlite3.connect(path)) as other:
         assert other.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
         return [n for (n,) in other.execute('SELECT n FROM "events.orders"')]
+
+
+def test_a_file_that_cannot_be_looked_at(tmp_path: Path) -> None:
+    """It is neither gone nor another one."""
+    (tmp_path / "file").write_text("")
+    number = file_number(str(tmp_path / "file"))
+    (tmp_path / "loop").symlink_to("loop")
+    assert is_file(str(tmp_path / "file"), number) and is_file(str(tmp_path / "loop"), number)
+    assert not is_file(str(tmp_path / "none"), number) and not is_file(str(tmp_path), number)
 
 
 @SQLITE
