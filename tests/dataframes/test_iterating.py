@@ -22,6 +22,7 @@ import servers
 import weft
 from servers import wait_until
 from weft.errors import SchemaError, SettingsError
+from weft.systems.redis.wire import Wire
 
 Add = Callable[..., list[str]]
 Later = Callable[..., None]
@@ -121,6 +122,25 @@ def test_entries_that_are_removed_before_they_are_read(
 
 
 def test_only_what_is_new(url: str, add: Add) -> None:
+    add("events", {"n": "old"})
+    with weft.iter_stream(url, "events", start_id="$", block_ms=20, yield_on_idle=True) as batches:
+        assert len(next(batches)) == 0
+        add("events", {"n": "new"})
+        assert next(batches)["n"].to_list() == ["new"]
+
+
+def test_a_server_that_does_not_count_entries(url: str, add: Add, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Redis before 7 answers XINFO without entries-added."""
+    run = Wire.run
+
+    def as_before(wire: Wire, *command: Any) -> Any:
+        answer = run(wire, *command)
+        if command[0] == "XINFO":
+            at = answer.index(b"entries-added")
+            del answer[at : at + 2]
+        return answer
+
+    monkeypatch.setattr(Wire, "run", as_before)
     add("events", {"n": "old"})
     with weft.iter_stream(url, "events", start_id="$", block_ms=20, yield_on_idle=True) as batches:
         assert len(next(batches)) == 0

@@ -36,6 +36,8 @@ REPEATED = {
     "spaced": ('{"n" \n : 1, "n": 2}', JSON, 0, "n"),
     "of an object": ('{"n": 1, "doc": {"a": 1}, "doc": 5}', JSON, 0, "doc"),
     "behind an escape": ('{"n": 1, "doc": "\\u0022:", "n": 2}', JSON, 0, "n"),
+    "behind an escaped colon": ('{"n": 1, "n": 2, "doc": 1, "doc": "x\\"\\u003A\\"\\u003a"}', JSON, 0, "n"),
+    "among spaces": ('{"n": 1, "doc": {"a" : "b : c", "d\\" : e" \t: 1, "a" : 2}}', JSON, 0, "a"),
     "escaped": ('{"n": 1, "doc": "12:30", "\\u006e": 2}', JSON, 0, "n"),
     "of lines": ('{"n": 1}\n{"n": 1, "doc": "1:2", "n": 2}\n', LINES, 1, "n"),
     "among many": (json.dumps([*MANY, {"n": 1}])[:-2] + ', "n": 2}]', JSON, 200, "n"),
@@ -55,6 +57,11 @@ def test_a_key_that_is_there_twice(orders: Any, body: str, headers: dict[str, st
 def test_keys_that_only_look_repeated(orders: Any) -> None:
     assert orders.post(URL, json=MANY).json()["rows_received"] == 200
     odd = '{"n" : 1, "doc": {"n": [{"n" :1}, {"n":2}], "text": "\\"n\\": 1, \\u0022n\\u0022: 2"}}'
+    assert orders.post(URL, content=odd.encode(), headers=JSON).status_code == 202
+    spaced = [{"n": n, "doc": {"price : 3": 'a " : b', "note": "x :"}} for n in range(100)]
+    for separators in ((",", " : "), (", ", ":")):
+        body = json.dumps(spaced, separators=separators)
+        assert orders.post(URL, content=body.encode(), headers=JSON).json()["rows_received"] == 100
     assert orders.post(URL, content=odd.encode(), headers=JSON).status_code == 202
     (_, *_, event) = weft.consume_sync("orders", "c", 1000)
     assert event["doc"]["text"] == '"n": 1, "n": 2'

@@ -35,6 +35,7 @@ _HELD, _RESERVED = "weft.body", "weft.body_reserved"
 # A search of a longer body takes numpy less time.
 _SHORT = 4096
 _BYTE = re.compile(r"\(byte (\d+)\)")
+_KEY_COLON = re.compile(rb'"[ \t\r\n]*:')
 _UNKNOWN = re.compile(r"unknown field `(.*)`")
 # Escapes; the group is half of a pair of UTF-16, without the other half.
 _HALF = re.compile(rb"\\u[dD][89abAB]\w\w\\u[dD][c-fC-F]\w\w|(\\u[dD][89a-fA-F]\w\w)|\\.")
@@ -223,14 +224,15 @@ def events(body: bytes, headers: Mapping[str, str], most: int) -> Any:
 def _repeated_key(body: bytes, parsed: list[Any], *, lines: bool) -> tuple[int, str] | None:
     """Return the index of the first event that has a key twice in one object, of which the parser keeps the last, and
     that key. A key of a body is followed by a quotation mark and a colon, and so it is where what was parsed is encoded
-    again. Only a body that has more of them, or that cannot be compared so, is parsed in a slower way."""
+    again, unless the body escapes one of them. Only a body that has more of them, or that cannot be compared so, is
+    parsed in a slower way."""
     keys = sum(map(len, parsed))
     if body.count(b":") == keys:
         return None
     colons = _key_colons(body)
     if colons == keys:
         return None
-    if colons is not None and b"\\u0022" not in body and _key_colons(_encode(parsed)) == colons:
+    if b"\\u00" not in body and _key_colons(_encode(parsed)) == colons:
         return None
     texts = body.split(b"\n") if lines else [body]
     for index, event in enumerate(each for text in texts if text.strip() for each in _pairs(text)):
@@ -239,14 +241,15 @@ def _repeated_key(body: bytes, parsed: list[Any], *, lines: bool) -> tuple[int, 
     return None
 
 
-def _key_colons(text: bytes) -> int | None:
-    """Return how many colons follow a quotation mark; `None` where one follows white space, as it may after a key."""
+def _key_colons(text: bytes) -> int:
+    """Return how many colons follow a quotation mark, with white space between them or without."""
     if len(text) < _SHORT:
-        spaced = b" :" in text or b"\n:" in text or b"\t:" in text or b"\r:" in text
-        return None if spaced else text.count(b'":')
+        return len(_KEY_COLON.findall(text))
     codes = np.frombuffer(text, np.uint8)
     before = codes[np.flatnonzero(codes[1:] == ord(":"))]
-    return None if (before <= ord(" ")).any() else int(np.count_nonzero(before == ord('"')))
+    if (before <= ord(" ")).any():
+        return len(_KEY_COLON.findall(text))
+    return int(np.count_nonzero(before == ord('"')))
 
 
 class _Repeated(str):

@@ -27,7 +27,7 @@ from weft.streams.publishing import publish_once
 from weft.streams.retention import aware
 from weft.streams.runtime import Opened, for_asyncio, open_stream, open_stream_async, opened
 from weft.systems.base import Connection
-from weft.systems.log import PUBLISHED_AT, RESERVED_PREFIX, ROWID, Leased, Refused, Release, Span
+from weft.systems.log import PUBLISH_ID, PUBLISHED_AT, RESERVED_PREFIX, ROWID, Leased, Refused, Release, Span
 from weft.types import FieldType, check_value, to_json
 
 _MAX_BATCH = 100_000
@@ -265,6 +265,8 @@ def _move_to_dead_letters(ready: Opened, consumer: str, member: str, leased: Lea
     for span in leased.exhausted:
         for event in _read(ready, consumer, span, lease):
             rowids.append(event[ROWID])
+            # With the publish: a stream that was deleted and made anew has the same offsets again.
+            origin = f"{stream.schema}.{stream.name}/{consumer}/{leased.epoch}/{event[ROWID]}/{event.get(PUBLISH_ID)}"
             body, left_out = _body(event)
             reason = span.reason or f"delivered {span.deliveries} times and never acknowledged"
             if left_out:
@@ -278,7 +280,7 @@ def _move_to_dead_letters(ready: Opened, consumer: str, member: str, leased: Lea
                     "deliveries": span.deliveries,
                     "reason": reason,
                     "event": body,
-                    "delivery": f"{stream.schema}.{stream.name}/{consumer}/{leased.epoch}/{event[ROWID]}",
+                    "delivery": origin,
                 }
             )
     if records:

@@ -13,15 +13,23 @@ from weft.errors import ConnectionFailedError, DeclarationError, nearest
 from weft.systems.base import Connection
 
 MEMORY = ":memory:"
+_UNKNOWN = (-1, -1)
 
 
 def file_number(path: str) -> tuple[int, int] | None:
     """Return what identifies a file as long as somebody has it open; `None` where there is none."""
     try:
         status = os.stat(path)
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
+    except OSError:
+        return _UNKNOWN
     return status.st_dev, status.st_ino
+
+
+def is_file(path: str, number: tuple[int, int] | None) -> bool:
+    """Whether the file at a path is the one with a number. One that cannot be looked at now has not become another."""
+    return file_number(path) in (number, _UNKNOWN)
 
 
 @dataclass(frozen=True)

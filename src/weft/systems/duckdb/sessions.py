@@ -16,7 +16,7 @@ import duckdb
 
 from weft.errors import NOTHING_STORED, BusyError, ConnectionFailedError, SchemaError, StorageError, WeftError
 from weft.systems.base import Connection
-from weft.systems.file import MEMORY, FileConnection, file_number
+from weft.systems.file import MEMORY, FileConnection, file_number, is_file
 from weft.systems.sql.driver import Role, SqlDriver
 
 # Nothing is ever downloaded: what a query needs beyond the package itself is its user's to install.
@@ -161,7 +161,7 @@ class DuckDBSessions(SqlDriver):
 
     def commit(self, driver: duckdb.DuckDBPyConnection, role: Role) -> None:
         super().commit(driver, role)
-        if id(driver) in self._files and self._files[id(driver)] != file_number(self.path):
+        if id(driver) in self._files and not is_file(self.path, self._files[id(driver)]):
             raise self.connection.replaced()
 
     def rollback(self, driver: duckdb.DuckDBPyConnection) -> None:

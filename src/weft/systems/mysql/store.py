@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -40,6 +41,7 @@ _KEYS = 1_000
 # A waiting process asks this often at first, then less and less.
 _POLL_SECONDS = 0.005
 _IDLE_POLL_SECONDS = 0.025
+_MAX_STREAM = 2**31 - 1
 # Closing a store waits for a poll to end.
 _LOOK_SECONDS = 0.2
 
@@ -80,7 +82,7 @@ class MySQLStore(MySQLSessions, SqlStore):
             session,
             **dict.fromkeys(("stream", "name"), f"VARCHAR(255) {text}"),
             text=f"LONGTEXT {text}",
-            id="INT AUTO_INCREMENT",
+            id="INT",
             number="INT",
             offset="BIGINT",
             key="VARBINARY(20)",
@@ -97,7 +99,10 @@ class MySQLStore(MySQLSessions, SqlStore):
         table = self.table(schema, name)
         session.run(f"CREATE TABLE IF NOT EXISTS {table} ({spelled}) {_STORAGE}")
         highest = session.value(f"SELECT max({self.quote(ROWID)}) FROM {table}") or 0
-        session.run(self.insert_ignore(self.streams, ("name", "head")), (f"{schema}.{name}", highest))
+        # By chance: the number of a deleted stream, or of one in a dropped database, is nobody's. If another stream
+        # has it, nothing is stored, and the next try takes another number.
+        number = secrets.randbelow(_MAX_STREAM) + 1
+        session.run(self.insert_ignore(self.streams, ("id", "name", "head")), (number, f"{schema}.{name}", highest))
 
     def add_columns(self, log: SqlLog, columns: dict[str, FieldType]) -> None:
         """ALTER TABLE in short tries: behind one that waits for a long reader, every publisher would wait too."""
@@ -145,7 +150,7 @@ class MySQLStore(MySQLSessions, SqlStore):
         count = sum(batch.count for batch in batches)
         cursor = session.run(
             f"UPDATE {self.streams} SET head = LAST_INSERT_ID(head + ?) WHERE id = ? AND name = ?",
-            (count, log.number, f"{log.schema}.{log.name}"),
+            (count, log.number, log.full),
         )
         if not cursor.rowcount:
             raise self.gone(log)
@@ -161,8 +166,8 @@ class MySQLStore(MySQLSessions, SqlStore):
 
     def claim_keys(self, session: Session, log: SqlLog, keys: list[bytes], horizon: float) -> set[bytes]:
         """Under the lock of the head, which `insert` takes again."""
-        sql = f"SELECT {self.now_sql} FROM {self.streams} WHERE id = ?{self.for_update}"
-        now = session.value(sql, (log.number,))
+        sql = f"SELECT {self.now_sql} FROM {self.streams} WHERE id = ? AND name = ?{self.for_update}"
+        now = session.value(sql, (log.number, log.full))
         if now is None:
             raise self.gone(log)
         fresh = self.unseen(session, log, keys, now - int(horizon * 1e6))

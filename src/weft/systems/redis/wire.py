@@ -201,7 +201,7 @@ class Wire:
                 raise self.explained(error) from None
             return BEGINNING, 0
         facts = dict(zip(about[::2], about[1::2], strict=True))
-        return text_of(facts[b"last-generated-id"]), facts[b"entries-added"]
+        return text_of(facts[b"last-generated-id"]), facts.get(b"entries-added", 0)
 
     def close(self) -> None:
         """Wait for the answers to what was posted, and disconnect. What the server refused is raised."""

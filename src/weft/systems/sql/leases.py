@@ -71,7 +71,7 @@ class ConsumerLeases:
     def __init__(self, session: Session, log: SqlLog, name: str) -> None:
         self.session, self.log, self.store = session, log, session.store
         self.key = (log.number, name)
-        self._stream = (log.number, f"{log.schema}.{log.name}")
+        self._stream = (log.number, log.full)
 
     def create(self, position: int) -> None:
         """Create its row where it is missing."""

@@ -33,6 +33,7 @@ class SqlLog:
         self._number: int | None = None
         self.schema = schema
         self.name = name
+        self.full = f"{schema}.{name}"
         self.table = store.table(schema, name)
         self.rowid = store.quote(ROWID)
         self.declared: dict[str, FieldType] = {}
@@ -100,7 +101,12 @@ class SqlLog:
 
     def floor(self) -> int:
         """The last offset that retention removed."""
-        return int(self._one(f"SELECT floor FROM {self.store.streams} WHERE id = ?", (self.number,)) or 0)
+        sql = f"SELECT floor FROM {self.store.streams} WHERE id = ? AND name = ?"
+        floor = self._one(sql, (self.number, self.full))
+        if floor is None:  # somebody deleted the stream, and maybe made it anew
+            self.forget()
+            floor = self._one(sql, (self.number, self.full))
+        return int(floor or 0)
 
     def bound(self, after: int, upto: int, most: int) -> int:
         """As many offsets: some of them may be of no event."""
@@ -238,6 +244,7 @@ class SqlLog:
 
     def groups(self) -> list[Group]:
         """Every consumer of this stream."""
+        self.floor()  # where the number is that of a deleted stream, this finds the one that took its place
         with self.store.session("read") as session:
             return leases.groups(session, self)
 
@@ -246,6 +253,7 @@ class SqlLog:
     def trim(self, upto: int) -> int:
         """Remove the events up to an offset, in steps; the next lease of each consumer reports how many it lost."""
         removed, most = 0, _TRIM_STEP
+        self.floor()  # as in `groups`
         upto = min(upto, self.head())
         while True:
             try:

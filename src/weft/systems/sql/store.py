@@ -148,8 +148,7 @@ class SqlStore(SqlDriver):
     def gone(self, log: SqlLog) -> MissingTableError:
         """Return the error for a stream that the catalogue does not have, or not under the number that we know."""
         return MissingTableError(
-            f"The stream {log.schema}.{log.name} is not in {self.connection.label} any more: somebody deleted it, or "
-            "made it anew.",
+            f"The stream {log.full} is not in {self.connection.label} any more: somebody deleted it, or made it anew.",
             hint=_DROPPED,
         )
 
@@ -160,9 +159,18 @@ class SqlStore(SqlDriver):
         except MissingTableError:
             with self._lock:
                 self.forget()
-                self._prepare()
                 for log in logs:
                     self._open(log, log.declared | log.fields())
+            return work()
+
+    def _twice(self, work: Callable[[], T]) -> T:
+        """Do something that looks for tables. If the ones that we know of are gone, or the whole file, look again."""
+        try:
+            return work()
+        except (MissingTableError, ConnectionFailedError) as error:
+            if not isinstance(error, MissingTableError) and not self.connection.is_missing():
+                raise
+            self.forget()
             return work()
 
     # -------------------------------------------------------------------------------------------------------- catalogue
@@ -191,9 +199,9 @@ class SqlStore(SqlDriver):
         with self._lock:
             log = self._logs.get((schema, name))
             if log is None or not log.is_numbered:
-                self._prepare()
-                log = self._open(log or SqlLog(self, schema, name), fields)
-                log = self._logs.setdefault((schema, name), log)
+                made = log or SqlLog(self, schema, name)
+                self._twice(lambda: self._open(made, fields))
+                log = self._logs.setdefault((schema, name), made)
             if not log.declared.items() >= fields.items():
                 declare(log, fields)
                 log.declared.update(fields)
@@ -204,35 +212,41 @@ class SqlStore(SqlDriver):
         writes."""
         log = self._logs.get((schema, name))
         if log is None or not log.is_numbered:
-            log = log or SqlLog(self, schema, name)
-            if not self._is_prepared() or self._number(f"{schema}.{name}") is None or not log.types():
-                return None  # somebody may have dropped the table alone
-            log = self._logs.setdefault((schema, name), self._checked(log))
+            found = log or SqlLog(self, schema, name)
+            if not self._twice(lambda: self._find(found)):
+                return None
+            log = self._logs.setdefault((schema, name), found)
         return log
 
-    def _open(self, log: SqlLog, fields: dict[str, FieldType]) -> SqlLog:
-        if self._number(f"{log.schema}.{log.name}") is None or not log.types():
+    def _find(self, log: SqlLog) -> bool:
+        if not self._is_prepared() or self._number(log.full) is None or not log.types():
+            return False  # somebody may have dropped the table alone
+        self._check(log)
+        return True
+
+    def _open(self, log: SqlLog, fields: dict[str, FieldType]) -> None:
+        self._prepare()
+        if self._number(log.full) is None or not log.types():
             self._create(log, fields)
-        return self._checked(log)
+        self._check(log)
 
     def _create(self, log: SqlLog, fields: dict[str, FieldType]) -> None:
         """Create the table, where it is missing, and its row in the catalogue, where that is."""
         columns = fields | {name: META_TYPES[name] for name in (ROWID, PUBLISHED_AT, PUBLISH_ID, EXTRA)}
         with self.session("publish") as session:
             if ROWID not in (self.reflect(session, log.schema, log.name) or columns):
-                raise _not_a_stream(f"{log.schema}.{log.name}")
+                raise _not_a_stream(log.full)
             self.create_stream(session, log.schema, log.name, columns)
         log.types(fresh=True)
 
-    def _checked(self, log: SqlLog) -> SqlLog:
+    def _check(self, log: SqlLog) -> None:
         if ROWID not in log.types():
-            raise _not_a_stream(f"{log.schema}.{log.name}")
+            raise _not_a_stream(log.full)
         assert log.number  # known from now on
-        return log
 
     def number_of(self, log: SqlLog) -> int:
         """Return the number of a stream in the catalogue."""
-        number = self._number(f"{log.schema}.{log.name}")
+        number = self._number(log.full)
         if number is None:
             raise self.gone(log)
         return number
@@ -251,16 +265,17 @@ class SqlStore(SqlDriver):
         return [(full.partition(".")[0], full.partition(".")[2]) for (full,) in rows]
 
     def delete(self, schema: str, name: str) -> bool:
-        """Remove a stream's table, then what the catalogue knows of it: MySQL commits each DROP, and the rest can be
-        done again."""
+        """Remove what the catalogue knows of a stream's users, then its table: in the order in which those lock them,
+        or they would wait for each other. Its row is the last: MySQL commits each DROP, and the rest can be done
+        again."""
         if not self._is_prepared():
             return False
         with self.session("publish") as session:
             number = session.value(f"SELECT id FROM {self.streams} WHERE name = ?", (f"{schema}.{name}",))
             if number is not None:
-                self.drop_stream(session, schema, name, number)
-                for table in (self.leases, self.groups, self.keys):
+                for table in (self.groups, self.leases, self.keys):
                     session.run(f"DELETE FROM {table} WHERE stream = ?", (number,))
+                self.drop_stream(session, schema, name, number)
                 session.run(f"DELETE FROM {self.streams} WHERE id = ?", (number,))
         log = self._logs.get((schema, name))
         if log is not None:

@@ -19,8 +19,20 @@ _MODE_AT, _WITH_LOG = 18, b"\x02"
 class FileConnection(sqlite3.Connection):
     """A connection that knows which files it has open, by their numbers."""
 
+    location: str = ""
+    """The path of the file when it was opened, without symbolic links: SQLite puts the log beside the real file."""
     files: tuple[tuple[int, int] | None, ...] = ()
-    """What `files_at` returned, of a reader at first the database alone; nothing of one in memory."""
+    """The numbers of the database, its log and the log's index, at first of the database alone; nothing in memory."""
+
+    def note_log(self) -> None:
+        """Note the numbers of the log, once SQLite has opened it. Those beside another file are not ours."""
+        if not self.files or (len(self.files) == len(SUFFIXES) and None not in self.files):
+            return
+        number = self.files[0]
+        if file_number(self.location) == number:
+            logs = [file_number(f"{self.location}{suffix}") for suffix in SUFFIXES[1:]]
+            if file_number(self.location) == number:
+                self.files = (number, *logs)
 
 
 class ReadConnection(FileConnection):
@@ -39,13 +51,14 @@ def connect(path: str, timeout: float) -> ReadConnection:
         empty = _connect(MEMORY, timeout)
         empty.is_lasting = False
         return empty
+    path = os.path.realpath(path)
     options = _options(path)
     opened_at, number = state(path), file_number(path)
-    reader = _connect(f"{Path(path).absolute().as_uri()}?{options}", timeout, uri=True)
+    reader = _connect(f"{Path(path).as_uri()}?{options}", timeout, uri=True)
     if "immutable" in options:
         reader.is_lasting, reader.opened_at = False, opened_at
     # The log is opened by the first read. One that was replaced meanwhile is found to be at the next use.
-    reader.files = (number,)
+    reader.location, reader.files = path, (number,)
     return reader
 
 
@@ -94,11 +107,6 @@ def _has_log(path: str) -> bool:
             return file.read(1) == _WITH_LOG
     except OSError as error:
         raise ConnectionFailedError(f"The SQLite database {path} cannot be read: {error.strerror}.") from None
-
-
-def files_at(path: str) -> tuple[tuple[int, int] | None, ...]:
-    """Return the numbers of a database, its log and the log's index."""
-    return tuple(file_number(f"{path}{suffix}") for suffix in SUFFIXES)
 
 
 def state(path: str) -> tuple[int, int]:

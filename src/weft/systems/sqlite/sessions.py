@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import sqlite3
 import threading
@@ -22,7 +23,7 @@ from weft.errors import (
     WeftError,
 )
 from weft.systems.base import Connection
-from weft.systems.file import MEMORY, file_number
+from weft.systems.file import MEMORY, file_number, is_file
 from weft.systems.sql.driver import MissingTableError, Role, Session, SqlDriver, closed_on_error
 from weft.systems.sqlite import reading
 from weft.systems.sqlite.connection import SQLiteConnection
@@ -31,6 +32,9 @@ from weft.systems.sqlite.connection import SQLiteConnection
 LOCK_SECONDS = 30.0
 # SQLite's own busy handler sleeps up to 100 ms between tries, which starves a writer next to a busy one.
 _RETRY_SECONDS = 0.0005
+# Others may lock the folder of the file too, for as long as they like.
+_FOLDER_SECONDS = 1.0
+_log = logging.getLogger(__name__)
 
 
 class SqliteSessions(SqlDriver):
@@ -55,6 +59,9 @@ class SqliteSessions(SqlDriver):
         self._busy_since: float | None = None
         """Since when another process has held the lock."""
         self._in_use = _InUse()
+        self._left: list[reading.FileConnection] = []
+        """Connections to files that are not there now: as long as one is open, no other file has its number."""
+        self._removing = threading.Lock()
         if not self.in_memory:
             _open_sessions.add(self)
 
@@ -62,6 +69,8 @@ class SqliteSessions(SqlDriver):
 
     def connect(self, role: Role) -> reading.FileConnection:
         """Open a connection with the durability of its role. A reader changes nothing, not even the journal mode."""
+        if self._left:
+            self._remove_old_logs()
         if role == "read" and not self.in_memory:
             return reading.connect(self.path, LOCK_SECONDS)
         if not self.in_memory:
@@ -72,12 +81,13 @@ class SqliteSessions(SqlDriver):
                     f"The folder of the SQLite database {self.path} cannot be made: {error.strerror}."
                 ) from None
         while True:
-            before = None if self.in_memory else file_number(self.path)
-            if before is None and not self.in_memory:
-                self._make_file()
-                before = file_number(self.path)
+            location = MEMORY if self.in_memory else os.path.realpath(self.path)
+            number = None if self.in_memory else file_number(location)
+            if number is None and not self.in_memory:
+                self._make_file(location)
+                number = file_number(location)
             driver = sqlite3.connect(
-                self.path,
+                location,
                 timeout=LOCK_SECONDS,
                 isolation_level=None,
                 check_same_thread=False,
@@ -91,19 +101,23 @@ class SqliteSessions(SqlDriver):
                 driver.execute("PRAGMA busy_timeout=0")  # `begin` waits by itself
             if self.in_memory:
                 return driver
-            driver.files = reading.files_at(self.path)
-            if driver.files[0] == before:
+            driver.location, driver.files = location, (number,)
+            driver.note_log()
+            if self._has_file(driver) and number is not None:
                 return driver
             driver.close()  # somebody removed or replaced the file: which one it has open is not known
 
-    def _make_file(self) -> None:
+    def _make_file(self, location: str) -> None:
         """Make the file, without a log that another file of this name left behind, maybe to a process that uses it."""
-        with suppress(OSError), _locked(os.path.dirname(self.path)):
-            if file_number(self.path) is None:
+        with suppress(OSError), self._removing, _locked(os.path.dirname(location)):
+            if file_number(location) is None:
+                for left in [each for each in self._left if each.location == location]:
+                    self._remove_log(left)
+                    self._forget_left(left)
                 for suffix in reading.SUFFIXES[1:]:
                     with suppress(FileNotFoundError):
-                        os.remove(f"{self.path}{suffix}")
-                with closing(sqlite3.connect(self.path)) as driver:
+                        os.remove(f"{location}{suffix}")
+                with closing(sqlite3.connect(location)) as driver:
                     driver.execute("PRAGMA journal_mode=WAL")
 
     def _borrow(self, role: Role) -> Any:
@@ -115,20 +129,65 @@ class SqliteSessions(SqlDriver):
             self._leave(driver)
 
     def _has_file(self, driver: reading.FileConnection) -> bool:
-        return not driver.files or driver.files[0] == file_number(self.path)
+        return not driver.files or is_file(self.path, driver.files[0])
 
     def _leave(self, driver: reading.FileConnection) -> None:
-        """Close the connections to a file that is not there any more, and remove the log that it left behind: SQLite
-        would take it for that of the new file."""
-        with suppress(sqlite3.Error):
-            driver.execute("PRAGMA wal_checkpoint")  # where the file was moved to, it has all that was stored
-        with suppress(OSError), _locked(os.path.dirname(self.path)):
-            for suffix, number in zip(reading.SUFFIXES[1:], driver.files[1:], strict=False):
-                if number is not None and file_number(f"{self.path}{suffix}") == number:
-                    os.remove(f"{self.path}{suffix}")
-        self._drop(driver)
-        self.drop_idle()
+        """Close the connections to a file that is not there any more, but one that knows the log."""
+        _checkpoint(driver)
+        super().drop_idle()
+        self._left.append(driver)
         self.replaced()
+
+    def _remove_old_logs(self) -> None:
+        """Remove the logs of files that others have taken the place of: SQLite would take them for those of the new
+        files. A file that is only away may come back, and others may use it: then it needs its log."""
+        with self._removing:
+            for driver in list(self._left):
+                if file_number(driver.location) is None:
+                    continue
+                if not is_file(driver.location, driver.files[0]):
+                    folder = os.path.dirname(driver.location)
+                    try:
+                        with _locked(folder):
+                            self._remove_log(driver)
+                    except BlockingIOError:
+                        raise BusyError(
+                            f"The SQLite database {self.path} was replaced, and the old one's log cannot be removed: "
+                            f"another process has locked the folder {folder}.",
+                            hint=f"{NOTHING_STORED} Try again once nobody locks the folder.",
+                        ) from None
+                    except OSError as error:
+                        _log.warning("The log of a replaced SQLite file stays beside %s: %s.", driver.location, error)
+                self._forget_left(driver)
+
+    def _forget_left(self, driver: reading.FileConnection) -> None:
+        with suppress(ValueError):  # where another thread closed them all
+            self._left.remove(driver)
+        self._drop(driver)
+
+    def _remove_log(self, driver: reading.FileConnection) -> None:
+        is_whole = _checkpoint(driver)
+        for suffix, number in zip(reading.SUFFIXES[1:], driver.files[1:], strict=False):
+            path = f"{driver.location}{suffix}"
+            if number is None or file_number(path) != number:
+                continue
+            if is_whole or suffix != "-wal":
+                os.remove(path)
+                continue
+            aside = f"{path}.{number[1]}"
+            os.rename(path, aside)
+            _log.warning(
+                "The SQLite database %s was moved or replaced while somebody read it, and %s holds what was stored "
+                "last. Move that beside the moved file, as its -wal, before anybody opens it.",
+                driver.location,
+                aside,
+            )
+
+    def drop_idle(self) -> None:
+        super().drop_idle()
+        with suppress(IndexError):
+            while True:
+                self._drop(self._left.pop())
 
     def replaced(self) -> None:
         """Called once the file is another one."""
@@ -203,8 +262,7 @@ class SqliteSessions(SqlDriver):
         if isinstance(driver, reading.ReadConnection) and not driver.is_lasting:
             self._drop(driver)
             return
-        if len(driver.files) == 1:
-            driver.files = (driver.files[0], *reading.files_at(self.path)[1:])
+        driver.note_log()
         super()._rest(role, driver)
 
     def rollback(self, driver: sqlite3.Connection) -> None:
@@ -256,12 +314,30 @@ class SqliteSessions(SqlDriver):
             self._memory = None
 
 
+def _checkpoint(driver: sqlite3.Connection) -> bool:
+    """Move what is in the log to the file, wherever that is now; return whether it has all of it then."""
+    try:
+        busy, pages, moved = driver.execute("PRAGMA wal_checkpoint").fetchone()
+    except sqlite3.Error:
+        return False
+    return not busy and pages == moved
+
+
 @contextmanager
 def _locked(folder: str) -> Iterator[None]:
-    """One process at a time: what one removes must not be what another has just made."""
+    """One process at a time: what one removes must not be what another has just made. Raise `BlockingIOError` if
+    another process keeps the lock."""
     number = os.open(folder, os.O_RDONLY)
     try:
-        fcntl.flock(number, fcntl.LOCK_EX)
+        deadline = time.monotonic() + _FOLDER_SECONDS
+        while True:
+            try:
+                fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise
+            time.sleep(_RETRY_SECONDS)
         yield
     finally:
         os.close(number)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import sqlite3
 import threading
 import time
@@ -31,6 +32,7 @@ from weft.types import FieldType, comparable, from_sql
 _POLL_SECONDS = 0.003
 # Once less than so much of the disk is free, this much of it is kept back: to remove events takes space too.
 _SCARCE_BYTES, _RESERVE_BYTES, _LEAST_RESERVE_BYTES = 64 << 20, 8 << 20, 64 << 10
+_MAX_STREAM = 2**53
 # Closing a store waits for a poll to end.
 _LOOK_SECONDS = 0.2
 
@@ -106,7 +108,8 @@ class SqliteStore(SqliteSessions, SqlStore):
         )
         full = f"{schema}.{name}"
         session.run(f"CREATE TABLE IF NOT EXISTS {self.table(schema, name)} ({spelled})")
-        session.run(self.insert_ignore(self.streams, ("name",)), (full,))
+        # By chance: the number of a deleted stream, or of one in another file, is nobody's.
+        session.run(self.insert_ignore(self.streams, ("id", "name")), (secrets.randbelow(_MAX_STREAM) + 1, full))
         # After a DROP TABLE the offsets go on after those that consumers had.
         session.run(
             "INSERT INTO sqlite_sequence (name, seq) "
@@ -177,6 +180,8 @@ class SqliteStore(SqliteSessions, SqlStore):
     def claim_keys(self, session: Session, log: SqlLog, keys: list[bytes], horizon: float) -> set[bytes]:
         """Under the write lock, where nobody else can claim the same."""
         now = int(self.clock() * 1e6)
+        if session.row(f"SELECT 1 FROM {self.streams} WHERE id = ? AND name = ?", (log.number, log.full)) is None:
+            raise self.gone(log)
         fresh = self.unseen(session, log, keys, now - int(horizon * 1e6))
         session.driver.executemany(
             f"REPLACE INTO {self.keys} (stream, id, seen) VALUES (?, ?, ?)",
@@ -222,6 +227,7 @@ class SqliteStore(SqliteSessions, SqlStore):
                     if is_lasting:
                         # The versions that two connections see are not comparable.
                         version = (self._watchers, *self._watcher.execute("PRAGMA data_version").fetchone())
+                        self._watcher.note_log()
                     else:  # there is no file yet, or it is read without locks
                         version = reading.state(self.path)
                     if version != seen or time.monotonic() >= deadline:
