@@ -86,13 +86,17 @@ if "TMPDIR" not in os.environ:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    is_full = config.getoption("--full")
+    # By its full path, because tests change the current folder.
+    examples = DirectoryBasedExampleDatabase(config.rootpath / ".hypothesis" / "examples")
     hypothesis.settings.register_profile(
         "weft",
-        max_examples=1000 if config.getoption("--full") else 50,
+        max_examples=1000 if is_full else 50,
         deadline=None,
         print_blob=True,
-        # By its full path, because tests change the current folder.
-        database=DirectoryBasedExampleDatabase(config.rootpath / ".hypothesis" / "examples"),
+        # A change must not fail by a value that was drawn by chance: `make faults` looks for those.
+        derandomize=not is_full,
+        database=examples if is_full else None,
     )
     hypothesis.settings.load_profile("weft")
 

@@ -47,14 +47,18 @@ from weft.normalize import (
 
 # Letters with odd cases, all white space, marks that mean something to SQL and to patterns.
 ODD = "aAzZéÉßẞİıiIΣσςǅŉﬁΐᾳჀაԱև𐐀𐐨😀e\u0301'\"`\\%_?$&[](){}|^.*+-/:;,<>@#~!=0123456789\x1f\x7f" + oracle.SPACE
-# No database stores NUL in texts, and no encoding lone surrogates.
-CHARACTERS = st.one_of(st.sampled_from(ODD), st.characters(exclude_categories=["Cs"], exclude_characters="\0"))
+# No database stores NUL in texts, and no encoding lone surrogates. What Python does not know, Java may know as a
+# letter; and Unicode 16 gave two old letters a capital.
+_LEFT_OUT = "\0ƛɤ"
+CHARACTERS = st.one_of(
+    st.sampled_from(ODD), st.characters(exclude_categories=["Cs", "Cn"], exclude_characters=_LEFT_OUT)
+)
 # What Python, ICU, MariaDB and DuckDB know of letters differs by a version of Unicode: only old ones are drawn.
 LETTERS = st.one_of(
     st.sampled_from(ODD), st.characters(max_codepoint=0x24F), st.characters(min_codepoint=0x370, max_codepoint=0x52F)
 )
 TEXTS = st.text(CHARACTERS.filter(lambda c: c.lower() == c == c.upper() or ord(c) < 0x530), max_size=12) | st.text(
-    LETTERS.filter(lambda c: c != "\0"), max_size=12
+    LETTERS.filter(lambda c: c not in _LEFT_OUT), max_size=12
 )
 
 
