@@ -214,6 +214,7 @@ KINDS = ["drop", "reopen", "update", "reopen update"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.brief("drop", "reopen update")
 @pytest.mark.usefixtures("here")
 def test_sessions_as_in_plain_python(
     kind: str, plain_spark: Any, count: Callable[..., int], monkeypatch: pytest.MonkeyPatch

@@ -49,7 +49,7 @@ supervise(SparkEngine(pipeline), Running(once=True))
 @pytest.mark.timing
 @pytest.mark.parametrize("place", ["same", "two"])
 @pytest.mark.parametrize("kind", ["tumbling", "session"])
-@pytest.mark.brief("tumbling-same", "session-two")
+@pytest.mark.brief("session-two")
 @pytest.mark.usefixtures("here")
 def test_the_driver_killed_at_each_step(kind: str, place: str, project: Path, count: Callable[..., int]) -> None:
     events = declare(user="string", at="timestamp")
