@@ -222,7 +222,8 @@ class Batches:
         try:
             is_stored = step.begin(batch.number, *self._offsets(batch))
             if is_stored and step.last is not None and step.last.is_tick:
-                return BatchResult(batch.number)  # there was a tick after it
+                self._is_emitted = True
+                return BatchResult(batch.number)  # there was a tick after it, when each target had it
             if not is_stored:
                 rejected = self._add_to_state(step, parts, spark, batch)
                 _steps.debug("stored")

@@ -146,10 +146,8 @@ class Joins(Stateful):
         alone = {}
         for each in self._sides:
             if each.emits_alone and last.watermark is not None:
-                after, upto = (
-                    None if last.previous is None else self._due(each, last.previous),
-                    self._due(each, last.watermark),
-                )
+                after = None if last.previous is None else self._due(each, last.previous)
+                upto = self._due(each, last.watermark)
                 # Of a row its end follows, but for the rounding of ends.
                 ends = -NEVER if after is None else after + each.stays, upto + each.stays + 2 * self._step
                 alone[each.number] = Due(after, upto, *ends)
@@ -334,9 +332,9 @@ def _key(texts: Sequence[str]) -> str:
 def _numbers(digests: pa.ChunkedArray) -> list[pa.Array]:
     """Return 128 bits of digests as two numbers each; nulls of nulls."""
     is_null = pc.is_null(digests).combine_chunks().to_numpy(zero_copy_only=False)
-    # Without nulls each value has 32 bytes, one after the other.
-    whole = pc.fill_null(digests, bytes(32)).combine_chunks()
-    parts = np.frombuffer(b"".join(whole.to_pylist()), np.int64).reshape(-1, 4)
+    whole = pc.fill_null(digests, bytes(32)).combine_chunks().cast(pa.binary(32))
+    values = np.frombuffer(whole.buffers()[1], np.int64) if len(whole) else np.zeros(0, np.int64)
+    parts = values.reshape(-1, 4)[whole.offset : whole.offset + len(whole)]
     return [pa.array(parts[:, at], mask=is_null) for at in (0, 1)]
 
 
