@@ -470,6 +470,7 @@ def check(source: Source, shape: str, made: Made, target: str, seed: object, bat
     assert not plain & found.keys(), [each["error"] for each in letters]
 
 
+@pytest.mark.kafka
 @pytest.mark.brief("filter", "cast")
 @pytest.mark.parametrize("shape", SHAPES)
 def test_shapes(shape: str, made: Made, count: Callable[..., int]) -> None:

@@ -14,10 +14,10 @@ import pyarrow as pa
 import pytest
 
 import odd_values
+from weft.systems import messages
 from weft.systems.codecs import kinds
 from weft.systems.codecs.columns import message_type, storable
 from weft.systems.codecs.json import JsonCodec
-from weft.systems.kafka import messages
 from weft.types import FieldType
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
@@ -79,8 +79,8 @@ def parse(
     rows = pa.Table.from_batches(messages.unpack(storable(columns), parsed.select(["good"]).to_batches()))
     bad = pa.Table.from_batches(messages.unpack(messages._BAD, parsed.select(["bad"]).to_batches())).to_pylist()
     assert len({each["offset"] for each in bad}) == len(bad)
-    assert all(json.loads(each["payload"]) == values[each["offset"]] for each in bad)
-    return rows, {each["offset"]: each["error"] for each in bad}, columns
+    assert all(json.loads(each["payload"]) == values[int(each["offset"])] for each in bad)
+    return rows, {int(each["offset"]): each["error"] for each in bad}, columns
 
 
 def is_same(stored: Any, sent: Any) -> bool:

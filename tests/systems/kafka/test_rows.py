@@ -14,7 +14,8 @@ import pyarrow as pa
 import pytest
 
 from weft import DeclarationError, KafkaConnection
-from weft.systems.kafka import client, messages
+from weft.systems import messages
+from weft.systems.kafka import client
 from weft.systems.kafka.stream_source import KafkaSource
 from weft.systems.kafka.target import TopicTarget
 from weft.systems.load import Load
@@ -53,7 +54,7 @@ def test_json(kafka: Any, connection: KafkaConnection, batch: Batch) -> None:
         assert good.selectExpr("id", "deep.x[0] AS x").where("x = 1").collect()[0].id == 2.5
         (row,) = bad.toArrow().to_pylist()
         assert row.pop("error").startswith("It is not JSON")
-        assert row == {"payload": b"bad", "partition": 0, "offset": 1}
+        assert row == {"payload": b"bad", "partition": "0", "offset": "1"}
 
 
 def test_messages_are_read_once(kafka: Any, connection: KafkaConnection, batch: Batch) -> None:

@@ -13,7 +13,8 @@ import pytest
 
 import servers
 from weft import KafkaConnection
-from weft.systems.kafka import client, messages
+from weft.systems import messages
+from weft.systems.kafka import client, stream_source
 
 # A broker takes its time to start again.
 
@@ -44,7 +45,7 @@ def follow(spark: Any, tmp_path: Path) -> Iterator[Follow]:
                 good = rows.good
                 found.append(sorted(row.n for row in good.collect()))
 
-        stream = messages.stream(spark, connection, topic, **options)
+        stream = stream_source.stream(spark, connection, topic, **options)
         queries.append(stream.writeStream.foreachBatch(take).option("checkpointLocation", str(tmp_path)).start())
         return found
 
@@ -63,7 +64,7 @@ def reads(found: list[list[int]], wanted: list[int]) -> None:
 
 
 def test_the_columns_of_messages(spark: Any, kafka: Any, connection: KafkaConnection) -> None:
-    frame = messages.stream(spark, connection, kafka.create_topic())
+    frame = stream_source.stream(spark, connection, kafka.create_topic())
     assert set(frame.columns) >= {"key", "value", "topic", "partition", "offset", "timestamp"}
 
 

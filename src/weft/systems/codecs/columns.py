@@ -53,6 +53,12 @@ def _either(one: pa.DataType, other: pa.DataType) -> pa.DataType:
         return WHOLE
     if numbers <= {pa.int64(), WHOLE, pa.float64()}:
         return pa.float64()
+    if types.is_integer(one) and types.is_integer(other):
+        return pa.int64()
+    if all(types.is_integer(each) or types.is_floating(each) for each in numbers):
+        return pa.float64()
+    if types.is_map(one) and types.is_map(other):
+        return pa.map_(pa.string(), _either(one.item_type, other.item_type))
     if types.is_list(one) and types.is_list(other):
         return pa.list_(_either(one.value_type, other.value_type))
     if types.is_struct(one) and types.is_struct(other):
@@ -91,6 +97,8 @@ def _storable(kind: pa.DataType, *, inside: bool = False) -> pa.DataType:
         return pa.string() if inside else kind
     if pa.types.is_list(kind):
         return pa.list_(_storable(kind.value_type, inside=True))
+    if pa.types.is_map(kind):
+        return pa.map_(kind.key_type, _storable(kind.item_type, inside=True))
     if pa.types.is_struct(kind):
         if not kind.num_fields:
             return pa.string()
@@ -112,6 +120,11 @@ def converted(array: pa.Array, kind: pa.DataType) -> pa.Array:
         return pa.ListArray.from_arrays(
             array.offsets, converted(array.values, kind.value_type), kind, mask=_nulls(array)
         )
+    if types.is_map(kind):
+        if array.offset:  # Arrow makes no maps of a slice with nulls
+            array = array.take(pa.array(range(len(array)), pa.int64()))
+        items = converted(array.items, kind.item_type)
+        return pa.MapArray.from_arrays(array.offsets, array.keys, items, kind, mask=_nulls(array))
     if types.is_struct(kind):
         fields = [
             converted(array.field(each.name), each.type)
@@ -143,6 +156,8 @@ def is_deeper(kind: pa.DataType, levels: int) -> bool:
     """Return whether a type has more levels of lists and objects than this. It looks no deeper."""
     if pa.types.is_list(kind):
         return not levels or is_deeper(kind.value_type, levels - 1)
+    if pa.types.is_map(kind):
+        return not levels or is_deeper(kind.item_type, levels - 1)
     if pa.types.is_struct(kind):
         return not levels or any(is_deeper(each.type, levels - 1) for each in kind)
     return False

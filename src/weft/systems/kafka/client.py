@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import uuid4
 
 from weft import settings
-from weft.errors import ConnectionFailedError, WeftError, unknown
+from weft.errors import NOTHING_STORED, ConnectionFailedError, StorageError, WeftError, unknown
 from weft.systems.base import require
-from weft.systems.kafka import options
+from weft.systems.kafka import options, sizes
 
 if TYPE_CHECKING:
     from weft.systems.kafka.connection import KafkaConnection
@@ -64,6 +64,14 @@ class Admin:
                 otherwise="Weft makes no topics: create it, or name another one.",
             )
         return sorted(topics[topic].partitions)
+
+    def most_bytes(self, topic: str) -> int | None:
+        """Return how large a message of a topic may be, as `sizes` counts; `None` where we may not know."""
+        place = self.admin.ConfigResource("topic", topic)
+        with suppress(WeftError):
+            found = self.result(self.client.describe_configs([place], request_timeout=SECONDS)[place])
+            return int(found["max.message.bytes"].value)
+        return None
 
     def latest(self, topic: str) -> dict[int, int]:
         """Return the offset that each partition's next message will have."""
@@ -134,9 +142,18 @@ def admin(connection: KafkaConnection) -> Admin:
     return _admin(connection.resolved())
 
 
-def send(connection: KafkaConnection, topic: str, records: Iterable[tuple[bytes | None, bytes | None]]) -> int:
-    """Store messages (key, value), and return their number once every replica in sync has them."""
+def send(connection: KafkaConnection, topic: str, records: Sequence[tuple[bytes | None, bytes | None]]) -> int:
+    """Store messages (key, value), and return their number once every replica in sync has them. If one is larger than
+    the topic takes, none is sent."""
     admin(connection).partitions(topic)  # raises for a topic that does not exist
+    most = admin(connection).most_bytes(topic)
+    largest = max((sizes.stored(*each) for each in records), default=0)
+    if most is not None and largest > most:
+        raise StorageError(
+            f"The topic {topic!r} of {connection.label} ({connection.target}) takes messages of up to {most:,} bytes, "
+            f"and one has {largest:,}.",
+            hint=f"{NOTHING_STORED} Let the topic take it: max.message.bytes={largest}, or name another place.",
+        )
     library = require("confluent_kafka", connection.kind)
     failures: list[Any] = []
     heard: list[str] = []
@@ -152,6 +169,7 @@ def send(connection: KafkaConnection, topic: str, records: Iterable[tuple[bytes 
             "enable.idempotence": True,
             "delivery.timeout.ms": int(3 * SECONDS * 1000),
             "linger.ms": 5,
+            **({} if most is None else _limits(most)),
             "error_cb": lambda error: heard.append(error.str()),
         }
     )
@@ -179,6 +197,11 @@ def send(connection: KafkaConnection, topic: str, records: Iterable[tuple[bytes 
             hint="The others are stored. Sent again, they are there twice.",
         )
     return count
+
+
+def _limits(most: int) -> dict[str, int]:
+    """Return the settings of a producer for a topic: no limit of its own, and no batch that the topic would refuse."""
+    return {"message.max.bytes": min(max(most, 1000), 10**9), "batch.size": min(max(most, 1), 10**6)}
 
 
 def _watermarks(library: Any, consumer: Any, place: Any) -> tuple[int, int]:

@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from dataclasses import field as option
 from typing import Any, ClassVar
 
-from weft import settings
+from weft import hooks, settings
 from weft.errors import DeclarationError, did_you_mean
 from weft.systems.base import Connection, measured
-from weft.systems.codec import CODECS
+from weft.systems.codec import CODECS, REGISTERED
 from weft.systems.endpoint import Endpoint
-from weft.systems.kafka.options import PARTITION_OFFSETS
+from weft.systems.kafka.options import PARTITION_OFFSETS, STRATEGIES
+from weft.systems.schema_registry.connection import SchemaRegistryConnection
 
 PORT = 9092
 FORMATS = tuple(CODECS)
-_LATER_FORMATS = ("avro", "protobuf")
 MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
 PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 _SERVER = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[^\s:/@\[\]]+)(?::(?P<port>[0-9]{1,5}))?")
@@ -26,8 +26,9 @@ _SERVER = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[^\s:/@\[\]]+)(?::(?P<port>[0
 class KafkaConnection(Connection):
     """A Kafka cluster: `KafkaConnection(bootstrap_servers="broker-1:9092,broker-2:9092", group_id="weft")`.
 
-    `payload_format` says what messages hold: `json` (an object each) or `raw_bytes`. With `sasl_plain_username` the
-    connection is encrypted unless `security_protocol="SASL_PLAINTEXT"` says otherwise. Certificates are PEM files.
+    `payload_format` says what messages hold: `json` (an object each), `avro` or `protobuf` with a `schema_registry` (a
+    connection or its name) or `schema_registry_url`, or `raw_bytes`. With `sasl_plain_username` the connection is
+    encrypted unless `security_protocol="SASL_PLAINTEXT"` says otherwise. Certificates are PEM files.
     """
 
     kind: ClassVar[str] = "kafka"
@@ -44,20 +45,17 @@ class KafkaConnection(Connection):
     ssl_key_location: str | None = option(default=None, kw_only=True)
     ssl_key_password: str | None = option(default=None, kw_only=True, metadata={"secret": True})
     schema_registry: Any = option(default=None, kw_only=True)
-    schema_registry_url: str | None = option(default=None, kw_only=True)
+    schema_registry_url: str | None = option(default=None, kw_only=True, metadata={"url": True})
+    subject_name_strategy: str | None = option(default=None, kw_only=True)
 
     def validate(self) -> None:
         """Raise for fields that contradict each other, or that this version cannot use."""
         super().validate()
-        self._one_of("payload_format", FORMATS, _LATER_FORMATS)
+        self._one_of("payload_format", FORMATS)
+        self._one_of("subject_name_strategy", STRATEGIES)
         self._one_of("sasl_mechanism", MECHANISMS)
         self._one_of("security_protocol", PROTOCOLS)
-        for name in ("schema_registry", "schema_registry_url"):
-            if getattr(self, name) is not None:
-                raise DeclarationError(
-                    f"{self.label} names a schema registry ({name}), which this version cannot use.",
-                    hint=f"Leave it out, and use payload_format {' or '.join(map(repr, FORMATS))}.",
-                )
+        self._check_registry()
         self._check_sign_in()
         if bool(self.ssl_certificate_location) != bool(self.ssl_key_location):
             raise DeclarationError(
@@ -66,17 +64,55 @@ class KafkaConnection(Connection):
         if self._is_resolved or not settings.has_references(self.bootstrap_servers):
             _ = self.servers
 
-    def _one_of(self, name: str, known: tuple[str, ...], later: tuple[str, ...] = ()) -> None:
+    def _one_of(self, name: str, known: tuple[str, ...]) -> None:
         value = getattr(self, name)
         if value is None or value in known or (not self._is_resolved and settings.has_references(value)):
             return
-        if value in later:
-            raise DeclarationError(
-                f"{self.label} has the {name} {value!r}, which this version cannot read.",
-                hint=f"It can read {' and '.join(known)}.",
-            )
         hint = did_you_mean(value, known) or did_you_mean(value.upper(), known, f"Known: {', '.join(known)}.")
         raise DeclarationError(f"{self.label} has the {name} {value!r}, which does not exist.", hint=hint)
+
+    def _check_registry(self) -> None:
+        given, url = self.schema_registry, self.schema_registry_url
+        if given is not None and url is not None:
+            raise DeclarationError(f"{self.label} has both schema_registry and schema_registry_url.")
+        if given is not None and not isinstance(given, str | SchemaRegistryConnection):
+            raise DeclarationError(
+                f"The schema_registry of {self.label} must be a schema_registry connection or its name, "
+                f"not {type(given).__name__}."
+            )
+        if self.payload_format in REGISTERED and given is None and url is None:
+            raise DeclarationError(
+                f"{self.label} has the payload_format {self.payload_format!r}, which needs a schema registry.",
+                hint='schema_registry="NAME" of a schema_registry connection, or '
+                'schema_registry_url="http://localhost:8081".',
+            )
+        if url is not None:
+            _ = self._registry_of_url()
+
+    def _check_scheme(self, field_name: str, url: str) -> None:
+        """Leave the URL of a registry to its own connection."""
+
+    def _registry_of_url(self) -> SchemaRegistryConnection:
+        return SchemaRegistryConnection(self.schema_registry_url or "", name=self.name)
+
+    @property
+    def registry(self) -> SchemaRegistryConnection | None:
+        """The connection to the schema registry."""
+        if self.schema_registry_url is not None:
+            return self._registry_of_url()
+        if self.schema_registry is None:
+            return None
+        found = hooks.find_connection(self.schema_registry)
+        if not isinstance(found, SchemaRegistryConnection):
+            raise DeclarationError(
+                f"The schema_registry of {self.label} is {found.label}, {found.any_such}.",
+                hint='It must be one of the kind "schema_registry".',
+            )
+        return found
+
+    def secrets(self) -> set[str]:
+        registry = self.registry
+        return super().secrets() | (set() if registry is None else registry.secrets())
 
     def _check_sign_in(self) -> None:
         if (self.sasl_plain_username is None) != (self.sasl_plain_password is None):
@@ -156,4 +192,6 @@ class KafkaEndpoint(Endpoint):
 
     def why_no_columns(self, connection: Any) -> str | None:
         """Return the reason for messages that are not parsed."""
+        if connection.payload_format in REGISTERED:
+            return f"{connection.payload_format} messages have the types of their schema"
         return None if connection.payload_format == "json" else "messages that are raw bytes are not parsed"

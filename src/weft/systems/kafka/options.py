@@ -8,11 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from weft.errors import DeclarationError, SettingsError
+from weft.systems.codec import REGISTERED, Codec, codec_of
 
 if TYPE_CHECKING:
     from weft.systems.kafka.connection import KafkaConnection
+    from weft.systems.schema_registry.client import SchemaRegistry
 
 PARTITION_OFFSETS = r"\d+:\d+(,\d+:\d+)*"
+TOPIC_NAME, RECORD_NAME, TOPIC_RECORD_NAME = "topic_name", "record_name", "topic_record_name"
+STRATEGIES = (TOPIC_NAME, RECORD_NAME, TOPIC_RECORD_NAME)
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
 _LOGIN = {
     "PLAIN": "org.apache.kafka.common.security.plain.PlainLoginModule",
@@ -73,6 +77,34 @@ def for_spark(connection: KafkaConnection) -> dict[str, str]:
         if resolved.ssl_key_password:
             settings["ssl.key.password"] = resolved.ssl_key_password
     return {f"kafka.{name}": value for name, value in settings.items()}
+
+
+def codec(connection: KafkaConnection, topic: str | None, name: str | None = None) -> Codec:
+    """Return the codec of a connection's messages. Of a format with schemas, the newest of the topic is asked for, or
+    with the `name` of a record that of its subject."""
+    resolved = connection.resolved()
+    if resolved.payload_format not in REGISTERED:
+        return codec_of(resolved.payload_format)
+    registry = registry_of(connection)
+    newest = None if topic is None else registry.newest(subject(resolved, topic, name))
+    return codec_of(resolved.payload_format, registry, newest)
+
+
+def registry_of(connection: KafkaConnection) -> SchemaRegistry:
+    """Return the schema registry of a connection that has one."""
+    from weft.systems.schema_registry.client import SchemaRegistry
+
+    registry = connection.resolved().registry
+    assert registry is not None, "validate() refuses such a connection"
+    return SchemaRegistry(registry)
+
+
+def subject(connection: KafkaConnection, topic: str, name: str | None = None) -> str:
+    """Return the subject of the schemas of a topic's messages, which are records of a name."""
+    strategy = connection.subject_name_strategy or TOPIC_NAME
+    if name is None or strategy == TOPIC_NAME:
+        return f"{topic}-value"
+    return name if strategy == RECORD_NAME else f"{topic}-{name}"
 
 
 def topic_name(topic: str) -> str:

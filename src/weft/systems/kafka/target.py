@@ -6,14 +6,16 @@ Each message says in the header `weft-batch-id` which batch it is of, for reader
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
-from weft.errors import DeclarationError, did_you_mean
+from weft.errors import DeclarationError, LoadRefusedError, did_you_mean
 from weft.spark_support.lazy import F
 from weft.spark_support.sessions import quoted
+from weft.systems.codec import REGISTERED, Codec
 from weft.systems.codecs.json import JsonCodec
-from weft.systems.kafka import client, options
+from weft.systems.kafka import client, options, sizes
 from weft.systems.kafka.stream_source import show_partitions
 from weft.systems.load import Counts, Load
 from weft.systems.target import Reject, SparkTarget
@@ -34,7 +36,9 @@ class TopicTarget(SparkTarget):
         return show_partitions(self.connection, name)
 
     def write(self, frame: DataFrame, load: Load, spark: SparkSession, reject: Reject | None = None) -> Counts:
-        """Send each row as a JSON object, with the key of the load in a header.
+        """Send each row as a message, with the key of the load in a header.
+
+        It is a JSON object unless the connection's format has schemas: then the schema of the rows is registered first.
 
         The key of a message is the text of its key column, or a JSON object of several: rows of one key stay in order,
         in one partition.
@@ -46,21 +50,70 @@ class TopicTarget(SparkTarget):
                     f"The key {name!r} of messages for {topic!r} is not a column of the rows.",
                     hint=did_you_mean(name, frame.columns, f"They have {', '.join(frame.columns)}."),
                 )
-        client.admin(self.connection).partitions(topic)  # raises for a topic that does not exist
-        batch = F.lit(f"{load.checkpoint_id} {load.batch_id}").cast("binary").alias("value")
+        admin = client.admin(self.connection)
+        admin.partitions(topic)  # raises for a topic that does not exist
+        most = admin.most_bytes(topic)
+        codec = self._codec(frame, topic)
+        batch = f"{load.checkpoint_id} {load.batch_id}"
+        header = F.struct(F.lit(BATCH_HEADER).alias("key"), F.lit(batch).cast("binary").alias("value"))
         # Kept to be counted: what Spark observes of rows on their way is never reported by its writer for Kafka.
         messages = frame.select(
-            _key(keys).alias("key"),
-            _JSON.encoded(frame.columns).alias("value"),
-            F.array(F.struct(F.lit(BATCH_HEADER).alias("key"), batch)).alias("headers"),
+            _key(keys).alias("key"), codec.encoded(frame.columns).alias("value"), F.array(header).alias("headers")
         ).persist()
+        settings = {**options.for_spark(self.connection), "kafka.acks": "all"} | _limits(most)
         try:
-            count = messages.count()
-            writer = messages.write.format("kafka").options(**options.for_spark(self.connection))
-            writer.options(**{"topic": topic, "includeHeaders": "true", "kafka.acks": "all"}).save()
-            return Counts(rows_read=count, inserted=count)
+            size = sizes.stored_column(F.col("key"), F.col("value"), {BATCH_HEADER: batch})
+            (found,) = messages.agg(F.count("*").alias("rows"), F.max(size).alias("largest")).collect()
+            fitting, refused = messages, 0
+            if most is not None and found.rows and found.largest > most:
+                size_of_row = sizes.stored_column(_key(keys), codec.encoded(frame.columns), {BATCH_HEADER: batch})
+                refused = _rejected(frame.where(size_of_row > most), topic, most, found.largest, reject)
+                fitting = messages.where(size <= most)
+            writer = fitting.write.format("kafka").options(**settings)
+            writer.options(topic=topic, includeHeaders="true").save()
+            return Counts(rows_read=found.rows, inserted=found.rows - refused, quarantined=refused)
         finally:
             messages.unpersist()
+
+    def _codec(self, frame: DataFrame, topic: str) -> Codec:
+        connection = self.connection.resolved()
+        if connection.payload_format not in REGISTERED:
+            return _JSON
+        from pyspark.sql.pandas.types import to_arrow_schema
+
+        name = _record_name(topic)
+        subject, registry = options.subject(connection, topic, name), options.registry_of(connection)
+        codec: Any = options.codec(connection, topic, name)
+        text = codec.schema_of(to_arrow_schema(frame.schema, timezone="UTC"), name)
+        return cast(Codec, codec.writing(text, registry.register(subject, codec.kind, text)))
+
+
+def _record_name(topic: str) -> str:
+    """Return the name of the records of a topic, in letters that names of schemas may have."""
+    words = re.sub(r"[^A-Za-z0-9_]", "_", topic)
+    return words if words[0].isalpha() else f"_{words}"
+
+
+def _limits(most: int | None) -> dict[str, str]:
+    """Return the settings of a producer that takes what its topic takes: it reckons with some bytes more than a message
+    has."""
+    if most is None:
+        return {}
+    return {"kafka.max.request.size": str(min(most + 100, 2**31 - 1)), "kafka.buffer.memory": str(most + (32 << 20))}
+
+
+def _rejected(rows: DataFrame, topic: str, most: int, largest: int, reject: Reject | None) -> int:
+    """Put rows aside that are larger than a topic takes; return how many."""
+    why = f"The message is larger than the topic {topic!r} takes (max.message.bytes={most})."
+    if reject is None:
+        raise LoadRefusedError(
+            f"Rows are larger than the topic {topic!r} takes: up to {most:,} bytes, and one has {largest:,}.",
+            hint=f"Let the topic take them: max.message.bytes={largest}. Or name a place where such rows go alone: "
+            "dead_letter_stream, dead_letter_table, dead_letter_path …",
+        )
+    table = rows.toArrow()
+    reject(table, why)
+    return len(table)
 
 
 def _key(keys: Sequence[str]) -> Column:

@@ -1,4 +1,4 @@
-"""Topics as DataFrames of Spark.
+"""Messages of any broker as DataFrames of Spark.
 
 The messages of a batch are read and parsed once, also if the frames are used several times. A task parses a few
 thousand at a time into Arrow and keeps each chunk as one value of bytes. The columns are known when all messages are
@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -21,16 +21,11 @@ from weft.spark_support.lazy import F
 from weft.systems.codec import Codec, codec_of
 from weft.systems.codecs import kinds
 from weft.systems.codecs.columns import converted, storable, unified_schema
-from weft.systems.kafka import options
-from weft.systems.kafka.client import admin
-from weft.systems.kafka.connection import KafkaConnection
 from weft.systems.stream_source import EVENT_TIME
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
-# Java's own choice, a megabyte and 500 messages at a time, takes a quarter more CPU, half of it the broker's.
-_FETCH = {"kafka.max.partition.fetch.bytes": str(8 << 20), "kafka.max.poll.records": "10000"}
 _COUNTS = ("good_rows", "bad_rows", "tombstones")
 _BYTES = ("good", "columns", "kinds", "newest", "bad")
 _CHUNK = pa.schema([*((name, pa.binary()) for name in _BYTES), *((name, pa.int64()) for name in _COUNTS)])
@@ -38,41 +33,12 @@ _BAD = pa.schema(
     [
         ("payload", pa.binary()),
         ("error", pa.string()),
-        ("partition", pa.int32()),
-        ("offset", pa.int64()),
+        ("partition", pa.string()),
+        ("offset", pa.string()),
     ]
 )
-
-
-def stream(
-    spark: SparkSession,
-    connection: KafkaConnection,
-    topic: str,
-    *,
-    start: str = "earliest",
-    max_rows: int | None = None,
-) -> DataFrame:
-    """Return a streaming DataFrame of a topic: key, value, topic, partition, offset, timestamp, timestampType.
-
-    Messages that the brokers removed before they were read are an error. A new checkpoint begins at `start`
-    ("earliest", "latest" or offsets); `max_rows` bounds a micro-batch.
-    """
-    partitions = admin(connection).partitions(topic)  # raises for a topic that does not exist
-    if start not in ("earliest", "latest"):
-        # Spark wants to know it of all partitions: -2 is the earliest.
-        offsets = {**dict.fromkeys(partitions, -2), **options.partition_offsets(topic, start, partitions)}
-        start = json.dumps({topic: {str(number): offset for number, offset in offsets.items()}})
-    reader = spark.readStream.format("kafka").options(**options.for_spark(connection))
-    reader = reader.options(
-        **_FETCH,
-        subscribe=topic,
-        startingOffsets=start,
-        failOnDataLoss="true",
-        groupIdPrefix=connection.resolved().group,
-    )
-    if max_rows is not None:
-        reader = reader.option("maxOffsetsPerTrigger", str(max_rows))
-    return reader.load()
+_RAW = ("key", "value", "topic", "partition", "offset")
+"""What a row has of a message that is not parsed, as far as its broker has it."""
 
 
 @dataclass
@@ -96,6 +62,7 @@ class ParsedMessages:
     codec: Codec | None = None
     is_wider: bool = False
     """Whether columns have wider types than before."""
+    added: Mapping[str, str] = field(default_factory=dict)
     newest: Mapping[str, int] = field(default_factory=dict)
     """By partition, the greatest time of its messages, in microseconds since 1970."""
 
@@ -113,34 +80,45 @@ class ParsedMessages:
 
 def rows(
     frame: DataFrame,
-    connection: KafkaConnection,
+    connection: Any,
     schema: Mapping[str, pa.DataType] | None = None,
     before: Mapping[str, pa.DataType] | None = None,
     *,
     widens: bool = True,
     grows: bool = True,
+    added: Mapping[str, str] | None = None,
+    codec: Codec | None = None,
 ) -> ParsedMessages:
     """Return the messages of one micro-batch as rows, and those that are none with the reason.
+
+    The frame has the columns value, partition, offset and timestamp, and those of `added`: by the name of a column of
+    the rows, which is a text, the name that it has in the frame. `codec`: another one than that of the connection.
 
     JSON: the keys of all objects are the columns. A column of `schema` is of its type; `pa.json_()` asks for JSON as
     text. One of `before` is of the type that it had in earlier batches, or where it `widens` of a wider number, and
     where it `grows` an object may have more keys. Any other is of the type that most of its values have. A message with
     a value that does not fit is bad, alone. A column of nulls alone is of type void. `_event_ts` is the time of the
     message, also where it has such a key. Bad messages: payload, error, partition, offset.
+
+    Avro and Protobuf: the columns are those of the newest schema of the `topic`, if it has one.
     """
     from pyspark.sql.pandas.types import from_arrow_schema
 
     spark = frame.sparkSession
-    codec = codec_of(connection.resolved().payload_format)
+    codec = codec or codec_of(connection.resolved().payload_format)
     if not codec.is_parsed:
-        good = frame.select("key", "value", "topic", "partition", "offset", F.col("timestamp").alias(EVENT_TIME))
+        shown = [name for name in frame.columns if name in _RAW]
+        good = frame.select(*shown, F.col("timestamp").alias(EVENT_TIME))
         return ParsedMessages(good, spark.createDataFrame([], from_arrow_schema(_BAD)), None, 0, 0)
     names, declared = [*(before or {}), *(schema or {})], _without_case(schema or {})
     known = {**_without_case(before or {}), **declared}
-    wanted = frame.select("value", "partition", "offset", "timestamp")
+    added = added or {}
+    wanted = _wanted(frame, added)
 
     def parse() -> tuple[DataFrame, pa.Table]:
-        chunks = wanted.mapInArrow(partial(parse_messages, codec, known), from_arrow_schema(_CHUNK)).persist()
+        chunks = wanted.mapInArrow(
+            partial(parse_messages, codec, known, added=added), from_arrow_schema(_CHUNK)
+        ).persist()
         try:
             return chunks, chunks.select("columns", "kinds", "newest", *_COUNTS).toArrow()
         except BaseException:
@@ -164,10 +142,14 @@ def rows(
         is_wider = any(not known[name.lower()].equals(kind) for name, kind in (before or {}).items())
         counts = (good_rows, bad_rows, tombstones)
         newest = _newest(map(json.loads, parsed["newest"].to_pylist()))
-        return ParsedMessages(good, bad, *counts, chunks, columns, as_found, known, codec, is_wider, newest)
+        return ParsedMessages(good, bad, *counts, chunks, columns, as_found, known, codec, is_wider, added, newest)
     except BaseException:
         chunks.unpersist()
         raise
+
+
+def _wanted(frame: DataFrame, added: Mapping[str, str]) -> DataFrame:
+    return frame.select(*dict.fromkeys(("value", "partition", "offset", "timestamp", *added.values())))
 
 
 def _newest(chunks: Iterable[Mapping[str, int]]) -> dict[str, int]:
@@ -194,9 +176,8 @@ def with_offsets(frame: DataFrame, parsed: ParsedMessages, column: str) -> DataF
 
     if parsed.columns is None or parsed.codec is None:
         return parsed.good.withColumn(column, F.concat_ws(":", "partition", "offset"))
-    wanted = frame.select("value", "partition", "offset", "timestamp")
-    parse = partial(parse_messages, parsed.codec, parsed.known, offset_column=column)
-    chunks = wanted.mapInArrow(parse, from_arrow_schema(_CHUNK))
+    parse = partial(parse_messages, parsed.codec, parsed.known, offset_column=column, added=parsed.added)
+    chunks = _wanted(frame, parsed.added).mapInArrow(parse, from_arrow_schema(_CHUNK))
     columns = parsed.columns.append(pa.field(column, pa.string()))
     return chunks.select("good").mapInArrow(
         partial(unpack, columns), from_arrow_schema(columns, prefer_timestamp_ntz=True)
@@ -208,22 +189,27 @@ def parse_messages(
     known: Mapping[str, pa.DataType],
     batches: Iterable[pa.RecordBatch],
     offset_column: str | None = None,
+    added: Mapping[str, str] | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """In a task: parse messages into chunks, with partition:offset of each in a column, if one is named."""
+    own = {EVENT_TIME, *(added or {})}
     decoder = codec.decoder(known)
     for batch in batches:
         messages = batch.filter(batch["value"].is_valid())
         parsed = decoder.parse(messages["value"])
-        columns = {name: each for name, each in parsed.columns.items() if name.lower() != EVENT_TIME}
-        times = messages["timestamp"].cast(UTC_TIME)
-        columns[EVENT_TIME] = times if len(parsed.good) == len(times) else times.take(pa.array(parsed.good, pa.int64()))
+        columns = {name: each for name, each in parsed.columns.items() if name.lower() not in own}
+        of_messages = {name: messages[each].cast(pa.string()) for name, each in (added or {}).items()}
+        of_messages[EVENT_TIME] = messages["timestamp"].cast(UTC_TIME)
         if offset_column is not None:
             texts = (messages[name].cast(pa.string()) for name in ("partition", "offset"))
-            columns[offset_column] = pc.binary_join_element_wise(*texts, ":").take(pa.array(parsed.good, pa.int64()))
+            of_messages[offset_column] = pc.binary_join_element_wise(*texts, ":")
+        all_good, numbers = len(parsed.good) == messages.num_rows, pa.array(parsed.good, pa.int64())
+        columns |= {name: each if all_good else each.take(numbers) for name, each in of_messages.items()}
         good = pa.RecordBatch.from_pydict(columns)
         numbers = pa.array(parsed.bad, pa.int64())
         of_bad = (messages[name].take(numbers) for name in ("value", "partition", "offset"))
         payload, *place = of_bad
+        place = [each.cast(pa.string()) for each in place]
         bad = pa.RecordBatch.from_arrays([payload, pa.array(parsed.bad.values(), pa.string()), *place], schema=_BAD)
         yield pa.RecordBatch.from_pylist(
             [

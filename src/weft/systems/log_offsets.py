@@ -1,15 +1,23 @@
-"""The offsets of a stream, for Spark's query. Spark's Python processes import this module, so it imports little."""
+"""The offsets of a stream, for Spark's query, and positions that are offsets. Spark's Python processes import this
+module, so it imports little."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 from weft.errors import DeclarationError, StorageError
+from weft.spark_support.sessions import read_source
 from weft.systems.awaited_log import open_to_read
 from weft.systems.base import Connection, system_for
 from weft.systems.log import Log, Store
+from weft.types import FieldType
+
+# In turns: a session keeps every name, and each query of a pipeline has the session of the one before.
+_numbers = itertools.cycle(range(100))
 
 
 @dataclass
@@ -26,10 +34,12 @@ class Offsets:
 
     end: int | None = None
     """Where to stop, if anywhere."""
+    fields: ClassVar[dict[str, FieldType]] = {}
+    """The columns of a stream that is not declared."""
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what is open: the reader is copied to tasks, which read nothing but their range."""
-        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return {each.name: getattr(self, each.name) for each in fields(self)}
 
     @cached_property
     def store(self) -> Store:
@@ -39,7 +49,7 @@ class Offsets:
     @cached_property
     def log(self) -> Log:
         self._seen: object = None
-        return open_to_read(self.store, self.schema, self.name, {})
+        return open_to_read(self.store, self.schema, self.name, self.fields)
 
     def first(self) -> int:
         """Return the offset after which a new checkpoint begins."""
@@ -73,3 +83,38 @@ class Offsets:
                 "one, or an older copy. To start again: weft checkpoints reset.",
             )
         return after if head <= after else log.bound(after, head, self.max_rows)
+
+    def stop_at_head(self) -> None:
+        """Have `following` go no further than what the stream has now."""
+        self.end = self.log.head()
+
+
+def ranges(spark: Any, offsets: Offsets) -> Any:
+    """Return a streaming DataFrame of ranges of offsets."""
+    from pyspark.sql.datasource import SimpleDataSourceStreamReader
+    from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
+
+    class OffsetRanges(SimpleDataSourceStreamReader, SupportsTriggerAvailableNow):
+        def __init__(self) -> None:
+            self.offsets = offsets
+
+        def initialOffset(self) -> dict[str, int]:
+            return {"offset": self.offsets.first()}
+
+        def prepareForTriggerAvailableNow(self) -> None:
+            self.offsets.stop_at_head()
+
+        def read(self, start: dict[str, int]) -> tuple[Iterator[tuple[int, int]], dict[str, int]]:
+            after = start["offset"]
+            upto = self.offsets.following(after)
+            return iter([] if upto == after else [(after, upto)]), {"offset": upto}
+
+        def readBetweenOffsets(self, start: dict[str, int], end: dict[str, int]) -> Iterator[tuple[int, int]]:
+            return iter([(start["offset"], end["offset"])])
+
+        def commit(self, end: dict[str, int]) -> None:
+            pass
+
+    return read_source(
+        spark, f"weft_offsets_{next(_numbers)}", "first_after BIGINT, upto BIGINT", OffsetRanges, follow=True
+    )

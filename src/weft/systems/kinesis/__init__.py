@@ -1,0 +1,1 @@
+"""Amazon Kinesis Data Streams."""

@@ -1,0 +1,209 @@
+"""The client of boto3 for a connection: it waits where Kinesis asks it to, and its errors are ours."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from weft import settings
+from weft.errors import ConnectionFailedError, StorageError, WeftError, unknown
+from weft.systems.base import require
+
+if TYPE_CHECKING:
+    from weft.systems.kinesis.connection import KinesisConnection
+
+PATIENCE = 60.0
+"""How many seconds to go on while Kinesis says that there are too many requests."""
+_NETWORK_PATIENCE = 5.0
+_FIRST_WAIT, _LONGEST_WAIT = 0.1, 5.0
+_THROTTLED = {
+    "ProvisionedThroughputExceededException",
+    "LimitExceededException",
+    "KMSThrottlingException",
+    "ThrottlingException",
+    "Throttling",
+    "InternalFailure",
+    "InternalFailureException",
+}
+# Of one PutRecords.
+_MOST_RECORDS, _MOST_BYTES, _LARGEST = 500, 4 << 20, 1 << 20
+
+
+class Client:
+    """Calls Kinesis for one resolved connection. Thread-safe."""
+
+    def __init__(self, connection: KinesisConnection, patience: float = PATIENCE) -> None:
+        boto3 = require("boto3", connection.kind)
+        config = require("botocore.config", connection.kind)
+        self.errors = require("botocore.exceptions", connection.kind)
+        self.connection, self.patience = connection, patience
+        session = boto3.session.Session()
+        self.region = connection.region or session.region_name or ("us-east-1" if connection.endpoint else None)
+        if self.region is None:
+            raise ConnectionFailedError(
+                f"{connection.label} names no region.", hint='region="eu-west-1", or the variable AWS_REGION.'
+            )
+        self.client = session.client(
+            "kinesis",
+            region_name=self.region,
+            endpoint_url=connection.endpoint,
+            aws_access_key_id=connection.access_key_id,
+            aws_secret_access_key=connection.secret_access_key,
+            aws_session_token=connection.session_token,
+            # Tried again by `call`, which knows how long.
+            config=config.Config(
+                retries={"mode": "standard", "total_max_attempts": 1}, connect_timeout=5, read_timeout=30
+            ),
+        )
+
+    def call(self, operation: str, **arguments: Any) -> Any:
+        """Return what Kinesis answers. Wait and ask again where it is asked too often, or cannot be reached."""
+        began, waits = time.monotonic(), _waits()
+        while True:
+            try:
+                return getattr(self.client, operation)(**arguments)
+            except self.errors.ClientError as error:
+                code, status = error.response["Error"]["Code"], error.response["ResponseMetadata"]["HTTPStatusCode"]
+                patience = self.patience if code in _THROTTLED or status >= 500 else 0.0
+                failure = self._refused(error, code, arguments)
+            except (self.errors.ConnectionError, self.errors.HTTPClientError) as error:
+                patience = min(self.patience, _NETWORK_PATIENCE)
+                failure = self.connection.unreachable(error, answered=False)
+            except self.errors.BotoCoreError as error:  # no credentials, an argument that cannot be
+                raise self.connection.failed(error, hint="Check region, endpoint and keys.") from None
+            if time.monotonic() - began >= patience:
+                raise failure from None
+            time.sleep(next(waits))
+
+    def _refused(self, error: Any, code: str, arguments: dict[str, Any]) -> WeftError:
+        is_shard = arguments.get("ShardId", "…") in str(error)
+        if code == "ResourceNotFoundException" and "StreamName" in arguments and not is_shard:
+            return unknown(
+                f"stream of {self.connection.label}",
+                arguments["StreamName"],
+                self._streams_or_none(),
+                otherwise="Weft makes no streams: create it, or name another one.",
+            )
+        if code == "ExpiredIteratorException":
+            return ExpiredIteratorError("The iterator of a shard is too old.")
+        text = settings.redact(error.response["Error"].get("Message", code), self.connection.secrets())
+        if code in ("InvalidArgumentException", "ResourceNotFoundException"):
+            return StorageError(f"{self.connection.label} ({self.connection.target}): {code}: {text}")
+        return self.connection.failed(ConnectionError(f"{code}: {text}"), hint="Check region, endpoint and keys.")
+
+    def _streams_or_none(self) -> list[str]:
+        try:
+            return self.streams()
+        except WeftError:  # who may read one stream need not be allowed to list them
+            return []
+
+    # ---------------------------------------------------------------------------------------------------------- reading
+
+    def streams(self) -> list[str]:
+        """Return the names of all streams."""
+        names: list[str] = []
+        while True:
+            more = {"ExclusiveStartStreamName": names[-1]} if names else {}
+            found = self.call("list_streams", **more)
+            names += found["StreamNames"]
+            if not found["HasMoreStreams"] or not found["StreamNames"]:
+                return names
+
+    def shards(self, stream: str) -> dict[str, tuple[str, ...]]:
+        """Return by shard its parents, in the order of ids: those of children are greater."""
+        return {each["ShardId"]: _parents(each) for each in self._list_shards(stream)}
+
+    def open_shards(self, stream: str) -> list[str]:
+        """Return the shards that take records."""
+        listed = self._list_shards(stream)
+        return [each["ShardId"] for each in listed if "EndingSequenceNumber" not in each["SequenceNumberRange"]]
+
+    def _list_shards(self, stream: str) -> list[dict[str, Any]]:
+        found = self.call("list_shards", StreamName=stream)
+        shards = found["Shards"]
+        while found.get("NextToken"):
+            found = self.call("list_shards", NextToken=found["NextToken"])
+            shards += found["Shards"]
+        return sorted(shards, key=lambda each: str(each["ShardId"]))
+
+    def iterator(self, stream: str, shard: str, arguments: dict[str, Any]) -> str:
+        """Return an iterator of a shard."""
+        found = self.call("get_shard_iterator", StreamName=stream, ShardId=shard, **arguments)
+        return str(found["ShardIterator"])
+
+    # ---------------------------------------------------------------------------------------------------------- writing
+
+    def send(self, stream: str, records: Iterable[tuple[str, bytes]]) -> int:
+        """Store records (partition key, data), and return their number once Kinesis has all of them."""
+        count = 0
+        for chunk in _chunks(records, stream):
+            self._put(stream, chunk)
+            count += len(chunk)
+        return count
+
+    def _put(self, stream: str, records: list[dict[str, Any]]) -> None:
+        """Put records. Those that were not taken are put again."""
+        began, waits = time.monotonic(), _waits()
+        while True:
+            told = self.call("put_records", StreamName=stream, Records=records)["Records"]
+            failed = [number for number, each in enumerate(told) if each.get("ErrorCode")]
+            if not failed:
+                return
+            if time.monotonic() - began >= self.patience:
+                first = told[failed[0]]
+                raise StorageError(
+                    f"{len(failed)} of {len(told)} records were not taken by the stream {stream!r} of "
+                    f"{self.connection.label}: {first['ErrorCode']}: {first.get('ErrorMessage', '')}",
+                    hint="Give the stream more shards. What is stored is there twice when the batch is tried again.",
+                )
+            records = [records[number] for number in failed]
+            time.sleep(next(waits))
+
+
+class ExpiredIteratorError(StorageError):
+    """An iterator was not used for five minutes."""
+
+
+@lru_cache(maxsize=32)
+def _client(connection: KinesisConnection) -> Client:
+    return Client(connection)
+
+
+def client(connection: KinesisConnection) -> Client:
+    """Return the process's client of a connection, as its variables are now."""
+    return _client(connection.resolved())
+
+
+def _parents(shard: dict[str, Any]) -> tuple[str, ...]:
+    return tuple(shard[name] for name in ("ParentShardId", "AdjacentParentShardId") if shard.get(name))
+
+
+def _waits() -> Iterator[float]:
+    """Yield growing times to wait, none of them the same as another process's."""
+    wait = _FIRST_WAIT
+    while True:
+        yield wait * random.uniform(0.5, 1.0)
+        wait = min(2 * wait, _LONGEST_WAIT)
+
+
+def _chunks(records: Iterable[tuple[str, bytes]], stream: str) -> Iterator[list[dict[str, Any]]]:
+    """Yield records as many at a time as one PutRecords takes."""
+    chunk: list[dict[str, Any]] = []
+    size = 0
+    for key, data in records:
+        length = len(key.encode()) + len(data)
+        if length > _LARGEST:
+            raise StorageError(
+                f"A record for the stream {stream!r} has {length:,} bytes, and Kinesis takes {_LARGEST:,}.",
+                hint="Leave columns out, or write such rows elsewhere.",
+            )
+        if len(chunk) == _MOST_RECORDS or (chunk and size + length > _MOST_BYTES):
+            yield chunk
+            chunk, size = [], 0
+        chunk.append({"PartitionKey": key, "Data": data})
+        size += length
+    if chunk:
+        yield chunk

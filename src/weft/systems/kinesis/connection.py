@@ -1,0 +1,111 @@
+"""How to reach Kinesis, and what the records of its streams hold."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from dataclasses import field as option
+from typing import Any, ClassVar
+
+from weft import settings
+from weft.errors import DeclarationError, did_you_mean
+from weft.systems.base import Connection, measured
+from weft.systems.endpoint import Endpoint
+from weft.systems.kinesis.places import SHARD_PLACES, TIME
+
+FORMATS = ("json", "raw_bytes")
+_ENDPOINT = re.compile(r"https?://[^/@]+/?")
+MOST_KEY = 256
+"""The characters of a partition key."""
+
+
+@dataclass(frozen=True)
+class KinesisConnection(Connection):
+    """The streams of a region: `KinesisConnection(region="eu-west-1", name="events")`.
+
+    Without keys, those of the environment, of `~/.aws` or of the machine's role are used. `endpoint` names a server
+    other than Amazon's. `payload_format` says what records hold: `json` (an object each) or `raw_bytes`.
+    """
+
+    kind: ClassVar[str] = "kinesis"
+
+    region: str | None = option(default=None, kw_only=True)
+    stream: str | None = option(default=None, kw_only=True)
+    endpoint: str | None = option(default=None, kw_only=True)
+    access_key_id: str | None = option(default=None, kw_only=True)
+    secret_access_key: str | None = option(default=None, kw_only=True, metadata={"secret": True})
+    session_token: str | None = option(default=None, kw_only=True, metadata={"secret": True})
+    payload_format: str = option(default="json", kw_only=True)
+    metadata_columns: bool = option(default=False, kw_only=True)
+    partition_key: str | None = option(default=None, kw_only=True)
+
+    def validate(self) -> None:
+        """Raise for fields that contradict each other."""
+        super().validate()
+        if self._is_known("payload_format") and self.payload_format not in FORMATS:
+            raise DeclarationError(
+                f"{self.label} has the payload_format {self.payload_format!r}, which does not exist.",
+                hint=did_you_mean(self.payload_format, FORMATS, f"Known: {', '.join(FORMATS)}."),
+            )
+        if self._is_known("endpoint") and self.endpoint and not _ENDPOINT.fullmatch(self.endpoint):
+            raise DeclarationError(
+                f"The endpoint of {self.label} must be http://host:port or https://host.",
+                hint="Keys have fields of their own: access_key_id and secret_access_key.",
+            )
+        if (self.access_key_id is None) != (self.secret_access_key is None):
+            raise DeclarationError(
+                f"{self.label} needs both access_key_id and secret_access_key.",
+                hint="Or neither: then those of the environment are used.",
+            )
+        if self.session_token is not None and self.access_key_id is None:
+            raise DeclarationError(f"A session_token needs access_key_id and secret_access_key ({self.label}).")
+        if self.partition_key is not None and not 0 < len(self.partition_key) <= MOST_KEY:
+            raise DeclarationError(f"The partition_key of {self.label} has 1 to {MOST_KEY} characters.")
+        if self.metadata_columns and self.payload_format == "raw_bytes":
+            raise DeclarationError(
+                f"{self.label} asks for metadata_columns, which rows of raw_bytes always have.", hint="Leave it out."
+            )
+
+    def _is_known(self, name: str) -> bool:
+        value = getattr(self, name)
+        return self._is_resolved or not (value and settings.has_references(value))
+
+    @property
+    def target(self) -> str:
+        parts = [f"in {self.region}" if self.region else "", f"at {self.endpoint}" if self.endpoint else ""]
+        return " ".join(filter(None, ["Kinesis", self.stream, *parts]))
+
+    def place(self) -> object:
+        """Return the region, or the server in its place: whoever asks, the streams are the same."""
+        return self.region, self.endpoint
+
+    def check(self) -> dict[str, Any]:
+        """Describe the stream, or list the streams where the connection names none."""
+        from weft.systems.kinesis.client import Client
+
+        report: dict[str, Any] = {}
+        resolved = self.resolved()
+        client = Client(resolved, patience=0.0)
+        with measured(report):
+            if resolved.stream:
+                found: dict[str, Any] = {"stream": resolved.stream, "shards": len(client.open_shards(resolved.stream))}
+            else:
+                found = {"streams": len(client.streams())}
+        return {"server": "Kinesis", "database": client.region, **found, **report}
+
+
+class KinesisEndpoint(Endpoint):
+    """A stream of Kinesis. A source may start at a time, or at a sequence number of each shard."""
+
+    is_source = True
+    start_forms: ClassVar = {
+        **Endpoint.start_forms,
+        TIME: "a time, which Kinesis takes",
+        SHARD_PLACES: "sequence numbers of shards, which Kinesis has",
+    }
+    places = ("stream",)
+    dead_letters = ("topic",)
+
+    def why_no_columns(self, connection: Any) -> str | None:
+        """Return the reason for records that are not parsed."""
+        return None if connection.payload_format == "json" else "records that are raw bytes are not parsed"

@@ -1,0 +1,88 @@
+"""Dead letters in a topic of Pub/Sub, which a subscription keeps: who reads them takes them, and gives them back."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from typing import Any
+
+from weft.errors import NotFoundError
+from weft.systems.dead_letter_store import StoredLetter, as_json, decoded
+from weft.systems.pubsub.client import Client, Outgoing, client
+from weft.systems.pubsub.connection import PubSubConnection
+
+_LEASE_SECONDS = 600
+# Pub/Sub does not say how much there is: when it gave nothing for so long, that was all. It may be slow to give what
+# another process gave back a moment ago.
+_QUIET_SECONDS, _PATIENCE = 1.0, 3.0
+_ATTRIBUTE = "weft-letter-id"
+
+
+class PubSubLetters:
+    """The dead letters in one topic. One that is put twice is there twice, and its reader yields both."""
+
+    def __init__(self, connection: PubSubConnection, place: str, pipeline: str, spark: Callable[[], Any]) -> None:
+        self._connection, self._topic = connection, place
+        self.name = f"topic {place} of {connection.label}"
+
+    @property
+    def _client(self) -> Client:
+        return client(self._connection)
+
+    @cached_property
+    def _subscription(self) -> str:
+        """The subscription that has the topic's name, or the only one."""
+        found = self._client.subscriptions_of(self._topic)
+        own = [each for each in found if each.rpartition("/")[2] == self._topic.rpartition("/")[2]]
+        if len(own or found) == 1:
+            return (own or found)[0]
+        problem = f"has {len(found)} subscriptions" if found else "has no subscription, so letters would be lost"
+        name = self._topic.rpartition("/")[2]
+        raise NotFoundError(
+            f"The topic {name!r} of {self._connection.label} {problem}. Dead letters are read from the one that has "
+            "the name of the topic.",
+            hint=f"Make it: gcloud pubsub subscriptions create {name} --topic={name} --expiration-period=never",
+        )
+
+    def put(self, letters: Sequence[StoredLetter]) -> None:
+        _ = self._subscription  # a topic without one keeps nothing
+        sent = [Outgoing(as_json(each.record()).encode(), {_ATTRIBUTE: each.letter_id}) for each in letters]
+        self._client.send(self._topic, sent)
+
+    def records(self) -> Iterator[Mapping[str, Any]]:
+        with self._taken() as received:
+            found = [decoded(each.message.data) for each in received]
+        yield from found
+
+    def remove(self, ids: Collection[str]) -> None:
+        """Acknowledge letters, so that the subscription forgets them."""
+        wanted = set(ids)
+        with self._taken(wanted) as received:
+            gone = [each.ack_id for each in received if _letter_id(each) in wanted]
+            self._client.acknowledge(self._subscription, gone)
+
+    @contextmanager
+    def _taken(self, wanted: Collection[str] = ()) -> Iterator[list[Any]]:
+        """Take all messages for as long as the block runs; those that it does not acknowledge are given back."""
+        received: dict[str, Any] = {}
+        missing, quiet_since = set(wanted), time.monotonic()
+        try:
+            while time.monotonic() - quiet_since < (_PATIENCE if missing else _QUIET_SECONDS):
+                found = self._client.pull(self._subscription, 1000, waits=False)
+                if not found:
+                    time.sleep(_QUIET_SECONDS / 10)
+                    continue
+                self._client.extend(self._subscription, [each.ack_id for each in found], _LEASE_SECONDS)
+                # By message: one that was delivered again is acknowledged by its last delivery.
+                received |= {each.message.message_id: each for each in found}
+                missing -= {_letter_id(each) for each in found}
+                quiet_since = time.monotonic()
+            yield list(received.values())
+        finally:
+            self._client.extend(self._subscription, [each.ack_id for each in received.values()], 0)
+
+
+def _letter_id(received: Any) -> Any:
+    return received.message.attributes.get(_ATTRIBUTE)

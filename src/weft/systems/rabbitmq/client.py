@@ -1,0 +1,210 @@
+"""Connections of pika, whose errors are ours."""
+
+from __future__ import annotations
+
+import ssl
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import cache
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from weft import settings
+from weft.errors import ConnectionFailedError, DeclarationError, NotFoundError, SettingsError, StorageError, WeftError
+from weft.systems.base import require
+
+if TYPE_CHECKING:
+    from weft.systems.rabbitmq.connection import RabbitMQConnection
+
+# A broker that is short of memory or disk takes nothing, and says so.
+_BLOCKED_SECONDS = 60
+_NOT_FOUND, _REFUSED, _OTHER = 404, 403, 406
+
+
+def parameters(connection: RabbitMQConnection) -> Any:
+    """Return what pika needs for a resolved connection."""
+    pika = require("pika", connection.kind)
+    host, port, vhost = connection.address
+    try:
+        found = pika.URLParameters(connection.amqp_url)
+        found.host, found.port, found.virtual_host = host, port, vhost
+        found.blocked_connection_timeout = found.blocked_connection_timeout or _BLOCKED_SECONDS
+        if connection.is_encrypted:
+            context = ssl.create_default_context(cafile=connection.ssl_ca_location)
+            if connection.ssl_certificate_location:
+                context.load_cert_chain(
+                    connection.ssl_certificate_location, connection.ssl_key_location, connection.ssl_key_password
+                )
+            found.ssl_options = pika.SSLOptions(context, host)
+    except SyntaxError:  # pika reads options as Python; not quoted: the text may have secrets
+        raise SettingsError(
+            f"The options of the amqp_url of {connection.label} cannot be read.",
+            hint="After the ? come names and values, such as heartbeat=60.",
+        ) from None
+    except (OSError, ValueError, TypeError) as error:
+        raise connection.failed(error, hint="Check amqp_url and the certificates.") from None
+    found.client_properties = {"connection_name": f"weft {connection.name or ''}".strip()}
+    return found
+
+
+def opened(connection: RabbitMQConnection) -> Any:
+    """Return a blocking connection to a resolved connection's broker."""
+    pika = require("pika", connection.kind)
+    found = parameters(connection)
+    with explained(connection):
+        return pika.BlockingConnection(found, _impl_class=_tolerant())
+
+
+@cache
+def _tolerant() -> Any:
+    """Return pika's connection, except that headers which it cannot read (a time that is none) are left out: it would
+    close the connection, and the broker would deliver the message again, for ever."""
+    import pika
+    from pika import frame, spec
+    from pika.exceptions import InvalidFieldTypeException
+
+    class Tolerant(pika.SelectConnection):
+        def _read_frame(self) -> Any:
+            try:
+                return super()._read_frame()  # type: ignore[misc]
+            except (ValueError, OverflowError, OSError, InvalidFieldTypeException):
+                buffer: bytes = self._frame_buffer  # type: ignore[attr-defined]
+                kind, channel_number, size = struct.unpack_from(">BHL", buffer)
+                if kind != spec.FRAME_HEADER:
+                    raise
+                content = buffer[spec.FRAME_HEADER_SIZE :][:size]
+                length, properties = struct.unpack_from(">Q", content, 4)[0], spec.BasicProperties()
+                properties.decode(without_headers(content[12:]))
+                consumed = spec.FRAME_HEADER_SIZE + size + spec.FRAME_END_SIZE
+                return consumed, frame.Header(channel_number, length, properties)
+
+    return Tolerant
+
+
+def without_headers(properties: bytes) -> bytes:
+    """Return encoded properties of a message without its headers, which come after two short texts."""
+    flags, start = struct.unpack_from(">H", properties)[0], 2
+    for bit in (15, 14):
+        if flags & 1 << bit:
+            start += 1 + properties[start]
+    size = 4 + struct.unpack_from(">I", properties, start)[0]
+    return struct.pack(">H", flags & ~(1 << 13)) + properties[2:start] + properties[start + size :]
+
+
+@contextmanager
+def channel(connection: RabbitMQConnection) -> Iterator[Any]:
+    """Give a channel for some requests."""
+    made = opened(connection.resolved())
+    try:
+        with explained(connection):
+            yield made.channel()
+    finally:
+        with suppress(Exception):
+            made.close()
+
+
+def server_properties(opened_channel: Any) -> dict[str, Any]:
+    """Return what the broker says of itself."""
+    found: dict[str, Any] = opened_channel.connection._impl.server_properties or {}
+    return found
+
+
+@contextmanager
+def explained(connection: RabbitMQConnection) -> Iterator[None]:
+    """Turn the errors of pika into ours."""
+    exceptions = require("pika.exceptions", connection.kind)
+    try:
+        yield
+    except WeftError:  # some of which are an OSError
+        raise
+    except (exceptions.AMQPError, OSError) as error:
+        _explain(connection, exceptions, error)
+
+
+def _explain(connection: RabbitMQConnection, exceptions: Any, error: BaseException) -> NoReturn:
+    if isinstance(error, exceptions.ChannelClosedByBroker):
+        text = f"{connection.label}: {settings.redact(error.reply_text, connection.secrets())}"
+        if error.reply_code == _NOT_FOUND:
+            raise NotFoundError(text) from None
+        # Messages that a slow pipeline leaves unacknowledged for half an hour: another channel gets them again.
+        if error.reply_code == _OTHER and "timed out" in error.reply_text:
+            raise connection.unreachable(error, answered=False) from None
+        if error.reply_code == _OTHER:
+            raise DeclarationError(text) from None
+        hint = "Give the user the right to it: rabbitmqctl set_permissions." if error.reply_code == _REFUSED else None
+        raise StorageError(text, hint=hint) from None
+    refused = (
+        exceptions.ProbableAuthenticationError,
+        exceptions.ProbableAccessDeniedError,
+        exceptions.ConnectionClosed,
+    )
+    # Pika leaves out the reason of some.
+    why = error if str(error) else error.__cause__ or error.__context__ or error
+    why = why if str(why) else ConnectionFailedError(_WORDS.get(type(error).__name__, type(error).__name__))
+    raise connection.unreachable(why, answered=isinstance(error, refused)) from None
+
+
+_WORDS = {
+    "AMQPConnectionError": "nobody answers",
+    "AMQPHeartbeatTimeout": "it does not answer any more",
+    "StreamLostError": "the connection was cut",
+}
+
+
+# --------------------------------------------------------------------------------------------------------------- queues
+
+
+def depth(connection: RabbitMQConnection, queue: str) -> int:
+    """Return how many messages of a queue wait for a consumer; raise if there is no such queue."""
+    with missing_queue(connection, queue), channel(connection) as opened_channel:
+        return int(opened_channel.queue_declare(queue, passive=True).method.message_count)
+
+
+@contextmanager
+def missing_queue(connection: RabbitMQConnection, queue: str) -> Iterator[None]:
+    """Say which queue is not there."""
+    try:
+        yield
+    except NotFoundError:
+        raise NotFoundError(
+            f"There is no queue {queue!r} of {connection.label}.",
+            hint="Declare it at the broker, or give the connection queue_args={…}: then it is made.",
+        ) from None
+
+
+def check_dead_letter_exchange(connection: RabbitMQConnection) -> None:
+    """Raise if the exchange for bad messages is not there: the broker would drop them without a word."""
+    exchange = connection.dead_letter_exchange
+    if not exchange:  # the default exchange is always there
+        return
+    try:
+        with channel(connection) as opened_channel:
+            opened_channel.exchange_declare(exchange, passive=True)
+    except NotFoundError:
+        raise NotFoundError(
+            f"There is no exchange {exchange!r} of {connection.label}, its x-dead-letter-exchange: the broker would "
+            "drop messages that cannot be parsed.",
+            hint="Declare it at the broker and bind a queue to it.",
+        ) from None
+
+
+def make_queue(connection: RabbitMQConnection, queue: str, arguments: dict[str, Any]) -> None:
+    """Make a durable queue, unless it is there with the same arguments."""
+    try:
+        with channel(connection) as opened_channel:
+            opened_channel.queue_declare(queue, durable=True, arguments=arguments)
+    except DeclarationError as error:
+        raise DeclarationError(
+            f"The queue {queue!r} was made with other arguments than the queue_args of {connection.label}: "
+            f"{error.what}",
+            hint="Give it those that it has, or delete it at the broker.",
+        ) from None
+
+
+def is_missing(connection: RabbitMQConnection, queue: str) -> bool:
+    """Return whether there is no such queue."""
+    try:
+        depth(connection, queue)
+    except NotFoundError:
+        return True
+    return False

@@ -1,0 +1,136 @@
+"""A consumer of one queue. Spark's Python processes import this module."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import Any
+
+from weft.errors import NotFoundError
+from weft.systems.codec import codec_of
+from weft.systems.rabbitmq import client
+from weft.systems.rabbitmq.connection import RabbitMQConnection
+from weft.systems.received import MOST_BYTES, Received, unparsable
+
+# In seconds this is the year 5138: somebody wrote milliseconds.
+_MILLISECONDS = 100_000_000_000
+
+
+class QueueReceiver:
+    """Receives the messages of one queue. See `weft.systems.received.Receiver`."""
+
+    def __init__(self, connection: RabbitMQConnection, queue: str) -> None:
+        self._connection, self._queue = connection, queue
+        self._got: deque[tuple[Any, Any, bytes]] = deque()
+        self._last: int | None = None
+        self._is_cancelled = False
+        self._codec = codec_of(connection.payload_format)
+        self._opened = client.opened(connection)
+        try:
+            with client.missing_queue(connection, queue), client.explained(connection):
+                self._channel = self._opened.channel()
+                self._channel.basic_qos(prefetch_count=connection.prefetch)
+                self._channel.add_on_cancel_callback(self._cancelled)
+                self._channel.basic_consume(queue, lambda _, *message: self._got.append(message))
+        except BaseException:
+            self.close()
+            raise
+
+    def _cancelled(self, _: Any) -> None:
+        self._is_cancelled = True
+
+    def receive(self, most: int, seconds: float) -> Sequence[Received]:
+        with client.explained(self._connection):
+            return self._receive(most, seconds)
+
+    def _receive(self, most: int, seconds: float) -> Sequence[Received]:
+        # While these are stored, the broker gives as many.
+        most = min(most, max(1, self._connection.prefetch // 2))
+        deadline = time.monotonic() + seconds
+        while most == 0 or not self._got:
+            if self._is_cancelled:
+                raise NotFoundError(f"The queue {self._queue!r} of {self._connection.label} was deleted.")
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return []
+            self._opened.process_data_events(time_limit=left)
+        before = 0
+        while before < len(self._got) < most:  # what is there already
+            before = len(self._got)
+            self._opened.process_data_events(time_limit=0)
+        size = 0
+        taken: list[tuple[Any, Any, bytes]] = []
+        while self._got and len(taken) < most and size < MOST_BYTES:
+            taken.append(self._got.popleft())
+            size += len(taken[-1][2])
+        if self._connection.rejects_bad:
+            taken = self._without_bad(taken)
+        if taken:
+            self._last = taken[-1][0].delivery_tag
+        return [received(*each) for each in taken]
+
+    def _without_bad(self, taken: list[tuple[Any, Any, bytes]]) -> list[tuple[Any, Any, bytes]]:
+        """Return the messages that can be parsed; the broker routes the others to its dead-letter exchange."""
+        bad = unparsable(self._codec, [body for _, _, body in taken])
+        for number in bad:
+            self._channel.basic_nack(taken[number][0].delivery_tag, requeue=False)
+        return [each for number, each in enumerate(taken) if number not in bad]
+
+    def acknowledge(self) -> None:
+        with client.explained(self._connection):
+            if self._last is not None:
+                self._channel.basic_ack(self._last, multiple=True)
+                self._last = None
+
+    def waiting(self) -> int:
+        with client.missing_queue(self._connection, self._queue), client.explained(self._connection):
+            count = self._channel.queue_declare(self._queue, passive=True).method.message_count
+            self._opened.process_data_events(time_limit=0)  # what was delivered before that answer
+            return int(count) + len(self._got)
+
+    def close(self) -> None:
+        with suppress(Exception):
+            self._opened.close()
+
+
+def received(method: Any, properties: Any, body: bytes) -> Received:
+    """Return a message of pika as one of ours."""
+    about = {
+        "key": _plain(method.routing_key),
+        "exchange": _plain(method.exchange),
+        "message_id": _plain(properties.message_id),
+        "headers": _plain(properties.headers),
+    }
+    identity = None
+    if properties.message_id:
+        # Also its content: some publishers begin to count again.
+        identity = b"\0".join([*(about[each].encode() for each in ("message_id", "exchange", "key")), body])
+    return Received(body, sent_at(properties.timestamp), {k: v for k, v in about.items() if v}, identity)
+
+
+def sent_at(timestamp: Any) -> datetime | None:
+    """Return the time of a message; `None` where it has none, or one that is no time."""
+    if isinstance(timestamp, datetime):
+        return timestamp.replace(tzinfo=UTC) if timestamp.tzinfo is None else timestamp
+    if not isinstance(timestamp, int):
+        return None
+    try:
+        return datetime.fromtimestamp(timestamp / 1000 if timestamp >= _MILLISECONDS else timestamp, UTC)
+    except (ValueError, OverflowError, OSError):
+        return None
+
+
+def _plain(value: Any) -> Any:
+    """Return a header as JSON has it."""
+    if isinstance(value, Mapping):
+        return {str(_plain(name)): _plain(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    if isinstance(value, bytes):
+        return value.decode(errors="backslashreplace")
+    if isinstance(value, int) and not isinstance(value, bool):
+        return int(value)  # pika has a class of its own for some
+    return value if value is None or isinstance(value, str | float | bool) else str(value)

@@ -1,0 +1,443 @@
+"""Brokers without positions, which forget a message when it is acknowledged. A receiver copies their messages into a
+log of ours, and pipelines read the log.
+
+A receiver stores messages in a hidden stream, and only then acknowledges them. A batch reads the stream by its offsets,
+so that one which is tried again has the same rows. A message that the broker delivers again has the key under which it
+was stored, and is not stored again. All pipelines that read one queue share its stream, and each gets every message;
+what all of them have read is removed.
+
+The receiver is a thread of the process in which Spark asks for new offsets. It ends with the query, also where the
+driver is killed, and the broker then delivers again what it had not acknowledged. Several receivers of one queue may
+run at once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import threading
+import time
+import uuid
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
+
+import msgspec
+import pyarrow as pa
+
+from weft import hooks
+from weft.columns import UTC_TIME
+from weft.errors import ConnectionFailedError, DeclarationError, StorageError, WeftError
+from weft.spark_support.folder import Location
+from weft.systems.base import Connection, system_for
+from weft.systems.codec import Codec
+from weft.systems.log import ROWID, Batch, Log
+from weft.systems.log_offsets import Offsets, ranges
+from weft.systems.log_positions import LogPositions
+from weft.systems.message_source import Messages, MessageSource
+from weft.systems.stream_source import MAX_ROWS, BatchRows, Rewind
+from weft.types import FieldType
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+SCHEMA = "weft"
+_FIELDS = {
+    "value": FieldType("bytes", nullable=True),
+    "sent_at": FieldType("timestamp", nullable=True),
+    # JSON, as bytes: texts of messages may have characters that no column of texts holds.
+    "about": FieldType("bytes", nullable=True),
+}
+MESSAGES = pa.schema(
+    [
+        ("value", pa.binary()),
+        ("partition", pa.string()),
+        ("offset", pa.string()),
+        ("timestamp", UTC_TIME),
+    ]
+)
+"""The columns of the messages of a batch, before those of `added_columns`."""
+MOST_MESSAGES, MOST_BYTES = 10_000, 16 << 20
+"""What one transaction stores: while it commits, the next messages gather."""
+_TASK_ROWS = 100_000
+_PAUSE, _STORING_PAUSE = 0.05, 0.005
+PATIENCE = 60.0
+"""How many seconds a receiver tries to connect again, to the broker and to the log."""
+_RETRY_SECONDS = 0.5
+# Of a broker that does not say how much it has: when nothing came for so long, there is nothing.
+_QUIET_SECONDS = 3.0
+_TIDY_SECONDS = 1.0
+_KEYS_SECONDS = 3600.0
+"""A receiver that is connected for so long has been given all that earlier ones did not acknowledge: older keys go."""
+_ANY_AGE = 3650 * 86_400.0
+
+
+class Received(NamedTuple):
+    """One message."""
+
+    value: bytes
+    sent_at: datetime | None = None
+    """When it was sent; `None` takes the moment of its arrival."""
+    about: Mapping[str, Any] | None = None
+    """Headers, a routing key and the like, for the columns that a source adds."""
+    identity: bytes | None = None
+    """What the same message has when it is delivered again, and no other one has; `None` where it has no such thing."""
+
+
+class Receiver(Protocol):
+    """A consumer of one queue or subscription. One thread uses it. Raises `ConnectionFailedError` where it may help to
+    open another one, and other errors where it does not."""
+
+    def receive(self, most: int, seconds: float) -> Sequence[Received]:
+        """Return the next messages, at most so many and as soon as there are any; none after so many seconds. With 0 it
+        returns none, but keeps the connection alive, and may read what it returns the next time."""
+
+    def acknowledge(self) -> None:
+        """Tell the broker that everything that `receive` returned is stored."""
+
+    def waiting(self) -> int | None:
+        """Return how many messages the broker has for it now; `None` if it does not say."""
+
+    def close(self) -> None:
+        """Give back what is not acknowledged."""
+
+
+@dataclass
+class ReceivedOffsets(Offsets):
+    """The offsets of the log of a queue, and the receiver that fills it."""
+
+    consumer: str = ""
+    """The pipeline that reads."""
+    open: Callable[[], Receiver] | None = None
+    """Opens a receiver. It travels to Spark's Python process."""
+    max_unread: int = 1_000_000
+    keep_days: float = 0.0
+    fields: ClassVar[dict[str, FieldType]] = _FIELDS
+
+    def __post_init__(self) -> None:
+        self.is_once = False
+        self._pump: Pump | None = None
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.__post_init__()
+
+    def made(self) -> Log:
+        """Return the log, created where it is missing."""
+        return self.store.open(self.schema, self.name, self.fields)
+
+    def stop_at_head(self) -> None:
+        """Have `following` go as far as what the queue has now."""
+        self.is_once = True
+
+    def first(self) -> int:
+        self.made()
+        return super().first()
+
+    def stop(self) -> None:
+        """Receive no more. What is not acknowledged goes back to the broker."""
+        if self._pump is not None:
+            self._pump.stop()
+
+    def following(self, after: int) -> int:
+        # Spark asks for what follows an offset when every target has what is before it.
+        if self._pump is None:
+            self._pump = Pump(self)
+        self._pump.read_upto(after)
+        while True:
+            is_done = self._pump.is_done()  # before the look: what was received until then is seen by it
+            upto = super().following(after)
+            if upto > after or is_done or not self.is_once:
+                return upto
+
+
+class Pump:
+    """The thread that receives."""
+
+    def __init__(self, offsets: ReceivedOffsets) -> None:
+        self._offsets, self._log = offsets, offsets.made()
+        self._position: int | None = None
+        """What the pipeline has done."""
+        self._noted: int | None = None
+        self._unread = 0
+        self._tidied_at = self._succeeded_at = float("-inf")
+        self._failure: BaseException | None = None
+        self._stopping = threading.Event()
+        self._storing = ThreadPoolExecutor(1)  # meanwhile the next messages arrive
+        self._thread = threading.Thread(target=self._run, name=f"receiver of {offsets.name}", daemon=True)
+
+    def read_upto(self, position: int) -> None:
+        """Take note of what the pipeline has done. The first time, begin to receive."""
+        is_first, self._position = self._position is None, position
+        if is_first:
+            self._log.reset(self._offsets.consumer, position)  # from now on it is kept what comes after that
+            self._thread.start()
+
+    def is_done(self) -> bool:
+        """Return whether it has received all that it was to; raise why it could not."""
+        if self._thread.is_alive():
+            return False
+        if self._failure is not None:
+            raise self._failure
+        return True
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._stopping.set()
+        self._thread.join()
+        self._storing.shutdown()
+
+    def _run(self) -> None:
+        assert self._offsets.open is not None
+        self._succeeded_at = time.monotonic()
+        while not self._stopping.is_set():
+            try:
+                receiver = self._offsets.open()
+                try:
+                    self._receive(receiver)
+                    return
+                finally:
+                    with suppress(Exception):
+                        receiver.close()
+            except ConnectionFailedError as error:
+                if time.monotonic() - self._succeeded_at > PATIENCE:
+                    self._failure = error
+                    return
+                self._stopping.wait(_RETRY_SECONDS)
+            except BaseException as error:
+                self._failure = error
+                return
+
+    def _receive(self, receiver: Receiver) -> None:
+        """Receive until it fails, or has what the broker had at the start."""
+        offsets, quiet_since = self._offsets, time.monotonic()
+        connected_at = quiet_since
+        left = receiver.waiting() if offsets.is_once else None
+        while not self._stopping.is_set():
+            self._tidy(connected_at)
+            room = max(0, offsets.max_unread - self._unread)
+            messages = receiver.receive(min(room, MOST_MESSAGES), _PAUSE)
+            if messages:
+                stored = self._storing.submit(store, offsets, self._log, messages)
+                while not stored.done():
+                    receiver.receive(0, _STORING_PAUSE)
+                stored.result()
+                receiver.acknowledge()
+                self._unread += len(messages)
+            self._succeeded_at = now = time.monotonic()
+            quiet_since = now if messages or not room else quiet_since
+            if not offsets.is_once:
+                continue
+            if left is None:
+                if now - quiet_since > _QUIET_SECONDS:
+                    return
+            else:
+                left -= len(messages)
+                if left <= 0 or (room and not messages and not receiver.waiting()):
+                    return
+
+    def _tidy(self, connected_at: float) -> None:
+        """Note where the pipeline is, and remove what all pipelines have read."""
+        now, position, offsets = time.monotonic(), self._position, self._offsets
+        is_full = self._unread >= offsets.max_unread
+        if position is None or now - self._tidied_at < _TIDY_SECONDS or (position == self._noted and not is_full):
+            return
+        self._tidied_at, self._noted, log = now, position, self._log
+        log.reset(offsets.consumer, position)
+        slowest = min(each.position for each in log.groups())
+        self._unread = log.extent(slowest, log.head(), offsets.max_unread)
+        moment = datetime.fromtimestamp(offsets.store.now(), UTC)
+        if offsets.keep_days:
+            slowest = min(slowest, log.expired(moment - timedelta(days=offsets.keep_days), moment))
+        if slowest > log.floor():
+            log.trim(slowest)
+        if now - connected_at > _KEYS_SECONDS:
+            log.trim_keys(moment.timestamp() - _KEYS_SECONDS)
+
+
+def unparsable(codec: Codec, values: Sequence[bytes]) -> set[int]:
+    """Return the numbers of the messages that are bad by themselves: one whose types differ from those of the others is
+    not, because another batch may have it with a table that it fits."""
+    if not codec.is_parsed or not values:
+        return set()
+    suspects = codec.decoder({}).parse(pa.array(values, pa.binary())).bad
+    return {each for each in suspects if codec.decoder({}).parse(pa.array([values[each]], pa.binary())).bad}
+
+
+def store(offsets: ReceivedOffsets, log: Log, messages: Sequence[Received]) -> None:
+    """Store messages. When this returns they are durable."""
+    arrived = datetime.now(UTC)
+    keys = [None if each.identity is None else _key(each.identity) for each in messages]
+    columns: list[list[Any]] = [
+        [each.value for each in messages],
+        [each.sent_at or arrived for each in messages],
+        [None if each.about is None else _json(each.about) for each in messages],
+    ]
+    batch = Batch(
+        log,
+        [(str(uuid.uuid4()), len(messages))],
+        tuple(_FIELDS),
+        columns,
+        keys=keys if any(keys) else None,
+        key_horizon=_ANY_AGE,
+    )
+    for each in offsets.store.append([batch]):
+        if isinstance(each, WeftError):
+            raise each
+    offsets.store.appended()
+
+
+_json = msgspec.json.Encoder(enc_hook=str).encode
+
+
+def _key(identity: bytes) -> bytes:
+    return hashlib.sha256(identity).digest()[:20]
+
+
+# -------------------------------------------------------------------------------------------------------------- source
+
+
+class ReceivedMessages(Messages):
+    """The messages of a micro-batch."""
+
+    upto: int | None = None
+
+
+class ReceivedSource(LogPositions, MessageSource):
+    """A queue or subscription. Its connection has the fields `received_log`, `max_unread` and `keep_days`."""
+
+    waits = True
+
+    @abstractmethod
+    def opener(self) -> Callable[[], Receiver]:
+        """Return what opens a receiver, in another process; raise if there is nothing to receive from."""
+
+    @abstractmethod
+    def waiting(self) -> int | None:
+        """Return how many messages the broker has that no receiver was given; `None` if it does not say."""
+
+    @abstractmethod
+    def place(self) -> Sequence[str]:
+        """Return what tells this queue from all others."""
+
+    @property
+    def opened_by_workers(self) -> Connection:
+        return self._offsets.connection
+
+    @cached_property
+    def _offsets(self) -> ReceivedOffsets:
+        connection = hooks.find_connection(self.connection.received_log)
+        if connection.is_private_memory:
+            raise DeclarationError(
+                f"{connection.label} is in the memory of one process, and cannot keep what is received from "
+                f"{self.connection.label}.",
+                hint="Name another one: received_log=…",
+            )
+        if system_for(connection.kind).log is None:
+            raise DeclarationError(
+                f"{connection.label} ({connection.kind}) cannot keep what is received from {self.connection.label}: "
+                "it holds no streams.",
+                hint="Name a connection that does: received_log=…",
+            )
+        made = ReceivedOffsets(
+            connection.resolved(),
+            SCHEMA,
+            log_name(self.connection.kind, self.name, self.place()),
+            max_rows=self.settings.max_rows or MAX_ROWS,
+            wait_seconds=self.settings.wait_seconds,
+            consumer=self.settings.reader,
+            max_unread=self.connection.max_unread,
+            keep_days=self.connection.keep_days,
+        )
+        made.store = hooks.open_store(connection)
+        return made
+
+    @property
+    def log(self) -> Log:
+        return self._offsets.log
+
+    def follow(self, spark: SparkSession, start: str) -> DataFrame:
+        frame: DataFrame = ranges(spark, replace(self._offsets, start=start, open=self.opener()))
+        return frame
+
+    def take(self, frame: DataFrame) -> ReceivedMessages:
+        spark, log, parts = frame.sparkSession, self.log, []
+        for after, upto in (tuple(each) for each in frame.collect()):
+            if log.floor() > after:
+                raise StorageError(
+                    f"The messages of {self.name} that come after {after:,} are gone: they are kept until every "
+                    "pipeline has read them, and this one had. To begin with what is left: weft checkpoints reset."
+                )
+            while after < upto:
+                end = log.bound(after, upto, _TASK_ROWS)
+                parts.append((after, end))
+                after = end
+        from pyspark.sql.pandas.types import from_arrow_schema
+
+        columns = self.message_columns()
+        read = partial(_read, self._offsets, self.name, parts, columns)
+        numbers = spark.range(0, len(parts), 1, max(1, len(parts)))
+        rows = ReceivedMessages(self, numbers.mapInArrow(read, from_arrow_schema(columns)))
+        rows.upto = parts[-1][1] if parts else None
+        return rows
+
+    def message_columns(self) -> pa.Schema:
+        """Return the columns of messages: those that all have, and the texts that `added_columns` are made of. Messages
+        that are not parsed have their key."""
+        texts = dict.fromkeys(self.added_columns.values() if self.codec.is_parsed else ["key"])
+        return pa.schema([*MESSAGES, *((name, pa.string()) for name in texts if name not in MESSAGES.names)])
+
+    # -------------------------------------------------------------------------------------------------------- positions
+
+    def lag(self, position: int | None, source_log: Location | None) -> int | None:
+        """Return how many messages were received and not read, and how many wait at the broker."""
+        behind = super().lag(position, source_log)
+        return None if behind is None else behind + (self.waiting() or 0)
+
+    def reached(self, rows: BatchRows, reported: Any | None) -> int | None:
+        return getattr(rows, "upto", None)
+
+    def rewind_to_offset(self, position: int | None, offset: str, source_log: Location) -> Rewind:
+        """Return the position of a message, by its offset as a dead letter has it or alone."""
+        return super().rewind_to_offset(position, offset.removeprefix(f"{self.name}:"), source_log)
+
+
+def log_name(kind: str, name: str, place: Sequence[str]) -> str:
+    """Return the name of the hidden stream of a queue."""
+    digest = hashlib.sha256(json.dumps(place).encode()).hexdigest()[:8]
+    readable = re.sub(r"[^a-z0-9]+", "_", name.rpartition("/")[2].lower()).strip("_")[:30]
+    return f"received_{kind}_{readable}_{digest}"
+
+
+def _read(
+    offsets: ReceivedOffsets,
+    queue: str,
+    parts: Sequence[tuple[int, int]],
+    schema: pa.Schema,
+    batches: Iterable[pa.RecordBatch],
+) -> Iterator[pa.RecordBatch]:
+    """In a task: read the messages of the parts that have these numbers."""
+    texts = schema.names[len(MESSAGES) :]
+    for number in (each for batch in batches for each in batch.column(0).to_pylist()):
+        after, upto = parts[number]
+        for stored in offsets.log.read_arrow(after, upto, [ROWID, *_FIELDS]):
+            columns = [
+                stored["value"].cast(pa.binary()),
+                pa.repeat(pa.scalar(queue), stored.num_rows),
+                stored[ROWID].cast(pa.string()),
+                stored["sent_at"].cast(UTC_TIME),
+            ]
+            if texts:
+                about = [json.loads(each) if each else {} for each in stored["about"].to_pylist()]
+                columns += [pa.array([_text(each.get(name)) for each in about], pa.string()) for name in texts]
+            yield pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _text(value: Any) -> str | None:
+    return value if value is None or isinstance(value, str) else json.dumps(value)

@@ -1,0 +1,1 @@
+"""Schema registries: what keeps the schemas of messages, each by its id."""

@@ -1,0 +1,187 @@
+"""Streaming pipelines from and to RabbitMQ: rows, dead letters, positions, faults, and a driver that is killed."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+import weft
+from documents import ROOT, blocks_of
+from servers import wait_until
+from tests.engine.streaming.conftest import rows, run_killed, run_once
+from weft.cli import cli
+from weft.engine.streaming.query import Query
+
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("here")]
+
+
+def numbered(*values: int) -> list[bytes]:
+    return [json.dumps({"n": n, "text": "é"}).encode() for n in values]
+
+
+def call(*arguments: str) -> str:
+    done = CliRunner().invoke(cli, arguments, prog_name="weft")
+    assert done.exit_code == 0, (done.output, done.exception)
+    return done.stdout
+
+
+def shown(*arguments: str) -> Any:
+    return json.loads(call(*arguments, "--format", "json"))
+
+
+def test_a_source_and_its_dead_letters(rabbitmq: Any) -> None:
+    queue = rabbitmq.create_queue()
+    failed = f"{queue}-failed"
+    connection = weft.RabbitMQConnection(rabbitmq.url(), name="broker", metadata_columns=True, keep_days=1)
+    weft.register_connection(connection)
+    weft.streaming_pipeline(
+        name="copies",
+        source=connection,
+        source_query=queue,
+        target="default",
+        target_table="copies",
+        dead_letter_topic=failed,
+    )(lambda: None)
+    rabbitmq.publish(queue, numbered(1), timestamp=1_700_000_000, headers={"a": 1, "b": [b"x"]}, message_id="m1")
+    rabbitmq.publish(queue, [b"{ no JSON", *numbered(2)])
+    assert shown("checkpoints", "show", "copies")["lag"] == {queue: 3}
+    call("consume", "copies", "--once")
+    first, second = rows("copies", "n, text, _routing_key, _exchange, _message_id, _headers")
+    assert first == (1, "é", queue, None, "m1", '{"a": 1, "b": ["x"]}')
+    assert second[:4] == (2, "é", queue, None) and second[5] is None
+    (sent,), (arrived,) = rows("copies", "_event_ts")
+    assert "2023-11-14" in str(sent) and "2023" not in str(arrived)
+    (letter,) = shown("dlq", "list", "copies")
+    assert (letter["payload"], letter["offset"]) == ("{ no JSON", f"{queue}:2")
+    assert rabbitmq.count(failed) == 1
+
+    assert shown("checkpoints", "show", "copies")["lag"] == {queue: 0}
+    call("checkpoints", "rewind", "copies", "--to-offset", f"{queue}:3")
+    assert shown("checkpoints", "show", "copies")["lag"] == {queue: 1}
+    rabbitmq.publish(queue, numbered(3))
+    call("consume", "copies", "--once")
+    assert [n for (n,) in rows("copies", "n")] == [1, 2, 2, 3]
+
+
+def _numbers() -> list[Any]:
+    try:
+        return rows("copies", "n")
+    except weft.WeftError:  # there is no table yet
+        return []
+
+
+@pytest.mark.timing
+def test_a_connection_that_is_cut_and_a_queue_that_is_deleted(rabbitmq: Any) -> None:
+    queue = rabbitmq.create_queue()
+    connection = weft.RabbitMQConnection(rabbitmq.url(), name="broker")
+    rabbitmq.publish(queue, numbered(1, 2))
+    pipeline = weft.streaming_pipeline(
+        name="copies", source=connection, source_query=queue, target="default", target_table="copies"
+    )(lambda: None)
+    query = Query(pipeline)
+    query.start()
+    wait_until(lambda: len(_numbers()) == 2, "two rows")
+    rabbitmq.cut_connections()
+    rabbitmq.publish(queue, numbered(3))
+    wait_until(lambda: len(_numbers()) == 3, "the third row")
+    rabbitmq.delete_queue(queue)
+    with pytest.raises(weft.NotFoundError, match=r"is gone, and copies reads it.\n.*start copies"):
+        query.wait(60)
+    with pytest.raises(weft.NotFoundError, match="There is no queue"):
+        Query(pipeline).start()
+    rabbitmq.create_queue(queue)
+    rabbitmq.publish(queue, numbered(4))
+    call("consume", "copies", "--once")
+    assert _numbers() == [(1,), (2,), (3,), (4,)]
+
+
+def test_a_target(rabbitmq: Any) -> None:
+    one, two = rabbitmq.create_queue(), rabbitmq.create_queue()
+    exchange = f"exchange-{one}"
+    with rabbitmq.channel() as channel:
+        channel.exchange_declare(exchange, "direct", durable=True)
+        for queue, key in ((one, "0"), (one, "1"), (two, "2")):
+            channel.queue_bind(queue, exchange, key)
+    connection = weft.RabbitMQConnection(rabbitmq.url(), name="broker")
+    events = weft.stream(name="events", fields={"n": "int64", "text": "string"})(lambda: None)
+    weft.publish_sync(events, [{"n": n, "text": "x"} for n in range(3)])
+    target = weft.Target(connection=connection, stream=exchange, primary_key=["n"])
+    run_once(name="out", source=events, targets=[target], transform_sql="SELECT n, text FROM source")
+    messages = [*rabbitmq.messages(one), *rabbitmq.messages(two)]
+    assert sorted((method.routing_key, json.loads(body)["n"]) for method, _, body in messages) == [
+        ("0", 0),
+        ("1", 1),
+        ("2", 2),
+    ]
+    headers = [properties.headers for _, properties, _ in messages]
+    assert len({each["weft-batch-id"] for each in headers}) == 1
+    assert len({each["weft-row"] for each in headers}) == 3
+    assert all(properties.delivery_mode == 2 and properties.message_id for _, properties, _ in messages)
+    # A row that no queue takes is not lost in silence.
+    weft.publish_sync(events, [{"n": 7, "text": "x"}])
+    with pytest.raises(weft.WeftError, match="No queue takes what is written to the exchange"):
+        run_once(name="out", source=events, targets=[target], transform_sql="SELECT n, text FROM source")
+
+
+def test_messages_that_are_bytes(rabbitmq: Any) -> None:
+    queue = rabbitmq.create_queue()
+    connection = weft.RabbitMQConnection(rabbitmq.url(), name="broker", payload_format="raw_bytes")
+    rabbitmq.publish(queue, [b"\xff\x00", b"{"])
+    run_once(name="bytes", source=connection, source_query=queue, target_table=(None, "copies"))
+    found = rows("copies", "key, value, partition, offset")
+    assert found == [(queue, b"\xff\x00", queue, "1"), (queue, b"{", queue, "2")]
+
+
+def test_the_example_of_the_docs(rabbitmq: Any, monkeypatch: pytest.MonkeyPatch, project: Path) -> None:
+    monkeypatch.setenv("AMQP_URL", rabbitmq.url())
+    rabbitmq.create_queue("orders")
+    try:
+        (block,) = (each for each in blocks_of(ROOT / "docs" / "rabbitmq.md") if each.file == "shop.py")
+        Path("shop.py").write_text(block.text)
+        monkeypatch.syspath_prepend(project)
+        rabbitmq.publish("orders", [b'{"id": 1, "customer": "ada"}', b"{"])
+        for command in ("validate", "consume"):
+            once = ["--once"] if command == "consume" else []
+            call(command, "--module", "shop", "orders_to_table", *once)
+        assert rows("orders", "id, customer") == [(1, "ADA")]
+        ((_, _, letter),) = rabbitmq.messages("orders-failed")
+        assert json.loads(letter)["payload"] == "{"
+    finally:
+        rabbitmq.delete_queue("orders")
+        rabbitmq.delete_queue("orders-failed")
+
+
+PROGRAM = """
+import json
+import weft
+from weft.engine.streaming.spark_engine import SparkEngine
+from weft.operate.run_options import Running
+from weft.operate.supervisor import supervise
+from weft.pipelines.streaming.declare import make
+
+connection = weft.RabbitMQConnection(sys.argv[1], name="broker", prefetch=7)
+source = weft.Source(connection=connection, query=sys.argv[2], max_rows=20)
+supervise(SparkEngine(make(name="copies", source=source, target="default", target_table=(None, "copies"))),
+          Running(once=True))
+"""
+
+
+@pytest.mark.timing
+def test_a_driver_that_is_killed(rabbitmq: Any, project: Path, count: Any) -> None:
+    """At each step. Every row is there once, and the queue is empty."""
+    queue, total = rabbitmq.create_queue(), 0
+    points = [("loaded", 1), ("begun", 2), ("done", 2)]
+    for number in range(count(30, brief=1)):
+        rabbitmq.publish(queue, numbered(*range(total, total + 60)))
+        total += 60
+        ended = run_killed(PROGRAM, *points[number % len(points)], rabbitmq.url(), queue)
+        assert ended.returncode == -signal.SIGKILL, ended.stderr
+    ended = run_killed(PROGRAM, "none", 0, rabbitmq.url(), queue)
+    assert ended.returncode == 0, ended.stderr
+    assert sorted(n for (n,) in rows("copies", "n")) == list(range(total))
+    assert rabbitmq.count(queue) == 0
