@@ -1,0 +1,114 @@
+"""`weft cdc`: mirrors that streaming pipelines keep by change data capture."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from weft.cli.common import common_options, confirm, plural, print_json, print_table, yes_option
+from weft.cli.consume import find_pipeline
+from weft.engine.readers import open_tables
+from weft.engine.streaming.cdc.verify import Side, compare
+from weft.errors import DeclarationError
+from weft.pipelines.streaming.spec import table_name
+from weft.project import current
+
+if TYPE_CHECKING:
+    from weft.pipelines.streaming.spec import StreamingPipeline
+
+_SHOWN = 50
+
+
+@click.group()
+def cdc() -> None:
+    """Look after the mirrors that pipelines keep by change data capture."""
+
+
+@cdc.command()
+@click.argument("what", metavar="NAME|FILE.toml")
+@click.option("--source", required=True, metavar="CONNECTION", help="The connection to the database of the source.")
+@click.option("--table", metavar="SCHEMA.TABLE", help="The table there; by default that of the topic.")
+@click.option("--target", metavar="TABLE", help="Which target, where the pipeline has several.")
+@click.option(
+    "--settle",
+    type=click.FloatRange(0),
+    default=5.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long a change may be on its way: a row that differs is asked for again after so long.",
+)
+@click.option("--mend", is_flag=True, help="Write the rows of the source where they differ.")
+@yes_option
+@common_options
+def verify(
+    what: str, source: str, table: str | None, target: str | None, settle: float, mend: bool, yes: bool, output: str
+) -> None:
+    """Compare a mirror with its source while both live, and name the keys that differ. Ends with 1 if any do.
+
+    A change that is on its way is no difference: a row that differs is asked for again.
+    """
+    pipeline = find_pipeline(what)
+    if pipeline.cdc is None:
+        raise DeclarationError(f"{pipeline.name} has no cdc, and so no mirror.")
+    mirror = _mirror(pipeline, target)
+    if mirror.mode == "scd2":
+        raise DeclarationError(f"{mirror.name} has all versions of rows (scd2), and the source has the last ones.")
+    if pipeline.cdc.row_sql is not None:
+        raise DeclarationError(f"{mirror.name} has what row_sql makes of rows, and the source has the rows themselves.")
+    connection = current().connection(mirror.connection)
+    if mend:
+        confirm(f"Write rows of {source} into {mirror.name} of {connection.label} where they differ?", yes)
+    schema, name = table_name(table, "--table", pipeline.name) if table else _named_for(pipeline)
+    keys = pipeline.cdc.keys
+    with (
+        closing(open_tables(current().connection(source))) as theirs,
+        closing(open_tables(connection)) as ours,
+    ):
+        found = compare(
+            Side(theirs, schema, name, keys),
+            Side(ours, mirror.table[0], mirror.table[1], keys, pipeline.cdc.soft_delete_column or ""),
+            settle_seconds=settle,
+            mend=mend,
+        )
+    rows: list[dict[str, Any]] = [
+        {"key": dict(zip(found.keys, each.key, strict=True)), "in_mirror": each.kind, "columns": list(each.columns)}
+        for each in found.differences
+    ]
+    changing = [dict(zip(found.keys, key, strict=True)) for key in found.changing]
+    if output == "json":
+        print_json({"rows": found.rows, "differences": rows, "changing": changing, "mended": found.mended})
+    else:
+        if rows:
+            shown = [{**row, "key": ", ".join(f"{name}={value}" for name, value in row["key"].items())} for row in rows]
+            print_table(shown[:_SHOWN], ["key", "in_mirror", "columns"], seldom=["columns"])
+            if len(rows) > _SHOWN:
+                click.echo(f"… and {len(rows) - _SHOWN:,} more (--format json has all)", err=True)
+        told = f"{plural(found.rows, 'row')} compared, {len(rows):,} differ"
+        told += f", {found.mended:,} of them mended" if mend else ""
+        told += f", {len(changing):,} changed each time they were looked at" if changing else ""
+        click.echo(f"{told}.", err=True)
+    if len(rows) > found.mended:
+        click.get_current_context().exit(1)
+
+
+def _mirror(pipeline: StreamingPipeline, wanted: str | None) -> Any:
+    mirrors = [each for each in pipeline.targets if each.table is not None and wanted in (None, each.name)]
+    if len(mirrors) != 1:
+        names = ", ".join(each.name for each in pipeline.targets)
+        raise DeclarationError(
+            f"{pipeline.name} has {'no such target' if wanted and not mirrors else 'not one table as target'}.",
+            hint=f"Name one with --target: {names}.",
+        )
+    return mirrors[0]
+
+
+def _named_for(pipeline: StreamingPipeline) -> tuple[str | None, str]:
+    """Return the table that Debezium names a topic for: prefix.schema.table."""
+    names = pipeline.sources[0].name.split(".")
+    if len(pipeline.sources) == 1 and len(names) >= 3:
+        return names[-2], names[-1]
+    raise DeclarationError(
+        f"The source of {pipeline.name} does not say which table it has the changes of.", hint="--table SCHEMA.TABLE"
+    )

@@ -1,0 +1,309 @@
+"""Messages about changes, opened a batch at a time: what happened, to which key, when, and the row as it is then."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from weft.columns import is_nested, nested_to_json
+from weft.engine.streaming.cdc.debezium_types import Meaning, meanings
+from weft.pipelines.streaming.cdc import CDC
+from weft.systems.changes import CREATE, DELETE, READ, TRUNCATE, UPDATE
+from weft.systems.codecs.json import JsonDecoder
+
+_CODES = {"create": CREATE, "read": READ, "update": UPDATE, "delete": DELETE, "truncate": TRUNCATE, "skip": -2}
+_SKIP, _BAD = -2, -1
+# What wraps the parts of an envelope where Kafka Connect writes schemas into its messages.
+_SCHEMA, _PAYLOAD = "schema", "payload"
+# Later than 1973 in milliseconds, and in seconds later than the year 5000.
+_MILLISECONDS_FROM = 100_000_000_000
+_DIGITS = 20
+_FILES = {"debezium": ("source.file",), "maxwell": ("position",)}
+_NUMBERS = {
+    "debezium": tuple(f"source.{each}" for each in ("scn", "lsn", "pos", "row", "ord", "event_serial_no")),
+    "maxwell": ("xid", "xoffset"),
+}
+# A file of a log, and of Maxwell the place in it: "master.000006:800911".
+_FILE = r"^(?P<base>.*\.)(?P<number>\d+)(?::(?P<place>\d+))?$"
+
+
+@dataclass
+class Opened:
+    """The changes of a batch, in the order of their messages. A message that changes a key is two of them."""
+
+    op: np.ndarray
+    """Of each change what it is."""
+    message: np.ndarray
+    """The number of its message."""
+    keys: dict[str, pa.Array]
+    columns: dict[str, pa.Array]
+    """The row as it is then, without its keys; nulls of a delete."""
+    position: pa.Array
+    """Texts that sort as the log of the database does; null where messages do not say it."""
+    ts: pa.Array
+    """In milliseconds since 1970, or null."""
+    before: pa.Array | None = None
+    """The rows as they were, as far as messages say it."""
+    after: pa.Array | None = None
+    """The rows as they are then; null of a delete."""
+    meanings: dict[str, Meaning] = field(default_factory=dict)
+    """What the schema of the messages says of the columns."""
+    skipped: int = 0
+    """Messages that are no change of a row: tombstones, heartbeats, changes of schemas."""
+    bad: dict[int, str] = field(default_factory=dict)
+    """By the number of a malformed message what is wrong with it."""
+
+
+def opened(messages: pa.Table, cdc: CDC) -> Opened:
+    """Open the envelopes of these messages."""
+    paths, size = cdc.paths, messages.num_rows
+    parts, bad = _Parts(messages, paths.op), dict[int, str]()
+    op = parts.at(paths.op)
+    code = _codes(op, cdc, size)
+    if parts.payload is not None:
+        # A tombstone with a schema.
+        code[(code == _BAD) & _mask(pc.is_null(parts.payload))] = _SKIP
+    before, after = parts.struct(paths.before), parts.struct(paths.after)
+    for number in np.flatnonzero(code == _BAD).tolist():
+        word = None if op is None else op[number].as_py()
+        bad[number] = f"It has no operation at {paths.op!r}." if word is None else f"{word!r} is no operation."
+    is_row = np.isin(code, (CREATE, READ, UPDATE))
+    missing = is_row & _mask(_is_null(after, size))
+    for number in np.flatnonzero(missing).tolist():
+        bad[number] = f"It has no row at {paths.after!r}."
+    code[missing] = _BAD
+    after_columns, before_columns = _fields(after, size), _fields(before, size)
+    keys: dict[str, pa.Array] = {}
+    old: dict[str, pa.Array] = {}
+    for path, name in zip(cdc.key_field or (), cdc.keys, strict=True):
+        old[name] = before_columns.get(name, pa.nulls(size))
+        keys[name] = _first(after_columns.get(name), parts.at(path), old[name], size)
+        absent = np.isin(code, (CREATE, READ, UPDATE, DELETE)) & _mask(pc.is_null(keys[name]))
+        for number in np.flatnonzero(absent).tolist():
+            bad[number] = f"It has no key at {path!r}."
+        code[absent] = _BAD
+    moved = np.flatnonzero((code == UPDATE) & _moved(old, keys, size))
+    numbers = np.flatnonzero(code >= 0)
+    order = np.concatenate([moved, numbers])
+    # The delete of the old key comes before the change itself.
+    order = order[np.argsort(order, kind="stable")]
+    is_old = np.zeros(len(order), bool)
+    is_old[np.searchsorted(order, moved)] = True
+    chosen = pa.array(order)
+    position, ts = _position(parts, cdc, size), _ts(parts, paths.ts, cdc, size)
+    changed = pa.array(is_old)
+    return Opened(
+        op=np.where(is_old, DELETE, code[order]),
+        message=order,
+        keys={name: _choose(changed, old[name].take(chosen), each.take(chosen)) for name, each in keys.items()},
+        columns={name: each.take(chosen) for name, each in after_columns.items() if name not in keys},
+        position=position.take(chosen),
+        ts=ts.take(chosen),
+        before=None if before is None else before.take(chosen),
+        after=None if after is None else after.take(pa.array(order, mask=is_old | (code[order] == DELETE))),
+        meanings=parts.meanings(),
+        skipped=int((code == _SKIP).sum()),
+        bad=dict(sorted(bad.items())),
+    )
+
+
+class _Parts:
+    """The parts of messages, by their paths."""
+
+    def __init__(self, messages: pa.Table, op: str) -> None:
+        self._columns = {name: _combined(messages.column(name)) for name in messages.column_names}
+        self.size = messages.num_rows
+        self.payload: pa.Array | None = None
+        # A row, or a part of another envelope, may be called so too.
+        inner = None if op.split(".")[0] in self._columns else self._columns.get(_PAYLOAD)
+        if inner is not None and (payload := _parsed(inner)) is not None:
+            self.payload = inner
+            self._columns = {**self._columns, **_fields(payload, self.size)}
+
+    def meanings(self) -> dict[str, Meaning]:
+        """Return what the schemas of the first and the last message say: the table may have been altered between."""
+        schemas = self._columns.get(_SCHEMA) if self.payload is not None else None
+        if schemas is None or schemas.null_count == len(schemas):
+            return {}
+        there = np.flatnonzero(_mask(pc.is_valid(schemas)))
+        first, last = (schemas[int(each)].as_py() for each in (there[0], there[-1]))
+        texts = (json.loads(each) if isinstance(each, str) else each for each in (first, last))
+        return {name: each for schema in texts if isinstance(schema, dict) for name, each in meanings(schema).items()}
+
+    def at(self, path: str) -> pa.Array | None:
+        """Return what messages have at a path; `None` where none has it."""
+        first, *rest = path.removeprefix(f"{_PAYLOAD}.").split(".")
+        found = self._columns.get(first)
+        for name in rest:
+            inner = None if found is None else _parsed(found)
+            if inner is None or inner.type.get_field_index(name) < 0:
+                return None
+            found = pc.struct_field(inner, name)
+        return found
+
+    def struct(self, path: str) -> pa.Array | None:
+        """Return the rows at a path; `None` where no message has one."""
+        found = self.at(path)
+        return None if found is None else _parsed(found)
+
+
+def _combined(column: pa.ChunkedArray) -> pa.Array:
+    combined = column.combine_chunks()
+    return pa.concat_arrays(combined.chunks) if isinstance(combined, pa.ChunkedArray) else combined
+
+
+def _parsed(array: pa.Array) -> pa.Array | None:
+    """Return objects, of JSON too that is kept as a text; `None` where there are none."""
+    if pa.types.is_struct(array.type):
+        return array
+    if isinstance(array, pa.ExtensionArray):
+        array = array.storage
+    if not (pa.types.is_string(array.type) or pa.types.is_large_string(array.type)):
+        return None
+    valid = pc.fill_null(pc.starts_with(array, "{"), False)
+    texts = array.filter(valid).cast(pa.binary())
+    if not len(texts):
+        return None
+    parsed = JsonDecoder({}).parse(texts)
+    rows = np.flatnonzero(_mask(valid))[np.asarray(parsed.good, dtype=np.int64)]
+    # By its number in the parsed rows; null where there is none.
+    places = np.full(len(array), -1, dtype=np.int64)
+    places[rows] = np.arange(len(rows))
+    index = pa.array(places, mask=places < 0)
+    columns = [each.take(index) for each in parsed.columns.values()]
+    return pa.StructArray.from_arrays(columns, list(parsed.columns), mask=pa.array(places < 0))
+
+
+def _fields(array: pa.Array | None, size: int) -> dict[str, pa.Array]:
+    if array is None:
+        return {}
+    return {each.name: pc.struct_field(array, each.name) for each in array.type}
+
+
+def _mask(array: pa.Array) -> np.ndarray:
+    mask: np.ndarray = pc.fill_null(array, False).to_numpy(zero_copy_only=False)
+    return mask
+
+
+def _is_null(array: pa.Array | None, size: int) -> pa.Array:
+    return pa.repeat(True, size) if array is None else pc.is_null(array)
+
+
+def _codes(op: pa.Array | None, cdc: CDC, size: int) -> np.ndarray:
+    """Return of each message what its operation is."""
+    if op is None:
+        return np.full(size, _BAD, dtype=np.int8)
+    ops = cdc.paths.ops
+    found = pc.index_in(op.cast(pa.string()), value_set=pa.array(list(ops)))
+    codes = np.array([_CODES[each] for each in ops.values()] + [_BAD], dtype=np.int8)
+    code: np.ndarray = codes[pc.fill_null(found, len(ops)).to_numpy(zero_copy_only=False)]
+    return code
+
+
+def _first(*given: Any) -> pa.Array:
+    """Return the first value of each row, in a type that holds all."""
+    *arrays, size = given
+    there = [each for each in arrays if each is not None and not pa.types.is_null(each.type)]
+    if not there:
+        return pa.nulls(size, pa.string())
+    kind = there[0].type
+    return pc.coalesce(*(_as(each, kind) for each in there))
+
+
+def _as(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    if array.type.equals(kind):
+        return array
+    try:
+        return array.cast(kind)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        return pa.nulls(len(array), kind)
+
+
+def _choose(mask: pa.Array, one: pa.Array, other: pa.Array) -> pa.Array:
+    kind = one.type if pa.types.is_null(other.type) else other.type
+    return pc.if_else(mask, _as(one, kind), _as(other, kind))
+
+
+def as_text(key: pa.Array) -> pa.Array:
+    """Return keys as texts that can be compared: nested ones as JSON, bytes in hexadecimal digits."""
+    if is_nested(key.type):
+        return nested_to_json(key)
+    if pa.types.is_binary(key.type):
+        return pa.array([None if each is None else each.hex() for each in key.to_pylist()], pa.string())
+    return key.cast(pa.string())
+
+
+def _moved(old: dict[str, pa.Array], keys: dict[str, pa.Array], size: int) -> np.ndarray:
+    """Return which rows had another key before."""
+    moved = np.zeros(size, bool)
+    for name, was in old.items():
+        moved |= _mask(pc.not_equal(as_text(_as(was, keys[name].type)), as_text(keys[name])))
+    for name in old:
+        # Maxwell names the changed columns alone: the other part of the key is as it was.
+        old[name] = pc.coalesce(_as(old[name], keys[name].type), keys[name])
+    return moved
+
+
+# ------------------------------------------------------------------------------------------------- order and time
+
+
+def _position(parts: _Parts, cdc: CDC, size: int) -> pa.Array:
+    """Return texts that sort as the positions do: numbers have leading zeros."""
+    for paths in cdc.paths.positions:
+        found = [parts.at(path) for path in paths]
+        is_known = np.zeros(size, bool)
+        for each in found:
+            is_known |= ~_mask(_is_null(each, size))
+        if is_known.any():
+            texts = [
+                pa.repeat("", size) if each is None else pc.fill_null(_sortable(each, path, cdc), "")
+                for path, each in zip(paths, found, strict=True)
+            ]
+            joined = texts[0] if len(texts) == 1 else pc.binary_join_element_wise(*texts, "/")
+            return pc.if_else(pa.array(is_known), joined, pa.scalar(None, pa.string()))
+    return pa.nulls(size, pa.string())
+
+
+def _sortable(array: pa.Array, path: str, cdc: CDC) -> pa.Array:
+    if isinstance(array, pa.ExtensionArray):
+        array = array.storage
+    if pa.types.is_boolean(array.type):
+        array = array.cast(pa.int8())
+    text = array.cast(pa.string())
+    if not pa.types.is_string(array.type):
+        return _padded(text)
+    # Other texts sort as they are: to pad digits at the end of "…:000a" or of "0/16B374A" would change their order.
+    if path in _FILES.get(cdc.envelope, ()):
+        parts = pc.extract_regex(text, _FILE)
+        file, place = _padded(pc.struct_field(parts, "number")), pc.struct_field(parts, "place")
+        ends = pc.if_else(pc.equal(place, ""), "", pc.binary_join_element_wise(":", _padded(place), ""))
+        return pc.coalesce(pc.binary_join_element_wise(pc.struct_field(parts, "base"), file, ends, ""), text)
+    if path in _NUMBERS.get(cdc.envelope, ()):
+        return pc.if_else(pc.match_substring_regex(text, r"^\d+$"), _padded(text), text)
+    return text
+
+
+def _padded(digits: pa.Array) -> pa.Array:
+    return pc.utf8_lpad(digits, _DIGITS, "0")
+
+
+def _ts(parts: _Parts, paths: Sequence[str], cdc: CDC, size: int) -> pa.Array:
+    found = [_milliseconds(each, cdc) for path in paths if (each := parts.at(path)) is not None]
+    return _first(*found, size).cast(pa.int64())
+
+
+def _milliseconds(array: pa.Array, cdc: CDC) -> pa.Array:
+    if pa.types.is_string(array.type):
+        array = _as(array, pa.timestamp("ms", "UTC"))
+    if pa.types.is_timestamp(array.type):
+        return array.cast(pa.timestamp("ms", array.type.tz), safe=False).cast(pa.int64())
+    number = _as(array if pa.types.is_integer(array.type) else pc.round(_as(array, pa.float64())), pa.int64())
+    if cdc.envelope == "debezium":
+        return number
+    return pc.if_else(pc.less(number, _MILLISECONDS_FROM), pc.multiply(number, 1000), number)

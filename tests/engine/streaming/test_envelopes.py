@@ -1,0 +1,176 @@
+"""Messages of each envelope become changes, whatever form they come in; without Spark and databases."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import weft
+from weft.engine.streaming.cdc.envelopes import Opened, opened
+from weft.engine.streaming.cdc.newest import newest
+from weft.systems.codecs.json import JsonCodec
+
+DEBEZIUM = weft.CDC(envelope="debezium", key_field="after.id")
+MAXWELL = weft.CDC(envelope="maxwell", key_field="data.id")
+ROW = {"id": 1, "name": "a"}
+
+
+def read(*messages: Any, cdc: Any = DEBEZIUM) -> Opened:
+    """Open messages that were JSON."""
+    parsed = JsonCodec().decoder({}).parse(pa.array([json.dumps(each).encode() for each in messages]))
+    assert not parsed.bad
+    return opened(pa.table(parsed.columns), cdc)
+
+
+def change(op: str, before: Any = None, after: Any = None, **source: Any) -> dict[str, Any]:
+    return {"op": op, "before": before, "after": after, "source": {"ts_ms": 5, **source}}
+
+
+def shown(found: Opened) -> list[tuple[Any, ...]]:
+    """Operation, keys and columns of each change."""
+    columns = [*found.keys.values(), *found.columns.values()]
+    return list(zip(found.op.tolist(), *(each.to_pylist() for each in columns), strict=True))
+
+
+MESSAGES = [
+    change("r", None, ROW, lsn=1),
+    change("u", ROW, {"id": 1, "name": "b"}, lsn=2),
+    change("d", {"id": 1, "name": None}, None, lsn=3),
+    change("t", lsn=4),
+]
+CHANGES = [(4, 1, "a"), (1, 1, "b"), (2, 1, None), (3, None, None)]
+
+
+def test_as_they_are() -> None:
+    assert shown(read(*MESSAGES)) == CHANGES
+
+
+def test_with_their_schemas() -> None:
+    wrapped = [{"schema": {"type": "struct", "fields": []}, "payload": each} for each in MESSAGES]
+    found = read(*wrapped, {"schema": {"type": "struct", "fields": []}, "payload": None})
+    assert (shown(found), found.skipped, found.bad) == (CHANGES, 1, {})
+
+
+def test_rows_as_texts() -> None:
+    texts = [{**each, **{part: json.dumps(each[part]) for part in ("before", "after", "source")}} for each in MESSAGES]
+    found = read(*texts)
+    assert shown(found) == CHANGES
+    assert found.ts.to_pylist() == [5, 5, 5, 5]
+
+
+def test_an_update_that_changes_the_key() -> None:
+    found = read(change("u", ROW, {"id": 2, "name": "a"}))
+    assert [each[:2] for each in shown(found)] == [(2, 1), (1, 2)]
+    counted = newest(found)
+    assert (counted.updates, counted.deletes) == (1, 0)
+
+
+def test_keys_that_are_decimals_or_bytes() -> None:
+    one, two = ({"id": {"scale": 0, "value": each}} for each in ("AQ==", "Ag=="))
+    found = newest(read(change("c", None, one, lsn=1), change("u", one, two, lsn=2), change("u", two, two, lsn=3)))
+    assert found.rows["_weft_op"].to_pylist() == [2, 1]
+    rows = pa.table({"op": ["c", "c"], "after": [{"id": b"\xff"}, {"id": b"\xfe"}]})
+    assert newest(opened(rows, DEBEZIUM)).rows["_weft_key"].to_pylist() == ["ff", "fe"]
+
+
+def test_maxwell() -> None:
+    whole = {"database": "shop", "table": "t", "ts": 1_770_000_000, "xid": 9}
+    found = read(
+        {**whole, "type": "insert", "xoffset": 0, "data": ROW},
+        {**whole, "type": "update", "commit": True, "data": {"id": 2, "name": "a"}, "old": {"id": 1}},
+        {**whole, "type": "delete", "xid": 10, "commit": True, "data": {"id": 2, "name": "a"}},
+        {"type": "table-alter", "database": "shop", "table": "t", "ts": 1_770_000_000},
+        cdc=MAXWELL,
+    )
+    assert [each[:2] for each in shown(found)] == [(0, 1), (2, 1), (1, 2), (2, 2)]
+    assert found.skipped == 1
+    assert set(found.ts.to_pylist()) == {1_770_000_000_000}
+    assert found.position.to_pylist() == sorted(found.position.to_pylist())
+
+
+def test_a_custom_envelope_whose_row_is_called_payload() -> None:
+    cdc = weft.CDC(
+        envelope="custom",
+        key_field="id",
+        op_field="op",
+        op_map={"I": "create", "D": "delete"},
+        before_field="old",
+        after_field="payload",
+        ts_field="at",
+    )
+    found = read(
+        {"op": "I", "id": 1, "payload": {"op": "x", "name": "a"}, "at": "2026-02-01T00:00:00Z"},
+        {"op": "D", "id": 1, "payload": None, "at": "2026-02-01T00:00:01Z"},
+        cdc=cdc,
+    )
+    assert found.bad == {}
+    assert found.op.tolist() == [0, 2]
+    assert found.keys["id"].to_pylist() == [1, 1]
+    assert (found.ts[1].as_py() - found.ts[0].as_py()) == 1000
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({"lsn": 9}, {"lsn": 10}),
+        ({"file": "bin.000009", "pos": 900, "row": 1}, {"file": "bin.000010", "pos": 4, "row": 0}),
+        ({"file": "bin.000009", "pos": 900, "row": 1}, {"file": "bin.000009", "pos": 1000, "row": 0}),
+        ({"commit_lsn": "00000027:00000758:0003"}, {"commit_lsn": "00000027:00000759:0001"}),
+        ({"commit_lsn": "00000027:00000ac0:0009"}, {"commit_lsn": "00000027:00000ac0:000a"}),
+        ({"commit_lsn": "00000027:00000ac0:000a"}, {"commit_lsn": "00000027:00000ac0:0010"}),
+        ({"file": "bin.999999", "pos": 900, "row": 1}, {"file": "bin.1000000", "pos": 4, "row": 0}),
+        ({"scn": "999"}, {"scn": "1000"}),
+        ({"scn": "999", "rs_id": "0x0a.01.0010", "ssn": 9}, {"scn": "999", "rs_id": "0x0a.01.0010", "ssn": 10}),
+    ],
+)
+def test_positions_sort_as_the_log_does(before: dict[str, Any], after: dict[str, Any]) -> None:
+    first, second = read(change("c", None, ROW, **before), change("c", None, ROW, **after)).position.to_pylist()
+    # Those of another batch sort with them.
+    (alone,) = read(change("c", None, ROW, **after)).position.to_pylist()
+    assert first < second == alone
+
+
+@pytest.mark.parametrize("texts", [("0000A", "0000F", "00010"), ("0/16B3749", "0/16B374A", "0/16B3750")])
+def test_a_named_position_sorts_as_it_is(texts: tuple[str, ...]) -> None:
+    cdc = weft.CDC(envelope="debezium", key_field="after.id", position_field="source.at")
+    assert read(*(change("c", None, ROW, at=each) for each in texts), cdc=cdc).position.to_pylist() == list(texts)
+
+
+def test_positions_of_maxwell_sort_over_files() -> None:
+    places = ("binlog.000009:4", "binlog.000009:10", "binlog.999999:500", "binlog.1000000:4")
+    whole = {"type": "insert", "ts": 1_770_000_000, "data": ROW, "xid": 9}
+    found = read(*({**whole, "position": each} for each in places), cdc=MAXWELL).position.to_pylist()
+    assert found == sorted(set(found))
+
+
+def test_malformed() -> None:
+    found = read(
+        change("c", None, ROW),
+        change("x", None, ROW),
+        {"before": None, "after": ROW},
+        change("u", ROW, None),
+        change("c", None, {"name": "a"}),
+        change("d"),
+    )
+    assert shown(found) == [(0, 1, "a")]
+    assert found.bad == {
+        1: "'x' is no operation.",
+        2: "It has no operation at 'op'.",
+        3: "It has no row at 'after'.",
+        4: "It has no key at 'after.id'.",
+        5: "It has no key at 'after.id'.",
+    }
+
+
+def test_a_truncate_alone() -> None:
+    found = newest(read(change("t", lsn=7)))
+    assert (found.rows.num_rows, found.truncates) == (0, (("00000000000000000007", 5),))
+
+
+def test_nothing_that_is_a_change() -> None:
+    found = read({"hello": 1})
+    assert (len(found.op), found.bad) == (0, {0: "It has no operation at 'op'."})
+    assert newest(found).rows.num_rows == 0
