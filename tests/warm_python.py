@@ -37,6 +37,8 @@ import types
 from pathlib import Path
 from typing import Any
 
+from lent_session import borrow
+
 _IMPORTED = (
     "numpy",
     "pandas",
@@ -74,7 +76,7 @@ path, *arguments = sys.argv
 is_weft = os.path.basename(path) == "weft"
 if is_weft:
     arguments = ["-m", "weft", *arguments]
-elif arguments[:1] != ["-m"] or not arguments[1].startswith("pyspark."):
+elif arguments[:1] != ["-m"] or not arguments[1].startswith(("pyspark.", "weft.engine.python_daemon")):
     os.execv({python!r}, [{python!r}, *arguments])
 import json, socket
 request = {{"arguments": arguments, "environment": dict(os.environ),
@@ -295,6 +297,7 @@ def become(asking: socket.socket) -> list[str]:
 
 def main(arguments: list[str]) -> None:
     """What Python does with its arguments."""
+    borrow()
     if arguments[:3] == _SERVE and (asking := _keep_workers_warm()) is not None:
         arguments = become(asking)
     if arguments[0] == "-m":

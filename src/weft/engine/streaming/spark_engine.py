@@ -54,7 +54,9 @@ class SparkEngine:
             committed()
             self.lag.moved(query.sources, batch.batch_id)
             # The first look can be a batch of nothing.
-            if report is not None and (batch.counts or batch.dead_letters or batch.windows is not None):
+            if report is not None and (
+                batch.counts or batch.dead_letters or batch.windows is not None or batch.cdc is not None
+            ):
                 report(self._report(query, batch))
 
         query = self._query = Query(
@@ -108,4 +110,5 @@ class SparkEngine:
             seconds=query.seconds,
             ended_at=datetime.now(UTC),
             windows=batch.windows,
+            cdc=batch.cdc,
         )

@@ -1,0 +1,118 @@
+"""`weft engine`: the process that keeps Spark warm for the commands of a project."""
+
+from __future__ import annotations
+
+import os
+from datetime import UTC, datetime
+from pathlib import Path
+
+import click
+
+from weft.cli.common import format_option, plural, print_json, time_text, unused_module_option
+from weft.engine import warm
+from weft.errors import WeftError
+
+# What commands import, and Spark for them.
+_MODULES = (
+    "pandas",
+    "pyspark.sql",
+    "pyspark.sql.datasource",
+    "pyarrow.compute",
+    "pyarrow.parquet",
+    "rich.console",
+    "rich.progress",
+    "weft.cli.consume",
+    "weft.cli.inspect",
+    "weft.cli.pipelines",
+    "weft.engine.frames",
+    "weft.engine.load",
+    "weft.engine.preview",
+    "weft.engine.run",
+    "weft.engine.validate",
+    "weft.operate.alerts",
+    "weft.operate.runlog",
+    "weft.operate.runner",
+    "weft.systems.duckdb.tables",
+    "weft.systems.mysql.tables",
+    "weft.systems.postgres.tables",
+    "weft.systems.sqlite.tables",
+)
+
+
+@click.group()
+def engine() -> None:
+    """Start, show and stop the process that keeps Spark warm for this project.
+
+    The first command that needs Spark starts it by itself. It ends when no command has used it for ten minutes.
+    """
+
+
+@engine.command()
+@unused_module_option
+def start() -> None:
+    """Start the engine, unless one with the settings of this project runs."""
+    root = Path.cwd()
+    found = warm.ask(root, "status")
+    if found is not None and found["fingerprint"] != warm.fingerprint(root):
+        warm.ask(root, "stop")
+        found = None
+    if found is None and not warm.start(root):
+        raise WeftError("The engine did not start.", hint=f"Its log is {warm.folder(root) / 'engine.log'}.")
+    found = warm.ask(root, "status")
+    if found is None:
+        raise WeftError("The engine ended.", hint=f"Its log is {warm.folder(root) / 'engine.log'}.")
+    click.echo(f"The engine runs (pid {found['pid']}).")
+
+
+@engine.command()
+@unused_module_option
+@format_option
+def status(output: str) -> None:
+    """Show the engine: what it does, since when, and the memory that it holds. Ends with exit code 1 if none runs."""
+    root = Path.cwd()
+    found = warm.ask(root, "status")
+    if output == "json":
+        print_json({"state": "none"} if found is None else {**found, "current": _is_current(root, found)})
+    elif found is None:
+        click.echo("No engine runs here.")
+    else:
+        began = time_text(datetime.fromtimestamp(found["began"], UTC))
+        busy = f" with process {found['client']}" if found["client"] else ""
+        click.echo(f"{found['state']}{busy}: pid {found['pid']}, since {began}, {plural(found['commands'], 'command')}")
+        click.echo(f"  memory: {found['memory'] / 2**20:,.0f} MB in {plural(found['processes'], 'process', 'es')}")
+        if found["state"] == "warm":
+            click.echo(
+                f"  ends in {max(0, found['ends_after'] - found['idle_seconds']) / 60:.1f} minutes if it is not used"
+            )
+        if not _is_current(root, found):
+            click.echo("  It has other settings, versions or variables: the next command starts another one.")
+    if found is None:
+        raise SystemExit(1)
+
+
+def _is_current(root: Path, found: dict[str, object]) -> bool:
+    return found["fingerprint"] == warm.fingerprint(root)
+
+
+@engine.command()
+@unused_module_option
+def stop() -> None:
+    """Stop the engine, after the command that it carries out."""
+    found = warm.ask(Path.cwd(), "stop")
+    if found is None:
+        click.echo("No engine runs here.")
+    elif found["busy"]:
+        click.echo(f"The engine ends after the command that runs (process {found['busy']}).")
+    else:
+        click.echo("The engine has stopped.")
+
+
+@engine.command(hidden=True)
+@unused_module_option
+def serve() -> None:
+    """Be the engine. Commands start it so."""
+    from weft.cli import cli
+    from weft.engine.keeper import Keeper
+
+    Keeper(Path.cwd(), lambda arguments: cli(arguments, prog_name="weft"), _MODULES).serve()
+    os._exit(0)  # the modules are left to the system

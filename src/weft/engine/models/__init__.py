@@ -1,0 +1,1 @@
+"""Models: how their inputs are read, built and found stale."""

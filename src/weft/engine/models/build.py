@@ -1,0 +1,436 @@
+"""One build of a model: its function is called with its inputs, and the result is loaded with what was read of them."""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from functools import cached_property
+from typing import Any, Literal
+
+import msgspec
+import pyarrow as pa
+
+from weft.columns import canonical_schema, hint_of
+from weft.engine import inputs, relations, run
+from weft.engine.inputs import Input
+from weft.engine.load import Job
+from weft.engine.models import forms, replacing, state
+from weft.engine.models.inputs import Observer, Source, Span
+from weft.engine.models.state import State, Stored
+from weft.engine.readers import SqlReader, StreamReader, read_all
+from weft.errors import DeclarationError, WeftError
+from weft.pipelines.execution import Loaded, Step
+from weft.pipelines.models import THIS, Model, ModelInput
+from weft.systems.load import SCD2_COLUMNS, UNNAMED, Counts, Declared
+from weft.systems.sql.tables import SqlTables, subquery
+
+_log = logging.getLogger("weft.engine")
+_WITH = re.compile(r"\s*(?:--[^\n]*\n\s*|/\*.*?\*/\s*)*with\s+(?!recursive\b)", re.IGNORECASE | re.DOTALL)
+
+
+class ModelRun:
+    """One build under a key: the same key again does only what is not done yet."""
+
+    def __init__(
+        self,
+        model: Model,
+        key: str,
+        moment: datetime,
+        *,
+        keep: Callable[[], None] = lambda: None,
+        full: bool = False,
+        span: Span | None = None,
+        observer: Observer | None = None,
+    ) -> None:
+        self.model, self.key, self.moment, self.keep, self.full = model, key, moment, keep, full
+        self.span = span
+        self.loaded: list[Loaded] = []
+        self.steps: list[Step] = []
+        self._observer = observer
+
+    def execute(self) -> None:
+        """Build the model, if anything is new for it."""
+        started = time.perf_counter()
+        observer = self._observer or Observer()
+        try:
+            counts, engine = self._build(observer)
+        finally:
+            if self._observer is None:
+                observer.close()
+        self.loaded.append(Loaded(self.model.target.name, counts, engine, time.perf_counter() - started))
+
+    def _build(self, observer: Observer) -> tuple[Counts, str]:
+        model = self.model
+        ready = self.prepare(observer)
+        stored, tables, new = ready.stored, ready.tables, ready.state
+        dropped = replacing.views_over(model) if ready.is_full else []
+        views = [each for each in dropped if observer.stored(each).state is not None]
+        if model.materialise == "view":
+            query = ready.result.query(all_rows=True)
+            self.keep()
+            replacing.create_view(tables, model, query, stored, new, again=self.full)
+            self._create_views(observer, views)
+            return Counts(), "pushdown"
+        if ready.is_idle:
+            assert stored.state is not None
+            # The same build, so that models which read it need not be built.
+            state.write(tables, model, stored.following(msgspec.structs.replace(stored.state, inputs=new.inputs)))
+            return Counts(), "none"
+        data = self._with_columns(ready.result.data(), stored)
+        self.keep()
+        job = self.job(ready)
+        if isinstance(data, inputs.Readable):
+            job.load = replace(job.load, events_after=ready.result.events_after())
+        if ready.is_full and stored.columns is not None:
+            counts, engine = replacing.replace_all(job, data, tables, stored, model)
+        else:
+            counts, engine = job.run(data, tables)
+        self._create_views(observer, views)
+        if new.rows_of:
+            advice = f"the code has changed, and older rows are of the old one: weft run {model.name} --full"
+            counts = replace(counts, warnings=(*counts.warnings, advice))
+        return counts, engine
+
+    def prepare(self, observer: Observer) -> PreparedBuild:
+        """Find out what the build reads; nothing is changed."""
+        model = self.model
+        stored = observer.stored(model)
+        last = stored.state
+        is_full = self.full or not model.is_incremental or last is None or last.materialise != model.materialise
+        if self.span is not None:
+            last = self._backfilled(stored)
+            sources = observer.spanned(model, last.inputs, self.span)
+        else:
+            sources = observer.sources(model, None if is_full or last is None else last.inputs)
+        key = tuple(model.target.options.get("keys") or ())
+        if last is not None and not is_full and last.key is not None and last.key != key:
+            raise DeclarationError(
+                f"The key of {model.name} was {', '.join(last.key)}, and is {', '.join(key)} now.",
+                hint=f"Build it again: weft run {model.name} --full",
+            )
+        new = State(
+            build=self.key,
+            key=key,
+            fingerprint=model.fingerprint,
+            materialise=model.materialise,
+            inputs={each.input.name: each.mark for each in sources},
+            rows_of="" if is_full or last is None or last.built_by == model.fingerprint else last.built_by,
+        )
+        if self.span is not None and last is not None:
+            # What a build has read stays as it was where some of it is read again.
+            new = msgspec.structs.replace(new, inputs=last.inputs)
+        tables = observer.tables(model.target.connection)
+        if not self.full:
+            replacing.refuse_foreign(tables, model, stored)
+        is_read_in_parts = model.is_incremental and any(each.is_read_in_parts for each in sources)
+        if model.materialise == "incremental" and not is_read_in_parts:
+            raise DeclarationError(
+                f"Model {model.name!r} is incremental, and none of its inputs can be read in parts: each build would "
+                "append all rows again.",
+                hint='Read a stream, name a cursor of the table, or use materialise="table" or "merge".',
+            )
+        is_idle = not is_full and is_read_in_parts and not any(each.has_new for each in sources)
+        result = Result(model, sources, tables, replace(stored, state=None) if is_full else stored)
+        return PreparedBuild(stored, new, tables, result, is_full, is_idle)
+
+    def _with_columns(self, data: Input, stored: Stored) -> Input:
+        """Return the rows with the columns that the table has, where there are no rows that could say them."""
+        if not isinstance(data, inputs.Memory) or data.schema.names:
+            return data
+        if stored.columns is None:
+            raise DeclarationError(
+                f"Model {self.model.name!r} returned no rows, so its first build knows no columns.",
+                hint="Return a frame, which has columns without rows too.",
+            )
+        own = SCD2_COLUMNS if self.model.materialise == "scd2" else ()
+        return inputs.Memory(pa.schema([each.field for each in stored.columns if each.name not in own]), [])
+
+    def job(self, ready: PreparedBuild) -> Job:
+        """Return the load of the result."""
+        model = self.model
+        load = run.plan_load(model, model.target, self.key, self.moment)
+        load = replace(
+            load,
+            declared=Declared(on_drift="evolve"),
+            watermark=ready.stored.following(ready.state),
+            # A model may be built each second: the ledger forgets such loads after some days.
+            checkpoint_id=f"{UNNAMED}{load.checkpoint_id}",
+        )
+        return Job(load, ready.tables.connection)
+
+    def _create_views(self, observer: Observer, views: list[Model]) -> None:
+        """Create the views over the table again that had to be dropped with it."""
+        for view in views:
+            if observer.stored(view).columns is None:
+                try:
+                    ModelRun(view, self.key, self.moment, observer=observer).execute()
+                except WeftError as error:
+                    _log.warning("The view %s cannot be created: %s", view.name, error.what)
+
+    def _backfilled(self, stored: Stored) -> State:
+        """Return the state of a model of which a range of time can be built again; raise for all others."""
+        model = self.model
+        if model.materialise != "merge":
+            whole = {"table": "is built of all rows", "view": "has no rows of its own"}
+            doubled = {"incremental": "appends rows, so those of the range would be doubled"}
+            reason = {**whole, **doubled, "scd2": "keeps a history, to which the past would be added as if it came now"}
+            hint = f"weft run {model.name}" + (" --full" if model.materialise == "incremental" else "")
+            raise DeclarationError(
+                f"The model {model.name} {reason[model.materialise]}: it has no backfill.", hint=hint
+            )
+        if model.takes_this:
+            raise DeclarationError(
+                f"The model {model.name} reads its last result, in which the range counts already: it has no backfill.",
+                hint=f"weft run {model.name} --full",
+            )
+        if stored.state is None or stored.state.materialise != "merge":
+            raise DeclarationError(
+                f"The model {model.name} was never built: its first build reads everything.",
+                hint=f"weft run {model.name}",
+            )
+        return stored.state
+
+
+@dataclass(frozen=True)
+class PreparedBuild:
+    """What a build will do."""
+
+    stored: Stored
+    state: State
+    """The state that is stored with its rows."""
+    tables: SqlTables
+    result: Result
+    is_full: bool
+    is_idle: bool
+    """Whether nothing is new for it."""
+
+
+# -------------------------------------------------------------------------------------------------- function and result
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """The query of a model."""
+
+    engine: Literal["pushdown", "spark"]
+    dialect: str
+    sql: str
+    """Over the names of the parameters."""
+    runs: str
+    """As it runs."""
+    schema: pa.Schema | None = None
+    """Its columns; `None` where only Spark can tell."""
+
+
+@dataclass
+class Result:
+    """What the function of a model returns for some inputs, and where the query that it is can run."""
+
+    model: Model
+    sources: list[Source]
+    tables: SqlTables
+    stored: Stored
+
+    def data(self) -> Input:
+        """Call the function; return its result as the input of a load."""
+        value = self._value()
+        if value is None:
+            raise DeclarationError(
+                f"Model {self.model.name!r} returned nothing.", hint="Return an Ibis expression, SQL or a frame."
+            )
+        compiled = self._compiled(value)
+        if compiled is None:
+            return inputs.understand(value, has_source=False)
+        if compiled.engine == "spark":
+            return inputs.Frame(self._by_spark(compiled.sql))
+        assert compiled.schema is not None
+        return inputs.Readable(SqlReader(self.tables, compiled.runs, compiled.schema))
+
+    def events_after(self) -> tuple[tuple[str, int], ...]:
+        """Return of which streams the query reads on, and after which offset."""
+        readers = (each.reader for each in self.sources if each.follows)
+        return tuple(
+            (f"{each.stream_schema}.{each.stream}", each.after) for each in readers if isinstance(each, StreamReader)
+        )
+
+    def query(self, *, all_rows: bool = False) -> str:
+        """Return the query in the SQL of the database; raise where it cannot run there."""
+        compiled = self._compiled(self._value())
+        if compiled is None or compiled.engine == "spark":
+            raise DeclarationError(
+                f"Model {self.model.name!r} cannot be a view: a view is a query over tables of its own database.",
+                hint='materialise="table"',
+            )
+        return self._bound(compiled.sql, all_rows=all_rows)
+
+    def compiled(self) -> Compiled | None:
+        """Return the query that the model is, without its rows being read; `None` where its function makes a frame."""
+        if any(forms.form_of(each.input.annotation) != "ibis" for each in self.sources if each.input.parameter):
+            return None
+        return self._compiled(self._value())
+
+    def _compiled(self, value: Any) -> Compiled | None:
+        if forms.is_ibis(value):
+            sql = self._pushed_down(value)
+            if sql is None:
+                sql = forms.to_sql(value, "pyspark")
+                return Compiled("spark", "spark", sql, sql, canonical_schema(value.schema().to_pyarrow()))
+            bound = self._bound(sql)
+            return Compiled("pushdown", self.tables.dialect, sql, bound, self._schema(value, bound))
+        if not isinstance(value, str):
+            return None
+        if not _is_query(value):
+            raise DeclarationError(
+                f"Model {self.model.name!r} returned a text that is not a query: {value[:80]!r}.",
+                hint="Return SQL that begins with SELECT or WITH, an Ibis expression or a frame.",
+            )
+        if not self._is_pushed_down():
+            return Compiled("spark", "spark", value, value)
+        bound = self._bound(value)
+        return Compiled("pushdown", self.tables.dialect, value, bound, self.tables.describe(bound))
+
+    # ----------------------------------------------------------------------------------------------------- arguments
+
+    def _value(self) -> Any:
+        if self.model.sql is not None:
+            return self.model.sql
+        arguments = {str(each.input.parameter): self._argument(each) for each in self._named}
+        if self.model.takes_this:
+            arguments.setdefault(THIS, None)
+        value: Any = run.call(self.model.function, **arguments)
+        if isinstance(value, str):
+            return value.strip().rstrip(";")
+        # A number or a column of Ibis is a table of one row or column.
+        return value.as_table() if forms.is_ibis(value) else value
+
+    def _argument(self, source: Source) -> Any:
+        """An input in the form that its parameter asks for."""
+        form = forms.form_of(source.input.annotation)
+        assert source.input.parameter is not None
+        if form == "ibis":
+            return forms.ibis_table(source.schema(), source.input.parameter)
+        if form == "spark":
+            return self._frame(source)
+        if source.reader is None:
+            table = self._frame(source).toArrow()
+        else:
+            table = pa.Table.from_batches(list(read_all(source.reader)), source.reader.schema)
+        return forms.as_frame(table, form)
+
+    @cached_property
+    def _this(self) -> Source | None:
+        """The last result; `None` in the first build, and in one that starts again."""
+        if not self.model.takes_this or self.stored.state is None or self.stored.columns is None:
+            return None
+        table = self.model.target.table
+        reader = self._reader(f"SELECT * FROM {self.tables.qualified(table.schema, table.name)}")
+        relation = relations.find(self.model.target.name, self.model.target.connection)
+        return Source(ModelInput(THIS, THIS, self.model.this_annotation), relation, reader=reader)
+
+    @property
+    def _named(self) -> list[Source]:
+        """The inputs that have a name in the query."""
+        last = [] if self._this is None else [self._this]
+        return [*(each for each in self.sources if each.input.parameter is not None), *last]
+
+    # ------------------------------------------------------------------------------------------------- in a database
+
+    def _is_pushed_down(self) -> bool:
+        """Whether the target's database has all inputs."""
+        here = self.tables.connection
+        read = [each.relation for each in self.sources if each.input.parameter is not None]
+        is_here = all(each.table is not None and each.connection.resolved() == here for each in read)
+        if is_here and not self.tables.native_decimals and self.model.engine is None:
+            # Decimals are texts there: their sum would be a floating-point number, and texts are compared by letters.
+            is_here = not any(pa.types.is_decimal(field.type) for each in self._named for field in each.schema())
+        if self.model.engine == "pushdown" and not is_here:
+            raise DeclarationError(
+                f"Model {self.model.name!r} cannot be pushed down: not all of its inputs are in {here.label}.",
+                hint="Leave engine out.",
+            )
+        return is_here and self.model.engine != "spark"
+
+    def _pushed_down(self, expression: Any) -> str | None:
+        """The SQL of an Ibis expression for the target's database; `None` where Spark must run it."""
+        if not self._is_pushed_down():
+            return None
+        from ibis.common.exceptions import IbisError
+
+        kinds = [*(each.type for one in self.sources for each in one.schema()), *expression.schema().to_pyarrow().types]
+        if not self.tables.native_decimals and any(map(pa.types.is_decimal, kinds)):
+            # Its decimals are texts: a sum of them would be a floating-point number.
+            return None
+        try:
+            sql = forms.to_sql(expression, self.tables.dialect)
+        except (IbisError, NotImplementedError):
+            return None
+        # Functions that Ibis adds to its own connections.
+        return None if "_IBIS_" in sql.upper() else sql
+
+    def _bound(self, sql: str, *, all_rows: bool = False) -> str:
+        """Return a query with its inputs as common table expressions."""
+        tables = self.tables
+        named = {str(each.input.parameter): each.select(tables, all_rows=all_rows) for each in self._named}
+        return _with_tables(
+            sql, {tables.quote(name): query for name, query in (named | self._first(sql, tables.dialect)).items()}
+        )
+
+    def _first(self, sql: str, dialect: str) -> dict[str, str]:
+        """The last result where there is none: a file of SQL cannot ask for it, so it reads no rows."""
+        if self.model.sql is None or not self.model.takes_this or self._this is not None:
+            return {}
+        from weft.engine.models import lineage
+
+        return {THIS: lineage.nothing(sql, dialect, {each.input.parameter: each.schema() for each in self.sources})}
+
+    def _schema(self, expression: Any, sql: str) -> pa.Schema:
+        """The columns as Ibis has them, because SQLite does not know the types of what it computes; but a text that the
+        database knows as more than that, a UUID or JSON, stays so."""
+        schema = canonical_schema(expression.schema().to_pyarrow())
+        if not any(hint_of(field) for each in self.sources for field in each.schema()):
+            return schema
+        described = self.tables.describe(sql)
+        return pa.schema(
+            [described.field(each.name) if hint_of(described.field(each.name)) else each for each in schema]
+        )
+
+    def _reader(self, sql: str) -> SqlReader:
+        return SqlReader(self.tables, sql, self.tables.describe(sql))
+
+    # ------------------------------------------------------------------------------------------------------- in Spark
+
+    def _frame(self, source: Source) -> Any:
+        """An input as a frame of Spark."""
+        from weft.engine import reader_frames, session
+
+        if source.reader is None:
+            return relations.frame_of(session.spark(), source.relation)
+        session.refuse_one_host(source.reader.one_host, f"The input {source.input.name} of {self.model.name}")
+        return reader_frames.from_reader(session.spark(), source.reader)
+
+    def _by_spark(self, sql: str) -> Any:
+        """The result of Spark SQL over the inputs."""
+        from weft.engine import queries
+
+        tables = {str(each.input.parameter): each.reader or each.relation for each in self._named}
+        return queries.frame_over(tables, _with_tables(sql, self._first(sql, "spark")))
+
+
+def _with_tables(sql: str, queries: Mapping[str, str]) -> str:
+    """Return a query over common table expressions."""
+    if not queries:
+        return sql
+    listed = ", ".join(f"{name} AS ({query})" for name, query in queries.items())
+    begun = _WITH.match(sql)
+    if begun is not None:
+        # One list for both: in a subquery, MariaDB does not see those of the query around it.
+        return f"WITH {listed}, {sql[begun.end() :]}"
+    return f"WITH {listed} SELECT * FROM {subquery(sql)} AS q"
+
+
+def _is_query(text: str) -> bool:
+    return isinstance(inputs.understand(text, has_source=True), inputs.Sql)

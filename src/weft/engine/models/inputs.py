@@ -1,0 +1,298 @@
+"""The inputs of a model: what each has now, and what of it a build reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any, Self, TypeVar
+
+import pyarrow as pa
+
+from weft.engine import incremental, inputs, relations
+from weft.engine.models import state
+from weft.engine.models.state import Marks, Recorded, State, Stored
+from weft.engine.readers import SqlReader, StreamReader, open_tables, stream_reader
+from weft.engine.relations import Relation
+from weft.errors import DeclarationError, EventsLostError, WeftError
+from weft.pipelines.models import Model, ModelInput
+from weft.project import current
+from weft.streams import runtime
+from weft.systems.base import Connection, system_for
+from weft.systems.log import EXTRA, ROWID, Log
+from weft.systems.sql import ledger
+from weft.systems.sql.tables import SqlTables
+from weft.systems.watermark import UNKNOWN, Watermark
+
+T = TypeVar("T")
+Span = tuple[datetime, datetime | None]
+"""A range of time: from a moment up to, and without, another one."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """An input of a model, and what one build reads of it."""
+
+    input: ModelInput
+    relation: Relation
+    mark: Any = None
+    """What it had when the build began, to see a change later; `None` where nothing can tell."""
+    reader: SqlReader | StreamReader | None = None
+    """Reads the rows of the build; `None` for files, which Spark reads."""
+    is_read_in_parts: bool = False
+    """Whether a build can read what is new alone."""
+    has_new: bool = True
+    """Whether there are rows that the last build has not read."""
+    follows: bool = False
+    """Whether it reads on where the last build has ended."""
+
+    def schema(self) -> pa.Schema:
+        """The canonical columns."""
+        return relations.schema_of(self.relation) if self.reader is None else self.reader.schema
+
+    def select(self, tables: SqlTables, *, all_rows: bool = False) -> str:
+        """Return the query of the rows in the SQL of the database that has them; with `all_rows` of later ones too."""
+        reader = self.reader
+        if isinstance(reader, SqlReader):
+            return reader.sql
+        assert isinstance(reader, StreamReader) and self.relation.stream is not None
+        # Nobody may have published yet: then this creates its table.
+        runtime.open_stream(self.relation.stream, self.relation.connection)
+        listed = ", ".join(map(tables.stream_column, reader.schema))
+        query = f"SELECT {listed} FROM {tables.connection.stream_table(self.relation.stream)}"
+        return query if all_rows else f"{query} WHERE {ROWID} > {reader.after} AND {ROWID} <= {reader.upto}"
+
+
+class Observer:
+    """Sees what streams, tables and models have now, and keeps its connections to them open."""
+
+    def __init__(self) -> None:
+        self._stack = ExitStack()
+        self._opened: dict[Connection, SqlTables] = {}
+        self._seen: dict[Any, Any] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close its connections; the next use opens them again."""
+        self._opened.clear()
+        self._stack.close()
+
+    def tables(self, connection: str | Connection | None) -> SqlTables:
+        """Return the tables of a connection."""
+        resolved = current().connection(connection)
+        if system_for(resolved.kind).tables is None:
+            raise DeclarationError(
+                f"{resolved.label} is not a SQL database, which keeps the results of models.",
+                hint="Name another connection. A pipeline may load the table of a model into files or Delta.",
+            )
+        if resolved not in self._opened:
+            tables = self._opened[resolved] = open_tables(resolved)
+            self._stack.callback(tables.close)
+        return self._opened[resolved]
+
+    @contextmanager
+    def remembering(self) -> Iterator[None]:
+        """Ask for each thing once during the block: many models may have the same inputs."""
+        self._seen = {}
+        try:
+            yield
+        finally:
+            self._seen = None
+
+    def _once(self, key: Any, ask: Callable[[], T]) -> T:
+        if self._seen is None:
+            return ask()
+        if key not in self._seen:
+            self._seen[key] = ask()
+        answer: T = self._seen[key]
+        return answer
+
+    def stored(self, model: Model) -> Stored:
+        """Return what the target of a model has."""
+        return state.read(self.tables(model.target.connection), model)
+
+    def recorded(self, model: Model) -> Recorded | None:
+        """Return the last build of a model, with those of all others in its database."""
+        tables = self.tables(model.target.connection)
+
+        def known() -> dict[tuple[str, str], Recorded]:
+            return {(each.model, each.target): each for each in state.recorded(tables)}
+
+        return self._once(tables.connection, known).get((model.name, model.target.name))
+
+    def state(self, model: Model) -> State | None:
+        """Return the state of the last build of a model."""
+        last = self.recorded(model)
+        return None if last is None else last.state
+
+    def has_table(self, model: Model) -> bool:
+        """Return whether the table or view of a model is there."""
+        tables, schema = self.tables(model.target.connection), model.target.table.schema
+
+        def names() -> set[str]:
+            with tables.driver.session("read") as session:
+                return set(tables.names(session, schema))
+
+        return model.target.table.name in self._once((tables.connection, schema), names)
+
+    def marks(self, model: Model) -> Marks:
+        """Return what each input of a model has now."""
+        return {each.name: self.mark(self.relation(model, each)) for each in model.inputs}
+
+    def relation(self, model: Model, each: ModelInput) -> Relation:
+        """Return the table that an input is."""
+        try:
+            return relations.find(each.name, model.target.connection)
+        except WeftError as error:
+            raise type(error)(f"Model {model.name!r}: {error.what}", hint=error.hint) from None
+
+    def mark(self, relation: Relation) -> Any:
+        """Return what tells whether a table has changed: the end of a stream, the last build of a model, the loads into
+        a declared table. `None` where nothing does."""
+        return self._once((relation.connection, relation.data), lambda: self._mark(relation))
+
+    def _mark(self, relation: Relation) -> Any:
+        if relation.stream is not None:
+            return _mark_of(runtime.open_stream(relation.stream, relation.connection, to_read=True).log)
+        if relation.table is None:
+            return None
+        writers = []
+        pipelines: list[Any] = [*current().pipelines.values(), *current().streaming_pipelines.values()]
+        for pipeline in pipelines:
+            for target in pipeline.targets:
+                if not self._is_table(target, relation):
+                    continue
+                if isinstance(pipeline, Model):
+                    return self._build(pipeline)
+                if getattr(pipeline, "delivery", "exactly_once") != "exactly_once":
+                    return None  # the ledger does not have its loads
+                writers.append(pipeline.name)
+        return {"loads": ledger.last_of(self.tables(relation.connection), writers)} if writers else None
+
+    def _build(self, model: Model) -> Any:
+        if model.materialise == "view":
+            # Its rows change with those of its inputs.
+            return self.marks(model)
+        last = self.state(model)
+        return None if last is None else {"build": last.build}
+
+    def _is_table(self, target: Any, relation: Relation) -> bool:
+        table = target.table if isinstance(target.table, tuple) else (target.table.schema, target.table.name)
+        return bool(table == relation.table and current().connection(target.connection) == relation.connection)
+
+    # -------------------------------------------------------------------------------------------------- what is read
+
+    def sources(self, model: Model, last: Marks | None) -> list[Source]:
+        """Return the inputs as a build reads them; with `last`, without what earlier builds have read of streams."""
+        return [self.source(model, each, last) for each in model.inputs]
+
+    def spanned(self, model: Model, last: Marks, span: Span) -> list[Source]:
+        """Return the inputs with the events of a range of time that earlier builds have read."""
+        sources = [self.source(model, each) for each in model.inputs]
+        if not any(isinstance(each.reader, StreamReader) for each in sources):
+            raise DeclarationError(
+                f"The model {model.name} reads no stream, and only events have a time at which they came.",
+                hint=f"weft run {model.name} --full",
+            )
+        since, until = span
+        found = []
+        for each in sources:
+            reader = each.reader
+            if isinstance(reader, StreamReader):
+                assert each.relation.stream is not None
+                log = runtime.open_stream(each.relation.stream, each.relation.connection, to_read=True).log
+                read = (last.get(each.input.name) or {}).get("upto", 0)
+                upto = min(read, reader.upto if until is None else log.first_since(until) - 1)
+                after = max(reader.after, log.first_since(since) - 1)
+                each = replace(each, reader=replace(reader, after=min(after, upto), upto=upto), has_new=upto > after)
+            found.append(each)
+        return found
+
+    def source(self, model: Model, each: ModelInput, last: Marks | None = None) -> Source:
+        """Return one of them."""
+        relation = self.relation(model, each)
+        # Before the rows are read: what changes meanwhile is seen as a change later.
+        mark = self.mark(relation)
+        if relation.stream is not None:
+            events = stream_reader(relation.stream, relation.connection)
+            events = events.selecting([name for name in events.schema.names if name != EXTRA])
+            mark = {**mark, "upto": events.upto}
+            before = _last_of(each, mark, last)
+            if before is None:
+                return Source(each, relation, mark, events, is_read_in_parts=True)
+            _refuse_another(before, mark, each, model)
+            after = _after(events, int(before["upto"]), each, model)
+            events, has_new = replace(events, after=after), events.upto > after
+            return Source(each, relation, mark, events, is_read_in_parts=True, has_new=has_new, follows=True)
+        if isinstance(relation.data, inputs.Files):
+            return Source(each, relation, mark)
+        reader = relations.reader_of(relation, opened=self.tables(relation.connection))
+        assert isinstance(reader, SqlReader) and relation.table is not None
+        # With its schema: a query may call the input by the name of the table itself.
+        columns = reader.tables.listed(reader.schema.names)
+        reader = replace(reader, sql=f"SELECT {columns} FROM {reader.tables.qualified(*relation.table)}")
+        if model.cursor is None or model.cursor not in reader.schema.names:
+            return Source(each, relation, mark, reader)
+        said = (last or {}).get(each.name) or {}
+        if said.get("column", model.cursor) != model.cursor:
+            if model.materialise == "incremental":
+                raise DeclarationError(
+                    f"Model {model.name!r} has read {each.name} by {said['column']}, and its cursor is "
+                    f"{model.cursor} now.",
+                    hint=f"Build it again: weft run {model.name} --full",
+                )
+            said = {}
+        before = Watermark(model.cursor, said["kind"], said["cursor"], UNKNOWN) if "cursor" in said else None
+        new = incremental.of_query(reader.tables, reader.sql, model.cursor, before, None, count_late=False)
+        known = new.watermark or before
+        if known is not None:
+            mark = {**(mark or {}), "cursor": known.text, "kind": known.kind, "column": model.cursor}
+        reader = replace(reader, sql=new.sql)
+        return Source(each, relation, mark, reader, is_read_in_parts=True, has_new=not new.is_empty)
+
+
+def _mark_of(log: Log) -> Marks:
+    """Return how far a stream goes, and which one it is where its system can say so."""
+    identity = getattr(log, "identity", None)
+    return {"upto": log.head()} | ({} if identity is None else {"stream": identity()})
+
+
+def _last_of(each: ModelInput, mark: Marks, last: Marks | None) -> Any:
+    """Return what the last build had read of a stream, also under another name of it."""
+    if last is None or last.get(each.name) is not None or "stream" not in mark:
+        return (last or {}).get(each.name)
+    same = (one for one in last.values() if isinstance(one, dict) and one.get("stream") == mark["stream"])
+    return next(same, None)
+
+
+def _refuse_another(before: Marks, mark: Marks, each: ModelInput, model: Model) -> None:
+    if before.get("stream", mark.get("stream")) != mark.get("stream"):
+        raise DeclarationError(
+            f"The stream {each.name} was deleted and created again since {model.name} read it.",
+            hint=f"Build it from what is there: weft run {model.name} --full",
+        )
+
+
+def _after(reader: StreamReader, after: int, each: ModelInput, model: Model) -> int:
+    """Return the offset after which a build goes on, or raise where events are missing."""
+    rebuild = f"Build it from what is there: weft run {model.name} --full"
+    if after > reader.upto:
+        raise DeclarationError(
+            f"The stream {each.name} ends at offset {reader.upto}, and {model.name} has read it up to {after}: it is "
+            "another stream, or was restored from an older copy.",
+            hint=rebuild,
+        )
+    if after < reader.after:
+        lost = reader.after - after
+        raise EventsLostError(
+            f"The stream {each.name} lost up to {lost:,} events before {model.name} read them: retention removed them.",
+            lost=lost,
+            hint=rebuild,
+        )
+    return after

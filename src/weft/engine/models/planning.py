@@ -1,0 +1,202 @@
+"""`weft plan` and `weft apply`: what has changed in the declarations since models were built, and what follows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import pyarrow as pa
+
+from weft.columns import python_rows
+from weft.engine import inputs
+from weft.engine.models import replacing
+from weft.engine.models.build import Result
+from weft.engine.models.state import Recorded, Stored
+from weft.engine.models.survey import NotBuiltError, Standing, Survey, count
+from weft.engine.readers import stored_columns
+from weft.errors import LoadRefusedError, WeftError
+from weft.pipelines import graph
+from weft.pipelines.models import Model, dependents
+from weft.project import DEFAULT
+from weft.systems.base import Connection
+from weft.systems.load import SCD2_COLUMNS
+from weft.systems.sql import watermarks
+from weft.systems.sql.tables import Slice, SqlTables, subquery
+
+Change = Literal["new", "changed", "dependent", "removed"]
+
+
+@dataclass
+class PlannedStep:
+    """What a change of the declarations means for one model."""
+
+    model: str
+    table: str
+    change: Change
+    materialise: str
+    rows: int | None = None
+    """How many the table has now."""
+    full: bool = False
+    """Whether an incremental model is built again from the beginning."""
+    because: list[str] = field(default_factory=list)
+    """The changed models that a dependent reads; the declared models that read a removed one."""
+    added: dict[str, str] = field(default_factory=dict)
+    """New columns with their types."""
+    dropped: list[str] = field(default_factory=list)
+    retyped: dict[str, tuple[str, str]] = field(default_factory=dict)
+    """Columns with another type: the type now, and the new one."""
+    unknown: str | None = None
+    """Why the new columns are not known."""
+    problem: str | None = None
+    """Why it cannot be built."""
+    before: list[dict[str, Any]] | None = None
+    after: list[dict[str, Any]] | None = None
+    connection: Connection | None = None
+    """Where the table of a removed model is."""
+
+    @property
+    def question(self) -> str | None:
+        """What a person is asked before the step is taken; `None` where it takes nothing away."""
+        if self.change == "removed":
+            return f"drop {self.table} ({'view' if self.materialise == 'view' else _rows(self.rows)})"
+        if not self.full:
+            return None
+        lost = ", without its history" if self.materialise == "scd2" else ""
+        return f"build {self.model} ({self.materialise}, {_rows(self.rows)}) again from the beginning{lost}"
+
+
+def make_plan(survey: Survey, *, sample: int = 0) -> list[PlannedStep]:
+    """Return what has changed, in the order in which `weft apply` builds it; removed models last."""
+    ordered = [each for each in graph.in_order(survey.known) if isinstance(each, Model)]
+    standings = {each.name: survey.standing(each) for each in ordered}
+    for each in standings.values():
+        if each.problem is not None:
+            raise WeftError(f"Model {each.model.name!r}: {each.problem}")
+    changed = [name for name, each in standings.items() if not each.is_built or each.is_changed]
+    touched = dependents(changed, survey.known)
+    steps = []
+    for model in ordered:
+        standing = standings[model.name]
+        if model.name in changed or model.name in touched:
+            step = _step(survey, standing, changed, touched)
+            if sample:
+                _take_samples(survey, standing, step, sample)
+            steps.append(step)
+    # A view before what it reads, which was built earlier.
+    removed = sorted(survey.removed(), key=lambda each: (each[1].state.materialise == "view", each[1].built_at))
+    return [*steps, *(_removed(survey, connection, each) for connection, each in reversed(removed))]
+
+
+def _step(survey: Survey, standing: Standing, changed: Sequence[str], touched: Sequence[str]) -> PlannedStep:
+    model = standing.model
+    change: Change = "new" if not standing.is_built else "changed" if standing.is_changed else "dependent"
+    step = PlannedStep(model.name, model.target.name, change, model.materialise, standing.rows)
+    if change == "dependent":
+        step.because = [each for each in model.depends_on if each in changed or each in touched]
+    step.full = change == "changed" and model.is_incremental
+    tables = survey.observer.tables(model.target.connection)
+    try:
+        if change == "new":
+            replacing.refuse_foreign(tables, model, standing.stored)
+        compiled = survey.compiled(model)
+    except NotBuiltError as error:
+        step.unknown = error.what
+        survey.blind.add(model.name)
+        return step
+    except WeftError as error:
+        step.problem = str(error)
+        return step
+    schema = survey.columns(model)
+    if compiled is None or schema is None:
+        only = "function makes a frame" if compiled is None else "query runs on Spark"
+        step.unknown = f"its {only}: the build shows its columns"
+        return step
+    _compare(step, standing, schema, tables)
+    return step
+
+
+def _compare(step: PlannedStep, standing: Standing, schema: pa.Schema, tables: SqlTables) -> None:
+    stored = {each.name: each for each in standing.stored.columns or () if standing.is_built}
+    own = SCD2_COLUMNS if standing.model.materialise == "scd2" else ()
+    given = {each.name: each for each in schema if each.name not in own}
+    step.added = {name: tables.sql_type(each) for name, each in given.items() if name not in stored}
+    step.dropped = [name for name in stored if name not in given and name not in own]
+    if standing.model.materialise == "view" or (standing.stored.state and standing.stored.state.materialise == "view"):
+        return  # the types of its columns are those of its query
+    for name, each in given.items():
+        if name in stored and not tables.fits(stored[name], each):
+            step.retyped[name] = (stored[name].sql, tables.sql_type(each))
+
+
+# -------------------------------------------------------------------------------------------------------------- samples
+
+
+def _take_samples(survey: Survey, standing: Standing, step: PlannedStep, rows: int) -> None:
+    """Read the first rows of the table as it is, and of the new query, which writes nothing."""
+    model = standing.model
+    tables = survey.observer.tables(model.target.connection)
+    order = ", ".join(map(tables.quote, model.target.options.get("keys") or ()))
+    ending = f"{f' ORDER BY {order}' if order else ''} LIMIT {rows}"
+    if standing.is_built:
+        target = model.target.table
+        step.before = _read(tables, f"SELECT * FROM {tables.table(target.schema, target.name)}{ending}")
+    if step.problem is not None or model.name in survey.blind:
+        return
+    result = Result(model, survey.sources(model), tables, Stored())
+    if (compiled := result.compiled()) is None:
+        return
+    if compiled.engine == "pushdown":
+        query = f"SELECT * FROM {subquery(compiled.runs)} AS q{ending}"
+        step.after = _read(tables, query, compiled.schema)
+        return
+    data = result.data()
+    assert isinstance(data, inputs.Frame)
+    frame = data.frame.orderBy(*model.target.options["keys"]) if order else data.frame
+    step.after = python_rows(frame.limit(rows).toArrow())
+
+
+def _read(tables: SqlTables, sql: str, schema: pa.Schema | None = None) -> list[dict[str, Any]]:
+    known = tables.describe(sql) if schema is None else schema
+    return [row for batch in tables.read(Slice(sql), known) for row in python_rows(batch)]
+
+
+# -------------------------------------------------------------------------------------------------------------- removed
+
+
+def _removed(survey: Survey, connection: Connection, recorded: Recorded) -> PlannedStep:
+    schema, table = _parts(recorded.target)
+    tables = survey.observer.tables(connection)
+    rows = None
+    if recorded.state.materialise != "view" and stored_columns(tables, schema, table) is not None:
+        rows = count(tables, schema, table)
+    step = PlannedStep(recorded.model, recorded.target, "removed", recorded.state.materialise, rows)
+    names = {recorded.model, recorded.target, f"{connection.name or DEFAULT}.{recorded.target}"}
+    readers = survey.known.values()
+    step.because = [each.name for each in readers if any(one.name in names for one in each.inputs)]
+    step.connection = connection
+    return step
+
+
+def drop(survey: Survey, step: PlannedStep) -> None:
+    """Drop the table or view of a removed model, and forget its builds."""
+    if step.because:
+        raise LoadRefusedError(
+            f"The table {step.table} stays: {', '.join(step.because)} reads it.", hint="Change or remove that model."
+        )
+    assert step.connection is not None
+    tables = survey.observer.tables(step.connection)
+    schema, table = _parts(step.table)
+    kind = "VIEW" if step.materialise == "view" else "TABLE"
+    with tables.driver.session("publish") as session:
+        session.run(f"DROP {kind} IF EXISTS {tables.table(schema, table)}")
+        watermarks.remove(tables, session, step.model, step.table)
+
+
+def _parts(target: str) -> tuple[str | None, str]:
+    schema, _, table = target.rpartition(".")
+    return schema or None, table
+
+
+def _rows(rows: int | None) -> str:
+    return "no table" if rows is None else f"{rows:,} row{'' if rows == 1 else 's'}"

@@ -1,0 +1,269 @@
+"""How models stand: when each was built, what is new, its columns and where they come from. Nothing is changed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import Any
+
+import pyarrow as pa
+
+from weft.engine.models import freshness, lineage, state
+from weft.engine.models.build import Compiled, Result
+from weft.engine.models.inputs import Observer, Source
+from weft.engine.models.state import Recorded, Stored, load_of
+from weft.engine.readers import SqlReader
+from weft.errors import WeftError
+from weft.pipelines.models import THIS, Model, ModelInput, by_names, models
+from weft.project import current
+from weft.systems.base import Connection, system_for
+from weft.systems.load import SCD2_COLUMNS
+from weft.systems.sql.tables import SqlTables
+
+_MOMENT = pa.timestamp("us", "UTC")
+_SCD2 = tuple(
+    pa.field(name, kind) for name, kind in zip(SCD2_COLUMNS, (_MOMENT, _MOMENT, pa.bool_(), pa.string()), strict=True)
+)
+Lineage = dict[str, list[str]]
+"""Of each column the fields and columns that it comes from: `events.orders.total`."""
+
+
+class NotBuiltError(WeftError):
+    """Raised for a query over the columns of a model that only its build can tell."""
+
+
+@dataclass(frozen=True)
+class InputStanding:
+    """An input of a model."""
+
+    name: str
+    kind: str
+    """`stream`, `model`, `table` or `files`."""
+    read: Any = None
+    """What the last build had read of it."""
+    now: Any = None
+    new: str | None = None
+    """What is new, in words; `None` where nothing is."""
+    is_known: bool = True
+    """Whether anything tells when it changes."""
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How a model stands."""
+
+    model: Model
+    stored: Stored = field(default_factory=Stored)
+    built_at: datetime | None = None
+    rows: int | None = None
+    inputs: tuple[InputStanding, ...] = ()
+    problem: str | None = None
+    """Why nothing more is known of it."""
+    reasons: tuple[str, ...] = ()
+    """Why it is stale; empty where it is fresh."""
+
+    @property
+    def is_built(self) -> bool:
+        return self.stored.state is not None
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether its code or options have changed since rows were built."""
+        last = self.stored.state
+        return last is not None and (
+            last.built_by != self.model.fingerprint or last.materialise != self.model.materialise
+        )
+
+    @property
+    def state(self) -> str:
+        """`fresh`, `stale`, or `unknown` where it cannot be read or nothing tells whether an input has changed."""
+        if self.problem is not None:
+            return "unknown"
+        if self.reasons:
+            return "stale"
+        is_known = self.model.materialise == "view" or all(each.is_known for each in self.inputs)
+        return "fresh" if is_known else "unknown"
+
+    @property
+    def why(self) -> str:
+        """Why it is stale, or not known to be fresh."""
+        if self.problem is not None:
+            return self.problem
+        silent = [each.name for each in self.inputs if not each.is_known]
+        if self.reasons or not silent or self.model.materialise == "view":
+            return "; ".join(self.reasons)
+        return f"nothing tells when {', '.join(silent)} changes"
+
+
+class Survey:
+    """Looks at the models of the project, and remembers what it found."""
+
+    def __init__(self, observer: Observer) -> None:
+        self.observer = observer
+        self.known = models()
+        self._by_name = by_names(self.known)
+        self.blind: set[str] = set()
+        """Models whose query has no rows yet, because another database or Spark builds what they read first."""
+        self._standings: dict[str, Standing] = {}
+        self._compiled: dict[str, Compiled | None] = {}
+        self._lineages: dict[str, Lineage | None] = {}
+
+    def upstream(self, each: ModelInput) -> Model | None:
+        """Return the model that an input is."""
+        return self._by_name.get(each.name)
+
+    # -------------------------------------------------------------------------------------------------------- freshness
+
+    def standing(self, model: Model) -> Standing:
+        """Return how a model stands; a problem with its database is a part of it."""
+        if model.name not in self._standings:
+            try:
+                found = self._standing(model)
+            except WeftError as error:
+                found = Standing(model, problem=error.what)
+            self._standings[model.name] = found
+        return self._standings[model.name]
+
+    def _standing(self, model: Model) -> Standing:
+        stored, recorded = self.observer.stored(model), self.observer.recorded(model)
+        built_at = None if recorded is None or stored.columns is None else recorded.built_at
+        rows = None
+        if stored.columns is not None and model.materialise != "view":
+            load = load_of(model)
+            rows = count(self.observer.tables(model.target.connection), load.schema, load.table)
+        inputs = tuple(self._input(model, each, stored) for each in model.inputs)
+        found = Standing(model, stored, built_at, rows, inputs)
+        last = None if recorded is None else recorded.state
+        why = freshness.rebuild(model, last, has_table=stored.columns is not None)
+        if why is None and found.is_changed:
+            why = "its code has changed"  # that of rows which an incremental build has left
+        if why is not None or model.materialise == "view":
+            return replace(found, reasons=() if why is None else (why,))
+        upstream = {each.name: each for each in map(self.upstream, model.inputs) if each is not None}
+        stale = (name for name, each in upstream.items() if each is not model and self.standing(each).state == "stale")
+        new = (each.new for each in inputs if each.new is not None)
+        return replace(found, reasons=(*new, *(f"{name} is stale" for name in stale)))
+
+    def _input(self, model: Model, each: ModelInput, stored: Stored) -> InputStanding:
+        relation = self.observer.relation(model, each)
+        upstream = self.upstream(each)
+        kind = "stream" if relation.stream is not None else "model" if upstream is not None else "table"
+        if relation.table is None and relation.stream is None:
+            kind = "files"
+        now = self.observer.mark(relation)
+        read = None if stored.state is None else stored.state.inputs.get(each.name)
+        is_known = now is not None or upstream is not None
+        new = None if stored.state is None else freshness.news(each.name, now, read)
+        return InputStanding(each.name, kind, read, now, new, is_known)
+
+    # ---------------------------------------------------------------------------------------------------------- queries
+
+    def compiled(self, model: Model) -> Compiled | None:
+        """Return the query of a model, for its next build as a whole; `None` where its function makes a frame. Inputs
+        that are models have the columns that they will have."""
+        if model.name not in self._compiled:
+            self._compiled[model.name] = self._compile(model)
+        return self._compiled[model.name]
+
+    def _compile(self, model: Model) -> Compiled | None:
+        result = Result(model, self.sources(model), self.observer.tables(model.target.connection), Stored())
+        return result.compiled()
+
+    def sources(self, model: Model) -> list[Source]:
+        """Return the inputs with all of their rows."""
+        return [self._source(model, each) for each in model.inputs]
+
+    def _source(self, model: Model, each: ModelInput) -> Source:
+        upstream = self.upstream(each)
+        if upstream is not None and upstream is not model:
+            columns = self.columns(upstream)
+            standing = self.standing(upstream)
+            if columns is None and not standing.is_built:
+                raise NotBuiltError(
+                    f"Only the build of {upstream.name} shows its columns, which {model.name} reads.",
+                    hint=f"weft run {upstream.name}",
+                )
+            if columns is not None and (not standing.is_built or standing.is_changed):
+                # It will be built first: its query stands for its table, where the same database runs it.
+                tables, query = self.observer.tables(upstream.target.connection), self.compiled(upstream)
+                is_here = query is not None and query.engine == "pushdown" and upstream.materialise != "scd2"
+                if not is_here or upstream.name in self.blind:
+                    self.blind.add(model.name)
+                sql = query.runs if query is not None and is_here else lineage.empty(columns, tables.dialect)
+                return Source(each, self.observer.relation(model, each), reader=SqlReader(tables, sql, columns))
+        return self.observer.source(model, each)
+
+    def columns(self, model: Model) -> pa.Schema | None:
+        """Return the columns that the next build gives; `None` where only the build can tell."""
+        with suppress(WeftError):
+            compiled = self.compiled(model)
+            if compiled is not None and compiled.schema is not None and model.materialise == "scd2":
+                return pa.schema([*compiled.schema, *_SCD2])
+            return None if compiled is None else compiled.schema
+        return None
+
+    # ---------------------------------------------------------------------------------------------------------- lineage
+
+    def lineage(self, model: Model) -> Lineage | None:
+        """Return the fields of streams and columns of tables that each column comes from, through other models; `None`
+        where its function makes a frame."""
+        if model.name not in self._lineages:
+            self._lineages[model.name] = self._lineage(model)
+        return self._lineages[model.name]
+
+    def _lineage(self, model: Model) -> Lineage | None:
+        compiled = self.compiled(model)
+        if compiled is None:
+            return None
+        called = {each.parameter: each for each in model.inputs}
+        schemas = {each.input.parameter: each.schema() for each in self.sources(model)}
+        found: Lineage = {}
+        for column, origins in lineage.fields(compiled.sql, compiled.dialect, schemas).items():
+            names: dict[str, None] = {}
+            for table, name in origins:
+                if table != THIS and table in called:
+                    names |= dict.fromkeys(self._origins(model, called[table], name))
+            found[column] = list(names)
+        return found
+
+    def _origins(self, model: Model, each: ModelInput, column: str) -> list[str]:
+        upstream = self.upstream(each)
+        if upstream is not None and upstream is not model:
+            further = self.lineage(upstream)
+            if further is not None and column in further:
+                return further[column]
+            return [f"{upstream.name}.{column}"]
+        relation = self.observer.relation(model, each)
+        stream = relation.stream
+        return [f"{stream.schema}.{stream.name}.{column}" if stream is not None else f"{relation.name}.{column}"]
+
+    # ---------------------------------------------------------------------------------------------------------- removed
+
+    def removed(self) -> Iterator[tuple[Connection, Recorded]]:
+        """Yield the builds of models that are not declared any more, on the connections that models and streams use."""
+        declared = {(each.name, target.name) for each in current().pipelines.values() for target in each.targets}
+        for connection in self._connections():
+            tables = self.observer.tables(connection)
+            for each in state.recorded(tables):
+                if (each.model, each.target) not in declared:
+                    yield connection, each
+
+    def _connections(self) -> list[Connection]:
+        project = current()
+        named: list[Any] = [each.target.connection for each in self.known.values()]
+        named += [None, *(each.connection for each in project.streams.values())]
+        found: dict[Connection, None] = {}
+        for each in named:
+            with suppress(WeftError):  # not defined here
+                connection = project.connection(each)
+                if system_for(connection.kind).tables is not None:
+                    found[connection] = None
+        return list(found)
+
+
+def count(tables: SqlTables, schema: str | None, table: str) -> int:
+    """Return how many rows a table has."""
+    with tables.driver.session("read") as session:
+        return int(session.value(f"SELECT count(*) FROM {tables.table(schema, table)}"))

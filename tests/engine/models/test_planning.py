@@ -1,0 +1,114 @@
+"""The plan of changes on each database, with types as it has them."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+import weft
+from weft.engine.models.build import ModelRun
+from weft.engine.models.inputs import Observer
+from weft.engine.models.planning import PlannedStep, drop, make_plan
+from weft.engine.models.survey import Survey
+from weft.pipelines import model_files
+from weft.pipelines.models import models
+from weft.project import Project
+from weft.testing import table_rows
+
+
+@pytest.fixture(autouse=True)
+def orders(streams: Project) -> None:
+    @weft.stream(fields={"id": "int64", "city": "string", "total": "float64", "at": "timestamp"})
+    def orders() -> None:
+        pass
+
+    weft.publish_sync("orders", {"id": 1, "city": "Oslo", "total": 2.5, "at": datetime(2026, 1, 1, tzinfo=UTC)})
+
+
+def declare(name: str, text: str) -> None:
+    file = Path(f"{name}.sql")
+    file.write_text(text)
+    model_files.declare(file)
+
+
+def plan(sample: int = 0) -> list[PlannedStep]:
+    with Observer() as observer:
+        return make_plan(Survey(observer), sample=sample)
+
+
+def apply() -> None:
+    for step in plan():
+        ModelRun(models()[step.model], f"test {uuid4()}", datetime.now(UTC), full=step.full).execute()
+
+
+def test_plan_and_apply(streams: Project) -> None:
+    @weft.model(dependencies=["orders"])
+    def daily(orders: Any) -> Any:
+        return orders.group_by("city").aggregate(n=orders.count(), last=orders["at"].max())
+
+    declare("shown", "SELECT city, n FROM daily")
+    declare("history", "-- materialise: scd2\n-- key: city\nSELECT * FROM daily")
+    assert [(each.model, each.change) for each in plan(1)] == [("daily", "new"), ("shown", "new"), ("history", "new")]
+    apply()
+    assert plan() == []
+    streams.pipelines.pop("daily")
+
+    @weft.model(name="daily", dependencies=["orders"])
+    def changed(orders: Any) -> Any:
+        return orders.group_by("city").aggregate(n=orders.id.max().cast("string"))
+
+    found = plan(1)
+    assert [(each.model, each.change, each.full) for each in found] == [
+        ("daily", "changed", False),
+        ("shown", "dependent", False),
+        ("history", "dependent", False),
+    ]
+    daily_step, shown_step, history_step = found
+    assert daily_step.dropped == ["last"] and list(daily_step.retyped) == ["n"]
+    assert list(shown_step.retyped) == ["n"] and history_step.dropped == ["last"]
+    assert daily_step.after == [{"city": "Oslo", "n": "1"}] == shown_step.after
+    apply()
+    assert table_rows("shown") == [{"city": "Oslo", "n": "1"}]
+    assert plan() == []
+
+
+def test_view_over_a_model_that_changes() -> None:
+    declare("base", "SELECT id, city FROM orders")
+    declare("seen", "-- materialise: view\nSELECT id FROM base")
+    apply()
+    declare("base", "SELECT id, total FROM orders")
+    apply()
+    assert [each["id"] for each in table_rows("seen")] == [1]
+    assert plan() == []
+
+
+def test_removed_model_is_dropped(streams: Project) -> None:
+    declare("base", "SELECT id, city FROM orders")
+    declare("seen", "-- materialise: view\nSELECT id FROM base")
+    apply()
+    streams.pipelines.clear()
+    found = plan()
+    assert [(each.model, each.change, each.rows) for each in found] == [
+        ("seen", "removed", None),
+        ("base", "removed", 1),
+    ]
+    with Observer() as observer:
+        for step in found:
+            drop(Survey(observer), step)
+    assert plan() == []
+
+
+@pytest.mark.spark
+@pytest.mark.brief("sqlite")
+def test_sample_of_a_query_on_spark() -> None:
+    declare("loud", "-- engine: spark\n-- materialise: merge\n-- key: id\nSELECT id, upper(city) AS city FROM orders")
+    (step,) = plan(1)
+    assert (step.before, step.after) == (None, [{"id": 1, "city": "OSLO"}])
+    apply()
+    declare("loud", "-- engine: spark\n-- materialise: merge\n-- key: id\nSELECT id, lower(city) AS city FROM orders")
+    (step,) = plan(1)
+    assert (step.before, step.after) == ([{"id": 1, "city": "OSLO"}], [{"id": 1, "city": "oslo"}])
