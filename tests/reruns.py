@@ -1,9 +1,8 @@
-"""Tests whose outcome may depend on a moment, and what becomes of them when they fail.
+"""What becomes of tests that fail.
 
-@pytest.mark.timing    depends on processes, signals or time
-
-With `--rerun-list FILE`, a run in which only such tests failed writes their names to FILE; tools/run-tests then runs
-them again, alone. `--repeat N` runs each test N times (make flaky).
+With `--rerun-list FILE`, a run in which few tests failed writes their names to FILE; tools/run-tests then runs them
+again, alone. A virtual machine that is moved stands still for a minute or two: leases run out, and whatever waits gives
+up. `--repeat N` runs each test N times (make flaky).
 """
 
 from __future__ import annotations
@@ -14,10 +13,9 @@ from pathlib import Path
 import pytest
 
 # More than this many at once are not a matter of a moment: the machine or the code is broken.
-MOST = 10
+MOST = 20
 
-_failed: dict[str, bool] = {}
-"""By test, whether it is marked."""
+_failed: set[str] = set()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -42,11 +40,11 @@ def _again(item: pytest.Item, number: int) -> pytest.Item:
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     if report.failed:
-        _failed[report.nodeid] = "timing" in report.keywords
+        _failed.add(report.nodeid)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     path = session.config.getoption("--rerun-list")
     is_worker = hasattr(session.config, "workerinput")
-    if path and not is_worker and 0 < len(_failed) <= MOST and all(_failed.values()):
+    if path and not is_worker and 0 < len(_failed) <= MOST:
         Path(path).write_text("".join(f"{each}\n" for each in sorted(_failed)))

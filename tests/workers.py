@@ -53,7 +53,8 @@ def plain(event: dict[str, Any]) -> dict[str, Any]:
 def drain(stream: Any, consumer: str = "drain", batch_size: int = 1000) -> list[dict[str, Any]]:
     """Everything that a consumer has not seen, acknowledged."""
     found: list[dict[str, Any]] = []
-    while events := weft.consume_sync(stream, consumer, batch_size=batch_size):
+    # Longer than a machine stands still that is moved while tests run.
+    while events := weft.consume_sync(stream, consumer, batch_size=batch_size, lease=3600):
         weft.ack_sync(stream, consumer, events)
         found += events
     return found

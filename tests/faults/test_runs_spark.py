@@ -13,11 +13,13 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from commands import Commands
 from faults.runs import Place, Repeat, place  # noqa: F401 - fixtures
+from lent_session import lent_session
 from pipelines.conftest import database  # noqa: F401 - fixture
 
 pytestmark = pytest.mark.timing
@@ -88,7 +90,8 @@ class Copy:
         # What comes meanwhile is read by this run or by the next.
         self.add()
         self.place.at(self.slot, 20)
-        ended = self.commands.run(self.place, "run-due")
+        with lent_session() as variables:
+            ended = self.commands.run(self.place, "run-due", **variables)
         assert ended.code == 0, ended
         found = self.loaded()
         assert found in (wanted, self.ids)
@@ -101,8 +104,7 @@ class Copy:
 
 
 @pytest.fixture
-def copy(place: Place, commands: Commands, project: Path) -> Iterator[Copy]:  # noqa: F811
-    pytest.importorskip("pyspark")
+def copy(place: Place, commands: Commands, project: Path, plain_spark: Any) -> Iterator[Copy]:  # noqa: F811
     place.declare(PIPELINE)
     (project / "sitecustomize.py").write_text(AT_START)
     path = os.pathsep.join(filter(None, (str(project), os.environ.get("PYTHONPATH"))))
@@ -121,7 +123,7 @@ def test_killed_at_each_step(copy: Copy, count: Repeat) -> None:
         pytest.skip("in full: the run is the same for every target")
     rounds = count(10)
     for number in range(rounds):
-        # Each is two starts of Spark: in brief one, of what a run without Spark does not have (test_runs_killed).
+        # Each is a start of Spark: in brief one, of what a run without Spark does not have (test_runs_killed).
         for at, step in enumerate(STEPS if rounds > 1 else ()):
             copy.interrupted(at=at, is_last=step == STEPS[-1])
         for turn, step in enumerate(TASK_STEPS):

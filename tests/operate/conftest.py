@@ -1,6 +1,6 @@
 """A fresh run log on each database, and a stream for streaming pipelines.
 
-def test_something(log):         runs on SQLite, PostgreSQL, MariaDB, DuckDB and in memory (-k duckdb: on that one)
+def test_something(log):         runs on SQLite, PostgreSQL, MariaDB, DuckDB, S3 and memory (-k duckdb: on that one)
 def test_something(log_url):     the same without memory: an empty database that several processes can open
 def test_something(numbers):     a stream of a fresh project
 """
@@ -13,17 +13,36 @@ from typing import Any
 
 import pytest
 
+import object_servers
 import servers
 import weft
 from weft.operate.runlog import RunLog, open_run_log
 from weft.project import Project, use
 
-KINDS = ["sqlite", "postgres", "mysql", "duckdb"]
+KINDS = [
+    *("sqlite", "postgres", "mysql", "duckdb", "s3"),
+    *(pytest.param(kind, marks=pytest.mark.full) for kind in ("azure", "gcs")),
+]
 
 
 def _url(kind: str, folder: Path, shared_server: Callable[[str], servers.Server]) -> Iterator[str]:
     if kind == "memory":
         yield "memory://"
+    elif kind == "s3":
+        server: Any = shared_server("s3")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("AWS_ACCESS_KEY_ID", "me")
+            patch.setenv("AWS_SECRET_ACCESS_KEY", "hunter2")
+            yield f"s3://{server.create_bucket()}/a/b?region=us-east-1&endpoint={server.url()}"
+    elif kind == "azure":
+        server = shared_server("azure")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("AZURE_STORAGE_ACCOUNT_KEY", object_servers.KEY)
+            account = object_servers.ACCOUNT
+            yield f"azureblob://{account}/{server.create_container()}/a?endpoint={server.url()}/{account}"
+    elif kind == "gcs":
+        server = shared_server("gcs")
+        yield f"gcs://{server.create_bucket()}/a/b?endpoint={server.url()}"
     elif kind in ("sqlite", "duckdb"):
         yield f"{kind}:///{folder / 'log.db'}"
     else:

@@ -16,7 +16,6 @@ from weft.errors import DeclarationError
 from weft.operate.heartbeat import heartbeat
 from weft.operate.records import ClaimedRun, RefusedClaim
 from weft.operate.runlog import RunLog, open_run_log
-from weft.operate.runlog_tables import instant
 from weft.pipelines.schedule import Schedule
 from workers import start, started
 
@@ -200,9 +199,7 @@ def test_a_heart_keeps_a_short_lease(log: RunLog) -> None:
     run = granted(log, lease_seconds=1.5)
 
     def lease_end() -> datetime | None:
-        with log._book.session("read") as session:
-            ((end,),) = session.rows(f"SELECT expires_at FROM {log._book.claims}")
-            return instant(end)
+        return log._book.locked(run.pipeline, lambda records: records.claim.expires_at)
 
     began = lease_end()
     with heartbeat(log, run):
@@ -292,3 +289,77 @@ def test_eight_processes_and_each_slot_runs_once(
     with open_run_log(log_url) as log:
         attempts = log.runs(limit=1000)
         assert len(attempts) == slots and {attempt.status for attempt in attempts} == {"succeeded"}
+
+
+# ----------------------------------------------------------------------------------------------------- pause and cancel
+
+
+def test_a_pipeline_that_is_paused(log: RunLog) -> None:
+    assert log.pause(PIPELINE) and not log.pause(PIPELINE)
+    assert refused(log).why == "paused"
+    assert log.latest([PIPELINE])[PIPELINE].paused_at is not None
+    by_hand = log.claim(PIPELINE)
+    assert isinstance(by_hand, ClaimedRun)
+    assert log.finish(by_hand, "succeeded")
+    worker = log.claim(PIPELINE, by_hand=False)
+    assert isinstance(worker, RefusedClaim) and worker.why == "paused"
+    assert log.resume(PIPELINE) and not log.resume(PIPELINE)
+    assert log.finish(granted(log), "succeeded")
+    assert log.latest([PIPELINE])[PIPELINE].paused_at is None
+
+
+def test_a_run_that_is_cancelled_while_it_works(log: RunLog) -> None:
+    run = granted(log, attempts_allowed=3)
+    assert log.heartbeat(run) and not log.is_cancelled(run)
+    assert log.cancel(PIPELINE, run.run_id) == "asked"
+    assert not log.is_cancelled(run)
+    assert log.heartbeat(run) and log.is_cancelled(run)
+    assert log.finish(run, "cancelled", error="The run was cancelled.")
+    assert refused(log, attempts_allowed=3).why == "cancelled"
+    state = log.latest([PIPELINE])[PIPELINE]
+    assert (state.status, state.failures) == ("cancelled", 0)
+    assert log.cancel(PIPELINE, run.run_id) == "ended"
+    # The next slot is another run, and a manual one does not go on with what was cancelled.
+    again = granted(log, NEXT)
+    assert log.heartbeat(again) and not log.is_cancelled(again)
+    assert log.finish(again, "failed")
+    assert log.cancel(PIPELINE, again.run_id) == "cancelled"
+    manual = log.claim(PIPELINE)
+    assert isinstance(manual, ClaimedRun) and manual.run_id not in (run.run_id, again.run_id)
+
+
+def test_a_retry_that_is_cancelled(log: RunLog) -> None:
+    run = granted(log, attempts_allowed=3)
+    assert log.finish(run, "failed", error="no", retry_in=0)
+    assert log.cancel(PIPELINE, run.run_id) == "cancelled"
+    assert refused(log, attempts_allowed=3).why == "cancelled"
+    (attempt,) = log.run(run.run_id)
+    assert (attempt.status, attempt.error, attempt.retry_at) == ("cancelled", "no", None)
+    assert log.cancel(PIPELINE, "no such run") == "ended"
+
+
+def test_a_dead_run_that_is_cancelled(log: RunLog) -> None:
+    run = granted(log, attempts_allowed=3, lease_seconds=0)
+    assert log.cancel(PIPELINE, run.run_id) == "cancelled"
+    assert not log.heartbeat(run)
+    assert refused(log, attempts_allowed=3).why == "cancelled"
+
+
+def test_a_cancel_that_the_run_did_not_hear_of(log: RunLog) -> None:
+    run = granted(log, attempts_allowed=3)
+    assert log.cancel(PIPELINE, run.run_id) == "asked"
+    assert log.finish(run, "failed", error="no", retry_in=0)
+    assert refused(log, attempts_allowed=3).why == "cancelled"
+    killed = granted(log, NEXT, attempts_allowed=3, lease_seconds=60)
+    assert log.cancel(PIPELINE, killed.run_id) == "asked"
+    log._book.locked(PIPELINE, lambda records: records.change({"expires_at": datetime(2000, 1, 1, tzinfo=UTC)}))
+    assert refused(log, NEXT, attempts_allowed=3).why == "cancelled"
+    assert log.latest([PIPELINE])[PIPELINE].failures == 0
+
+
+def test_attempts_that_are_used_up_are_over(log: RunLog) -> None:
+    for _ in range(4):
+        granted(log, attempts_allowed=1, lease_seconds=0)
+    assert refused(log, attempts_allowed=1).why == "exhausted"
+    last = log.latest([PIPELINE])[PIPELINE].scheduled
+    assert last is not None and (last.status, last.retry_at) == ("failed", None)

@@ -128,6 +128,24 @@ def test_memory_logs_are_apart() -> None:
         assert other.runs() == []
 
 
+def test_old_runs_are_forgotten(log: RunLog) -> None:
+    failed = log.claim("orders")
+    assert isinstance(failed, ClaimedRun)
+    log.finish(failed, "failed", error="no")
+    for _ in range(30):
+        run_once(log, "orders", slot=None)
+    run_once(log, "other", slot=None)
+
+    log.forget("orders", 3)
+
+    *succeeded, first = log.runs("orders")
+    # Those that began in the same moment as the oldest of the three are kept too.
+    assert 3 <= len(succeeded) < 20
+    assert first.status == "failed"
+    assert len(log.runs("other")) == 1
+    assert log.latest(["orders"])["orders"].status == "succeeded"
+
+
 # ---------------------------------------------------------------------------------------------------------------- texts
 
 

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,14 @@ import pytest
 
 import servers
 import weft
+from weft.cli.pipelines import stopped_by_signals
 from weft.engine import run as engine
 from weft.operate import alerts
 from weft.operate.alerts import Alert, Alerter, Alerters
 from weft.operate.records import Attempt, ClaimedRun
 from weft.operate.runlog import RunLog, open_run_log
 from weft.operate.runner import Outcome, Runner
+from weft.operate.spool import FILE
 from weft.pipelines.declare import Pipeline
 from weft.project import Project, use
 from weft.testing import table_rows
@@ -251,6 +254,7 @@ def test_a_log_that_cannot_be_written(
         fresh.clock = NOON.timestamp
         hourly("copy")
         for _ in range(2):
+            (project / FILE).unlink(missing_ok=True)
             with caplog.at_level(logging.WARNING), open_run_log(place, or_memory=True) as log:
                 (outcome,) = Runner(log, engine.PipelineRun).run_due()
             assert outcome.status == "succeeded"
@@ -320,3 +324,86 @@ def test_alerters_that_hang_or_fail(
     assert any("hangs did not answer" in each for each in messages)
     assert any("broken failed" in each for each in messages)
     assert [(each.pipeline, each.status) for each in site.log.runs()] == [("second", "succeeded"), ("first", "failed")]
+
+
+# ---------------------------------------------------------------------------------------------------- pause and cancel
+
+
+def test_a_paused_pipeline_is_not_due(site: Site) -> None:
+    hourly("copy")
+    site.log.pause("copy")
+    assert site.due(NOON) == []
+    assert [each.why for each in site.runner.due()] == ["paused"]
+    assert site.runner.run(site.project.pipelines["copy"]).status == "succeeded"
+    site.log.resume("copy")
+    assert statuses(site.due(NOON + HOUR)) == {"copy": "succeeded"}
+
+
+@pytest.mark.timing
+def test_a_run_is_cancelled_while_it_works(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RunLog, "claim", partialmethod(RunLog.claim, lease_seconds=0.6))
+    ended = threading.Event()
+
+    def rows() -> list[dict[str, int]]:
+        state = site.log.latest(["copy"])["copy"]
+        assert state.last is not None
+        assert site.log.cancel("copy", state.last.run_id) == "asked"
+        ended.wait(60)
+        return [{"n": 1}]
+
+    runner, outcomes = site.runner, []
+    with stopped_by_signals(runner, outcomes, "json"):
+        outcome = runner.run(hourly("copy", rows), slot=NOON)
+    assert outcome.status == "cancelled" and "was cancelled" in str(outcome.error)
+    assert [each.status for each in site.log.runs("copy")] == ["cancelled"]
+    assert site.due(NOON) == [] and site.told.events == []
+    assert not Path(".weft/weft.db").exists()
+
+
+@pytest.mark.timing
+def test_a_cancelled_run_commits_nothing(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a thread that cannot be interrupted, as those of a worker."""
+    monkeypatch.setattr(RunLog, "claim", partialmethod(RunLog.claim, lease_seconds=0.6))
+
+    def rows() -> list[dict[str, int]]:
+        state = site.log.latest(["copy"])["copy"]
+        assert state.last is not None
+        site.log.cancel("copy", state.last.run_id)
+        return [{"n": 1}]
+
+    outcome = site.runner.run(hourly("copy", rows), slot=NOON)
+    assert outcome.status == "cancelled"
+    assert [each.status for each in site.log.runs("copy")] == ["cancelled"]
+    assert not Path(".weft/weft.db").exists()
+
+
+# ------------------------------------------------------------------------------------------------------------- catch up
+
+
+def test_missed_slots_are_caught_up(site: Site) -> None:
+    hourly("all", catchup=True)
+    hourly("latest")
+    site.due(NOON)
+    site.due(NOON + 4 * HOUR)
+    assert site.slots("all") == [NOON + n * HOUR for n in range(5)]
+    assert site.slots("latest") == [NOON, NOON + 4 * HOUR]
+    assert site.due(NOON + 4 * HOUR) == []
+
+
+def test_a_slot_that_fails_holds_up_the_later_ones_until_it_is_given_up(site: Site) -> None:
+    fails = iter([False, True, True, False, False])
+
+    def rows() -> list[dict[str, int]]:
+        if next(fails):
+            raise ValueError("no")
+        return [{"n": 1}]
+
+    hourly("all", rows, catchup=True, retry={"max_attempts": 2, "backoff": "fixed", "base": 0.001})
+    site.due(NOON)
+    assert [each.status for each in site.due(NOON + 3 * HOUR)] == ["failed"]
+    outcomes = site.due(NOON + 3 * HOUR)
+    assert [(each.slot, each.status) for each in outcomes] == [
+        (NOON + HOUR, "failed"),
+        (NOON + 2 * HOUR, "succeeded"),
+        (NOON + 3 * HOUR, "succeeded"),
+    ]

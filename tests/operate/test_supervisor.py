@@ -355,7 +355,7 @@ def test_the_command_and_the_functions_take_the_same() -> None:
     from weft.cli.consume import consume
 
     taken = {each.name: each.default for each in consume.params}
-    assert set(OPTIONS) == taken.keys() - {"what", "every", "modules", "output"}
+    assert set(OPTIONS) == taken.keys() - {"what", "every", "modules", "output", "no_engine"}
     given = {name: taken[name] for name in ("metrics_host", "min_backoff_ms", "max_backoff_ms")}
     assert Running(**given) == Running()
     for function in (weft.run_streaming_pipeline, weft.run_pipeline):

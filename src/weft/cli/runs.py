@@ -1,7 +1,9 @@
-"""`weft runs list | show` and `weft logs`: what became of runs."""
+"""`weft runs list | show | cancel`, `weft logs`, `weft pause` and `weft resume`."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -12,6 +14,7 @@ from weft.cli.common import (
     ago,
     first_line,
     format_option,
+    module_option,
     one_line,
     print_json,
     print_table,
@@ -20,19 +23,19 @@ from weft.cli.common import (
     unused_module_option,
 )
 from weft.cli.pipelines import counts_text, load_warnings, open_runner
-from weft.errors import NotFoundError, did_you_mean
+from weft.errors import DeclarationError, NotFoundError, did_you_mean, unknown
 from weft.project import current
 
 if TYPE_CHECKING:
     from weft.operate.records import Attempt
     from weft.operate.runner import Runner
 
-_STATUSES = ["running", "succeeded", "failed", "interrupted", "skipped"]
+_STATUSES = ["running", "succeeded", "failed", "interrupted", "cancelled", "skipped"]
 
 
 @click.group()
 def runs() -> None:
-    """List runs, and show what became of one."""
+    """List and cancel runs, and show what became of one."""
 
 
 @runs.command("list")
@@ -111,6 +114,70 @@ def show(run_id: str, run_log: str | None, output: str) -> None:
                 click.echo("  " + text.replace("\n", "\n  "))
         if each.retry_at is not None:
             click.echo(f"  tried again after {time_text(each.retry_at)}")
+
+
+@runs.command()
+@click.argument("run_id")
+@unused_module_option
+@run_log_option
+def cancel(run_id: str, run_log: str | None) -> None:
+    """End the run RUN_ID, wherever it runs, and do not try it again.
+
+    The process that works on it finds out at its next heartbeat, within 20 seconds. What is not committed is undone.
+    """
+    with open_runner(run_log, or_memory=False) as runner:
+        attempts = runner.log.run(run_id)
+        if not attempts:
+            raise NotFoundError(f"There is no run {run_id!r} in {runner.log.shown}.", hint="List them: weft runs list")
+        last = attempts[-1]
+        found = runner.log.cancel(last.pipeline, run_id)
+    if found == "asked":
+        click.echo(f"The process {last.pid} on {last.host} ends {last.pipeline} within 20 seconds.")
+    elif found == "cancelled":
+        click.echo(f"{last.pipeline} is not tried again for this run.")
+    else:
+        raise DeclarationError(f"The run {run_id} of {last.pipeline} has ended: {last.status}.")
+
+
+@click.command()
+@click.argument("names", nargs=-1, required=True, metavar="NAME...")
+@module_option
+@run_log_option
+def pause(names: tuple[str, ...], run_log: str | None) -> None:
+    """Stop following the schedule of each NAME, or the inputs of a model, until `weft resume`.
+
+    run-due, the scheduler and the worker leave it out; what runs now goes on. `weft run NAME` runs it all the same.
+    """
+    with _open_to_change(names, run_log) as runner:
+        for name in names:
+            is_new = runner.log.pause(name)
+            click.echo(f"{name} is paused{'' if is_new else ' already'}. To go on: weft resume {name}")
+
+
+@click.command()
+@click.argument("names", nargs=-1, required=True, metavar="NAME...")
+@module_option
+@run_log_option
+def resume(names: tuple[str, ...], run_log: str | None) -> None:
+    """Follow the schedule of each NAME, or the inputs of a model, again.
+
+    Slots that passed meanwhile are run only with catchup.
+    """
+    with _open_to_change(names, run_log) as runner:
+        for name in names:
+            was_paused = runner.log.resume(name)
+            click.echo(f"{name} goes on." if was_paused else f"{name} was not paused.")
+
+
+@contextmanager
+def _open_to_change(names: Sequence[str], run_log: str | None) -> Iterator[Runner]:
+    """Open the log to change what it has of pipelines, which are declared or known to it."""
+    with open_runner(run_log, or_memory=False) as runner:
+        known = {*current().pipelines, *runner.log.latest(None)}
+        for name in names:
+            if name not in known:
+                raise unknown("pipeline", name, known)
+        yield runner
 
 
 @click.command()

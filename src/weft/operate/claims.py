@@ -1,49 +1,25 @@
-"""Claims: what a claim, a heartbeat and a finish do inside their one transaction.
+"""Claims: what a claim, a heartbeat and a finish do to the records of a pipeline.
 
-The row of the pipeline in `weft.claims` is locked before anything is read, so two callers never decide at once. Leases
-are judged by the database's clock alone, so hosts need not agree about the time. Each grant increments `fence`: a
-process with an older one has lost the claim and changes nothing.
+Two callers never decide at once: a store locks the records, or refuses the change of who was slower. Leases are judged
+by the store's clock alone, so hosts need not agree about the time. Each grant increments `fence`: a process with an
+older one has lost the claim and changes nothing.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from datetime import datetime, timedelta
 from hashlib import blake2b
-from typing import Any
+from typing import Any, Literal
 from uuid import uuid4
 
 from weft.operate.records import Attempt, ClaimedRun, RefusedClaim, slot_text
-from weft.operate.runlog_tables import LogTables, instant
+from weft.operate.run_store import Claim, LockedPipeline, attempt_text
 from weft.systems import process
-from weft.systems.sql.driver import Session
 
 FREE_INTERRUPTIONS = 3
 """A killed attempt is not a failed one: so many of a run do not count. Beyond that it may be the run that kills."""
-
-
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """A pipeline's row, locked."""
-
-    pipeline: str
-    fence: int
-    run_id: str | None
-    attempt: int | None
-    owner: str | None
-    expires_at: datetime | None
-    failures: int
-    now: datetime
-    """By the database's clock."""
-
-    @property
-    def is_live(self) -> bool:
-        return is_live(self.owner, self.expires_at, self.now)
-
-
-def is_live(owner: str | None, expires_at: datetime | None, now: datetime) -> bool:
-    """Return whether a lease has time left and its process still runs."""
-    return owner is not None and expires_at is not None and expires_at > now and not process.has_ended(owner)
 
 
 def slot_id(pipeline: str, slot: datetime, *more: str) -> str:
@@ -51,43 +27,31 @@ def slot_id(pipeline: str, slot: datetime, *more: str) -> str:
     return blake2b("\0".join((pipeline, slot_text(slot), *more)).encode(), digest_size=12).hexdigest()
 
 
-def lock(session: Session, book: LogTables, pipeline: str) -> Claim | None:
-    """Lock the pipeline's row until the transaction ends, and return it."""
-    row = session.row(
-        f"SELECT fence, run_id, attempt, owner, expires_at, failures, {book.now} FROM {book.claims} "
-        f"WHERE pipeline = ?{book.for_update}",
-        (pipeline,),
-    )
-    if row is None:
-        return None
-    fence, run_id, attempt, owner, expires_at, failures, now = row
-    moment = instant(now)
-    assert moment is not None
-    return Claim(pipeline, fence, run_id, attempt, owner, instant(expires_at), failures, moment)
-
-
 def grant(
-    session: Session,
-    claim: Claim,
+    records: LockedPipeline,
     *,
-    book: LogTables,
     slot: datetime | None,
     attempts_allowed: int,
     lease_seconds: float,
     resume: bool,
+    by_hand: bool,
 ) -> ClaimedRun | RefusedClaim:
     """Begin an attempt, or return why not. Either way, an attempt whose process is gone is recorded as interrupted."""
-    attempts = book.attempts_at(session, slot_id(claim.pipeline, slot)) if slot is not None else []
-    if attempts and attempts[-1].status == "succeeded":
-        return RefusedClaim("succeeded", claim.pipeline, attempts[-1])
-    previous = book.attempts_at(session, claim.run_id) if claim.run_id is not None else []
+    claim = records.claim
+    attempts = records.attempts_at(slot_id(claim.pipeline, slot), slot) if slot is not None else []
+    if attempts and attempts[-1].status in ("succeeded", "cancelled"):
+        why: Any = attempts[-1].status
+        return RefusedClaim(why, claim.pipeline, attempts[-1])
+    previous = records.attempts_at(claim.run_id) if claim.run_id is not None else []
     last = previous[-1] if previous else None
     if claim.is_live:
         return RefusedClaim("running", claim.pipeline, last)
+    if claim.paused_at is not None and not by_hand:
+        return RefusedClaim("paused", claim.pipeline, last)
     interrupted_now, failures = None, claim.failures
     if claim.owner is not None and last is not None:
-        last = interrupted_now = _interrupt(session, book, claim, last)
-        failures += 1
+        last = interrupted_now = _interrupt(records, last)
+        failures += last.status == "interrupted"
     allowed = None
     if slot is not None:
         run_id = slot_id(claim.pipeline, slot)
@@ -96,12 +60,18 @@ def grant(
             attempts[-1] = interrupted_now
         interrupted = sum(each.status == "interrupted" for each in attempts)
         allowed = attempts_allowed + min(interrupted, FREE_INTERRUPTIONS)
+        if attempts and attempts[-1].status == "cancelled":
+            return RefusedClaim("cancelled", claim.pipeline, attempts[-1])
         if len(attempts) >= allowed:
-            return RefusedClaim("exhausted", claim.pipeline, attempts[-1], gave_up=died_now)
+            last = attempts[-1]
+            if last.status != "failed" or last.retry_at is not None:
+                # So that nobody takes it for one that is tried again.
+                records.end(run_id, last.attempt, {"status": "failed", "retry_at": None}, last.status)
+            return RefusedClaim("exhausted", claim.pipeline, last, gave_up=died_now)
         if attempts and attempts[-1].retry_at is not None and attempts[-1].retry_at > claim.now:
             return RefusedClaim("waiting", claim.pipeline, attempts[-1])
         number = len(attempts) + 1
-    elif resume and last is not None and last.status != "succeeded":
+    elif resume and last is not None and last.status not in ("succeeded", "cancelled"):
         run_id, slot, number = last.run_id, last.slot, last.attempt + 1
     else:
         run_id, number = uuid4().hex[:24], 1
@@ -117,26 +87,30 @@ def grant(
         lease_seconds=lease_seconds,
         started_at=claim.now,
     )
-    _begin(session, book, run)
+    _begin(records, run)
     return run
 
 
-def _begin(session: Session, book: LogTables, run: ClaimedRun) -> None:
+def attempt_of(run: ClaimedRun, values: Mapping[str, Any]) -> Attempt:
+    """Return the record of a claimed attempt, with more values of it."""
     host, pid = process.host_of(run.owner)
-    book.insert(
-        session,
-        {
-            "run_id": run.run_id,
-            "attempt": run.attempt,
-            "pipeline": run.pipeline,
-            "slot": run.slot,
-            "status": "running",
-            "host": host,
-            "pid": pid,
-            "owner": run.owner,
-            "started_at": run.started_at,
-        },
-    )
+    known = {
+        "run_id": run.run_id,
+        "attempt": run.attempt,
+        "pipeline": run.pipeline,
+        "slot": run.slot,
+        "status": "running",
+        "host": host,
+        "pid": pid,
+        "owner": run.owner,
+        "started_at": run.started_at,
+    }
+    return Attempt(**{**dict.fromkeys(Attempt.__slots__), **known, **values})
+
+
+def _begin(records: LockedPipeline, run: ClaimedRun) -> None:
+    begun = attempt_of(run, {})
+    records.add({name: value for name in Attempt.__slots__ if (value := getattr(begun, name)) is not None})
     changes: dict[str, Any] = {
         "fence": run.fence,
         "run_id": run.run_id,
@@ -145,31 +119,46 @@ def _begin(session: Session, book: LogTables, run: ClaimedRun) -> None:
         "expires_at": run.started_at + timedelta(seconds=run.lease_seconds),
         # A pipeline that runs is not skipped any more. Start and skip may have the same time, so that cannot decide.
         "skip_run_id": None,
+        "cancelled": None,
     }
     if run.slot is not None:
         changes |= {"slot_run_id": run.run_id, "slot_attempt": run.attempt}
-    book.update(session, book.claims, changes, "pipeline = ?", (run.pipeline,))
+    records.change(changes)
 
 
-def _interrupt(session: Session, book: LogTables, claim: Claim, last: Attempt) -> Attempt:
+def _interrupt(records: LockedPipeline, last: Attempt) -> Attempt:
     """Record that the owner is gone, and release its claim."""
+    claim = records.claim
     assert claim.owner is not None
     ended = "has ended" if process.has_ended(claim.owner) else "was silent for longer than its lease"
     error = f"The process {last.pid} on {last.host} {ended}."
-    book.update(
-        session,
-        book.runs,
-        {"status": "interrupted", "finished_at": claim.now, "error": error},
-        "run_id = ? AND attempt = ? AND status = 'running'",
-        (last.run_id, last.attempt),
-    )
-    release(session, book, claim, {"failures": claim.failures + 1})
-    return replace(last, status="interrupted", finished_at=claim.now, error=error)
+    is_cancelled = claim.cancelled == attempt_text(last.run_id, last.attempt)
+    status = "cancelled" if is_cancelled else "interrupted"
+    end: dict[str, Any] = {"status": status, "finished_at": claim.now, "error": error}
+    records.end(last.run_id, last.attempt, end)
+    release(records, {"failures": claim.failures + (not is_cancelled)})
+    return replace(last, **end)
 
 
-def release(session: Session, book: LogTables, claim: Claim, changes: dict[str, Any]) -> None:
-    book.update(session, book.claims, {"owner": None, "expires_at": None, **changes}, "pipeline = ?", (claim.pipeline,))
+def release(records: LockedPipeline, changes: dict[str, Any]) -> None:
+    records.change({"owner": None, "expires_at": None, "cancelled": None, **changes})
 
 
-def holds(claim: Claim | None, run: ClaimedRun) -> bool:
-    return claim is not None and claim.fence == run.fence and claim.owner == run.owner
+def cancel(records: LockedPipeline, run_id: str) -> Literal["asked", "cancelled", "ended"]:
+    """Ask the process that works on a run to end it; or keep one that waits for its next attempt from being tried."""
+    claim, attempts = records.claim, records.attempts_at(run_id)
+    last = attempts[-1] if attempts else None
+    if claim.run_id == run_id and claim.is_live:
+        records.change({"cancelled": attempt_text(run_id, claim.attempt)})
+        return "asked"
+    if last is None or last.status not in ("running", "failed", "interrupted"):
+        return "ended"
+    ended = last.finished_at or claim.now
+    records.end(run_id, last.attempt, {"status": "cancelled", "finished_at": ended, "retry_at": None}, last.status)
+    if claim.run_id == run_id:
+        release(records, {})
+    return "cancelled"
+
+
+def holds(claim: Claim, run: ClaimedRun) -> bool:
+    return claim.fence == run.fence and claim.owner == run.owner

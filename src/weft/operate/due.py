@@ -23,7 +23,8 @@ class Due:
     state: PipelineState
     is_due: bool
     why: str
-    """`due`, `retry`, `done`, `running`, `waiting on upstream: …`, `retry at …`, `gave up`, `no schedule`."""
+    """`due`, `retry`, `done`, `running`, `waiting on upstream: …`, `retry at …`, `gave up`, `cancelled`, `paused`,
+    `no schedule`."""
     waits_for: tuple[str, ...] = ()
     """The upstream pipelines without a success that is new enough, where only these keep it from being due."""
 
@@ -55,22 +56,29 @@ def due_now(pipeline: Pipeline, states: dict[str, PipelineState], now: datetime)
     """Return whether a pipeline is due, by the states of all that it depends on."""
     state = states[pipeline.name]
     if pipeline.schedule is None:
-        return Due(pipeline, None, state, False, "no schedule")
+        return Due(pipeline, None, state, False, "no schedule" if state.paused_at is None else "paused")
     slot = pipeline.schedule.latest(now)
     done = state.scheduled
+    if pipeline.catchup and done is not None and done.slot is not None and done.slot < slot:
+        has_ended = done.status in ("succeeded", "cancelled") or (done.status == "failed" and done.retry_at is None)
+        slot = pipeline.schedule.next(done.slot) if has_ended else done.slot
     is_due, why = True, "due"
     if state.is_live:
         is_due, why = False, "running"
+    elif state.paused_at is not None:
+        is_due, why = False, "paused"
     elif done is not None and done.slot == slot:
         if done.status == "succeeded":
             is_due, why = False, "done"
+        elif done.status == "cancelled":
+            is_due, why = False, "cancelled"
         elif done.status == "failed" and done.retry_at is None:
             is_due, why = False, "gave up"
         elif done.retry_at is not None and done.retry_at > now:
             is_due, why = False, f"retry at {done.retry_at:%H:%M:%S}"
         else:
             why = "retry"
-    waits_for = _not_ready(pipeline, states, now) if is_due else ()
+    waits_for = _not_ready(pipeline, states, now) if is_due and pipeline.waits_for_upstream else ()
     if waits_for:
         is_due, why = False, f"waiting on upstream: {', '.join(waits_for)}"
     return Due(pipeline, slot, state, is_due, why, waits_for)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -11,6 +12,8 @@ from weft.operate.redaction import clean, project_secrets
 
 _FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 _KEPT_FILES = 1000
+BUILDS = "weft-build"
+"""The names of threads that each carry out a run of its own begin so: what one logs is not of the others' runs."""
 # One run that writes without end must not fill the disk.
 _MOST_BYTES = 10 * 1024 * 1024
 
@@ -35,6 +38,31 @@ class _BoundedFileHandler(logging.FileHandler):
         return clean(super().format(record), known=self._secrets)
 
 
+class _Verbose:
+    """The level of the root logger, for runs in several threads: the first sets it, the last sets it back."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._users = 0
+        self._before = logging.NOTSET
+
+    def begin(self, logger: logging.Logger) -> None:
+        with self._lock:
+            if self._users == 0:
+                self._before = logger.level
+                logger.setLevel(min(self._before, logging.INFO))
+            self._users += 1
+
+    def end(self, logger: logging.Logger) -> None:
+        with self._lock:
+            self._users -= 1
+            if self._users == 0:
+                logger.setLevel(self._before)
+
+
+_verbose = _Verbose()
+
+
 @contextmanager
 def captured(root: Path, run_id: str, attempt: int) -> Iterator[None]:
     """Write the messages of all loggers to the attempt's file while the block runs."""
@@ -48,16 +76,17 @@ def captured(root: Path, run_id: str, attempt: int) -> Iterator[None]:
         yield
         return
     handler.setFormatter(logging.Formatter(_FORMAT))
+    own = threading.current_thread().name
+    handler.addFilter(lambda record: record.threadName == own or not str(record.threadName).startswith(BUILDS))
     handler.setLevel(logging.INFO)
     root_logger = logging.getLogger()
-    before = root_logger.level
+    _verbose.begin(root_logger)
     root_logger.addHandler(handler)
-    root_logger.setLevel(min(before, logging.INFO))
     try:
         yield
     finally:
         root_logger.removeHandler(handler)
-        root_logger.setLevel(before)
+        _verbose.end(root_logger)
         handler.close()
 
 

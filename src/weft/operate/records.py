@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-Status = Literal["running", "succeeded", "failed", "interrupted", "skipped"]
+Status = Literal["running", "succeeded", "failed", "interrupted", "cancelled", "skipped"]
+ENDS: tuple[Status, ...] = ("succeeded", "failed", "interrupted", "cancelled")
+"""How an attempt may end."""
 COUNTS = ("rows_read", "inserted", "updated", "unchanged", "deleted", "quarantined", "late")
 """What is counted of an attempt."""
 
@@ -74,10 +76,11 @@ class RefusedClaim:
     """Why a pipeline may not run now.
 
     `succeeded`: the slot is done. `running`: another process holds the pipeline. `waiting`: its next attempt is not
-    due. `exhausted`: it has no attempt left.
+    due. `exhausted`: it has no attempt left. `cancelled`: somebody cancelled the slot. `paused`: until somebody
+    resumes the pipeline.
     """
 
-    why: Literal["succeeded", "running", "waiting", "exhausted"]
+    why: Literal["succeeded", "running", "waiting", "exhausted", "cancelled", "paused"]
     pipeline: str
     last: Attempt | None
     """The attempt that is the reason."""
@@ -92,6 +95,10 @@ class RefusedClaim:
             return f"{self.pipeline} is being run{by}{since}."
         if self.why == "waiting" and last and last.retry_at:
             return f"{self.pipeline} is tried again at {last.retry_at:%Y-%m-%d %H:%M:%S} UTC."
+        if self.why == "paused":
+            return f"{self.pipeline} is paused."
+        if self.why == "cancelled":
+            return f"{self.pipeline} was cancelled for this slot."
         if self.why == "succeeded":
             return f"{self.pipeline} has run for this slot."
         return f"{self.pipeline} has used up its attempts for this slot."
@@ -113,6 +120,8 @@ class PipelineState:
     """Attempts that did not succeed, since one did."""
     is_live: bool
     """Whether a process works on it now."""
+    paused_at: datetime | None = None
+    """Since when its schedule is not followed."""
 
     @property
     def status(self) -> Status | None:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Literal, Self
 from urllib.parse import unquote
 
 from weft import settings
@@ -27,40 +26,37 @@ from weft.errors import (
     nearest,
 )
 from weft.operate import claims
-from weft.operate.claims import Claim
-from weft.operate.records import COUNTS, Attempt, ClaimedRun, PipelineState, RefusedClaim, Status
+from weft.operate.records import COUNTS, ENDS, Attempt, ClaimedRun, PipelineState, RefusedClaim, Status
 from weft.operate.redaction import clean
-from weft.operate.runlog_tables import LogTables, attempt_of, instant, schemes
+from weft.operate.run_store import LockedPipeline, RunStore, attempt_text
+from weft.operate.runlog_objects import RunObjects
+from weft.operate.runlog_tables import LogTables, schemes
+from weft.operate.spool import Spool, record
 from weft.project import build_connection, current
 from weft.systems.base import Connection, system_for, system_for_url, url_scheme
 from weft.systems.file import MEMORY
-from weft.systems.sql.driver import Session
+from weft.systems.object_stores.opening import SCHEMES, is_object_store, open_objects
 
 logger = logging.getLogger("weft.operate")
 
 DEFAULT_FILE = ".weft/runs.db"
 LEASE_SECONDS = 60.0
 """An owner without a heartbeat for this long has lost its claim."""
-_NOT_OFFERED = ("s3", "gs", "gcs", "azure", "azureblob", "file")
-_EXAMPLES = "sqlite://runs.db, postgres://user:${PASSWORD}@host/database, mysql://… or memory://."
-# A query for more pipelines than this asks for all.
-_LISTED = 200
-_ENDS = ("succeeded", "failed", "interrupted")
-
-T = TypeVar("T")
+_EXAMPLES = "sqlite://runs.db, postgres://user:${PASSWORD}@host/database, s3://bucket/prefix or memory://."
 
 
 class RunLog:
-    """What `open_run_log` returns. Every operation is one short transaction.
+    """What `open_run_log` returns. Every operation is one short transaction, or one change of an object.
 
     `claim` and reads raise where the database cannot be reached. `heartbeat`, `finish` and `skip` do not: the work is
     not stopped by its log. The logger `weft.operate` warns once.
     """
 
-    def __init__(self, tables: LogTables, *, shown: str) -> None:
-        self._book = tables
-        self.shown = shown
-        """Where it is, without secrets."""
+    def __init__(self, book: RunStore, spool: Spool | None = None) -> None:
+        self._book, self.shown, self._spool = book, book.shown, spool
+        self._stands_in: set[str] | None = None
+        """The attempts that it began with, if it is in memory because another log could not be opened."""
+        self._cancelled: set[str] = set()
         self._warned = False
         self._warning = threading.Lock()
 
@@ -74,7 +70,12 @@ class RunLog:
         self.close()
 
     def close(self) -> None:
-        self._book.tables.close()
+        if self._stands_in is not None and self._spool is not None:
+            ended = [each for each in self._book.runs(None, None, None, 100_000) if each.status in ENDS]
+            new = [each for each in ended if attempt_text(each.run_id, each.attempt) not in self._stands_in]
+            if new:
+                self._spool.add(new[::-1])
+        self._book.close()
 
     # ----------------------------------------------------------------------------------------------------------- claims
 
@@ -86,6 +87,7 @@ class RunLog:
         attempts_allowed: int = 1,
         lease_seconds: float = LEASE_SECONDS,
         resume: bool = True,
+        by_hand: bool | None = None,
     ) -> ClaimedRun | RefusedClaim:
         """Return an attempt that only the caller may make, or why there is none.
 
@@ -93,20 +95,21 @@ class RunLog:
         Without one it is a manual run, which goes on with the pipeline's last run under the same `run_id` if that did
         not succeed; not with `resume=False`. Either is refused while another process works on the pipeline. A process
         that was killed or was silent for longer than its lease does not count: its attempt is recorded as interrupted.
-        Up to three such attempts of a slot are not counted among those allowed.
+        Up to three such attempts of a slot are not counted among those allowed. A pipeline that is paused runs only
+        `by_hand`, which is without a slot unless it is said.
         """
         if slot is not None and slot.tzinfo is None:
             raise DeclarationError("A slot needs a time zone.", hint="Use what Schedule.latest gives.")
         begin = partial(
             claims.grant,
-            book=self._book,
             slot=slot,
             attempts_allowed=attempts_allowed,
             lease_seconds=lease_seconds,
             resume=resume,
+            by_hand=slot is None if by_hand is None else by_hand,
         )
         try:
-            return self._locked(pipeline, begin)
+            return self._book.locked(pipeline, begin)
         except (ConnectionFailedError, StorageError) as error:
             raise type(error)(
                 f"{pipeline} cannot be claimed, so it was not run: {error.what}", hint=error.hint
@@ -115,14 +118,20 @@ class RunLog:
     def heartbeat(self, run: ClaimedRun) -> bool:
         """Keep the claim for another lease. `False`: it is lost, and another process works on the pipeline now."""
 
-        def extend(session: Session, claim: Claim) -> bool:
-            if not claims.holds(claim, run):
+        return self._try(lambda: self.renew(run))
+
+    def renew(self, run: ClaimedRun) -> bool:
+        """Do the same, but raise where the database cannot be reached: nobody knows then who holds the claim."""
+
+        def extend(records: LockedPipeline) -> bool:
+            if not claims.holds(records.claim, run):
                 return False
-            expires = claim.now + timedelta(seconds=run.lease_seconds)
-            self._book.update(session, self._book.claims, {"expires_at": expires}, "pipeline = ?", (run.pipeline,))
+            if records.claim.cancelled == (name := attempt_text(run.run_id, run.attempt)):
+                self._cancelled.add(name)
+            records.change({"expires_at": records.claim.now + timedelta(seconds=run.lease_seconds)})
             return True
 
-        return self._try(lambda: self._locked(run.pipeline, extend))
+        return self._book.locked(run.pipeline, extend)
 
     def finish(
         self,
@@ -135,55 +144,121 @@ class RunLog:
         retry_in: float | None = None,
         metrics: Mapping[str, Any] | None = None,
     ) -> bool:
-        """Record how an attempt ended (succeeded, failed, interrupted) and release its claim.
+        """Record how an attempt ended (succeeded, failed, interrupted, cancelled) and release its claim.
 
         `False`: the claim was lost, and nothing was recorded.
         `counts` has some of rows_read, inserted, updated, unchanged, deleted, quarantined and late. `retry_in`: seconds
         until the next attempt is due, by the database's clock.
         """
-        if status not in _ENDS:
-            raise DeclarationError(f"A run cannot end as {status!r}.", hint=f"It ends as {', '.join(_ENDS)}.")
+        if status not in ENDS:
+            raise DeclarationError(f"A run cannot end as {status!r}.", hint=f"It ends as {', '.join(ENDS)}.")
         for name in counts or {}:
             if name not in COUNTS:
                 hint = did_you_mean(name, COUNTS, f"Counted are: {', '.join(COUNTS)}.")
                 raise DeclarationError(f"A run has no count {name!r}.", hint=hint)
         values: dict[str, Any] = {name: int(value) for name, value in (counts or {}).items()}
         values |= {"status": status, "engine": engine}
-        values["error"] = None if error is None else clean(error, secrets=self._book.tables.connection.secrets())
-        values["metrics"] = None if metrics is None else json.dumps(metrics, default=str)
+        values["error"] = None if error is None else clean(error, secrets=self._book.secrets())
+        values["metrics"] = None if metrics is None else dict(metrics)
 
-        def end(session: Session, claim: Claim) -> bool:
+        def end(records: LockedPipeline) -> bool:
+            claim = records.claim
             if not claims.holds(claim, run):
                 return False
-            retry_at = None if retry_in is None else claim.now + timedelta(seconds=retry_in)
-            self._book.update(
-                session,
-                self._book.runs,
-                {**values, "finished_at": claim.now, "retry_at": retry_at},
-                "run_id = ? AND attempt = ?",
-                (run.run_id, run.attempt),
-            )
             done = status == "succeeded"
-            changes = {"failures": 0, "succeeded_at": claim.now} if done else {"failures": claim.failures + 1}
-            claims.release(session, self._book, claim, changes)
+            # Somebody cancelled it, and it ended before it found out.
+            is_cancelled = not done and claim.cancelled == attempt_text(run.run_id, run.attempt)
+            retry_at = None if retry_in is None or is_cancelled else claim.now + timedelta(seconds=retry_in)
+            ended = {
+                "finished_at": claim.now,
+                "retry_at": retry_at,
+                **({"status": "cancelled"} if is_cancelled else {}),
+            }
+            records.end(run.run_id, run.attempt, {**values, **ended})
+            failures = claim.failures + (status != "cancelled" and not is_cancelled)
+            changes = {"failures": 0, "succeeded_at": claim.now} if done else {"failures": failures}
+            claims.release(records, changes)
             return True
 
-        return self._try(lambda: self._locked(run.pipeline, end))
+        def keep() -> None:
+            if self._spool is not None:
+                now = datetime.now(UTC)
+                again = None if retry_in is None else now + timedelta(seconds=retry_in)
+                self._spool.add([claims.attempt_of(run, {**values, "finished_at": now, "retry_at": again})])
+
+        return self._try(lambda: self._book.locked(run.pipeline, end), keep)
 
     def skip(self, pipeline: str, slot: datetime, reason: str) -> None:
         """Record that a slot was not run, and why. Once for each slot and reason, however often it is called."""
         reason = clean(reason)
         run_id = claims.slot_id(pipeline, slot, "skip", reason)
 
-        def record(session: Session, claim: Claim) -> bool:
-            if not self._book.attempts_at(session, run_id):
+        def record(records: LockedPipeline) -> bool:
+            if not records.attempts_at(run_id, slot):
+                now = records.claim.now
                 values = {"run_id": run_id, "attempt": 0, "pipeline": pipeline, "slot": slot, "status": "skipped"}
-                times = {"started_at": claim.now, "finished_at": claim.now}
-                self._book.insert(session, {**values, **times, "reason": reason})
-            self._book.update(session, self._book.claims, {"skip_run_id": run_id}, "pipeline = ?", (pipeline,))
+                records.add({**values, "started_at": now, "finished_at": now, "reason": reason})
+            records.change({"skip_run_id": run_id})
             return True
 
-        self._try(lambda: self._locked(pipeline, record))
+        self._try(lambda: self._book.locked(pipeline, record))
+
+    def is_cancelled(self, run: ClaimedRun) -> bool:
+        """Return whether the last heartbeat of a run found that it is to end."""
+        return attempt_text(run.run_id, run.attempt) in self._cancelled
+
+    # -------------------------------------------------------------------------------------------------- what people say
+
+    def pause(self, pipeline: str) -> bool:
+        """Stop following a pipeline's schedule. `False`: it was paused already."""
+
+        self._book.require_control()
+
+        def begin(records: LockedPipeline) -> bool:
+            if records.claim.paused_at is not None:
+                return False
+            records.change({"paused_at": records.claim.now})
+            return True
+
+        return self._book.locked(pipeline, begin)
+
+    def resume(self, pipeline: str) -> bool:
+        """Follow a pipeline's schedule again. `False`: it was not paused."""
+
+        def end(records: LockedPipeline) -> bool:
+            if records.claim.paused_at is None:
+                return False
+            records.change({"paused_at": None})
+            return True
+
+        return self._book.locked(pipeline, end)
+
+    def cancel(self, pipeline: str, run_id: str) -> Literal["asked", "cancelled", "ended"]:
+        """End a run: one that is worked on ends at its next heartbeat, wherever it is; one that waits for its next
+        attempt at once. `ended`: there was nothing to end."""
+        self._book.require_control()
+        return self._book.locked(pipeline, partial(claims.cancel, run_id=run_id))
+
+    def stand_in(self, spool: Spool) -> None:
+        """Stand in for a log that cannot be opened. It knows what waits for that log, so that a slot does not run at
+        every call, and will hand over what runs now."""
+        self._spool, self._stands_in = spool, set()
+        with suppress(Exception):
+            for each in spool.waiting():
+                self._book.locked(each.pipeline, partial(record, attempt=each))
+                self._stands_in.add(attempt_text(each.run_id, each.attempt))
+
+    def deliver(self) -> None:
+        """Record what could not be recorded before."""
+        if self._spool is None:
+            return
+        try:
+            count = self._spool.deliver(self._book)
+        except Exception as error:
+            logger.warning("What %s did not record before waits on: %s", self.shown, _one_line(error))
+            return
+        if count:
+            logger.warning("%s has now the %d attempts that it could not record before.", self.shown, count)
 
     # ---------------------------------------------------------------------------------------------------------- reading
 
@@ -192,28 +267,8 @@ class RunLog:
         the log knows where `None`."""
         wanted = list(dict.fromkeys(pipelines or ()))
         states = {name: PipelineState(name, None, None, None, None, 0, is_live=False) for name in wanted}
-        listed = len(wanted) <= _LISTED
-        where = f" WHERE c.pipeline IN ({', '.join('?' * len(wanted))})" if listed and wanted else ""
-        book = self._book
-        with book.session("read") as session:
-            rows = session.rows(
-                f"SELECT c.pipeline, c.owner, c.expires_at, c.succeeded_at, c.failures, {book.now}, "
-                f"{book.columns('l')}, {book.columns('s')}, {book.columns('k')} FROM {book.claims} c "
-                f"LEFT JOIN {book.runs} l ON l.run_id = c.run_id AND l.attempt = c.attempt "
-                f"LEFT JOIN {book.runs} s ON s.run_id = c.slot_run_id AND s.attempt = c.slot_attempt "
-                f"LEFT JOIN {book.runs} k ON k.run_id = c.skip_run_id AND k.attempt = 0{where}",
-                wanted if where else (),
-            )
-        for name, owner, expires_at, succeeded_at, failures, now, *attempts in rows:
-            if pipelines is not None and name not in states:
-                continue
-            width = len(attempts) // 3
-            last, scheduled, skipped = (attempt_of(attempts[at : at + width]) for at in (0, width, 2 * width))
-            moment = instant(now)
-            assert moment is not None
-            live = claims.is_live(owner, instant(expires_at), moment)
-            states[name] = PipelineState(name, last, scheduled, skipped, instant(succeeded_at), failures, live)
-        return states
+        found = self._book.latest(None if pipelines is None else wanted)
+        return states | {each.pipeline: each for each in found}
 
     def runs(
         self,
@@ -223,48 +278,26 @@ class RunLog:
         limit: int = 100,
     ) -> list[Attempt]:
         """Return attempts and skips, the newest first."""
-        conditions, parameters = ["1 = 1"], []
-        for name, value in (("pipeline", pipeline), ("status", status)):
-            if value is not None:
-                conditions.append(f"r.{name} = ?")
-                parameters.append(value)
-        if since is not None:
-            conditions.append(f"r.started_at >= {self._book.tables.moment(since)}")
-        order = f"ORDER BY r.started_at DESC, r.run_id, r.attempt DESC LIMIT {int(limit)}"
-        with self._book.session("read") as session:
-            return self._book.attempts(session, f"WHERE {' AND '.join(conditions)} {order}", parameters)
+        return self._book.runs(pipeline, status, since, limit)
 
     def run(self, run_id: str) -> list[Attempt]:
         """Return all attempts at a run, the first one first; none where the log has no such run."""
-        with self._book.session("read") as session:
-            return self._book.attempts_at(session, run_id)
+        return self._book.run(run_id)
 
-    # ----------------------------------------------------------------------------------------------------- transactions
+    def forget(self, pipeline: str, keep: int) -> None:
+        """Remove old runs of a pipeline that succeeded, but for those of slots: so many attempts are kept."""
 
-    def _locked(self, pipeline: str, work: Callable[[Session, Claim], T]) -> T:
-        """Call `work` in one transaction, with the row of the pipeline locked."""
-        for _ in range(2):
-            with self._book.session("publish") as session:
-                claim = claims.lock(session, self._book, pipeline)
-                if claim is not None:
-                    return work(session, claim)
-            self._add(pipeline)
-        raise WeftError(f"The row of {pipeline} in {self.shown} was removed.", hint="Run it again.")
+        def remove() -> bool:
+            self._book.forget(pipeline, keep)
+            return True
 
-    def _add(self, pipeline: str) -> None:
-        sql = f"INSERT INTO {self._book.claims} (pipeline, fence, failures) VALUES (?, 0, 0)"
-        try:
-            with self._book.session("publish") as session:
-                session.run(sql, (pipeline,))
-        except WeftError as error:
-            # Another process was faster.
-            if not self._book.tables.is_rejection(error):
-                raise
+        self._try(remove)
 
-    def _try(self, work: Callable[[], bool]) -> bool:
+    def _try(self, work: Callable[[], bool], otherwise: Callable[[], None] = lambda: None) -> bool:
         try:
             return work()
         except Exception as error:  # whatever it is: it must not stop the work
+            otherwise()
             with self._warning:
                 warned, self._warned = self._warned, True
             if not warned:
@@ -284,22 +317,36 @@ def open_run_log(
     """Open the run log at a URL, or of a connection by its name; by default SQLite in `.weft/runs.db` of the project.
 
     `sqlite://path`, `duckdb://path` (relative to `root`, the project's folder), `postgres://…`, `mysql://…`,
-    `memory://`. Its tables are created at first use, unless the URL says `?create_tables=false`. With `or_memory` a log
-    that cannot be written is replaced by one in memory, with a warning. `read_only` creates and writes nothing: where
-    there is no log yet, an empty one is returned.
+    `s3://bucket/prefix?region=…`, `gcs://bucket/prefix`, `azureblob://account/container/prefix`, `memory://`. Its
+    tables are created at first use, unless the URL says `?create_tables=false`. With `or_memory` a log that cannot be
+    written is replaced by one in memory, with a warning. `read_only` creates and writes nothing: where there is no log
+    yet, an empty one is returned.
     """
     folder = Path(root) if root is not None else current().root
-    connection, create = _parse(url, folder)
+    parsed, create = _parse(url, folder)
+    shown = parsed.shown if isinstance(parsed, RunObjects) else parsed.target
+    spool = Spool(folder, shown)
     try:
-        return _open(connection, create=create, read_only=read_only)
+        if isinstance(parsed, RunObjects):
+            if not read_only:
+                parsed.check()
+            log = RunLog(parsed)
+        else:
+            log = _open(parsed, create=create, read_only=read_only)
+        if not read_only and getattr(parsed, "path", None) != MEMORY:
+            log._spool = spool
+            log.deliver()
+        return log
     except (MissingExtraError, SettingsError, DeclarationError):
         raise
     except (WeftError, OSError) as error:
         if not or_memory:
             raise
         text = "The run log %s cannot be used, and this process keeps its own: %s"
-        logger.warning(text, connection.target, _one_line(error))
-        return _open(_in_memory(), create=True, read_only=False)
+        logger.warning(text, shown, _one_line(error))
+        log = _open(_in_memory(), create=True, read_only=False)
+        log.stand_in(spool)
+        return log
 
 
 def _open(connection: Connection, *, create: bool, read_only: bool) -> RunLog:
@@ -309,7 +356,7 @@ def _open(connection: Connection, *, create: bool, read_only: bool) -> RunLog:
     book = LogTables(tables)
     try:
         if _prepare(book, create=create, read_only=read_only):
-            return RunLog(book, shown=connection.target)
+            return RunLog(book)
     except BaseException:
         tables.close()
         raise
@@ -321,7 +368,7 @@ def _prepare(book: LogTables, *, create: bool, read_only: bool) -> bool:
     """Check or create the tables. `False`: the database has no log, and nothing may be written."""
     if not book.tables.connection.is_missing():
         try:
-            book.check(write=not read_only)
+            book.check(write=not read_only, create=create)
             return True
         except (ConnectionFailedError, StorageError):
             raise  # unreachable, or not writable: to create tables would not help
@@ -337,7 +384,7 @@ def _prepare(book: LogTables, *, create: bool, read_only: bool) -> bool:
     except WeftError:
         # Two first uses at once: one of them was faster.
         with suppress(WeftError):
-            book.check(write=True)
+            book.check(write=True, create=create)
             return True
         raise
     return True
@@ -355,8 +402,8 @@ def _one_line(error: BaseException) -> str:
 # ----------------------------------------------------------------------------------------------------------------- URLs
 
 
-def _parse(url: str | None, root: Path) -> tuple[Connection, bool]:
-    """Return the connection that a run log's URL or name leads to, and whether tables may be created."""
+def _parse(url: str | None, root: Path) -> tuple[Connection | RunObjects, bool]:
+    """Return the connection or object store that a run log's URL or name leads to, and whether tables may be made."""
     if url is None:
         return build_connection(None, {"kind": "sqlite", "path": str(root / DEFAULT_FILE)}, "The run log"), True
     if not isinstance(url, str) or not url.strip():
@@ -367,12 +414,9 @@ def _parse(url: str | None, root: Path) -> tuple[Connection, bool]:
     scheme = url_scheme(url)
     if scheme is None:
         return current().connection(url), create
-    if scheme in _NOT_OFFERED:
-        raise SettingsError(
-            f"A run log in {scheme}:// is not offered: such a store cannot say who claims a run.",
-            hint=f"Several hosts can share a database: {_EXAMPLES}",
-        )
-    known = [*schemes(), "memory"]
+    if is_object_store(scheme):
+        return RunObjects(open_objects(settings.interpolate(url, "the URL of the run log"))), create
+    known = [*schemes(), *SCHEMES, "memory"]
     if scheme not in known:
         close = nearest(scheme, known)
         hint = f"Did you mean {close}://? " if close else ""

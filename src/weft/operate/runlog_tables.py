@@ -8,23 +8,27 @@ alone keeps one from being begun twice. `weft.claims` has a row for each pipelin
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+import logging
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import cached_property
 from types import NoneType
-from typing import Any, get_args, get_type_hints
+from typing import Any, TypeVar, get_args, get_type_hints
 
 import pyarrow as pa
 
-from weft.errors import DeclarationError, SettingsError, WeftError, nearest
-from weft.operate.records import Attempt
+from weft.errors import ConnectionFailedError, DeclarationError, SettingsError, WeftError, nearest
+from weft.operate.records import Attempt, PipelineState, Status
+from weft.operate.run_store import Claim, LockedPipeline, RunStore, is_live
 from weft.options import variants
 from weft.project import build_connection
 from weft.systems.base import system_for, systems
 from weft.systems.sql.driver import Role, Session
+from weft.systems.sql.system_tables import instant
 from weft.systems.sql.tables import SqlTables
 
+_log = logging.getLogger("weft.operate")
 _INSTANT = pa.timestamp("us", "UTC")
 # Other values are stored as texts.
 _ARROW_TYPES = {int: pa.int64(), datetime: _INSTANT}
@@ -32,6 +36,8 @@ _RUNS = pa.schema(
     pa.field(name, _ARROW_TYPES.get(variants(hint)[0], pa.string()), nullable=NoneType in get_args(hint))
     for name, hint in get_type_hints(Attempt).items()
 )
+# Logs that are older do not have these.
+_LATER = (pa.field("paused_at", _INSTANT), pa.field("cancelled", pa.string()))
 _CLAIMS = pa.schema(
     [
         pa.field("pipeline", pa.string(), nullable=False),
@@ -48,16 +54,21 @@ _CLAIMS = pa.schema(
         pa.field("skip_run_id", pa.string()),
         pa.field("failures", pa.int64(), nullable=False),
         pa.field("succeeded_at", _INSTANT),
+        *_LATER,
     ]
 )
 _TABLES = {"runs": (_RUNS, ("run_id", "attempt")), "claims": (_CLAIMS, ("pipeline",))}
 # What MySQL must be able to index.
 _SHORT = {"run_id", "pipeline", "status", "slot_run_id", "skip_run_id"}
 _INDEXES = (("started_at",), ("pipeline", "started_at"))
+# A query for more pipelines than this asks for all.
+_LISTED = 200
+
+T = TypeVar("T")
 
 
-class LogTables:
-    """`weft.runs` and `weft.claims` in one database."""
+class LogTables(RunStore):
+    """`weft.runs` and `weft.claims` in one database. Every operation is one short transaction."""
 
     def __init__(self, tables: SqlTables) -> None:
         if tables.clock is None:
@@ -65,17 +76,24 @@ class LogTables:
             raise DeclarationError(
                 f"A run log cannot be kept in a {tables.dialect} database.", hint=f"These can: {', '.join(able)}."
             )
-        self.tables = tables
+        self.tables, self.shown = tables, tables.connection.target
         self.now = tables.clock
         self.for_update = tables.row_lock
+        self._has_later = True
 
     @cached_property
-    def runs(self) -> str:
+    def runs_table(self) -> str:
         return self.tables.driver.table("weft", "runs")
 
     @cached_property
     def claims(self) -> str:
         return self.tables.driver.table("weft", "claims")
+
+    def secrets(self) -> Collection[str]:
+        return self.tables.connection.secrets()
+
+    def close(self) -> None:
+        self.tables.close()
 
     @contextmanager
     def session(self, role: Role) -> Iterator[Session]:
@@ -84,21 +102,72 @@ class LogTables:
 
     # --------------------------------------------------------------------------------------------------------- creation
 
-    def check(self, *, write: bool) -> None:
+    def check(self, *, write: bool, create: bool) -> None:
         """Raise unless both tables exist, and with `write` can be written."""
         with self.session("publish" if write else "read") as session:
-            for table in (self.runs, self.claims):
+            for table in (self.runs_table, self.claims):
                 session.rows(f"SELECT 1 FROM {table} WHERE 1 = 0")
             if write:
                 # Changes nothing, and fails where the table cannot be written.
                 session.run(f"UPDATE {self.claims} SET fence = fence WHERE 1 = 0")
+
+        missing = [] if self._has_columns(*_LATER) else [each for each in _LATER if not self._has_columns(each)]
+        if write and create:
+            missing = [each for each in missing if not self._add_column(each)]
+        self._has_later = not missing
+        if write and missing:
+            _log.warning("The run log %s cannot note pauses and cancels. %s", self.shown, self._alterations())
+
+    def _has_columns(self, *fields: pa.Field) -> bool:
+        # Not quoted: SQLite takes an unknown name in quotes for a text.
+        names = ", ".join(each.name for each in fields)
+        try:
+            with self.session("read") as session:
+                session.rows(f"SELECT {names} FROM {self.claims} WHERE 1 = 0")
+            return True
+        except ConnectionFailedError:
+            raise
+        except WeftError:
+            return False
+
+    def _add_column(self, field: pa.Field) -> bool:
+        """Add a column that an older log lacks; another process may do so at the same moment."""
+        try:
+            with self.session("publish") as session:
+                session.run(self._alteration(field))
+            return True
+        except ConnectionFailedError:
+            raise
+        except WeftError:
+            return self._has_columns(field)
+
+    def _alteration(self, field: pa.Field) -> str:
+        return f"ALTER TABLE {self.claims} ADD COLUMN {self.tables.quote(field.name)} {self.tables.sql_type(field)}"
+
+    def _alterations(self) -> str:
+        return f"Have them added: {'; '.join(map(self._alteration, _LATER))}"
+
+    def require_control(self) -> None:
+        if not self._has_later:
+            raise SettingsError(
+                f"The run log {self.shown} is of an older version, which cannot note pauses and cancels.",
+                hint=self._alterations(),
+            )
+
+    def known(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the values of columns that this log has."""
+        later = () if self._has_later else [each.name for each in _LATER]
+        return {name: value for name, value in values.items() if name not in later}
+
+    def _later(self, alias: str = "") -> str:
+        return ", ".join(f"{alias}{each.name}" if self._has_later else "NULL" for each in _LATER)
 
     def create(self) -> None:
         """Create missing tables; another process may do so at the same moment."""
         with self.session("publish") as session:
             if self.tables.driver.has_schemas:
                 self.tables.create_schema(session, "weft")
-            for statement in statements(self.tables, self.runs, self.claims):
+            for statement in statements(self.tables, self.runs_table, self.claims):
                 session.run(statement)
 
     def missing(self, reason: WeftError) -> SettingsError:
@@ -111,19 +180,104 @@ class LogTables:
 
     # ------------------------------------------------------------------------------------------------------------- rows
 
-    def insert(self, session: Session, values: dict[str, Any]) -> None:
-        insert_row(self.tables, session, self.runs, values)
+    def locked(self, pipeline: str, work: Callable[[LockedPipeline], T]) -> T:
+        for _ in range(2):
+            with self.session("publish") as session:
+                claim = self._lock(session, pipeline)
+                if claim is not None:
+                    return work(_LockedRow(session, self, claim))
+            self._add(pipeline)
+        raise WeftError(f"The row of {pipeline} in {self.shown} was removed.", hint="Run it again.")
+
+    def _lock(self, session: Session, pipeline: str) -> Claim | None:
+        """Lock the pipeline's row until the transaction ends, and return it."""
+        row = session.row(
+            f"SELECT fence, run_id, attempt, owner, expires_at, failures, {self.now}, {self._later()} "
+            f"FROM {self.claims} WHERE pipeline = ?{self.for_update}",
+            (pipeline,),
+        )
+        if row is None:
+            return None
+        fence, run_id, attempt, owner, expires_at, failures, now, paused_at, cancelled = row
+        moment = instant(now)
+        assert moment is not None
+        until, paused = instant(expires_at), instant(paused_at)
+        return Claim(pipeline, fence, run_id, attempt, owner, until, failures, moment, paused, cancelled)
+
+    def _add(self, pipeline: str) -> None:
+        sql = f"INSERT INTO {self.claims} (pipeline, fence, failures) VALUES (?, 0, 0)"
+        try:
+            with self.session("publish") as session:
+                session.run(sql, (pipeline,))
+        except WeftError as error:
+            # Another process was faster.
+            if not self.tables.is_rejection(error):
+                raise
 
     def update(
-        self, session: Session, table: str, values: dict[str, Any], where: str, parameters: Sequence[Any]
+        self, session: Session, table: str, values: Mapping[str, Any], where: str, parameters: Sequence[Any]
     ) -> None:
         sql, new = _placeholders(self.tables, values)
         changes = ", ".join(f"{self.tables.quote(name)} = {value}" for name, value in sql.items())
         session.run(f"UPDATE {table} SET {changes} WHERE {where}", [*new, *parameters])
 
+    def latest(self, pipelines: Sequence[str] | None) -> list[PipelineState]:
+        wanted = list(pipelines or ())
+        where = f" WHERE c.pipeline IN ({', '.join('?' * len(wanted))})" if 0 < len(wanted) <= _LISTED else ""
+        with self.session("read") as session:
+            rows = session.rows(
+                f"SELECT c.pipeline, c.owner, c.expires_at, c.succeeded_at, c.failures, {self.now}, "
+                f"{self._later('c.')}, {self.columns('l')}, {self.columns('s')}, {self.columns('k')} "
+                f"FROM {self.claims} c "
+                f"LEFT JOIN {self.runs_table} l ON l.run_id = c.run_id AND l.attempt = c.attempt "
+                f"LEFT JOIN {self.runs_table} s ON s.run_id = c.slot_run_id AND s.attempt = c.slot_attempt "
+                f"LEFT JOIN {self.runs_table} k ON k.run_id = c.skip_run_id AND k.attempt = 0{where}",
+                wanted if where else (),
+            )
+        names = None if pipelines is None else set(wanted)
+        states = []
+        for name, owner, expires_at, succeeded_at, failures, now, paused_at, _, *attempts in rows:
+            if names is not None and name not in names:
+                continue
+            width = len(attempts) // 3
+            last, scheduled, skipped = (attempt_of(attempts[at : at + width]) for at in (0, width, 2 * width))
+            moment = instant(now)
+            assert moment is not None
+            live = is_live(owner, instant(expires_at), moment)
+            at = instant(succeeded_at), failures, live, instant(paused_at)
+            states.append(PipelineState(name, last, scheduled, skipped, *at))
+        return states
+
+    def runs(self, pipeline: str | None, status: Status | None, since: datetime | None, limit: int) -> list[Attempt]:
+        conditions, parameters = ["1 = 1"], []
+        for name, value in (("pipeline", pipeline), ("status", status)):
+            if value is not None:
+                conditions.append(f"r.{name} = ?")
+                parameters.append(value)
+        if since is not None:
+            conditions.append(f"r.started_at >= {self.tables.moment(since)}")
+        order = f"ORDER BY r.started_at DESC, r.run_id, r.attempt DESC LIMIT {int(limit)}"
+        with self.session("read") as session:
+            return self.attempts(session, f"WHERE {' AND '.join(conditions)} {order}", parameters)
+
+    def run(self, run_id: str) -> list[Attempt]:
+        with self.session("read") as session:
+            return self.attempts_at(session, run_id)
+
+    def forget(self, pipeline: str, keep: int) -> None:
+        found = self.runs(pipeline, None, None, keep + 1)
+        if len(found) > keep:
+            since = self.tables.moment(found[-2].started_at)
+            with self.session("publish") as session:
+                session.run(
+                    f"DELETE FROM {self.runs_table} WHERE pipeline = ? AND started_at < {since} "
+                    "AND status = 'succeeded' AND slot IS NULL",
+                    (pipeline,),
+                )
+
     def attempts(self, session: Session, rest: str, parameters: Sequence[Any]) -> list[Attempt]:
         """Return the attempts that the rest of a query over `runs r` selects."""
-        rows = session.rows(f"SELECT {self.columns('r')} FROM {self.runs} r {rest}", parameters)
+        rows = session.rows(f"SELECT {self.columns('r')} FROM {self.runs_table} r {rest}", parameters)
         return [attempt for row in rows if (attempt := attempt_of(row)) is not None]
 
     def attempts_at(self, session: Session, run_id: str) -> list[Attempt]:
@@ -134,13 +288,34 @@ class LogTables:
         return ", ".join(f"{alias}.{self.tables.quote(name)}" for name in _RUNS.names)
 
 
-def insert_row(tables: SqlTables, session: Session, table: str, values: dict[str, Any]) -> None:
+class _LockedRow(LockedPipeline):
+    """The row of a pipeline, locked until its transaction ends."""
+
+    def __init__(self, session: Session, book: LogTables, claim: Claim) -> None:
+        self._session, self._book, self.claim = session, book, claim
+
+    def attempts_at(self, run_id: str, since: datetime | None = None) -> list[Attempt]:
+        return self._book.attempts_at(self._session, run_id)
+
+    def add(self, values: Mapping[str, Any]) -> None:
+        insert_row(self._book.tables, self._session, self._book.runs_table, values)
+
+    def end(self, run_id: str, attempt: int, values: Mapping[str, Any], was: Status = "running") -> None:
+        where = "run_id = ? AND attempt = ? AND status = ?"
+        self._book.update(self._session, self._book.runs_table, values, where, (run_id, attempt, was))
+
+    def change(self, values: Mapping[str, Any]) -> None:
+        known = self._book.known(values)
+        self._book.update(self._session, self._book.claims, known, "pipeline = ?", (self.claim.pipeline,))
+
+
+def insert_row(tables: SqlTables, session: Session, table: str, values: Mapping[str, Any]) -> None:
     sql, parameters = _placeholders(tables, values)
     columns = ", ".join(map(tables.quote, sql))
     session.run(f"INSERT INTO {table} ({columns}) VALUES ({', '.join(sql.values())})", parameters)
 
 
-def _placeholders(tables: SqlTables, values: dict[str, Any]) -> tuple[dict[str, str], list[Any]]:
+def _placeholders(tables: SqlTables, values: Mapping[str, Any]) -> tuple[dict[str, str], list[Any]]:
     """Return placeholders, or literals where drivers differ about a type; and the values of the placeholders."""
     sql, parameters = {}, []
     for name, value in values.items():
@@ -150,7 +325,7 @@ def _placeholders(tables: SqlTables, values: dict[str, Any]) -> tuple[dict[str, 
             sql[name] = tables.moment(value)
         else:
             sql[name] = "?"
-            parameters.append(value)
+            parameters.append(json.dumps(value, default=str) if isinstance(value, dict) else value)
     return sql, parameters
 
 
@@ -163,14 +338,6 @@ def attempt_of(row: Sequence[Any]) -> Attempt | None:
         values[name] = instant(values[name])
     values["metrics"] = None if values["metrics"] is None else json.loads(values["metrics"])
     return Attempt(**values)
-
-
-def instant(value: Any) -> datetime | None:
-    """Return a driver's timestamp in UTC: it may be a text, or a time without a zone, which is in UTC."""
-    if value is None:
-        return None
-    moment: datetime = datetime.fromisoformat(value) if isinstance(value, str) else value
-    return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
 
 
 def statements(tables: SqlTables, runs: str, claims: str) -> list[str]:

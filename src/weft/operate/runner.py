@@ -7,6 +7,8 @@ process was killed or lost its claim, changes nothing twice. The run log records
 from __future__ import annotations
 
 import logging
+import signal
+import threading
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -14,19 +16,21 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
-from weft.errors import LeaseLostError, WeftError
+from weft.errors import LeaseLostError, WeftError, stop_behind
 from weft.operate.alerts import Alerters
 from weft.operate.due import Planner, due_now
 from weft.operate.heartbeat import heartbeat
 from weft.operate.hints import hint_for
 from weft.operate.logs import captured
+from weft.operate.metrics import Metrics
 from weft.operate.records import COUNTS, ClaimedRun, RefusedClaim
 from weft.operate.redaction import clean
 from weft.operate.runlog import RunLog
 from weft.pipelines import graph
 from weft.pipelines.declare import Pipeline
 from weft.pipelines.execution import Execution, Executor
-from weft.project import Project
+from weft.pipelines.models import Model
+from weft.project import Project, short_path, user_frames
 
 _log = logging.getLogger("weft.runner")
 # Tests stop a process at each of these steps, by a handler on this logger.
@@ -42,13 +46,17 @@ class _TakenOverError(LeaseLostError):
     """Another process works on this run."""
 
 
+class CancelledError(WeftError):
+    """Somebody cancelled the run."""
+
+
 @dataclass
 class Outcome:
     """How the run of one pipeline ended."""
 
     pipeline: str
     status: str
-    """`succeeded`, `failed`, `interrupted`, `skipped` (its upstream is not ready) or `refused` (not now)."""
+    """`succeeded`, `failed`, `interrupted`, `cancelled`, `skipped` (its upstream is not ready) or `refused`."""
     run_id: str | None = None
     attempt: int | None = None
     slot: datetime | None = None
@@ -68,19 +76,35 @@ class Runner(Planner):
     """Runs the pipelines of a project under a run log, by an executor."""
 
     def __init__(
-        self, log: RunLog, executor: Executor, alerters: Alerters | None = None, *, project: Project | None = None
+        self,
+        log: RunLog,
+        executor: Executor,
+        alerters: Alerters | None = None,
+        *,
+        metrics: Metrics | None = None,
+        project: Project | None = None,
     ) -> None:
         super().__init__(log, project)
-        self.executor, self.alerters = executor, alerters or Alerters()
+        self.executor, self.alerters, self.metrics = executor, alerters or Alerters(), metrics or Metrics()
         self.stopped: Outcome | None = None
         """The run that an interrupt or SIGTERM ended; the exception itself goes on to the caller."""
+        self.has_signals = False
+        """Whether SIGTERM raises `Terminated` in the main thread: so a run there that is cancelled ends at once."""
 
     # ------------------------------------------------------------------------------------------------------ one of them
 
-    def run(self, pipeline: Pipeline, *, slot: datetime | None = None, resume: bool = True) -> Outcome:
+    def run(
+        self, pipeline: Pipeline, *, slot: datetime | None = None, resume: bool = True, by_hand: bool | None = None
+    ) -> Outcome:
         """Run a pipeline now, for a slot of its schedule or by hand. One by hand goes on with the last run if that did
         not succeed; not with `resume=False`."""
-        claimed = self.log.claim(pipeline.name, slot=slot, attempts_allowed=pipeline.retry.max_attempts, resume=resume)
+        claimed = self.log.claim(
+            pipeline.name,
+            slot=slot,
+            attempts_allowed=pipeline.retry.max_attempts,
+            resume=resume,
+            by_hand=by_hand,
+        )
         if isinstance(claimed, RefusedClaim):
             if claimed.gave_up:
                 self.alerters.gave_up(pipeline.name, claimed.last)
@@ -92,12 +116,20 @@ class Runner(Planner):
         def keep() -> None:
             if not self.log.heartbeat(claimed):
                 raise _TakenOverError(_taken_over(claimed), hint="The run log has its outcome.")
+            if self.log.is_cancelled(claimed):
+                raise _cancelled(claimed)
+
+        def end() -> None:
+            if is_main and self.has_signals:
+                signal.pthread_kill(main.ident or 0, signal.SIGTERM)
 
         execution = self.executor(pipeline, claimed.key, self.now, keep=keep)
         outcome = Outcome(pipeline.name, "succeeded", run_id=claimed.run_id, attempt=claimed.attempt, slot=claimed.slot)
         started = self.now
+        main = threading.main_thread()
+        is_main = threading.current_thread() is main
         try:
-            with heartbeat(self.log, claimed), captured(self.project.root, claimed.run_id, claimed.attempt):
+            with heartbeat(self.log, claimed, end), captured(self.project.root, claimed.run_id, claimed.attempt):
                 _log.info("%s: attempt %d, run %s", pipeline.name, claimed.attempt, claimed.run_id)
                 try:
                     execution.execute()
@@ -111,13 +143,16 @@ class Runner(Planner):
             outcome.status, outcome.error = "interrupted", error
         except (Exception, SystemExit, KeyboardInterrupt) as error:
             outcome.error = stop_behind(error)
-            if outcome.error is not None:
+            if self.log.is_cancelled(claimed) and (outcome.error is not None or isinstance(error, CancelledError)):
+                outcome.status, outcome.error = "cancelled", _cancelled(claimed)
+            elif outcome.error is not None:
                 # Asked to stop: what was not committed is not there, and the next run does it.
                 outcome.status, self.stopped = "interrupted", outcome
                 self._record(pipeline, claimed, outcome, execution)
                 raise outcome.error from None
-            # A pipeline's function that ends the process by sys.exit() has not loaded anything.
-            outcome.status, outcome.error = "failed", error
+            else:
+                # A pipeline's function that ends the process by sys.exit() has not loaded anything.
+                outcome.status, outcome.error = "failed", error
         outcome.seconds = (self.now - started).total_seconds()
         if self._record(pipeline, claimed, outcome, execution):
             _steps.debug("recorded")
@@ -152,7 +187,7 @@ class Runner(Planner):
             outcome.retry_at = self.now + timedelta(seconds=retry_in)
         counts = {name: sum(each[name] for each in outcome.targets) for name in COUNTS}
         engines = {each["engine"] for each in outcome.targets}
-        return self.log.finish(
+        is_recorded = self.log.finish(
             claimed,
             outcome.status,
             counts=counts,
@@ -161,10 +196,19 @@ class Runner(Planner):
             retry_in=retry_in,
             metrics={"targets": outcome.targets, "steps": outcome.steps},
         )
+        if is_recorded:
+            name, number, failures = pipeline.name, claimed.attempt, claimed.failures
+            self.metrics.ended(name, outcome.status, number, failures, outcome.seconds, counts)
+        return is_recorded
 
     def _alert(self, pipeline: Pipeline, claimed: ClaimedRun, outcome: Outcome) -> None:
         if outcome.status == "succeeded":
             self.alerters.recovered(pipeline.name, claimed)
+            return
+        if outcome.status == "cancelled":
+            return
+        if isinstance(pipeline, Model) and claimed.attempt & (claimed.attempt - 1):
+            # A model is tried until it succeeds: attempts 1, 2, 4, 8 … are worth an alert.
             return
         error = described(outcome.error) if outcome.error is not None else ""
         allowed = _allowed(pipeline, claimed)
@@ -190,11 +234,14 @@ class Runner(Planner):
                 if known is None or (known.slot, known.reason) != (due.slot, due.why):
                     self.log.skip(pipeline.name, due.slot, due.why)
                 yield Outcome(pipeline.name, "skipped", slot=due.slot, reason=due.why)
-            elif due.is_due:
+            while due.is_due:
                 yield self.run(pipeline, slot=due.slot)
                 # For its downstream pipelines. A log that does not answer was warned about already.
                 with suppress(WeftError):
                     states.update(self.log.latest([pipeline.name]))
+                before, due = due.slot, due_now(pipeline, states, self.now)
+                if not pipeline.catchup or due.slot == before:
+                    break
 
 
 def _allowed(pipeline: Pipeline, claimed: ClaimedRun) -> int | None:
@@ -204,20 +251,15 @@ def _allowed(pipeline: Pipeline, claimed: ClaimedRun) -> int | None:
     return pipeline.retry.max_attempts
 
 
+def _cancelled(claimed: ClaimedRun) -> CancelledError:
+    return CancelledError(f"The run {claimed.run_id} of {claimed.pipeline} was cancelled.")
+
+
 def _taken_over(claimed: ClaimedRun) -> str:
     return (
         f"Another process took over {claimed.pipeline} from this one, which was silent for longer than its lease of "
         f"{claimed.lease_seconds:g} s."
     )
-
-
-def stop_behind(error: BaseException) -> KeyboardInterrupt | None:
-    """Return the interrupt or SIGTERM that led to an error. Spark's client fails with another error when a call is
-    interrupted, and that must not look like a failure of the run."""
-    cause: BaseException | None = error
-    while cause is not None and not isinstance(cause, KeyboardInterrupt):
-        cause = cause.__cause__ or cause.__context__
-    return cause
 
 
 def described(error: BaseException) -> str:
@@ -228,6 +270,6 @@ def described(error: BaseException) -> str:
         return clean(str(error) if hint is None else f"{error.what}\n  {hint}")
     if isinstance(error, KeyboardInterrupt):
         return f"Stopped by {'SIGTERM' if isinstance(error, Terminated) else 'an interrupt'}."
-    place = traceback.extract_tb(error.__traceback__)
-    where = f" ({place[-1].filename}, line {place[-1].lineno})" if place else ""
+    place = user_frames(error) or traceback.extract_tb(error.__traceback__)
+    where = f" ({short_path(place[-1].filename)}, line {place[-1].lineno})" if place else ""
     return clean(f"{type(error).__name__}: {error}{where}")

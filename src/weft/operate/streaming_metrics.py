@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 from weft.errors import ConnectionFailedError, MissingExtraError, installing
 from weft.operate.listener import RunListener
-from weft.pipelines.streaming.execution import Report, StreamingEngine, WindowReport
+from weft.pipelines.streaming.execution import CdcReport, Report, StreamingEngine, WindowReport
 
 try:
     from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
@@ -49,6 +49,7 @@ class StreamingMetrics(RunListener):
             f"{_PREFIX}_last_batch_timestamp_seconds", "When the last batch ended.", ["pipeline"], registry=registry
         ).labels(pipeline)
         self._window_metrics: _WindowMetrics | None = None
+        self._cdc_metrics: _CdcMetrics | None = None
         registry.register(_LagCollector(engine))
 
     def batch(self, report: Report) -> None:
@@ -63,6 +64,10 @@ class StreamingMetrics(RunListener):
             if self._window_metrics is None:
                 self._window_metrics = _WindowMetrics(report.pipeline, self.registry)
             self._window_metrics.batch(report.windows)
+        if report.cdc is not None:
+            if self._cdc_metrics is None:
+                self._cdc_metrics = _CdcMetrics(report.pipeline, self.registry)
+            self._cdc_metrics.batch(report.cdc)
 
     def idle(self) -> None:
         self._iterations.inc()
@@ -107,6 +112,36 @@ class _WindowMetrics:
             self._watermark.labels(self._pipeline).set(report.watermark)
         for source, reached in report.sources.items():
             self._sources.labels(self._pipeline, source).set(reached)
+
+
+class _CdcMetrics:
+    """Counts the changes that a pipeline applies."""
+
+    COUNTED: ClassVar[dict[str, str]] = {
+        "creates": "Rows that were created in the source, or read by a snapshot.",
+        "updates": "Rows that were updated in the source.",
+        "deletes": "Rows that were deleted in the source.",
+        "skipped": "Messages that are no change: tombstones, and malformed ones that are dropped.",
+        "idempotent_skipped": "Changes that came again, or later than a newer one of their key.",
+    }
+
+    def __init__(self, pipeline: str, registry: CollectorRegistry) -> None:
+        self._counters = {
+            name: Counter(f"{_PREFIX}_cdc_{name}", text, ["pipeline"], registry=registry).labels(pipeline)
+            for name, text in self.COUNTED.items()
+        }
+        self._lag = Gauge(
+            f"{_PREFIX}_cdc_lag_seconds",
+            "From the commit of the newest change in the source to that in the targets.",
+            ["pipeline"],
+            registry=registry,
+        ).labels(pipeline)
+
+    def batch(self, report: CdcReport) -> None:
+        for name, counter in self._counters.items():
+            counter.inc(getattr(report, name))
+        if report.lag_seconds is not None:
+            self._lag.set(report.lag_seconds)
 
 
 class _LagCollector:

@@ -39,7 +39,7 @@ class Supervisor:
     def run(self) -> None:
         """Run it. SIGTERM and Ctrl-C finish the batch in hand; then this returns, or raises `KeyboardInterrupt`.
         A listener's `BrokenPipeError` ends it so too, and is raised."""
-        with ExitStack() as held, _signalled(self.stop):
+        with ExitStack() as held, signalled(self.stop):
             self._lock(held)
             while not self._stopping.is_set():
                 try:
@@ -146,7 +146,7 @@ def supervise(engine: StreamingEngine, running: Running | None = None, listeners
 
 
 @contextmanager
-def _signalled(stop: Callable[[], None]) -> Iterator[None]:
+def signalled(stop: Callable[[], None]) -> Iterator[None]:
     """Call `stop` on SIGTERM and Ctrl-C. A second signal has its default effect, and ends the process."""
     if threading.current_thread() is not threading.main_thread():
         yield

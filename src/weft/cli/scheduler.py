@@ -1,0 +1,140 @@
+"""`weft scheduler`: dispatch pipelines when they are due."""
+
+from __future__ import annotations
+
+import logging
+from datetime import UTC, datetime
+
+import click
+from click.core import ParameterSource
+
+from weft.cli.common import (
+    ago,
+    format_option,
+    log_to_stderr,
+    module_names_option,
+    print_json,
+    print_table,
+    unused_module_option,
+)
+from weft.cli.pipelines import alerter_option, declared, metrics_option
+from weft.project import current
+from weft.settings import read_project_file
+
+_run_log = click.option(
+    "--run-log",
+    "--run-log-url",
+    "run_log",
+    metavar="URL",
+    envvar="WEFT_RUN_LOG",
+    help="Where runs and the lease of the leader are recorded. By default run_log in weft.toml, else .weft/runs.db.",
+)
+
+
+@click.group(invoke_without_command=True)
+@module_names_option
+@click.option(
+    "--executor",
+    default="subprocess+python://",
+    show_default=True,
+    metavar="URL",
+    help="What starts the runs: subprocess:// (the command weft), subprocess+python:// (this Python), k8s://…, lambda://….",
+)
+@_run_log
+@alerter_option
+@metrics_option
+@click.option(
+    "--poll-interval", type=click.FloatRange(0.1), default=10, show_default=True, help="Seconds between looks."
+)
+@click.option(
+    "--lease-seconds",
+    type=click.FloatRange(1),
+    default=300,
+    show_default=True,
+    help="A leader that is silent for so long is replaced.",
+)
+@click.option("--max-running", type=click.IntRange(1), default=16, show_default=True, help="Runs at once.")
+@click.pass_context
+def scheduler(
+    context: click.Context,
+    modules: tuple[str, ...],
+    executor: str,
+    run_log: str | None,
+    alerters: tuple[str, ...],
+    metrics: str | None,
+    poll_interval: float,
+    lease_seconds: float,
+    max_running: int,
+) -> None:
+    """Start pipelines when they are due, until Ctrl-C or SIGTERM.
+
+    It runs no pipeline itself: the executor starts `weft run-due NAME` for each slot, which claims the slot in the run
+    log. Of several schedulers one leads; another takes over when it ends or is silent for longer than its lease. A
+    scheduler that is stopped leaves the runs that it started alone.
+    """
+    if context.invoked_subcommand is not None:
+        return
+    from weft.operate.alerts import open_alerters
+    from weft.operate.executors import open_executor
+    from weft.operate.metrics import open_metrics
+    from weft.operate.runlog import open_run_log
+    from weft.operate.scheduler import Scheduler
+    from weft.operate.supervisor import signalled
+
+    # What the environment has reaches the runs by theirs: a Secret must not become a part of a Job.
+    passed = {
+        name: context.params[name]
+        for name in ("run_log", "alerters")
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+    }
+    current().load_modules(modules)
+    declared()
+    log_to_stderr("%(asctime)s %(levelname)s: %(message)s")
+    logging.getLogger("weft.scheduler").setLevel(logging.INFO)
+    settings = read_project_file(current().root)
+    url = run_log or settings.get("run_log")
+    opened = open_alerters(alerters or settings.get("alerters", ()))
+    with open_metrics(metrics or settings.get("metrics"), must_serve=True) as counted, open_run_log(url) as log:
+        running = Scheduler(
+            log,
+            open_executor(executor),
+            modules=modules,
+            **passed,
+            poll_seconds=poll_interval,
+            lease_seconds=lease_seconds,
+            most_running=max_running,
+            pools=settings.get("pools"),
+            metrics=counted,
+            failed=lambda name, error: opened.gave_up(name, None, f"It could not be started: {error}"),
+        )
+        with signalled(running.stop):
+            running.run()
+
+
+@scheduler.command()
+@unused_module_option
+@_run_log
+@format_option
+def status(run_log: str | None, output: str) -> None:
+    """Show which scheduler leads."""
+    from weft.operate.runlog import open_run_log
+    from weft.operate.scheduler import LEADER
+
+    url = run_log or read_project_file(current().root).get("run_log")
+    with open_run_log(url, read_only=True) as log:
+        state = log.latest([LEADER])[LEADER]
+    last = state.last
+    row = {
+        "leads": state.is_live,
+        "host": None if last is None else last.host,
+        "pid": None if last is None else last.pid,
+        "since": None if last is None else last.started_at,
+    }
+    if output == "json":
+        print_json(row)
+    elif last is None:
+        click.echo("No scheduler has run with this log.")
+    else:
+        leads = "yes" if state.is_live else "no: it has ended"
+        row |= {"leads": leads, "since": ago(last.started_at, datetime.now(UTC))}
+        print_table([row], ["leads", "host", "pid", "since"])

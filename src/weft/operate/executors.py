@@ -1,0 +1,133 @@
+"""What starts the runs that a scheduler dispatches: an executor, named by a URL.
+
+`subprocess://` starts `weft run-due NAME` on this host, `subprocess+python://` the same by this Python, `k8s://` as a
+Job of Kubernetes, `lambda://` by a call of a function of Lambda. A third party's package adds others by an entry point
+in the group `weft.executors`: a class that takes the URL and has `start`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+from weft import settings
+from weft.errors import NotFoundError, SettingsError, listed
+from weft.systems.base import url_scheme
+
+GROUP = "weft.executors"
+_BUILT_IN = {
+    "k8s": "weft.operate.kubernetes_executor:KubernetesExecutor",
+    "lambda": "weft.operate.lambda_executor:LambdaExecutor",
+}
+
+
+@dataclass(frozen=True)
+class Dispatch:
+    """A run to start: the pipeline that is due, and what the command that runs it needs."""
+
+    pipeline: str
+    modules: tuple[str, ...] = ()
+    run_log: str | None = None
+    alerters: tuple[str, ...] = ()
+
+    @property
+    def arguments(self) -> list[str]:
+        """The arguments of `weft`. The command claims the slot in the run log, so that a second one runs nothing."""
+        return ["run-due", self.pipeline, *(word for name in self.modules for word in ("--module", name))]
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What the command finds in its environment, where others of this host cannot read the secrets of URLs."""
+        # The scheduler counts the run, and has the port of its metrics.
+        values = {
+            "WEFT_RUN_LOG": self.run_log,
+            "WEFT_ALERTERS": " ".join(self.alerters),
+            "WEFT_METRICS": "null://",
+        }
+        return {name: value for name, value in values.items() if value}
+
+
+class Started(Protocol):
+    """A run that was started.
+
+    Where it has an attribute `tells_end` that is true, `None` from `ended` means that it runs. Else the scheduler goes
+    by the run log: it starts the next slot also where nobody told how the last one ended.
+    """
+
+    def ended(self) -> int | None:
+        """Return its exit code; `None` while it runs, or where nobody can tell."""
+
+
+class Executor(Protocol):
+    """Starts runs somewhere."""
+
+    def start(self, dispatch: Dispatch) -> Started:
+        """Start a run, and return at once. Raises where it could not be started."""
+
+
+@dataclass(frozen=True)
+class _Process:
+    process: subprocess.Popen[bytes]
+    tells_end: ClassVar[bool] = True
+
+    def ended(self) -> int | None:
+        return self.process.poll()
+
+
+class Subprocess:
+    """Starts runs as processes of this host. They go on when the scheduler ends."""
+
+    def __init__(self, url: str) -> None:
+        self.command = _command(url)
+
+    def start(self, dispatch: Dispatch) -> _Process:
+        return _Process(
+            subprocess.Popen(
+                [*self.command, *dispatch.arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=sys.stderr,
+                env={**os.environ, **dispatch.environment},
+                # A signal to the scheduler's terminal is not one to the runs.
+                start_new_session=True,
+            )
+        )
+
+
+def _command(url: str) -> Sequence[str]:
+    if url_scheme(url) == "subprocess+python":
+        return [sys.executable, "-m", "weft"]
+    found = shutil.which("weft")
+    if found is None:
+        raise SettingsError(
+            "subprocess:// starts the command weft, which is not on the PATH.", hint="Use subprocess+python://"
+        )
+    return [found]
+
+
+def open_executor(url: str) -> Executor:
+    """Return the executor at a URL."""
+    scheme = url_scheme(url) or url
+    if scheme in ("subprocess", "subprocess+python"):
+        if url.partition("://")[2]:
+            raise SettingsError(f"{scheme}:// takes nothing behind it.", hint=f"{scheme}://")
+        return Subprocess(url)
+    if scheme in _BUILT_IN:
+        module, _, name = _BUILT_IN[scheme].partition(":")
+        built_in: Executor = getattr(importlib.import_module(module), name)(settings.interpolate(url, "the executor"))
+        return built_in
+    installed = {each.name: each for each in importlib.metadata.entry_points(group=GROUP)}
+    if scheme in installed:
+        executor: Executor = installed[scheme].load()(url)
+        return executor
+    known = ["subprocess", "subprocess+python", *_BUILT_IN, *installed]
+    raise NotFoundError(
+        f"There is no executor {scheme!r}.",
+        hint=listed(scheme, known, f"There are: {', '.join(f'{each}://' for each in known)}."),
+    )

@@ -1,0 +1,267 @@
+"""The scheduler: decides what is due and has an executor start it. It runs no pipeline itself.
+
+Several schedulers may run. Each tries to hold the lease of the leader, a claim in the run log; the holder dispatches.
+Every dispatch is preceded by a renewal of the lease in the run log: a leader that slept past its lease, and was
+replaced, finds its fence gone and dispatches nothing. What is started claims its slot in the run log too, so that
+schedulers, cron and people together run each slot once.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from weft.errors import ConnectionFailedError, SettingsError, WeftError, listed
+from weft.operate.due import Due, Planner, due_now
+from weft.operate.executors import Dispatch, Executor, Started
+from weft.operate.metrics import DISPATCH_FAILURES, DISPATCHES, FAILURES, LEADS, RUNNING, Metrics
+from weft.operate.records import COUNTS, ENDS, ClaimedRun, PipelineState, RefusedClaim
+from weft.operate.runlog import RunLog
+from weft.operate.runner import described
+from weft.pipelines import graph
+from weft.pipelines.declare import Pipeline
+from weft.project import Project
+from weft.settings import PROJECT_FILE
+
+_log = logging.getLogger("weft.scheduler")
+
+LEADER = "_scheduler_singleton"
+"""The name under which the run log keeps the lease of the leader."""
+_MOST_PAUSE_SECONDS = 60.0
+# A run that cannot be asked about, as one of Lambda, and has claimed nothing after so long is started again.
+_SILENT_SECONDS = 1200.0
+_COUNTED_AT_ONCE = 100
+
+
+@dataclass
+class _Dispatched:
+    """A run that this scheduler started."""
+
+    slot: object
+    started: Started | None
+    """`None` where it could not be started."""
+    failures: int = 0
+    not_before: float = 0.0
+    code: int | None = None
+    """How it had ended when this tick began; `None` while it runs, or where nobody can tell."""
+    before: tuple[str, int] | None = None
+    """The last attempt for a slot that the run log had when it was started."""
+    began: float = 0.0
+
+
+class Scheduler(Planner):
+    """Dispatches what is due while it is the leader."""
+
+    def __init__(
+        self,
+        log: RunLog,
+        executor: Executor,
+        *,
+        modules: Sequence[str] = (),
+        run_log: str | None = None,
+        alerters: Sequence[str] = (),
+        poll_seconds: float = 10.0,
+        lease_seconds: float = 300.0,
+        most_running: int = 16,
+        pools: Mapping[str, int] | None = None,
+        metrics: Metrics | None = None,
+        failed: Callable[[str, str], None] = lambda pipeline, error: None,
+        project: Project | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__(log, project)
+        self.executor, self.failed, self.clock, self.metrics = executor, failed, clock, metrics or Metrics()
+        self.pools = pools or {}
+        for each in self.project.pipelines.values():
+            if each.pool is not None and each.pool not in self.pools:
+                hint = listed(each.pool, self.pools, f"Add it to [pools] in {PROJECT_FILE}: {each.pool} = 2")
+                raise SettingsError(f"{each.name} is in the pool {each.pool!r}, which has no size.", hint=hint)
+        self.modules, self.run_log, self.alerters = tuple(modules), run_log, tuple(alerters)
+        self.poll_seconds, self.lease_seconds, self.most_running = poll_seconds, lease_seconds, most_running
+        self.leads: ClaimedRun | None = None
+        self._stopping = threading.Event()
+        self._running: dict[str, _Dispatched] = {}
+        self._leader: str | None = None
+        self._counted: dict[str, tuple[str, int] | None] = {}
+        """The last attempt of each pipeline that the metrics have."""
+
+    def run(self) -> None:
+        """Dispatch until `stop` is called, then hand the lease over. Runs that were started go on."""
+        try:
+            while not self._stopping.is_set():
+                try:
+                    self.tick()
+                except WeftError as error:
+                    _log.warning("this tick failed, and the next one comes: %s", error.what)
+                except Exception as error:
+                    _log.error("this tick failed, and the next one comes: %s", described(error))
+                self._stopping.wait(self.poll_seconds)
+        finally:
+            self.hand_over()
+
+    def stop(self) -> None:
+        """End after the dispatch in hand. Does not wait."""
+        self._stopping.set()
+
+    # ----------------------------------------------------------------------------------------------------------- leader
+
+    def tick(self) -> list[str]:
+        """Dispatch what is due now, if this is the leader; return the names of it."""
+        leads = self._is_leader()
+        self.metrics.set(LEADS, leads)
+        return self._dispatch_due() if leads else []
+
+    def _is_leader(self) -> bool:
+        if self.leads is not None:
+            if self.log.renew(self.leads):
+                return True
+            _log.warning("this scheduler was silent for longer than its lease, and another one leads")
+            self.leads = None
+        claimed = self.log.claim(LEADER, lease_seconds=self.lease_seconds, resume=False)
+        if isinstance(claimed, RefusedClaim):
+            last = claimed.last
+            leader = f"process {last.pid} on {last.host}" if last is not None else "another one"
+            if leader != self._leader:
+                _log.info("the leader is %s", leader)
+            self._leader = leader
+            return False
+        self.leads, self._leader = claimed, None
+        self._counted.clear()  # another one has counted meanwhile
+        _log.info("this scheduler leads")
+        return True
+
+    def hand_over(self) -> None:
+        """Release the lease, so that another scheduler takes over at its next tick."""
+        if self.leads is not None:
+            self.log.finish(self.leads, "succeeded")
+            self.log.forget(LEADER, 100)
+            self.leads = None
+
+    # --------------------------------------------------------------------------------------------------------- dispatch
+
+    def _dispatch_due(self) -> list[str]:
+        graph.refuse_unknown_dependencies(self.project.pipelines)
+        states = self.log.latest(list(self.project.pipelines))
+        self._count(states)
+        dues = [each for each in (self._due(pipeline, states) for pipeline in self.chosen(())) if each is not None]
+        # Before anything is started: what has ended makes room for pipelines that come earlier in the order.
+        for due in dues:
+            self._forget_ended(due)
+        dispatched = []
+        for due in dues:
+            name = due.pipeline.name
+            try:
+                if due.waits_for:
+                    self._skip(due)
+                if not due.is_due or not self._may_start(due.pipeline, states):
+                    continue
+                # Right before: a process that was stopped for long in between must not start anything.
+                if self.leads is None or self._stopping.is_set():
+                    break  # what it leads is handed over
+                if not self.log.renew(self.leads):
+                    self.leads = None
+                    break
+                if self._start(due):
+                    dispatched.append(name)
+            except ConnectionFailedError:
+                raise  # the log is away, for all of them
+            except Exception as error:
+                _log.error("%s is left out of this tick: %s", name, described(error))
+        self.metrics.set(RUNNING, sum(each.code is None for each in self._running.values()))
+        return dispatched
+
+    def _count(self, states: dict[str, PipelineState]) -> None:
+        """Count the attempts that have ended since the last look, wherever they ran."""
+        for name, state in states.items():
+            last = state.last
+            now = None if last is None or last.status == "running" else (last.run_id, last.attempt)
+            before = self._counted.setdefault(name, now)
+            if now is None or now == before:
+                continue
+            self._counted[name] = now
+            for each in self.log.runs(name, limit=_COUNTED_AT_ONCE):
+                if (each.run_id, each.attempt) == before:
+                    break
+                if each.status in ENDS:
+                    counts = {count: getattr(each, count) or 0 for count in COUNTS}
+                    self.metrics.ended(name, each.status, each.attempt, 0, each.seconds, counts)
+            self.metrics.set(FAILURES, state.failures, pipeline=name)
+
+    def _due(self, pipeline: Pipeline, states: dict[str, PipelineState]) -> Due | None:
+        try:
+            return due_now(pipeline, states, self.now)
+        except Exception as error:
+            _log.error("%s is left out of this tick: %s", pipeline.name, described(error))
+            return None
+
+    def _skip(self, due: Due) -> None:
+        assert due.slot is not None
+        known = due.state.skipped
+        if known is None or (known.slot, known.reason) != (due.slot, due.why):
+            self.log.skip(due.pipeline.name, due.slot, due.why)
+
+    def _forget_ended(self, due: Due) -> None:
+        """Forget the run of a pipeline that has succeeded, or of which nobody tells more than the run log."""
+        name = due.pipeline.name
+        known = self._running.get(name)
+        if known is None or known.started is None:
+            return
+        try:
+            known.code = known.started.ended()
+        except Exception as error:
+            _log.error("the executor cannot tell whether %s has ended: %s", name, described(error))
+            known.code = None
+        if known.code is not None:
+            if known.code == 0:
+                del self._running[name]
+            return
+        if due.state.is_live or getattr(known.started, "tells_end", False):
+            return
+        if known.slot != due.slot or _last_attempt(due.state) != known.before:
+            del self._running[name]
+        elif self.clock() - known.began > _SILENT_SECONDS:
+            known.code = 1  # it ended before it claimed anything
+
+    def _may_start(self, pipeline: Pipeline, states: dict[str, PipelineState]) -> bool:
+        known = self._running.get(pipeline.name)
+        if known is not None and (known.code is None or self.clock() < known.not_before):
+            return False
+        running = {name for name, each in self._running.items() if each.code is None}
+        if pipeline.pool is not None:
+            # Wherever they run: cron and people may have started some.
+            working = running | {name for name, each in states.items() if each.is_live}
+            pool = [name for name in working if self.project.pipelines[name].pool == pipeline.pool]
+            if len(pool) >= self.pools[pipeline.pool]:
+                return False
+        return len(running) < self.most_running
+
+    def _start(self, due: Due) -> bool:
+        name, slot, before = due.pipeline.name, due.slot, _last_attempt(due.state)
+        known = self._running.get(name)
+        failures = known.failures if known is not None and known.slot == slot else 0
+        # A run that ends without a claim is started again, but not at once.
+        not_before = self.clock() + _pause(failures)
+        try:
+            started = self.executor.start(Dispatch(name, self.modules, self.run_log, self.alerters))
+        except Exception as error:
+            _log.error("%s could not be started: %s", name, error)
+            self._running[name] = _Dispatched(slot, None, failures + 1, not_before, 1, before)
+            self.metrics.add(DISPATCH_FAILURES, pipeline=name)
+            self.failed(name, str(error))
+            return False
+        _log.info("%s was started for %s", name, slot)
+        self.metrics.add(DISPATCHES, pipeline=name)
+        self._running[name] = _Dispatched(slot, started, failures + 1, not_before, None, before, self.clock())
+        return True
+
+
+def _last_attempt(state: PipelineState) -> tuple[str, int] | None:
+    return None if state.scheduled is None else (state.scheduled.run_id, state.scheduled.attempt)
+
+
+def _pause(failures: int) -> float:
+    # A run may fail thousands of times: 2.0**1024 is more than a float holds.
+    return float(min(5.0 * 2 ** min(failures, 10), _MOST_PAUSE_SECONDS))

@@ -1,0 +1,89 @@
+"""Objects that change only under a condition.
+
+A put creates an object that is not there, or replaces the version that was read. If several processes change an object
+at once, one put succeeds and the others return `None`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from weft.errors import ConnectionFailedError
+
+TIMEOUT_SECONDS = 15
+_CLOCK = "clock"
+# How long the store's clock is reckoned from one look at it, by a clock of this host that never jumps.
+_CLOCK_SECONDS = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """An object as it was read."""
+
+    data: bytes
+    version: str
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """An object of a listing."""
+
+    key: str
+    version: str
+    modified: datetime
+
+
+class Objects(ABC):
+    """The objects of a bucket or container whose names begin with a prefix."""
+
+    def __init__(self, shown: str, prefix: str) -> None:
+        self.shown, self._prefix = shown, f"{prefix}/" if prefix else ""
+        self._looked_at: tuple[datetime, float] | None = None
+
+    @abstractmethod
+    def get(self, key: str) -> Stored | None:
+        """Return an object; `None` where there is none."""
+
+    @abstractmethod
+    def put(self, key: str, data: bytes, over: str | None) -> str | None:
+        """Create an object, or replace its version `over`, and return the new version; `None` where another process
+        was faster. A failure on the way may also answer `None` for a put that took effect."""
+
+    @abstractmethod
+    def overwrite(self, key: str, data: bytes) -> None:
+        """Put an object, whatever is there."""
+
+    @abstractmethod
+    def delete(self, key: str) -> None: ...
+
+    @abstractmethod
+    def listing(self, prefix: str) -> list[Listed]:
+        """Return the objects whose keys begin with a prefix, in the order of their keys."""
+
+    @abstractmethod
+    def _modified(self, key: str) -> datetime: ...
+
+    def now(self) -> datetime:
+        """Return the time by the store's clock, which is the same for all hosts."""
+        running = time.clock_gettime(time.CLOCK_BOOTTIME)
+        if self._looked_at is None or running - self._looked_at[1] > _CLOCK_SECONDS:
+            self.overwrite(_CLOCK, b"")
+            self._looked_at = self._modified(_CLOCK).astimezone(UTC), running
+        then, at = self._looked_at
+        return then + timedelta(seconds=running - at)
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # whatever a client raises
+            text = " ".join(str(error).split())[:300]
+            raise ConnectionFailedError(
+                f"The object store {self.shown} did not do what was asked: {type(error).__name__}: {text}",
+                hint="Check the bucket, the region or endpoint, and the credentials of the environment.",
+            ) from None

@@ -1,0 +1,159 @@
+"""The files of `deploy/` fit this version: commands, manifests, rules and dashboard."""
+
+from __future__ import annotations
+
+import configparser
+import json
+import re
+import shlex
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+import yaml
+
+from weft.cli import cli
+from weft.operate.executors import open_executor
+from weft.operate.metrics import METRICS, open_metrics
+
+ROOT = Path(__file__).parent.parent.parent / "deploy"
+_PROMQL = re.compile(r"\bweft_[a-z_]+")
+
+
+def check_command(arguments: list[str]) -> None:
+    """Parse a command line as `weft` would, and refuse what it refuses; runs nothing."""
+    command: Any = cli
+    context = click.Context(cli, info_name="weft")
+    while isinstance(command, click.Group) and arguments and not arguments[0].startswith("-"):
+        found = command.get_command(context, arguments[0])
+        assert found is not None, arguments
+        command, arguments = found, arguments[1:]
+    parsed = command.make_context("weft", list(arguments), resilient_parsing=False)
+    if parsed.params.get("metrics"):
+        assert parsed.params["metrics"].startswith("prometheus://")
+        with pytest.raises(Exception, match="no metrics sink"), open_metrics("x" + parsed.params["metrics"]):
+            pass
+
+
+def documents() -> Iterator[tuple[str, dict[str, Any]]]:
+    for file in sorted((ROOT / "kubernetes").glob("*.yaml")):
+        for each in yaml.safe_load_all(file.read_text()):
+            yield f"{file.name} {each['kind']} {each['metadata']['name']}", each
+
+
+def containers(value: Any) -> Iterator[dict[str, Any]]:
+    if isinstance(value, dict):
+        yield from value.get("containers", ())
+        for each in value.values():
+            yield from containers(each)
+
+
+@pytest.mark.parametrize(
+    ("name", "manifest"), list(documents()), ids=lambda each: each if isinstance(each, str) else ""
+)
+def test_manifests(name: str, manifest: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = pytest.importorskip("kubernetes.client")
+    group, _, version = manifest["apiVersion"].rpartition("/")
+    model = f"{version.capitalize()}{manifest['kind']}"
+    api = client.ApiClient()
+    read = api.deserialize(json.dumps(manifest), model, "application/json")
+    assert api.sanitize_for_serialization(read) == manifest, "a field that Kubernetes does not know"
+    assert group in ("", "apps", "batch", "rbac.authorization.k8s.io")
+    config = {"clusters": [{"name": "c", "cluster": {"server": "http://127.0.0.1:1"}}], "users": []}
+    config |= {"contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}], "current-context": "c"}
+    (tmp_path / "kubeconfig").write_text(json.dumps(config))
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
+    for container in containers(manifest):
+        arguments = container["args"]
+        check_command(arguments)
+        if "--executor" in arguments:
+            open_executor(arguments[arguments.index("--executor") + 1])
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "systemd").iterdir()), ids=lambda each: each.name)
+def test_units(file: Path) -> None:
+    unit = configparser.ConfigParser(interpolation=None, strict=True)
+    unit.optionxform = str  # type: ignore[assignment,method-assign]
+    unit.read_string(file.read_text())
+    if unit.has_section("Service"):
+        program, *arguments = shlex.split(unit["Service"]["ExecStart"])
+        assert program == "/opt/weft/bin/weft"
+        check_command([each.replace("%i", "clicks") for each in arguments])
+        assert unit["Service"]["User"] == "weft" and unit["Service"]["NoNewPrivileges"] == "true"
+
+
+def known_metrics() -> set[str]:
+    """The names that this version exports, as its sources declare them."""
+    names = {f"{each.name}_total" if each.kind == "counter" else each.name for each in METRICS}
+    source = ROOT.parent / "src" / "weft"
+    server = (source / "server" / "metrics.py").read_text()
+    for name in re.findall(r'counter\(\s*"(weft_\w+)"', server):
+        names.add(f"{name}_total")
+    for name in re.findall(r'"(weft_\w+)"', server):
+        names |= {name, f"{name}_bucket"}
+    streaming = (source / "operate" / "streaming_metrics.py").read_text()
+    for name in re.findall(r'counter\(\s*"(\w+)"', streaming):
+        names.add(f"weft_streaming_{name}_total")
+    for name in re.findall(r'_PREFIX\}_(\w+)"', streaming):
+        names |= {f"weft_streaming_{name}", f"weft_streaming_{name}_bucket"}
+    return names
+
+
+def test_rules() -> None:
+    (group,) = yaml.safe_load((ROOT / "prometheus" / "rules.yaml").read_text())["groups"]
+    known = known_metrics()
+    for rule in group["rules"]:
+        assert rule.keys() <= {"alert", "expr", "for", "labels", "annotations"}
+        assert set(_PROMQL.findall(rule["expr"])) <= known, rule["alert"]
+        command = rule["annotations"].get("what_to_do")
+        if command is not None:
+            program, *arguments = shlex.split(re.sub(r"\{\{.*?\}\}", "orders", command))
+            assert program == "weft"
+            check_command(arguments)
+
+
+def test_dashboard() -> None:
+    dashboard = json.loads((ROOT / "grafana" / "weft.json").read_text())
+    known = known_metrics()
+    places = [tuple(each["gridPos"][at] for at in "xy") for each in dashboard["panels"]]
+    assert len(set(places)) == len(places)
+    for panel in dashboard["panels"]:
+        for target in panel["targets"]:
+            used = set(_PROMQL.findall(target["expr"]))
+            assert used and used <= known, panel["title"]
+
+
+def test_the_container_runs_without_rights() -> None:
+    lines = [line.split(maxsplit=1) for line in (ROOT / "Dockerfile").read_text().splitlines() if line[:1].isupper()]
+    words = [word for word, _ in lines]
+    assert set(words) <= {"FROM", "RUN", "COPY", "WORKDIR", "USER", "ENV", "ENTRYPOINT", "CMD"}
+    assert ["USER", "10001"] in lines and words.index("USER") < words.index("ENTRYPOINT")
+    values = {word: rest for word, rest in lines if word in ("ENTRYPOINT", "CMD")}
+    assert json.loads(values["ENTRYPOINT"]) == ["weft"]
+    check_command(json.loads(values["CMD"]))
+
+
+@pytest.mark.full
+def test_the_steps_of_the_container(tmp_path: Path) -> None:
+    """What its RUN lines do, in a folder: a wheel is built and installed into an environment of its own."""
+    python = ROOT.parent / ".venv" / "bin" / "python"
+    wheel = [
+        str(python),
+        "-m",
+        "pip",
+        "wheel",
+        "--no-deps",
+        "--no-build-isolation",
+        "-w",
+        str(tmp_path),
+        str(ROOT.parent),
+    ]
+    subprocess.run(wheel, check=True, capture_output=True)
+    (built,) = tmp_path.glob("*.whl")
+    subprocess.run([str(python), "-m", "venv", str(tmp_path / "weft")], check=True)
+    subprocess.run([str(tmp_path / "weft" / "bin" / "pip"), "install", "-q", str(built)], check=True)
+    done = subprocess.run([str(tmp_path / "weft" / "bin" / "weft"), "--version"], check=True, capture_output=True)
+    assert done.stdout.startswith(b"weft ")

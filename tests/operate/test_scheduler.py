@@ -1,0 +1,443 @@
+"""The scheduler starts what is due, each slot once, and only while it leads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import weft
+from weft.errors import ConnectionFailedError, NotFoundError, SettingsError
+from weft.operate.executors import Dispatch, open_executor
+from weft.operate.metrics import Metrics
+from weft.operate.records import ClaimedRun
+from weft.operate.runlog import RunLog, open_run_log
+from weft.operate.scheduler import LEADER, Scheduler, _pause
+from weft.project import Project, use
+
+NOON = datetime(2030, 5, 1, 12, 0, 30, tzinfo=UTC)
+
+
+class Runs:
+    """An executor that starts nothing: the test says how its runs end."""
+
+    def __init__(self) -> None:
+        self.started: list[str] = []
+        self.codes: dict[str, int | None] = {}
+        self.error: Exception | None = None
+        self.tells_end = False
+
+    def start(self, dispatch: Dispatch) -> Any:
+        if self.error is not None:
+            raise self.error
+        self.started.append(dispatch.pipeline)
+        self.codes[dispatch.pipeline] = None
+        runs, name = self, dispatch.pipeline
+
+        class Run:
+            tells_end = self.tells_end
+
+            def ended(self) -> int | None:
+                return runs.codes[name]
+
+        return Run()
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = NOON
+
+    def move(self, **by: float) -> None:
+        self.now += timedelta(**by)
+
+
+@pytest.fixture
+def clock(project: Path) -> Iterator[Clock]:
+    made = Clock()
+    with use(Project()) as fresh:
+        fresh.clock = lambda: made.now.timestamp()
+        yield made
+
+
+@pytest.fixture
+def log(clock: Clock) -> Iterator[RunLog]:
+    with open_run_log(None) as opened:
+        yield opened
+
+
+def declare(name: str, **options: Any) -> None:
+    @weft.pipeline(name=name, target=name, schedule="* * * * *", **options)
+    def load():  # type: ignore[no-untyped-def]
+        return [{"id": 1}]
+
+
+def scheduler(log: RunLog, runs: Runs, clock: Clock, **options: Any) -> Scheduler:
+    return Scheduler(log, runs, clock=lambda: clock.now.timestamp(), **options)
+
+
+def succeed(log: RunLog, name: str, slot: datetime) -> None:
+    claimed = log.claim(name, slot=slot)
+    assert isinstance(claimed, ClaimedRun)
+    log.finish(claimed, "succeeded")
+
+
+def test_starts_each_slot_once(log: RunLog, clock: Clock) -> None:
+    declare("orders")
+    runs = Runs()
+    made = scheduler(log, runs, clock)
+
+    assert made.tick() == ["orders"]
+    # It was started, and has not claimed its slot yet.
+    assert made.tick() == []
+    succeed(log, "orders", NOON.replace(second=0))
+    runs.codes["orders"] = 0
+    assert made.tick() == []
+    clock.move(minutes=1)
+    assert made.tick() == ["orders"]
+    assert runs.started == ["orders", "orders"]
+
+
+def test_follows_the_graph(log: RunLog, clock: Clock) -> None:
+    declare("raw")
+    declare("report", depends_on="raw")
+    runs = Runs()
+    made = scheduler(log, runs, clock)
+
+    assert made.tick() == ["raw"]
+    assert log.latest(["report"])["report"].skipped is not None
+    # The log has its own clock: upstream_freshness_secs would be needed for another day.
+    clock.now = datetime.now(UTC)
+    runs.codes["raw"] = 0
+    succeed(log, "raw", clock.now.replace(second=0, microsecond=0))
+    assert made.tick() == ["report"]
+
+
+def test_only_the_leader_starts(log: RunLog, clock: Clock) -> None:
+    declare("orders")
+    first, second = Runs(), Runs()
+    leader, follower = scheduler(log, first, clock), scheduler(log, second, clock)
+
+    assert leader.tick() == ["orders"]
+    assert follower.tick() == []
+    leader.hand_over()
+    succeed(log, "orders", NOON.replace(second=0))
+    clock.move(minutes=1)
+    assert follower.tick() == ["orders"]
+    assert leader.tick() == []
+    assert (len(first.started), len(second.started)) == (1, 1)
+
+
+def test_leader_that_lost_its_lease_starts_nothing(log: RunLog, clock: Clock) -> None:
+    declare("orders")
+    declare("items")
+    first, second = Runs(), Runs()
+    sleeper, other = scheduler(log, first, clock), scheduler(log, second, clock)
+
+    class Asleep(Runs):
+        """While it starts the first run, its lease ends and another scheduler takes over."""
+
+        def start(self, dispatch: Dispatch) -> Any:
+            run = super().start(dispatch)
+            assert sleeper.leads is not None
+            log.finish(sleeper.leads, "interrupted")
+            other.tick()
+            return run
+
+    sleeper.executor = Asleep()
+    assert sleeper.tick() == ["orders"]
+    assert sleeper.leads is None
+    assert second.started == ["orders", "items"]
+    assert sleeper.tick() == []
+
+
+def test_limits_what_runs_at_once(log: RunLog, clock: Clock) -> None:
+    for number in range(5):
+        declare(f"p{number}")
+    runs = Runs()
+    made = scheduler(log, runs, clock, most_running=2)
+
+    assert made.tick() == ["p0", "p1"]
+    succeed(log, "p0", NOON.replace(second=0))
+    runs.codes["p0"] = 0
+    assert made.tick() == ["p2"]
+
+
+def test_run_that_ends_before_its_claim_is_started_again_later(log: RunLog, clock: Clock) -> None:
+    declare("orders")
+    runs = Runs()
+    made = scheduler(log, runs, clock)
+
+    assert made.tick() == ["orders"]
+    runs.codes["orders"] = 1
+    assert made.tick() == []
+    clock.move(seconds=6)
+    assert made.tick() == ["orders"]
+    runs.codes["orders"] = 1
+    clock.move(seconds=6)
+    assert made.tick() == []
+    clock.move(seconds=6)
+    assert made.tick() == ["orders"]
+
+
+def test_executor_that_fails_is_reported(log: RunLog, clock: Clock) -> None:
+    declare("orders")
+    runs, told = Runs(), []
+    runs.error = OSError("no memory")
+    made = scheduler(log, runs, clock, failed=lambda name, error: told.append((name, error)))
+
+    assert made.tick() == []
+    assert told == [("orders", "no memory")]
+    assert made.tick() == []
+    runs.error = None
+    clock.move(seconds=10)
+    assert made.tick() == ["orders"]
+
+
+def test_known_pipelines_are_limited_too(log: RunLog, clock: Clock) -> None:
+    for number in range(4):
+        declare(f"p{number}")
+    runs = Runs()
+    made = scheduler(log, runs, clock, most_running=1)
+
+    for number in range(4):
+        assert made.tick() == [f"p{number}"]
+        runs.codes[f"p{number}"] = 1
+    clock.move(seconds=50)
+    # All four are due again, and known.
+    assert len(made.tick()) == 1
+    assert len(made.tick()) == 0
+
+
+def test_pause_is_bounded() -> None:
+    assert [_pause(failures) for failures in (0, 1, 4, 1024, 10**9)] == [5, 10, 60, 60, 60]
+
+
+@pytest.mark.parametrize("is_claimed", [True, False])
+def test_executor_that_cannot_tell_the_end(log: RunLog, clock: Clock, is_claimed: bool) -> None:
+    declare("orders")
+    declare("items")
+    runs = Runs()
+    made = scheduler(log, runs, clock, most_running=2)
+
+    for _ in range(10):
+        assert made.tick() == ["orders", "items"]
+        assert made.tick() == []
+        if is_claimed:
+            for name in ("orders", "items"):
+                succeed(log, name, clock.now.replace(second=0))
+            made.tick()
+            assert not made._running
+        clock.move(minutes=1)
+
+
+def test_executor_that_cannot_tell_the_end_starts_a_retry_once(log: RunLog, clock: Clock) -> None:
+    declare("orders", retry={"max_attempts": 3, "backoff_seconds": 1})
+    made = scheduler(log, Runs(), clock)
+
+    assert made.tick() == ["orders"]
+    claimed = log.claim("orders", slot=NOON.replace(second=0), attempts_allowed=3)
+    assert isinstance(claimed, ClaimedRun)
+    # It runs, and counts.
+    assert made.tick() == [] and len(made._running) == 1
+    log.finish(claimed, "failed", retry_in=0.0)
+    assert made.tick() == ["orders"]
+    assert made.tick() == []
+
+
+def test_run_that_tells_its_end_is_waited_for(log: RunLog, clock: Clock) -> None:
+    declare("orders")
+    runs = Runs()
+    runs.tells_end = True
+    made = scheduler(log, runs, clock)
+
+    assert made.tick() == ["orders"]
+    clock.move(minutes=1)
+    # The process is still about to claim its slot.
+    assert made.tick() == []
+    runs.codes["orders"] = 0
+    assert made.tick() == ["orders"]
+
+
+def test_error_of_one_pipeline_leaves_the_others_alone(
+    log: RunLog, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    declare("broken")
+    declare("orders")
+    runs = Runs()
+    start = runs.start
+
+    def fail_broken(dispatch: Dispatch) -> Any:
+        if dispatch.pipeline == "broken":
+            raise OSError("no memory")
+        return start(dispatch)
+
+    def fail(name: str, error: str) -> None:
+        raise RuntimeError("no alerts today")
+
+    runs.start = fail_broken  # type: ignore[method-assign]
+    made = scheduler(log, runs, clock, failed=fail)
+    assert made.tick() == ["orders"]
+    assert "broken is left out of this tick: RuntimeError: no alerts today" in caplog.text
+    # Not at every tick: what could not be started waits.
+    caplog.clear()
+    assert made.tick() == []
+    assert not caplog.records
+
+
+def test_executor_whose_runs_raise_when_asked(log: RunLog, clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+    declare("orders")
+    declare("items")
+    runs = Runs()
+    made = scheduler(log, runs, clock)
+    assert made.tick() == ["orders", "items"]
+    del runs.codes["orders"]
+    runs.codes["items"] = 0
+
+    clock.move(minutes=1)
+    assert made.tick() == ["orders", "items"]
+    assert "cannot tell whether orders has ended: KeyError" in caplog.text
+
+
+@pytest.mark.parametrize("error", [RuntimeError("odd"), ConnectionFailedError("away"), OverflowError("too large")])
+def test_error_of_a_tick_does_not_end_the_scheduler(
+    log: RunLog, clock: Clock, caplog: pytest.LogCaptureFixture, error: Exception
+) -> None:
+    made = scheduler(log, Runs(), clock, poll_seconds=0)
+    ticks: list[int] = []
+
+    def tick() -> list[str]:
+        ticks.append(1)
+        if len(ticks) == 1:
+            raise error
+        made.stop()
+        return []
+
+    made.tick = tick  # type: ignore[method-assign]
+    made.run()
+    assert len(ticks) == 2
+    assert "this tick failed, and the next one comes" in caplog.text and str(error) in caplog.text
+
+
+def test_interrupt_ends_the_scheduler(log: RunLog, clock: Clock) -> None:
+    declare("orders")
+    runs = Runs()
+    made = scheduler(log, runs, clock, poll_seconds=0)
+
+    def interrupted(dispatch: Dispatch) -> Any:
+        raise KeyboardInterrupt
+
+    runs.start = interrupted  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        made.run()
+    assert not log.latest([LEADER])[LEADER].is_live
+
+
+def test_executors_by_url() -> None:
+    assert Dispatch("orders", ("shop",), "postgres://me:x@db", ("slack://a",)).arguments == [
+        "run-due",
+        "orders",
+        "--module",
+        "shop",
+    ]
+    with pytest.raises(NotFoundError, match="There is no executor 'k9s'"):
+        open_executor("k9s://x")
+    with pytest.raises(SettingsError, match="takes nothing behind it"):
+        open_executor("subprocess+python://x")
+
+
+def test_nobody_leads_after_a_clean_stop(log: RunLog, clock: Clock) -> None:
+    declare("orders")
+    made = scheduler(log, Runs(), clock, poll_seconds=0.01)
+    made.tick()
+    assert log.latest([LEADER])[LEADER].is_live
+    made.stop()
+    made.run()
+    assert not log.latest([LEADER])[LEADER].is_live
+
+
+def test_lease_is_handed_over_by_a_stop_within_a_tick(log: RunLog, clock: Clock) -> None:
+    declare("orders")
+    declare("items")
+    made = scheduler(log, Runs(), clock, poll_seconds=0.01)
+
+    class Stopping(Runs):
+        def start(self, dispatch: Dispatch) -> Any:
+            made.stop()
+            return super().start(dispatch)
+
+    made.executor = Stopping()
+    made.run()
+    assert made.executor.started == ["orders"]
+    assert not log.latest([LEADER])[LEADER].is_live
+    assert log.runs(LEADER)[0].status == "succeeded"
+
+
+def test_metrics_have_what_ended_wherever_it_ran(log: RunLog, clock: Clock) -> None:
+    declare("orders")
+    declare("customers")
+    runs, counted = Runs(), Metrics()
+    made = scheduler(log, runs, clock, metrics=counted)
+    made.tick()
+    slot = clock.now.replace(second=0)
+    for name, status in (("orders", "succeeded"), ("customers", "failed")):
+        claimed = log.claim(name, slot=slot)
+        assert isinstance(claimed, ClaimedRun)
+        log.finish(claimed, status, counts={"inserted": 5})
+    for _ in range(2):
+        made.tick()
+    assert counted.value("weft_scheduler_leads") == 1
+    assert counted.value("weft_scheduler_dispatches_total", pipeline="orders") == 1
+    assert counted.value("weft_pipeline_runs_total", pipeline="orders", status="succeeded") == 1
+    assert counted.value("weft_pipeline_rows_total", pipeline="orders", kind="inserted") == 5
+    assert counted.value("weft_pipeline_failures", pipeline="customers") == 1
+    runs.error = OSError("no room")
+    clock.move(minutes=1)
+    made.tick()
+    assert counted.value("weft_scheduler_dispatch_failures_total", pipeline="orders") == 1
+
+
+def test_a_pool_limits_what_runs_at_once(log: RunLog, clock: Clock) -> None:
+    for name in ("a", "b", "c"):
+        declare(name, pool="warehouse")
+    declare("free")
+    with pytest.raises(SettingsError, match=r"the pool 'warehouse', which has no size"):
+        scheduler(log, Runs(), clock)
+    runs = Runs()
+    made = scheduler(log, runs, clock, pools={"warehouse": 2})
+    by_hand = log.claim("c")
+    assert isinstance(by_hand, ClaimedRun)
+    assert made.tick() == ["a", "free"]
+    log.finish(by_hand, "succeeded")
+    assert made.tick() == ["b"]
+    assert made.tick() == []
+    succeed(log, "a", clock.now.replace(second=0))
+    runs.codes["a"] = 0
+    assert made.tick() == ["c"]
+
+
+def test_a_run_that_nobody_hears_of_is_started_again(log: RunLog, clock: Clock) -> None:
+    declare("orders", catchup=True)
+    runs = Runs()
+    made = scheduler(log, runs, clock)
+    assert made.tick() == ["orders"]
+    clock.move(seconds=10)
+    assert made.tick() == []
+    clock.move(minutes=21)
+    assert made.tick() == ["orders"]
+
+
+def test_metrics_count_all_that_ended_between_two_looks(log: RunLog, clock: Clock) -> None:
+    declare("orders")
+    counted = Metrics()
+    made = scheduler(log, Runs(), clock, metrics=counted)
+    made.tick()
+    for minute in range(3):
+        run = log.claim("orders", slot=clock.now.replace(second=0) - timedelta(minutes=minute))
+        assert isinstance(run, ClaimedRun)
+        log.finish(run, "succeeded", counts={"inserted": 2})
+    made.tick()
+    assert counted.value("weft_pipeline_runs_total", pipeline="orders", status="succeeded") == 3
+    assert counted.value("weft_pipeline_rows_total", pipeline="orders", kind="inserted") == 6
