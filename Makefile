@@ -37,7 +37,7 @@ bench: ## measure speed, each number as a ratio to a yardstick of the same run
 
 faults: ## what the tests leave out or run in brief, in full: hours
 	@tools/setup-venv dev
-	@tools/setup-servers
+	@tools/setup-servers full
 	.venv/bin/python -m pytest --full --timeout=14400 $(ARGS)
 
 flaky: ## the tests that depend on processes, signals or time, 30 times each

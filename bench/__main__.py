@@ -26,6 +26,7 @@ MODULES = tuple(
         "streaming",
         "windows",
         "joins",
+        "cdc",
         "pipelines_start",
         "pipelines_loads",
         "server",

@@ -1,16 +1,22 @@
-"""How long the first answer of Spark takes in a new process, against a bare session of pyspark's."""
+"""How long Spark takes in a new process: its first answer against a bare session of pyspark's, and a load of ten rows
+against the whole process of dlt, with a warm engine and without."""
 
 from __future__ import annotations
 
 import atexit
 import os
 import shutil
+import sqlite3
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
 
+import servers
 from bench.harness import Case, SkippedError
+from bench.references import python_with
 
 Job = Callable[[], int]
 
@@ -40,9 +46,13 @@ def first_answer(_: float) -> tuple[Job, Job]:
 
 
 def _run(program: str, folder: str, environment: dict[str, str]) -> Job:
+    return _command([sys.executable, "-c", program], folder, environment)
+
+
+def _command(command: list[str], folder: str | Path, environment: dict[str, str]) -> Job:
     def job() -> int:
         subprocess.run(
-            [sys.executable, "-c", program],
+            command,
             cwd=folder,
             env=environment,
             check=True,
@@ -54,6 +64,76 @@ def _run(program: str, folder: str, environment: dict[str, str]) -> Job:
     return job
 
 
+_COPY = """
+import weft
+
+
+@weft.pipeline(target="copies", source_connection="source", target_connection="target")
+def copy():
+    return "SELECT id, name FROM raw"
+"""
+_DLT = """
+import sys
+
+import dlt
+from dlt.sources.sql_database import sql_table
+
+folder, url = sys.argv[1:]
+target = dlt.destinations.postgres(url.replace("@", ":any@"))  # it asks for a password, and the server does not
+pipeline = dlt.pipeline("bench", pipelines_dir=folder, destination=target, dataset_name="copies")
+pipeline.run(sql_table(credentials=f"sqlite:///{folder}/source.db", table="raw"), write_disposition="append")
+"""
+
+
+def ten_rows(*, warm: bool) -> Callable[[float], tuple[Job, Job]]:
+    """`weft run` of ten rows from SQLite to PostgreSQL, through Spark; a process that does the same with dlt."""
+
+    def prepare(_: float) -> tuple[Job, Job]:
+        from weft.engine import archive
+        from weft.engine.java import find_java
+
+        dlt = python_with("dlt[postgres]", "sqlalchemy")
+        archive.build(find_java())
+        folder = Path(tempfile.mkdtemp(prefix="weft-bench-"))
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        url = servers.shared("postgres").create_database(f"bench_ten_rows_{'warm' if warm else 'cold'}")
+        with closing(sqlite3.connect(folder / "source.db")) as database, database:
+            database.execute("CREATE TABLE raw (id BIGINT, name TEXT)")
+            database.executemany("INSERT INTO raw VALUES (?, ?)", [(number, f"name {number}") for number in range(10)])
+        (folder / "work.py").write_text(_COPY)
+        settings = 'modules = ["work"]\n[connections.source]\nurl = "sqlite:///source.db"\n'
+        (folder / "weft.toml").write_text(f'{settings}[connections.target]\nurl = "{url}"\n')
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("WEFT_") and name != "CI"}
+        environment = {**kept, "WEFT_SPARK_MASTER": "local[2]", "WEFT_ENGINE": "1" if warm else "0"}
+        if warm:
+            weft = [sys.executable, "-m", "weft", "engine"]
+            subprocess.run([*weft, "start"], cwd=folder, env=environment, check=True, stdout=subprocess.DEVNULL)
+            atexit.register(subprocess.run, [*weft, "stop"], cwd=folder, env=environment, stdout=subprocess.DEVNULL)
+        return (
+            _command([sys.executable, "-m", "weft", "run", "copy"], folder, environment),
+            _command([dlt, "-c", _DLT, str(folder), url], folder, {**kept, "RUNTIME__DLTHUB_TELEMETRY": "false"}),
+        )
+
+    return prepare
+
+
 CASES = [
     Case("first answer of Spark (time)", "a bare pyspark session (time)", 0.5, first_answer, at_most=True),
+    Case(
+        "run of 10 rows, SQLite to PostgreSQL, warm engine (time)",
+        "a process of dlt (time)",
+        0.5,
+        ten_rows(warm=True),
+        at_most=True,
+        rounds=15,
+        needs="postgres",
+    ),
+    Case(
+        "run of 10 rows, SQLite to PostgreSQL, no engine (time)",
+        "a process of dlt (time)",
+        1.6,
+        ten_rows(warm=False),
+        at_most=True,
+        needs="postgres",
+    ),
 ]

@@ -11,6 +11,7 @@ from typing import Any
 import weft
 from bench.engine_loads import Job, Pair, _folder
 from bench.harness import Case
+from bench.windows import as_file, frame_of, warmed
 
 ROWS = 50_000
 """Of each side, a batch. A batch is half a minute, so that rows of ten batches before and after find each other."""
@@ -20,7 +21,8 @@ _WARM_UP = 14
 
 
 class Batches:
-    """Batches of two sides. About half of the rows have a partner, up to five minutes before or after."""
+    """Batches of two sides. A batch emits about as many pairs as a side has rows: of ours the partners came up to five
+    minutes before, of theirs they are in the batch."""
 
     def __init__(self, rows: int) -> None:
         import numpy
@@ -30,24 +32,29 @@ class Batches:
         self.rows, self._chance = rows, numpy.random.default_rng(1)
         self.spark = session.spark().newSession()
         self._numbers = {"ours": 0, "theirs": 0}
+        self._ready: dict[str, list[str]] = {}
 
-    def next(self, who: str) -> list[tuple[str, Any]]:
-        """Return the next batch of one of the two, a DataFrame a side."""
+    def prepare(self, who: str) -> None:
+        """Make the next batch of one of the two, which `frames` returns."""
         import pyarrow as pa
 
         number = self._numbers[who]
         self._numbers[who] += 1
         sides = []
-        for name in ("orders", "payments"):
+        for _ in range(2):
             at = number * _HALF_MINUTE + self._chance.integers(0, _HALF_MINUTE, self.rows)
-            key = number * self.rows + self._chance.integers(0, 10 * self.rows, self.rows)
+            key = number * self.rows + self._chance.integers(0, (10 if who == "ours" else 1) * self.rows, self.rows)
             columns = {
                 "at": pa.array(at, pa.timestamp("us", "UTC")),
                 "key": pa.array(key),
                 "value": pa.array(self._chance.integers(0, 1000, self.rows)),
             }
-            sides.append((name, self.spark.createDataFrame(pa.table(columns))))
-        return sides
+            sides.append(as_file(pa.table(columns)))
+        self._ready[who] = sides
+
+    def frames(self, who: str) -> list[Any]:
+        """Return the batch of one of the two, a DataFrame a side."""
+        return [frame_of(self.spark, each) for each in self._ready[who]]
 
 
 def _joins(connection: Any) -> Any:
@@ -87,24 +94,21 @@ def _join(where: str) -> Callable[[float], tuple[Job, Job]]:
         def ours() -> int:
             nonlocal number
             joins.begin(number)
-            rows = [(name, frame) for name, (_, frame) in zip(names, batches.next("ours"), strict=True)]
+            rows = list(zip(names, batches.frames("ours"), strict=True))
             joins.add(number, joins.reduce(rows), batches.spark)
             joins.emission(batches.spark)
             number += 1
             return 2 * batches.rows
 
         def bare() -> int:
-            (_, left), (_, right) = batches.next("theirs")
+            left, right = batches.frames("theirs")
             left, right = left.alias("l"), right.alias("r")
             apart = F.unix_micros("r.at") - F.unix_micros("l.at")
             near = apart.between(-_WINDOW_MS * 1000, _WINDOW_MS * 1000)
             left.join(right, (F.col("l.key") == F.col("r.key")) & near).toArrow()
             return 2 * batches.rows
 
-        for _ in range(_WARM_UP):
-            ours()
-            bare()
-        return ours, bare
+        return warmed(ours, bare, batches.prepare, _WARM_UP)
 
     return prepare
 

@@ -1,9 +1,11 @@
-"""Streaming pipelines into PostgreSQL: from files, Kafka and Redis, against the same work by hand."""
+"""Streaming pipelines into PostgreSQL: from files, brokers and Redis, against the same work by hand."""
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import json
+import queue
 import subprocess
 import tempfile
 import threading
@@ -13,6 +15,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 import weft
 from bench.engine_loads import Job, Pair, _folder, _rows, _with_reset
 from bench.harness import Case
@@ -20,6 +24,7 @@ from weft.engine.streaming.batch import BatchResult
 from weft.engine.streaming.query import Query
 from weft.pipelines.streaming.declare import make
 from weft.streaming import Source
+from weft.systems.kafka import options
 
 FILES = 10
 BATCH = 10_000
@@ -40,14 +45,18 @@ class Target:
         self.pair = Pair(10)
         self.url = self.pair.there
 
-    def job(self, table: str, work: Callable[[], object]) -> Job:
-        """A job that finds its table empty, and must fill it."""
+    def job(self, table: str, work: Callable[[], object], before: Callable[[], object] = lambda: None) -> Job:
+        """A job that finds its table empty, and must fill it. What comes before it is not measured."""
 
         def run() -> int:
             work()
             return self.rows
 
-        return _with_reset(run, lambda: self._reset(table))
+        def reset() -> None:
+            self._reset(table)
+            before()
+
+        return _with_reset(run, reset)
 
     def _reset(self, table: str) -> None:
         self.pair.execute(f"DROP TABLE IF EXISTS {table}", f"CREATE TABLE {table} ({COLUMNS})")
@@ -219,6 +228,170 @@ def _from_kafka(scale: float) -> tuple[Job, Job]:
     return target.job("ours", lambda: target.run(broker, topic, "ours")), target.job("theirs", by_hand)
 
 
+# -------------------------------------------------------------------------------------------------------------- Kinesis
+
+
+@cache
+def _records(rows: int) -> tuple[Any, str]:
+    """A server that speaks Kinesis, with a stream of so many records in two shards."""
+    from kinesis_streams import Kinesis
+    from servers import MotoServer
+
+    server = MotoServer()
+    server.start()
+    kinesis = Kinesis(server)
+    stream = kinesis.create_stream(2)
+    for shard, key in enumerate("ab"):
+        kinesis.put(stream, [json.dumps(_row(n)).encode() for n in range(shard, rows, 2)], key)
+    return kinesis, stream
+
+
+def _from_kinesis(scale: float) -> tuple[Job, Job]:
+    target = Target(_rows(scale) // 5)  # the server is slow
+    kinesis, stream = _records(target.rows)
+    connection = weft.KinesisConnection(name="kinesis", **kinesis.fields())
+
+    def by_hand() -> None:
+        import orjson
+        import psycopg
+
+        client = kinesis.client
+        with psycopg.connect(target.url) as driver:
+            for shard in client.list_shards(StreamName=stream)["Shards"]:
+                where = {"StreamName": stream, "ShardId": shard["ShardId"], "ShardIteratorType": "TRIM_HORIZON"}
+                iterator = client.get_shard_iterator(**where)["ShardIterator"]
+                while found := (page := client.get_records(ShardIterator=iterator, Limit=BATCH))["Records"]:
+                    iterator = page["NextShardIterator"]
+                    rows = [orjson.loads(each["Data"]) for each in found]
+                    with driver.cursor().copy("COPY theirs FROM STDIN") as copy:
+                        for row in rows:
+                            copy.write_row((row["id"], row["name"], row["amount"], row["n"]))
+                    driver.commit()
+
+    return target.job("ours", lambda: target.run(connection, stream, "ours")), target.job("theirs", by_hand)
+
+
+# ------------------------------------------------------------------------------------------------------------- RabbitMQ
+
+
+def _from_rabbitmq(scale: float) -> tuple[Job, Job]:
+    import pika
+
+    from rabbitmq_server import RabbitMQServer
+
+    target, broker = Target(_rows(scale) // 5), RabbitMQServer()
+    broker.start()
+    connection = weft.RabbitMQConnection(broker.url(), name="broker", received_log=weft.connect(url=target.url))
+    queues: list[str] = []
+
+    def fill() -> None:
+        """Make a queue with the rows: what is consumed is gone."""
+        queues.append(broker.create_queue())
+        with contextlib.closing(broker.connect()) as opened:
+            channel = opened.channel()
+            for n in range(target.rows):
+                properties = pika.BasicProperties(message_id=str(n), delivery_mode=2)
+                channel.basic_publish("", queues[-1], json.dumps(_row(n)).encode(), properties)
+            channel.queue_declare(queues[-1], passive=True)
+
+    def by_hand() -> None:
+        import orjson
+        import psycopg
+
+        with psycopg.connect(target.url) as driver, contextlib.closing(broker.connect()) as opened:
+            channel, rows = opened.channel(), []
+            channel.basic_qos(prefetch_count=5_000)
+            for number, (method, _, body) in enumerate(channel.consume(queues[-1]), 1):
+                rows.append(orjson.loads(body))
+                if number % 1000 == 0 or number == target.rows:
+                    with driver.cursor().copy("COPY theirs FROM STDIN") as copy:
+                        for row in rows:
+                            copy.write_row((row["id"], row["name"], row["amount"], row["n"]))
+                    driver.commit()
+                    channel.basic_ack(method.delivery_tag, multiple=True)
+                    rows.clear()
+                if number == target.rows:
+                    break
+
+    ours = target.job("ours", lambda: target.run(connection, queues[-1], "ours"), fill)
+    return ours, target.job("theirs", by_hand, fill)
+
+
+# -------------------------------------------------------------------------------------------------------------- Pub/Sub
+
+
+def _from_pubsub(scale: float) -> tuple[Job, Job]:
+    from pubsub_server import PROJECT, PubSubServer
+
+    target, server = Target(_rows(scale) // 25), PubSubServer()  # the emulator is slow
+    server.start()
+    connection = weft.PubSubConnection(name="events", **server.fields(), received_log=weft.connect(url=target.url))
+    names: list[str] = []
+
+    def fill() -> None:
+        """Make a subscription with the rows: what is acknowledged is gone."""
+        topic, subscription = server.create_queue()
+        server.publish(topic, [json.dumps(_row(n)).encode() for n in range(target.rows)])
+        names.append(subscription)
+
+    def by_hand() -> None:
+        import orjson
+        import psycopg
+        from google.cloud import pubsub_v1
+
+        taken: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        path, left = f"projects/{PROJECT}/subscriptions/{names[-1]}", target.rows
+        client: Any = pubsub_v1.SubscriberClient(transport=server.subscriber.transport)
+        with psycopg.connect(target.url) as driver:
+            flow = pubsub_v1.types.FlowControl(max_messages=2 * BATCH)
+            following = client.subscribe(path, taken.put, flow_control=flow)
+            while left:
+                found = [taken.get() for _ in range(min(BATCH, left))]
+                with driver.cursor().copy("COPY theirs FROM STDIN") as copy:
+                    for row in (orjson.loads(each.data) for each in found):
+                        copy.write_row((row["id"], row["name"], row["amount"], row["n"]))
+                driver.commit()
+                for each in found:
+                    each.ack()
+                left -= len(found)
+            following.cancel()
+            following.result()
+
+    ours = target.job("ours", lambda: target.run(connection, names[-1], "ours"), fill)
+    return ours, target.job("theirs", by_hand, fill)
+
+
+def _registered(payload_format: str) -> Callable[[float], tuple[Job, Job]]:
+    """Our pipelines over the same rows, in a format with a schema registry and in JSON."""
+
+    def prepare(scale: float) -> tuple[Job, Job]:
+        from registry_server import RegistryServer
+
+        target = Target(_rows(scale))
+        server, json_topic = _topic(target.rows)
+        registry: Any = RegistryServer()
+        registry.start()
+        plain = weft.KafkaConnection(bootstrap_servers=server.bootstrap)
+        broker = weft.KafkaConnection(
+            bootstrap_servers=server.bootstrap, payload_format=payload_format, schema_registry_url=registry.api
+        )
+        topic = server.create_topic(4)
+        kinds = {"id": pa.int64(), "name": pa.string(), "amount": pa.float64(), "n": pa.int32()}
+        codec: Any = options.codec(broker, topic)
+        text = codec.schema_of(pa.schema(list(kinds.items())), "Row")
+        number = options.registry_of(broker).register(f"{topic}-value", codec.kind, text)
+        rows = pa.array([_row(n) for n in range(target.rows)], pa.struct(list(kinds.items())))
+        messages = codec.writing(text, number).encode(rows).to_pylist()
+        for partition in range(4):
+            server.produce(topic, messages[partition::4], partition)
+        return (
+            target.job("ours", lambda: target.run(broker, topic, "ours")),
+            target.job("theirs", lambda: target.run(plain, json_topic, "theirs")),
+        )
+
+    return prepare
+
+
 # ---------------------------------------------------------------------------------------------------------------- Redis
 
 
@@ -285,6 +458,34 @@ CASES = [
         _from_kafka,
         needs="postgres",
         rounds=3,
+    ),
+    Case(
+        "Kinesis JSON → PostgreSQL",
+        "boto3, orjson, COPY in batches",
+        0.8,
+        _from_kinesis,
+        needs="postgres",
+        rounds=3,
+    ),
+    Case(
+        "RabbitMQ JSON → PostgreSQL",
+        "pika, orjson, COPY and acknowledged by the thousand",
+        0.7,
+        _from_rabbitmq,
+        needs="postgres",
+        rounds=3,
+    ),
+    Case(
+        "Pub/Sub JSON → PostgreSQL",
+        "Google's client by callbacks, orjson, COPY in batches",
+        0.8,
+        _from_pubsub,
+        needs="postgres",
+        rounds=3,
+    ),
+    *(
+        Case(f"Kafka {name} → PostgreSQL", "our Kafka JSON", 0.6, _registered(name.lower()), needs="postgres", rounds=3)
+        for name in ("Avro", "Protobuf")
     ),
     Case("Redis stream → PostgreSQL", "drained to Arrow, then psql \\copy", 0.6, _from_redis, needs="postgres"),
 ]

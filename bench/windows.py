@@ -9,13 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import weft
-from bench.engine_loads import Job, Pair, _folder
+from bench.engine_loads import Job, Pair, _folder, _with_reset
 from bench.harness import Case
+from weft.engine.streaming.log_source import SMALL
 
 BATCH = 100_000
 _MINUTE = 60_000_000
 # So many batches before it counts: what a JVM runs it compiles for its first half minute.
 _WARM_UP = 12
+_COLUMNS = "at TIMESTAMP, key BIGINT, value BIGINT"
 AGGREGATIONS = [
     weft.Aggregation(agg="count", as_="n"),
     weft.Aggregation(agg="sum", column="value", as_="total"),
@@ -34,11 +36,12 @@ class Batches:
 
         self.rows, self._keys, self._step = rows, keys, _MINUTE * minutes
         self._chance = numpy.random.default_rng(1)
-        self._spark = session.spark().newSession()
+        self.spark = session.spark().newSession()
         self._numbers = {"ours": 0, "theirs": 0}
+        self._ready: dict[str, Any] = {}
 
-    def next(self, who: str) -> Any:
-        """Return the next batch of one of the two, as a DataFrame."""
+    def prepare(self, who: str) -> None:
+        """Make the next batch of one of the two, which `frame` returns."""
         import numpy
         import pyarrow as pa
 
@@ -49,7 +52,26 @@ class Batches:
             "key": pa.array(self._chance.integers(0, self._keys, self.rows)),
             "value": pa.array(self._chance.integers(0, 1000, self.rows)),
         }
-        return self._spark.createDataFrame(pa.table(columns))
+        rows = pa.table(columns)
+        self._ready[who] = rows if self.rows <= SMALL else as_file(rows)
+
+    def frame(self, who: str) -> Any:
+        """Return the batch of one of the two, as a DataFrame."""
+        return frame_of(self.spark, self._ready[who])
+
+
+def as_file(rows: Any) -> str:
+    """Write rows into a Parquet file; return its path. A source has so many rows outside of Spark."""
+    import pyarrow.parquet as pq
+
+    path = f"{tempfile.mkdtemp(dir=_folder.name)}/rows.parquet"
+    pq.write_table(rows, path)
+    return path
+
+
+def frame_of(spark: Any, rows: Any) -> Any:
+    """Return a DataFrame of rows, or of a file."""
+    return spark.read.schema(_COLUMNS).parquet(rows) if isinstance(rows, str) else spark.createDataFrame(rows)
 
 
 def _windows(connection: Any, minutes: int) -> Any:
@@ -86,24 +108,28 @@ def _tumbling(where: str, keys: int, rows: int = BATCH, minutes: int = 1) -> Cal
         def ours() -> int:
             nonlocal number
             windows.begin(number)
-            windows.add(number, windows.reduce([(name, batches.next("ours"))]), batches._spark)
-            closed = windows.closed(batches._spark)
-            if closed is not None:
-                closed.toArrow()
+            windows.add(number, windows.reduce([(name, batches.frame("ours"))]), batches.spark)
+            windows.emission(batches.spark)
             number += 1
             return batches.rows
 
         def bare() -> int:
-            frame = batches.next("theirs").groupBy(F.window("at", f"{minutes} minutes"), "key")
+            frame = batches.frame("theirs").groupBy(F.window("at", f"{minutes} minutes"), "key")
             frame.agg(F.count("*"), F.sum("value"), F.avg("value"), F.max("value")).toArrow()
             return batches.rows
 
-        for _ in range(_WARM_UP):
-            ours()
-            bare()
-        return ours, bare
+        return warmed(ours, bare, batches.prepare, _WARM_UP)
 
     return prepare
+
+
+def warmed(ours: Job, bare: Job, prepare: Callable[[str], None], batches: int) -> tuple[Job, Job]:
+    """Return two jobs after some batches of each, for which `prepare` makes the rows."""
+    jobs = _with_reset(ours, lambda: prepare("ours")), _with_reset(bare, lambda: prepare("theirs"))
+    for job in jobs * batches:
+        job.reset()  # type: ignore[attr-defined]
+        job()
+    return jobs
 
 
 _BARE = "the same aggregation in Spark SQL, no state"

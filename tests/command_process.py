@@ -18,6 +18,8 @@ import sys
 import tempfile
 from typing import Any
 
+from lent_session import borrow
+
 LOGGERS = ("weft.run", "weft.commit")
 _IMPORTED = (
     "weft.cli.connections",
@@ -27,8 +29,11 @@ _IMPORTED = (
     "weft.cli.pipelines",
     "weft.cli.inspect",
     "weft.cli.runs",
+    "weft.cli.worker",
     "weft.operate.runner",
     "weft.engine.run",
+    "weft.engine.models.build",
+    "weft.operate.model_worker",
     "weft.systems.sqlite.tables",
     "weft.systems.postgres.tables",
     "weft.systems.mysql.tables",
@@ -56,6 +61,7 @@ def command(job: dict[str, Any], steps: int) -> None:
     os.chdir(job["folder"])
     os.environ.clear()
     os.environ.update(job["environment"])
+    borrow()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     handler = Steps(steps, job["at"], signal.Signals[job["signal"]])
     for name in LOGGERS if job["is_watched"] else ():

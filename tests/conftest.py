@@ -11,8 +11,20 @@ def test_something(streams):     the same, with that database as the connection 
 def test_something(s3):          a server that speaks S3
     s3.fields()                  what a connection to a new bucket needs
 
+def test_something(kinesis):     a server that speaks Kinesis
+    kinesis.create_stream()      the name of a new, empty stream
+
+def test_something(pubsub):      a server that speaks Pub/Sub
+    pubsub.create_queue()        the names of a new topic and of its subscription
+
 def test_something(kafka):       a broker of Kafka
     kafka.create_topic()         the name of a new, empty topic
+
+def test_something(rabbitmq):    a broker of RabbitMQ
+    rabbitmq.create_queue()      the name of a new, empty queue
+
+def test_something(registry):    a schema registry
+    registry.api                 its URL
 
 def test_something(spark):       the run's Spark session, with Delta and S3 (`plain_spark`: without jars)
 """
@@ -32,12 +44,18 @@ from typing import TYPE_CHECKING, Any
 import hypothesis
 import pytest
 from hypothesis.database import DirectoryBasedExampleDatabase
+from hypothesis.internal.conjecture import providers
 
+import debezium_process  # noqa: F401 - so that there is Debezium
 import kafka_server
+import pubsub_server
+import rabbitmq_server
 import redis_server  # noqa: F401 - so that there are servers of Redis
+import registry_server
 import servers
 import warm_python
 from commands import Commands
+from kinesis_streams import Kinesis
 
 if TYPE_CHECKING:
     from weft.project import Project
@@ -99,6 +117,9 @@ def pytest_configure(config: pytest.Config) -> None:
         database=examples if is_full else None,
     )
     hypothesis.settings.load_profile("weft")
+    if not is_full:
+        # It also draws the constants of all modules that are imported, which depends on the tests that ran before.
+        providers._get_local_constants = lambda: providers._local_constants
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -131,8 +152,8 @@ def project(
     _homes: Path,
     monkeypatch: pytest.MonkeyPatch,
     pytestconfig: pytest.Config,
-) -> Path:
-    """An empty project, and the current folder. Nothing of the user's own settings reaches a test."""
+) -> Iterator[Path]:
+    """An empty project, and the current folder. No setting of the user's own and nothing of another test reaches it."""
     for name in list(os.environ):
         if name.startswith("WEFT_"):
             monkeypatch.delenv(name)
@@ -141,10 +162,25 @@ def project(
     monkeypatch.setenv("WEFT_CACHE", str(pytestconfig.rootpath / ".cache" / "weft"))
     # Whichever test starts the run's one session, it is the session that the others expect.
     monkeypatch.setenv("WEFT_SPARK_MASTER", "local[2]")
+    # No test leaves a process behind: those of the engine start their own, and stop it.
+    monkeypatch.setenv("WEFT_ENGINE", "0")
     if not pytestconfig.getoption("--full"):
         monkeypatch.setenv("JDK_JAVA_OPTIONS", _NO_COMPILING)
     monkeypatch.chdir(tmp_path)
-    return tmp_path
+    import weft.streams
+    from weft.project import Project, current, use
+
+    of_modules, own = current(), Project()
+    for kind in ("connections", "streams", "pipelines", "streaming_pipelines"):
+        getattr(own, kind).update(getattr(of_modules, kind))
+    imported = set(sys.modules)
+    with use(own):
+        yield tmp_path
+    weft.streams.close(own)
+    # A test that has a module of the same name would get this one, whose declarations are of another project.
+    for name in sys.modules.keys() - imported:
+        if str(getattr(sys.modules[name], "__file__", None)).startswith(str(tmp_path)):
+            del sys.modules[name]
 
 
 @pytest.fixture(scope="session")
@@ -266,6 +302,12 @@ def s3(shared_server: Callable[[str], servers.Server]) -> S3:
 
 
 @pytest.fixture(scope="session")
+def kinesis(shared_server: Callable[[str], servers.Server]) -> Kinesis:
+    pytest.importorskip("boto3")
+    return Kinesis(shared_server("s3"))
+
+
+@pytest.fixture(scope="session")
 def kafka(shared_server: Callable[[str], servers.Server], pytestconfig: pytest.Config) -> kafka_server.KafkaServer:
     """The run's broker. A test that kills it makes its own one."""
     pytest.importorskip("confluent_kafka")
@@ -273,6 +315,44 @@ def kafka(shared_server: Callable[[str], servers.Server], pytestconfig: pytest.C
         patch.setenv("WEFT_CACHE", str(pytestconfig.rootpath / ".cache" / "weft"))
         found = shared_server("kafka")
     assert isinstance(found, kafka_server.KafkaServer)
+    return found
+
+
+@pytest.fixture(scope="session")
+def pubsub(shared_server: Callable[[str], servers.Server], pytestconfig: pytest.Config) -> pubsub_server.PubSubServer:
+    """The run's server of Pub/Sub. A test that kills it makes its own one."""
+    pytest.importorskip("google.pubsub_v1")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("WEFT_CACHE", str(pytestconfig.rootpath / ".cache" / "weft"))
+        try:
+            found = shared_server("pubsub")
+        except servers.MissingServerError as error:
+            pytest.skip(str(error))
+    assert isinstance(found, pubsub_server.PubSubServer)
+    return found
+
+
+@pytest.fixture(scope="session")
+def rabbitmq(shared_server: Callable[[str], servers.Server]) -> rabbitmq_server.RabbitMQServer:
+    """The run's broker of RabbitMQ. A test that kills it makes its own one."""
+    pytest.importorskip("pika")
+    found = shared_server("rabbitmq")
+    assert isinstance(found, rabbitmq_server.RabbitMQServer)
+    return found
+
+
+@pytest.fixture(scope="session")
+def registry(
+    shared_server: Callable[[str], servers.Server], pytestconfig: pytest.Config
+) -> registry_server.RegistryServer:
+    """The run's schema registry. A test that kills it makes its own one."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("WEFT_CACHE", str(pytestconfig.rootpath / ".cache" / "weft"))
+        try:
+            found = shared_server("registry")
+        except servers.MissingServerError as error:
+            pytest.skip(str(error))
+    assert isinstance(found, registry_server.RegistryServer)
     return found
 
 

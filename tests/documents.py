@@ -4,7 +4,7 @@
 | --- | --- |
 | `python` | run; blocks of one document share their names, and `await` works |
 | `python FILE` | written to FILE in the project's folder and run |
-| `sh` | run by bash in the project's folder; `weft` and `python` are those of `warm_python` |
+| `sh` | run by bash in the project's folder; `weft` and `python` are those of `warm_python`, with the test's Spark |
 | `output` | must be what the block before it printed |
 | `toml FILE` | written to FILE; `toml` alone must be valid |
 | `json` | must be valid |
@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import warm_python
+from lent_session import lent_session
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -104,14 +105,15 @@ class Reader:
     def _sh(self, block: Block, _: asyncio.Runner) -> None:
         # Python's imports would take most of the time of a command.
         path = os.pathsep.join([os.path.dirname(warm_python.launcher()), os.environ["PATH"]])
-        done = subprocess.run(
-            ["bash", "-euo", "pipefail", "-c", block.text],
-            env={**os.environ, "PATH": path},
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
-        )
+        with lent_session() as variables:
+            done = subprocess.run(
+                ["bash", "-euo", "pipefail", "-c", block.text],
+                env={**os.environ, "PATH": path, **variables},
+                capture_output=True,
+                text=True,
+                timeout=300,
+                check=False,
+            )
         assert done.returncode == 0, f"exit code {done.returncode}\n{done.stdout}{done.stderr}"
         self.printed = done.stdout
 

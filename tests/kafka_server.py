@@ -147,15 +147,24 @@ class KafkaServer(Server):
             change = admin.UserScramCredentialUpsertion(USER, info, PASSWORD.encode())
             self.admin.alter_user_scram_credentials([change])[USER].result(30)
 
-    def create_topic(self, partitions: int = 1, name: str | None = None) -> str:
-        """Make an empty topic and give its name."""
+    def create_topic(self, partitions: int = 1, name: str | None = None, **config: Any) -> str:
+        """Make an empty topic and give its name. `max_message_bytes=…` is a setting of it."""
         from confluent_kafka.admin import NewTopic
 
         name = name or f"topic-{next(self.numbers)}"
-        self.admin.create_topics([NewTopic(name, partitions, 1)])[name].result(30)
+        self.admin.create_topics([NewTopic(name, partitions, 1, config=_settings(config))])[name].result(30)
         # The controller has it. The broker hears of it a little later, on a busy machine much later.
         wait_until(lambda: name in self.admin.list_topics(timeout=10).topics, f"the topic {name}")
         return name
+
+    def configure_topic(self, topic: str, **config: Any) -> None:
+        """Change settings of a topic."""
+        from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource
+
+        change = AlterConfigOpType.SET
+        entries = [ConfigEntry(name, value, incremental_operation=change) for name, value in _settings(config).items()]
+        place = ConfigResource("topic", topic, incremental_configs=entries)
+        self.admin.incremental_alter_configs([place])[place].result(30)
 
     def produce(self, topic: str, values: Iterable[bytes | None], partition: int = 0, **fields: Any) -> None:
         """Store messages in this order."""
@@ -186,6 +195,10 @@ class KafkaServer(Server):
             return found
         finally:
             consumer.close()
+
+
+def _settings(config: dict[str, Any]) -> dict[str, str]:
+    return {name.replace("_", "."): str(value) for name, value in config.items()}
 
 
 def _quoted(text: str) -> str:

@@ -3,12 +3,12 @@
 @pytest.mark.brief("sqlite", "postgres-merge")   of this test's parameters, `make test` runs these alone
 @pytest.mark.full                                `make test` does not run this test at all
 @pytest.mark.spark                               runs Spark in the test's own process
-@pytest.mark.kafka                               uses the run's broker
+@pytest.mark.kafka                               uses a broker of the run, or its schema registry
 
 `--full` (make faults) runs what `make test` leaves out or runs in brief, in full: these tests, and those that take a
 count or examples of Hypothesis. Tests that use one of the fixtures of Spark or Kafka are marked by themselves. They
-are two groups, each in one process, so that a run has two Spark sessions and one broker; the other files are shared out
-among the processes, each as a whole, because the tests of a file may share a service.
+are two groups, each in one process, so that a run has two Spark sessions, one broker and one registry; the other files
+are shared out among the processes, each as a whole, because the tests of a file may share a service.
 """
 
 from __future__ import annotations
@@ -19,20 +19,26 @@ import json
 import os
 import sys
 import tempfile
+import time
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-FIXTURES = {"spark": "spark", "plain_spark": "spark", "kafka": "kafka"}
+import servers
+
+FIXTURES = {
+    **dict.fromkeys(("spark", "plain_spark"), "spark"),
+    **dict.fromkeys(("kafka", "registry", "rabbitmq", "pubsub"), "kafka"),
+}
 SLOW = (
     *("tests/faults/", "tests/docs/", "tests/engine/", "tests/cli/test_consume.py", "tests/cli/test_stopping.py"),
     "tests/systems/tables/",
 )
 # The tests of Spark are two groups, each with a session, which take about the same time: no run is shorter than the
-# longer one. The broker of Kafka is with these, and so are all of its tests; Delta and S3 are with the others, because
-# a JVM takes ten seconds for its first loads into Delta.
+# longer one. The broker of Kafka is with these, and so are all of its tests; Delta, S3 and windows are with the others,
+# because a JVM takes ten seconds for its first loads into Delta.
 STREAMING = (
     "tests/engine/streaming/",
     "tests/faults/",
@@ -40,7 +46,10 @@ STREAMING = (
     "tests/systems/contracts/",
     "tests/systems/kafka/",
 )
-_HAD_SPARK = pytest.StashKey[bool]()
+WINDOWS = "tests/engine/streaming/test_window"
+_STREAMING_GROUP = "spark, streaming"
+_COLLECTING_SECONDS = 120.0
+_HAD_SPARK, _HAD_KAFKA = pytest.StashKey[bool](), pytest.StashKey[bool]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -48,8 +57,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_collection() -> Generator[None, object, object]:
+def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
     """Keep the collector of garbage from the tests, which stay: to look at all of them takes a third of a second."""
+    _wait_for_the_first(session.config)
     gc.disable()
     try:
         return (yield)
@@ -100,8 +110,9 @@ def _group(item: pytest.Item) -> str:
     """The tests that one process runs: a group of Spark's tests, or a file."""
     if not _is_of_spark(item):
         return item.nodeid.partition("::")[0]
-    is_streaming = item.nodeid.startswith(STREAMING) and "spark" not in getattr(item, "fixturenames", ())
-    return "spark, streaming" if is_streaming or item.get_closest_marker("kafka") is not None else "spark"
+    is_streaming = item.nodeid.startswith(STREAMING) and not item.nodeid.startswith(WINDOWS)
+    is_streaming = is_streaming and "spark" not in getattr(item, "fixturenames", ())
+    return _STREAMING_GROUP if is_streaming or item.get_closest_marker("kafka") is not None else "spark"
 
 
 def _turn(item: pytest.Item) -> int:
@@ -124,6 +135,16 @@ def _is_shortened(item: Any) -> bool:
 
 
 # The process that shares out the tests does not collect them: one that does writes down the group of each.
+
+
+def _wait_for_the_first(config: pytest.Config) -> None:
+    """Let one process compile the files of tests, which takes it six seconds on a fresh clone, and not each of them."""
+    workerinput = getattr(config, "workerinput", {"workerid": "gw0"})
+    deadline = time.monotonic() + _COLLECTING_SECONDS
+    while workerinput["workerid"] != "gw0" and not os.path.exists(workerinput["groups"]):
+        if time.monotonic() > deadline:  # it has died
+            return
+        time.sleep(0.02)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -172,7 +193,7 @@ def pytest_sessionfinish() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    item.stash[_HAD_SPARK] = _has_spark()
+    item.stash[_HAD_SPARK], item.stash[_HAD_KAFKA] = _has_spark(), _has_kafka()
     if hasattr(item.config, "workerinput") and not _is_of_spark(item):
         _yield_to_spark()
 
@@ -185,9 +206,13 @@ def _yield_to_spark() -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, None, None]:
-    """Fail a test that starts Spark without the mark: it would be a second session, in another process."""
+    """Fail a test that starts Spark without the mark: it would be a second session, in another process. The same of the
+    broker, where the test is in another process than those of Kafka."""
     is_new = _has_spark() and not item.stash[_HAD_SPARK]  # before the last test of a run stops it
     yield
+    is_second = hasattr(item.config, "workerinput") and _group(item) != _STREAMING_GROUP
+    if is_second and _has_kafka() and not item.stash[_HAD_KAFKA]:
+        pytest.fail("It starts Kafka or the registry: mark it with pytest.mark.kafka.", pytrace=False)
     if is_new and item.get_closest_marker("spark") is None:
         sys.modules["weft.engine.session"].stop()
         pytest.fail("It starts Spark in this process: mark it with pytest.mark.spark.", pytrace=False)
@@ -196,3 +221,7 @@ def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, None, None]:
 def _has_spark() -> bool:
     engine = sys.modules.get("weft.engine.session")
     return engine is not None and engine.running() is not None
+
+
+def _has_kafka() -> bool:
+    return not servers.shared_servers.keys().isdisjoint(("kafka", "registry"))

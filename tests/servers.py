@@ -30,11 +30,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
-STARTUP_SECONDS = 60
+STARTUP_SECONDS = 120
 # Whether databases wait for the disk at each commit. What a killed server had committed is there after without it too:
 # only a machine that loses its power needs it.
 WAITS_FOR_DISK = True
-EXECUTABLES = {"postgres", "mariadbd", "redis-server", "redis-check-rdb", "java", Path(sys.executable).resolve().name}
+EXECUTABLES = {
+    *("postgres", "mariadbd", "redis-server", "redis-check-rdb", "java", "beam.smp", "epmd", "erl_child_setup"),
+    Path(sys.executable).resolve().name,
+}
 
 
 class MissingServerError(Exception):
@@ -350,7 +353,7 @@ class MariaDBServer(Server):
 
 
 class MotoServer(Server):
-    """S3, as far as moto does it, in a process of its own. Nothing is kept: a killed one comes back empty."""
+    """S3 and Kinesis, as far as moto does them, in a process of its own. A killed one comes back empty."""
 
     name = "moto"
     package = "moto"
@@ -368,7 +371,8 @@ class MotoServer(Server):
         pass
 
     def command(self) -> list[str]:
-        return [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(self.port)]
+        program = Path(__file__).with_name("moto_process.py")
+        return [sys.executable, str(program), str(self.folder), "-H", "127.0.0.1", "-p", str(self.port)]
 
     def connect(self, database: str | None = None) -> Any:
         return socket.create_connection(("127.0.0.1", self.port), timeout=5)
@@ -392,14 +396,17 @@ KINDS: dict[str, type[Server]] = {
 }
 
 _servers: list[Server] = []
+shared_servers: dict[str, Server] = {}
+"""Those that were asked for, by kind."""
 
 
-@functools.cache
 def shared(kind: str) -> Server:
     """The server of this kind that the whole run uses, started when a test first asks for it."""
-    server = KINDS[kind]()
-    server.start()
-    return server
+    if kind not in shared_servers:
+        server = KINDS[kind]()
+        server.start()
+        shared_servers[kind] = server
+    return shared_servers[kind]
 
 
 @functools.cache

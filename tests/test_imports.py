@@ -11,6 +11,8 @@ import pytest
 HEAVY = {
     "adbc_driver_manager",
     "adbc_driver_postgresql",
+    "google",
+    "grpc",
     "numpy",
     "pandas",
     "polars",

@@ -39,13 +39,6 @@ def test_modules_are_reached_as_attributes() -> None:
     assert weft.patterns.streams.GroupConsumer is weft.GroupConsumer
 
 
-@pytest.mark.parametrize("name", weft._LATER)
-def test_names_that_come_later(name: str) -> None:
-    with pytest.raises(ImportError, match=f"weft.{name} comes later"):
-        exec(f"from weft import {name}")
-    assert name not in dir(weft)
-
-
 def test_unknown_name() -> None:
     with pytest.raises(AttributeError, match="no attribute 'nope'"):
         _ = weft.nope  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""What docs/ has of the options in src/: the tables of docs/streaming.md and docs/streaming.schema.json.
+"""What docs/ has of the options in src/: the tables of its pages and docs/streaming.schema.json.
 
 `make docs` writes them; tests/pipelines/streaming/test_docs.py compares them.
 """
@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from weft.options import Option, options_of
+from weft.pipelines.models import OPTIONS as MODEL_OPTIONS
+from weft.pipelines.streaming.cdc import CDC
 from weft.pipelines.streaming.joins import Join
 from weft.pipelines.streaming.json_schema import text as schema_text
 from weft.pipelines.streaming.options import OPTIONS
@@ -30,8 +32,10 @@ TABLES = {
     "`weft.Source(…)`": SOURCE_OPTIONS,
     "`weft.Target(…)`": {**TARGET_OPTIONS, **LOAD_OPTIONS},
     "`weft.Lookup(…)`": LOOKUP_OPTIONS,
+    "`@weft.model(…)`": MODEL_OPTIONS,
     "`weft.Window(…)`": options_of(Window),
     "`weft.Join(…)`": options_of(Join),
+    "`weft.CDC(…)`": options_of(CDC),
     "`weft.Aggregation(…)`": options_of(Aggregation),
     "`weft.Watermark(…)`": options_of(Watermark),
     "`weft.StateStore(…)`": options_of(StateStore),
@@ -58,7 +62,7 @@ def _default(option: Option) -> str:
 def files() -> dict[Path, str]:
     """Return the text that each of these files has, its tables as the options say them."""
     pages = {}
-    for file in (DOCS / "streaming.md", DOCS / "windows.md", DOCS / "joins.md"):
+    for file in (DOCS / "streaming.md", DOCS / "windows.md", DOCS / "joins.md", DOCS / "cdc.md", DOCS / "models.md"):
         page = file.read_text(encoding="utf-8")
         for title, options in TABLES.items():
             old = re.compile(rf"^\| {re.escape(title)} \| says \| default \|\n(\|.*\n)+", re.MULTILINE)

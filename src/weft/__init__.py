@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from weft.dataframes.hashes import write_hashes as write_hashes
     from weft.dataframes.iterating import iter_stream as iter_stream
     from weft.dataframes.iterating import iter_stream_async as iter_stream_async
+    from weft.dataframes.querying import sql as sql
     from weft.dataframes.reading import ack_entries as ack_entries
     from weft.dataframes.reading import read_stream as read_stream
     from weft.dataframes.scanning import read_streams as read_streams
@@ -57,6 +58,8 @@ if TYPE_CHECKING:
     from weft.errors import WeftError as WeftError
     from weft.pipelines.declare import pipeline as pipeline
     from weft.pipelines.declare import target as target
+    from weft.pipelines.models import model as model
+    from weft.pipelines.streaming.cdc import CDC as CDC
     from weft.pipelines.streaming.declare import streaming_pipeline as streaming_pipeline
     from weft.pipelines.streaming.joins import Join as Join
     from weft.pipelines.streaming.spec import Lookup as Lookup
@@ -98,14 +101,18 @@ if TYPE_CHECKING:
     from weft.systems.delta.connection import DeltaS3Connection as DeltaS3Connection
     from weft.systems.duckdb.connection import DuckDBConnection as DuckDBConnection
     from weft.systems.kafka.connection import KafkaConnection as KafkaConnection
+    from weft.systems.kinesis.connection import KinesisConnection as KinesisConnection
     from weft.systems.mysql.connection import MySQLConnection as MySQLConnection
     from weft.systems.objects.connection import ObjectStoreLocalConnection as ObjectStoreLocalConnection
     from weft.systems.objects.connection import ObjectStoreS3Connection as ObjectStoreS3Connection
     from weft.systems.objects.formats import format_from_path as format_from_path
     from weft.systems.postgres.connection import PostgresConnection as PostgresConnection
+    from weft.systems.pubsub.connection import PubSubConnection as PubSubConnection
+    from weft.systems.rabbitmq.connection import RabbitMQConnection as RabbitMQConnection
     from weft.systems.redis.asyncio_clients import Redis as Redis
     from weft.systems.redis.asyncio_clients import RedisCluster as RedisCluster
     from weft.systems.redis.connection import RedisConnection as RedisConnection
+    from weft.systems.schema_registry.connection import SchemaRegistryConnection as SchemaRegistryConnection
     from weft.systems.sqlite.connection import SQLiteConnection as SQLiteConnection
     from weft.udfs import udaf as udaf
     from weft.udfs import udf as udf
@@ -116,6 +123,7 @@ _NAMES_OF_MODULES = {
     "weft.consumers.consumer": "Consumer GroupConsumer",
     "weft.dataframes.hashes": "write_hashes",
     "weft.dataframes.iterating": "iter_stream iter_stream_async",
+    "weft.dataframes.querying": "sql",
     "weft.dataframes.reading": "ack_entries read_stream",
     "weft.dataframes.scanning": "read_streams scan_stream scan_streams",
     "weft.engine.frames": "read",
@@ -124,6 +132,8 @@ _NAMES_OF_MODULES = {
     "weft.errors": "BusyError ConnectionFailedError CycleError DeclarationError EventsLostError LeaseLostError "
     "LoadRefusedError MissingExtraError NotFoundError SchemaError SettingsError StorageError WeftError",
     "weft.pipelines.declare": "pipeline target",
+    "weft.pipelines.models": "model",
+    "weft.pipelines.streaming.cdc": "CDC",
     "weft.pipelines.streaming.declare": "streaming_pipeline",
     "weft.pipelines.streaming.spec": "Lookup Source Target",
     "weft.pipelines.streaming.joins": "Join",
@@ -136,12 +146,16 @@ _NAMES_OF_MODULES = {
     "weft.systems.delta.connection": "DeltaLocalConnection DeltaS3Connection",
     "weft.systems.duckdb.connection": "DuckDBConnection",
     "weft.systems.kafka.connection": "KafkaConnection",
+    "weft.systems.kinesis.connection": "KinesisConnection",
+    "weft.systems.rabbitmq.connection": "RabbitMQConnection",
     "weft.systems.mysql.connection": "MySQLConnection",
     "weft.systems.objects.connection": "ObjectStoreLocalConnection ObjectStoreS3Connection",
     "weft.systems.objects.formats": "format_from_path",
     "weft.systems.postgres.connection": "PostgresConnection",
+    "weft.systems.pubsub.connection": "PubSubConnection",
     "weft.systems.redis.asyncio_clients": "Redis RedisCluster",
     "weft.systems.redis.connection": "RedisConnection",
+    "weft.systems.schema_registry.connection": "SchemaRegistryConnection",
     "weft.systems.sqlite.connection": "SQLiteConnection",
     "weft.udfs": "udaf udf",
 }
@@ -164,15 +178,6 @@ _SUBMODULES = (
     "types",
 )
 
-# Names that are known from elsewhere, and refused until what they stand for is there.
-_LATER = (
-    "CDC",
-    "KinesisConnection",
-    "PubSubConnection",
-    "RabbitMQConnection",
-    "SchemaRegistryConnection",
-)
-
 __all__ = sorted(_MODULE_OF)
 
 
@@ -191,9 +196,6 @@ if not TYPE_CHECKING:
             from importlib.metadata import version
 
             value = version("weft")
-        elif name in _LATER:
-            # No AttributeError, in the place of which `from weft import …` would put words of its own.
-            raise ImportError(f"weft.{name} comes later. docs/streaming.md lists what does.", name=name)
         else:
             raise AttributeError(f"module 'weft' has no attribute {name!r}")
         globals()[name] = value
@@ -206,7 +208,35 @@ def _open_consumer(client: Any, *streams: Any, **options: Any) -> Any:
     return xconsumer(client, *streams, **options)
 
 
+def _triggered_models(stream: Any) -> tuple[str, ...]:
+    from weft.pipelines.models import triggered_by
+
+    return triggered_by(stream)
+
+
+def _load_models(*arguments: Any) -> None:
+    from weft.pipelines.model_files import load_folder
+
+    load_folder(*arguments)
+
+
+def _find_connection(connection: Any) -> Any:
+    from weft.project import current
+
+    return current().connection(connection)
+
+
+def _open_store(connection: Any) -> Any:
+    from weft.streams.runtime import open_hub
+
+    return open_hub(connection).store
+
+
+hooks.find_connection = _find_connection
+hooks.open_store = _open_store
 hooks.open_consumer = _open_consumer
+hooks.triggered_models = _triggered_models
+hooks.load_models = _load_models
 
 
 def __dir__() -> list[str]:

@@ -7,6 +7,7 @@ Arrow type of its own (UUID, JSON, time of day) travels as a string whose field 
 
 from __future__ import annotations
 
+from datetime import UTC, date, datetime
 from typing import Any
 
 import msgspec
@@ -20,6 +21,8 @@ _LENGTH = b"weft.length"
 _VARIANT = b"weft.variant"
 UTC_TIME = pa.timestamp("us", "UTC")
 LOCAL_TIME = pa.timestamp("us")
+_DAYS = (date.min, date.max)
+_MOMENTS = (datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC))
 
 
 def hinted(name: str, hint: str, *, nullable: bool = True) -> pa.Field:
@@ -52,6 +55,51 @@ def binary_json(field: pa.Field) -> pa.Field:
 def is_binary_json(field: pa.Field) -> bool:
     """Return whether a field is declared as jsonb."""
     return (field.metadata or {}).get(_VARIANT) == b"jsonb"
+
+
+def in_calendar(column: pa.ChunkedArray) -> pa.ChunkedArray | None:
+    """Return which values are of the years 1 to 9999, as all times of Python and of most databases are; `None` where
+    the column has no times."""
+    is_day = pa.types.is_date(column.type)
+    if not is_day and not pa.types.is_timestamp(column.type):
+        return None
+    first, last = (pa.scalar(each, column.type) for each in (_DAYS if is_day else _MOMENTS))
+    return pc.fill_null(pc.and_(pc.greater_equal(column, first), pc.less_equal(column, last)), True)
+
+
+def python_rows(rows: pa.Table | pa.RecordBatch) -> list[dict[str, Any]]:
+    """Return rows as values of Python. Times that it does not have are texts."""
+    try:
+        return list(rows.to_pylist())
+    except (OverflowError, ValueError):
+        columns = [python_values(column) for column in rows.columns]
+        return [dict(zip(rows.schema.names, row, strict=True)) for row in zip(*columns, strict=True)]
+
+
+def python_values(column: pa.Array | pa.ChunkedArray) -> list[Any]:
+    """Return values as those of Python. The times of one that holds a time which Python does not have are texts."""
+    try:
+        return list(column.to_pylist())
+    except (OverflowError, ValueError):
+        return [_python_value(*both) for both in zip(column, column.cast(_times_as_texts(column.type)), strict=True)]
+
+
+def _python_value(value: pa.Scalar, text: pa.Scalar) -> Any:
+    try:
+        return value.as_py()
+    except (OverflowError, ValueError):
+        return text.as_py()
+
+
+def _times_as_texts(kind: pa.DataType) -> pa.DataType:
+    types = pa.types
+    if types.is_timestamp(kind) or types.is_date(kind):
+        return pa.string()
+    if types.is_list(kind):
+        return pa.list_(_times_as_texts(kind.value_type))
+    if types.is_struct(kind):
+        return pa.struct([field.with_type(_times_as_texts(field.type)) for field in kind])
+    return pa.map_(_times_as_texts(kind.key_type), _times_as_texts(kind.item_type)) if types.is_map(kind) else kind
 
 
 def is_nested(kind: pa.DataType) -> bool:
@@ -169,7 +217,8 @@ _OTHERS = {
 def nested_to_json(array: pa.Array) -> pa.Array:
     """Lists, structs and maps as JSON texts: instants as ISO 8601, bytes in hexadecimal, NaN and infinity as null."""
     # Values go through Python one by one: Arrow has no JSON writer.
-    return pa.array([None if value is None else _encode(_plain(value)) for value in array.to_pylist()], pa.string())
+    values = python_values(array)
+    return pa.array([None if value is None else _encode(_plain(value)) for value in values], pa.string())
 
 
 _encoder = msgspec.json.Encoder(decimal_format="number")

@@ -143,3 +143,12 @@ def unknown(kind: str, name: str, candidates: Iterable[str], *, otherwise: str |
     else:
         hint = otherwise or f"No {kind} is declared."
     return NotFoundError(f"There is no {kind} named {name!r}.", hint=hint)
+
+
+def stop_behind(error: BaseException) -> KeyboardInterrupt | None:
+    """Return the interrupt or SIGTERM that led to an error. Spark's client fails with another error when a call is
+    interrupted, and that must not look like a failure of the run."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, KeyboardInterrupt):
+        cause = cause.__cause__ or cause.__context__
+    return cause

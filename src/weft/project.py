@@ -12,12 +12,13 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from dataclasses import fields as fields_of
 from functools import partial
 from pathlib import Path
 from threading import RLock
 from typing import TYPE_CHECKING, Any
 
-from weft import settings
+from weft import hooks, settings
 from weft.errors import DeclarationError, NotFoundError, SettingsError, WeftError, did_you_mean, unknown
 from weft.systems.base import AnyConnection, Connection, system_for, system_for_url
 
@@ -115,7 +116,11 @@ class Project:
                 hint="Pass weft.connect(url=…) instead.",
             )
         how = f"Define it with: weft connections set {name}=DSN, or in code: weft.register_connection(…)"
-        raise unknown("connection", name, self._names(), otherwise=how)
+        raise unknown("connection", name, self.connection_names(), otherwise=how)
+
+    def has_connection(self, name: str) -> bool:
+        """Return whether a name leads to a connection."""
+        return next(self._definitions(name), None) is not None
 
     def for_tables(self, connection: Connection) -> Connection:
         """Return the connection by which tables are reached; a project for tests may have another one for that."""
@@ -136,7 +141,7 @@ class Project:
 
     def describe_connections(self) -> list[ConnectionInfo]:
         """Return every name that leads to a connection."""
-        return [self.where(name) for name in self._names()]
+        return [self.where(name) for name in self.connection_names()]
 
     def _definitions(self, name: str) -> Iterator[Definition]:
         """Yield each source that defines `name`, the one that wins first."""
@@ -158,7 +163,8 @@ class Project:
             if fields is not None:
                 yield source, partial(build_connection, name, fields, f"{source}, [connections.{name}]")
 
-    def _names(self) -> list[str]:
+    def connection_names(self) -> list[str]:
+        """Return every name that leads to a connection."""
         names = {DEFAULT, *self.connections}
         for _, file in self._files():
             names |= set(file.get("connections", {}))
@@ -179,7 +185,8 @@ class Project:
     def load_modules(
         self, names: Iterable[str] = (), failed: Callable[[str, DeclarationError], None] | None = None
     ) -> None:
-        """Import the modules that `weft.toml` lists, then `names`, so that they declare what they hold.
+        """Import the modules that `weft.toml` lists, then `names`, and read the models in the folders that it lists, so
+        that they declare what they hold.
 
         With `failed` one that raises does not keep the others from being imported.
         """
@@ -195,6 +202,8 @@ class Project:
                 if failed is None:
                     raise
                 failed(name, error)
+        for name in settings.read_project_file(self.root).get("models", []):
+            hooks.load_models(self.root / name, failed)
 
 
 def _variables(name: str) -> tuple[str, ...]:
@@ -229,7 +238,13 @@ def build_connection(name: str | None, fields: Mapping[str, Any], where: str) ->
         else:
             problem = "url is empty" if url == "" else "url or kind is missing"
             raise DeclarationError(f"{problem}.", hint='For example url = "postgres://user:${PASSWORD}@host/database".')
-        return system.load_connection().from_fields(values, name=name)
+        loaded = system.load_connection()
+        if kind is None:
+            # A URL has a name of its own on some systems: amqp_url.
+            names = [each.name for each in fields_of(loaded) if each.metadata.get("url")]
+            if names and "url" not in names:
+                values[names[0]] = values.pop("url")
+        return loaded.from_fields(values, name=name)
     except (DeclarationError, SettingsError, NotFoundError) as error:
         raise type(error)(f"{where}: {error.what}", hint=error.hint) from None
 
@@ -273,7 +288,7 @@ def _import_failed(name: str, error: BaseException) -> DeclarationError:
     if isinstance(error, SyntaxError) and error.filename:
         place = f" ({short_path(error.filename)}, line {error.lineno})"
         text = f"{type(error).__name__}: {error.msg}"
-    elif frames := _user_frames(error):
+    elif frames := user_frames(error):
         place = f" ({short_path(frames[-1].filename)}, line {frames[-1].lineno})"
     elif (spec := importlib.util.find_spec(name)) is not None and spec.origin:
         place = f" ({short_path(spec.origin)})"
@@ -283,7 +298,7 @@ def _import_failed(name: str, error: BaseException) -> DeclarationError:
     )
 
 
-def _user_frames(error: BaseException) -> list[traceback.FrameSummary]:
+def user_frames(error: BaseException) -> list[traceback.FrameSummary]:
     """The lines on the way to an error, without ours; and without those of Python and packages if others are left."""
     own = (str(Path(__file__).parent), "<frozen", importlib.__file__)
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(own)]

@@ -25,7 +25,19 @@ USER_FILE = "~/.weft/connections.toml"
 HIDDEN = "***"
 _SHORT = 2
 
-_PROJECT_KEYS = ("modules", "connections", "spark", "run_log", "alerters", "server")
+_PROJECT_KEYS = (
+    "modules",
+    "models",
+    "connections",
+    "spark",
+    "engine",
+    "run_log",
+    "on_run_log_failure",
+    "alerters",
+    "metrics",
+    "pools",
+    "server",
+)
 _USER_KEYS = ("connections",)
 
 
@@ -59,8 +71,21 @@ def read_project_file(folder: Path) -> dict[str, Any]:
         raise SettingsError(
             f"{PROJECT_FILE}: modules must be a list of module names.", hint='For example modules = ["my_streams"].'
         )
+    models = settings.get("models", [])
+    if not isinstance(models, list) or not all(isinstance(folder, str) for folder in models):
+        raise SettingsError(
+            f"{PROJECT_FILE}: models must be a list of folders with .sql files.",
+            hint='For example models = ["models"].',
+        )
     if not isinstance(settings.get("run_log", ""), str):
         raise SettingsError(f"{PROJECT_FILE}: run_log must be a URL or a connection's name.")
+    if settings.get("on_run_log_failure", "warn") not in ("warn", "fail"):
+        raise SettingsError(f"{PROJECT_FILE}: on_run_log_failure is 'warn' or 'fail'.")
+    if not isinstance(settings.get("metrics", ""), str):
+        raise SettingsError(f"{PROJECT_FILE}: metrics must be a URL.", hint='metrics = "prometheus://:9100"')
+    pools = settings.get("pools", {})
+    if not isinstance(pools, dict) or not all(type(size) is int and size > 0 for size in pools.values()):
+        raise SettingsError(f"{PROJECT_FILE}: pools must be a table of names and sizes.", hint="[pools]\nwarehouse = 2")
     alerters = settings.get("alerters", [])
     if not isinstance(alerters, list) or not all(isinstance(url, str) for url in alerters):
         raise SettingsError(f"{PROJECT_FILE}: alerters must be a list of URLs.", hint='alerters = ["stdout://"]')

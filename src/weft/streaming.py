@@ -7,6 +7,7 @@ from typing import Any, Unpack, overload
 
 from weft.operate.run_options import OPTIONS, RunKeywords, Running
 from weft.options import refuse_unknown
+from weft.pipelines.streaming.cdc import CDC
 from weft.pipelines.streaming.declare import make, streaming_pipeline
 from weft.pipelines.streaming.joins import Join
 from weft.pipelines.streaming.options import StreamingOptions
@@ -14,6 +15,7 @@ from weft.pipelines.streaming.spec import Lookup, Source, StreamingPipeline, Tar
 from weft.pipelines.streaming.windows import Aggregation, StateStore, Watermark, Window
 
 __all__ = [
+    "CDC",
     "Aggregation",
     "Join",
     "Lookup",

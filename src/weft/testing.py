@@ -9,16 +9,18 @@ def test_refund():
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from weft.errors import unknown
+from weft.errors import DeclarationError, unknown
 from weft.project import DEFAULT, Definition, Project, build_connection, current, use
 from weft.streams.declare import Stream
 from weft.streams.events import to_dicts
@@ -26,9 +28,11 @@ from weft.streams.retention import aware
 from weft.streams.runtime import close, open_stream
 from weft.systems.base import AnyConnection, Connection
 from weft.systems.file import MEMORY
+from weft.types import to_json
 
 if TYPE_CHECKING:
     from weft.pipelines.declare import Pipeline
+    from weft.pipelines.models import Model
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 """Where every clock starts: the same moment in every run, so that a test can name the times that it expects."""
@@ -68,6 +72,8 @@ class MemoryProject(Project):
         super().__init__(outer.root)
         self.clock: Clock = Clock()
         self._folder: TemporaryDirectory[str] | None = None
+        self.one_file: str | None = None
+        """The SQLite file that all connections lead to, where one query reads them all."""
         self._process = os.getpid()
         self.streams = dict(outer.streams)
         self.pipelines = dict(outer.pipelines)
@@ -109,9 +115,11 @@ class MemoryProject(Project):
         registered = self.connections.get(name)
         if registered is not None:
             yield "code", lambda: registered
-        yield "weft.testing", lambda: build_connection(name, {"kind": "sqlite", "path": MEMORY}, "weft.testing")
+        fields = {"kind": "sqlite", "path": self.one_file or MEMORY}
+        yield "weft.testing", lambda: build_connection(name if self.one_file is None else None, fields, "weft.testing")
 
-    def _names(self) -> list[str]:
+    def connection_names(self) -> list[str]:
+        """Return the names that were declared."""
         declared = (name for name in _declared_connections(self) if isinstance(name, str))
         return sorted({DEFAULT, *self.connections, *declared})
 
@@ -176,6 +184,130 @@ def run_pipeline(pipeline: Pipeline | str, rows: object = None, *, target: str |
         raise unknown("target", str(target), [each.name for each in declared.targets])
     PipelineRun(declared, f"testing {uuid4()}", datetime.fromtimestamp(project.clock(), UTC), data=rows).execute()
     return table_rows(wanted[0].table.full_name, connection=wanted[0].connection, order_by=SCD2_COLUMNS[:1])
+
+
+Rows = Sequence[Mapping[str, Any]]
+
+
+def build(
+    model: Model | str, inputs: Mapping[str, Rows] | None = None, /, *, this: Rows | None = None, **rows: Rows
+) -> list[dict[str, Any]]:
+    """Build a model on sample rows of its inputs, without a server, and return the rows of its table.
+
+        def test_revenue():
+            rows = weft.testing.build(daily_revenue, orders=[{"day": date(2026, 1, 1), "total": 9.5}])
+            weft.testing.assert_rows(rows, [{"revenue": 9.5}])
+
+    Each input is called by its parameter or by its name; `inputs` takes names that are no words of Python. A stream
+    without rows is empty. `this` is the last result. Every connection leads to one SQLite file that is removed at the
+    end; what SQLite cannot do runs on Spark.
+    """
+    from weft.engine.models.build import ModelRun
+    from weft.pipelines.models import Model, find
+    from weft.systems.load import SCD2_COLUMNS
+
+    declared = find(model) if isinstance(model, str) else model
+    if not isinstance(declared, Model):
+        raise DeclarationError(f"{declared.name!r} is a pipeline, not a model.", hint="Use weft.testing.run_pipeline.")
+    given = {**(inputs or {}), **rows}
+    with project() as inner, TemporaryDirectory(prefix="weft-testing-") as folder:
+        inner.one_file = os.path.join(folder, "test.db")
+        _fill(declared, given)
+        if this is not None:
+            _fill_last(declared, this)
+        ModelRun(declared, f"testing {uuid4()}", inner.clock.now()).execute()
+        target = declared.target
+        found = table_rows(target.name, connection=target.connection, order_by=SCD2_COLUMNS[:1])
+        close(inner)
+        return found
+
+
+def _fill(model: Model, given: Mapping[str, Rows]) -> None:
+    """Publish or load the rows of each input."""
+    from weft.engine import relations
+    from weft.engine.load import load
+    from weft.streams import publish_sync
+
+    names = {each.parameter or each.name: each for each in model.inputs} | {each.name: each for each in model.inputs}
+    for name in given:
+        if name not in names:
+            raise unknown(f"input of {model.name}", name, [each.parameter or each.name for each in model.inputs])
+    for each in model.inputs:
+        rows = given.get(each.parameter or each.name) or given.get(each.name)
+        relation = relations.find(each.name, model.target.connection)
+        if relation.stream is not None:
+            if rows:
+                publish_sync(relation.stream, [dict(row) for row in rows])
+        elif rows:
+            assert relation.table is not None  # of a SQLite file, as all are here
+            load([dict(row) for row in rows], target=relation.table, connection=relation.connection)
+        elif each.parameter is not None:
+            raise DeclarationError(
+                f"The input {each.name} of {model.name} needs at least one row, which shows its columns.",
+                hint=f"weft.testing.build({model.name}, {each.parameter}=[{{…}}])",
+            )
+
+
+def _fill_last(model: Model, rows: Rows) -> None:
+    """Load rows as the last result of a model that has read nothing yet."""
+    from weft.engine.load import load
+    from weft.engine.models import state
+    from weft.engine.models.inputs import Observer
+
+    target = model.target
+    load([dict(row) for row in rows], target=(target.table.schema, target.table.name), connection=target.connection)
+    with Observer() as observer:
+        last = state.State("testing", model.fingerprint, model.materialise)
+        state.write(observer.tables(target.connection), model, state.Stored().following(last))
+
+
+def assert_rows(actual: Rows, expected: Rows) -> None:
+    """Raise `AssertionError` with the rows that differ, in whatever order they come. Only the columns that `expected`
+    names are compared; one that a row of it leaves out is null there."""
+    if text := differing_rows(actual, expected):
+        raise AssertionError(f"The rows differ (- expected, + found):\n{text}")
+
+
+def differing_rows(actual: Rows, expected: Rows) -> str:
+    """Return the rows that are only in one of two lists, as lines; empty where there are none."""
+    columns = list(dict.fromkeys(name for row in expected for name in row))
+    left = [{name: row.get(name) for name in columns} if columns else dict(row) for row in actual]
+    lines = []
+    for row in expected:
+        wanted = {name: row.get(name) for name in columns}
+        found = next((each for each in left if all(_is_same(each[name], wanted[name]) for name in columns)), None)
+        if found is None:
+            lines.append(f"- {_shown(wanted)}")
+        else:
+            left.remove(found)
+    missing = [name for name in columns if actual and not any(name in row for row in actual)]
+    lines += [f"+ {_shown(row)}" for row in left]
+    lines += [f"There is no column {name!r}: there are {', '.join(actual[0])}." for name in missing if lines]
+    return "\n".join(lines)
+
+
+def _is_same(found: Any, wanted: Any) -> bool:
+    """Whether two values are equal: floats but for their last digits, and what JSON has no type for by its text."""
+    if isinstance(found, float) and isinstance(wanted, int | float):
+        return math.isclose(found, wanted, rel_tol=1e-9) or (found != found and wanted != wanted)
+    if isinstance(wanted, str) and not isinstance(found, str) and found is not None:
+        if isinstance(found, datetime):
+            with suppress(ValueError):
+                return aware(datetime.fromisoformat(wanted)) == aware(found)
+        return str(_plain(found)) == wanted
+    if isinstance(found, datetime) and isinstance(wanted, datetime):
+        return aware(found) == aware(wanted)
+    if isinstance(found, Decimal) and isinstance(wanted, float):
+        return math.isclose(float(found), wanted, rel_tol=1e-9)
+    return bool(found == wanted)
+
+
+def _shown(row: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={_plain(value)!r}" for name, value in row.items())
+
+
+def _plain(value: Any) -> Any:
+    return value if value is None or isinstance(value, str | int | float | list | dict) else to_json(value)
 
 
 def table_rows(

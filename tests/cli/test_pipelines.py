@@ -349,3 +349,26 @@ def test_errors_on_a_narrow_terminal(on_a_terminal: Any, run: Any, shop: sqlite3
         assert "no such table: raw_events" in " ".join(shown.split())
         assert [line for line in shown.splitlines() if len(line.rstrip()) > columns] == []
     assert failed["run_id"] in shown
+
+
+def test_pause_and_cancel(run: Any, shop: sqlite3.Connection) -> None:
+    done = run("pause", "ingest")
+    assert done.stdout == "ingest is paused. To go on: weft resume ingest\n"
+    assert run("pause", "ingest").stdout.startswith("ingest is paused already.")
+    assert "ingest" not in run("run-due").stdout.replace("waiting on upstream: ingest", "")
+    (state,) = json.loads(run("status", "ingest", "--format", "json").stdout)
+    assert state["now"] == "paused"
+    assert run("resume", "ingest").stdout == "ingest goes on.\n"
+    assert run("resume", "ingest").stdout == "ingest was not paused.\n"
+    done = run("pause", "injest")
+    assert done.returncode == 1 and "Did you mean 'ingest'?" in done.stderr
+
+    shop.execute("DROP TABLE raw_events")
+    assert run("run-due", "ingest").returncode == 1
+    (attempt,) = json.loads(run("runs", "list", "--pipeline", "ingest", "--format", "json").stdout)
+    assert attempt["retry_at"] is not None
+    assert run("runs", "cancel", attempt["run_id"]).stdout == "ingest is not tried again for this run.\n"
+    done = run("runs", "cancel", attempt["run_id"])
+    assert done.returncode == 1 and "has ended: cancelled" in done.stderr
+    assert "There is no run 'x'" in run("runs", "cancel", "x").stderr
+    assert json.loads(run("status", "ingest", "--format", "json").stdout)[0]["now"] == "cancelled"

@@ -44,7 +44,7 @@ def test_what_each_kind_of_frame_needs(user: Callable[..., str], add: Callable[.
     url = user("all", "many")
     assert set(weft.read_streams(url, "events*")["_stream"]) == {"events"}
     url = user("all", "spark")
-    assert len(RedisPages(weft.connect(url)).partition("events", "-", "+", 2, [])) > 0  # type: ignore[arg-type]
+    assert len(RedisPages(weft.connect(url)).partition("events", "-", "+", 2)) > 0  # type: ignore[arg-type]
     url = user("all", "hashes")
     frame = pl.DataFrame({"key": ["1", "2"], "a": ["x", None], "b": ["y", "z"]})
     assert weft.write_hashes(url, frame, key_prefix="events:") == 2

@@ -15,8 +15,17 @@ from weft.project import Project, use
 from weft.streams import close
 from weft.types import BASES, FieldType
 
-# Their examples start Spark in this process; commands in `sh` blocks start their own.
-IN_SPARK = {"files-and-delta.md", "joins.md", "windows.md"}
+# Their examples use Spark, those of `sh` blocks too.
+IN_SPARK = {
+    "README.md",
+    "cdc.md",
+    "dead-letters.md",
+    "files-and-delta.md",
+    "joins.md",
+    "operating-streams.md",
+    "sql.md",
+    "windows.md",
+}
 
 by_name = pytest.mark.parametrize("document", DOCUMENTS, ids=lambda each: str(each.relative_to(ROOT)))
 

@@ -6,6 +6,7 @@ import ast
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -64,3 +65,18 @@ def test_the_worker_of_the_guide_goes_on_after_a_failure_and_stops_when_told(pro
         assert "AttributeError" in worker.stderr.read()
     (group,) = ast.literal_eval(run("groups_sync('user_events')"))
     assert (group["lag"], group["pending"], group["members"]) == (0, 1, [])
+
+
+@pytest.mark.full
+@pytest.mark.timing
+@pytest.mark.parametrize("example", ["cdc_postgres", "cdc_delta"])
+def test_example_with_servers(
+    example: str, project: Path, need_server: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for each in ("debezium", "postgres"):
+        need_server(each)
+    monkeypatch.delenv("JDK_JAVA_OPTIONS", raising=False)
+    command = [sys.executable, str(ROOT / "examples" / example / "run.py")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=270, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "99.99" in done.stdout

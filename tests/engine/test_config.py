@@ -78,6 +78,8 @@ def test_the_driver_listens_where_workers_reach_it(tmp_path: Path, master: str, 
     assert conf.get("spark.driver.host") == conf.get("spark.driver.bindAddress") == host
     # Another machine has its own Python.
     assert ("spark.pyspark.python" in conf) is local
+    # Executors elsewhere start their workers before they have our package.
+    assert ("spark.python.daemon.module" in conf) is local
 
 
 def test_jars_are_files_of_the_project(tmp_path: Path) -> None:
@@ -117,3 +119,20 @@ def test_what_is_refused(tmp_path: Path, text: str, what: str) -> None:
 )
 def test_the_heap_is_bounded_by_the_memory_there_is(megabytes: int, heap: str) -> None:
     assert heap_for(megabytes << 20) == heap
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ("engine = 1", "engine must be a table"),
+        ("[engine]\ndeamon = true", "unknown key 'deamon' in [engine]"),
+        ("[engine]\ndaemon = 1", "engine.daemon must be true or false"),
+        ("[engine]\nidle_minutes = 0", "engine.idle_minutes must be a number above 0"),
+        ("[engine]\nidle_minutes = true", "engine.idle_minutes must be a number above 0"),
+    ],
+)
+def test_wrong_settings_of_the_engine(project: Path, table: str, message: str) -> None:
+    (project / "weft.toml").write_text(table)
+    with pytest.raises(SettingsError) as raised:
+        config.read_engine_settings(project)
+    assert message in str(raised.value)

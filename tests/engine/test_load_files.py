@@ -152,3 +152,31 @@ def test_a_source_that_fails_in_the_middle(spark: Any, database: Callable[[str],
         with pytest.raises(weft.WeftError, match="division by zero"):
             weft.load("SELECT 1 / (id - 5) AS x FROM t", source=source, target="orders", connection=lake)
     assert [path for folder in ("lake", "delta") for path in Path(folder).rglob("*") if path.is_file()] == []
+
+
+@pytest.mark.parametrize("kind", ["delta", "files"])
+def test_sql_over_files_and_delta(spark: Any, kind: str) -> None:
+    lake: Any = DeltaLocalConnection("lake", name="lake") if kind == "delta" else ObjectStoreLocalConnection("lake")
+    for name in ("orders", "more"):
+        weft.load(ROWS, target=("raw", name), connection=lake)
+    sql = "SELECT o.id, upper(m.name) AS name FROM raw.orders o JOIN raw.more m USING (id) WHERE id > 1"
+    shop = weft.SQLiteConnection("shop.db")
+    done = weft.load(sql, source=lake, target="upper", connection=shop)
+    assert (done.inserted, done.engine) == (1, "spark")
+    assert weft.read("SELECT * FROM upper", source=shop).collect() == [(2, "B")]
+    # From the target itself, and with a query of what it makes.
+    weft.load("SELECT * FROM raw.orders", target="copy", connection=lake, transform_sql="SELECT id AS i FROM source")
+    assert weft.read('SELECT max(i) AS m FROM "copy"', source=lake).collect() == [(2,)]
+    if kind == "delta":
+        assert (
+            weft.read("WITH o AS (SELECT * FROM lake.raw.orders) SELECT count(*) FROM o", source=lake).first()[0] == 2
+        )
+        with pytest.raises(DeclarationError, match=r"shop.main.x is no table of the connection 'lake'"):
+            weft.read("SELECT * FROM shop.main.x", source=lake)
+    else:
+        pq.write_table(pq.read_table(next(Path("lake/raw/orders").glob("*.parquet"))), "lake/one.parquet")
+        assert weft.read('SELECT count(*) FROM "*.parquet"', source=lake).first()[0] == 2
+    with pytest.raises(DeclarationError, match="Only queries are run here"):
+        weft.load("WITH a AS (SELECT 1) DELETE FROM raw.orders", source=lake, target="x", connection=shop)
+    with pytest.raises(NotFoundError):
+        weft.load("SELECT * FROM raw.nothing", source=lake, target="x", connection=shop)

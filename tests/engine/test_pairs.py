@@ -152,3 +152,6 @@ def test_filters_mean_the_same_wherever_they_are_applied(
         "float64 < 0": [1],
     }.items():
         assert [row.n for row in frame.filter(condition).collect()] == expected, condition
+    # Each scan of a query has its own.
+    both = frame.filter("int64 > 9").union(frame.filter("int64 <= 9"))
+    assert sorted(row.n for row in both.collect()) == [0, 1]

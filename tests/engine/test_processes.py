@@ -74,7 +74,7 @@ def test_ends_with_a_process_killed_during_the_start(python: Python) -> None:
 
 
 def test_a_forked_child_has_a_session_of_its_own(python: Python) -> None:
-    """And the end of a process calls what is to be closed with its session."""
+    """One that its user stopped is no session any more. The end of a process calls what is to be closed with it."""
     lines = finish(
         python("""
         import gc
@@ -92,11 +92,13 @@ def test_a_forked_child_has_a_session_of_its_own(python: Python) -> None:
             gc.collect()
             assert weft.spark() is not spark
             print(weft.spark().range(3).count(), flush=True)
+            weft.spark().stop()
+            assert session.running() is None
             session.stop()
             os._exit(0)
         while os.waitpid(child, os.WNOHANG) == (0, 0):
             assert frame.count() == 10
-            time.sleep(1)
+            time.sleep(3)
         print(weft.spark() is spark, frame.count(), flush=True)
         session.at_stop(lambda: print("closed at the end"))
         """)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import weft
-from weft.engine import frames, session
+from weft.engine import reader_frames, session
 from weft.engine.readers import StreamReader, stream_reader
 from weft.errors import EventsLostError
 from weft.project import Project
@@ -97,9 +97,9 @@ def test_events_that_go_after_they_were_read(clicks: weft.Stream) -> None:
 @pytest.mark.usefixtures("plain_spark")
 def test_a_frame_whose_name_is_used_again(clicks: weft.Stream, monkeypatch: pytest.MonkeyPatch) -> None:
     """A session holds no more sources than there are names, and each frame has its own rows."""
-    monkeypatch.setattr(frames, "_numbers", itertools.cycle(["again", "and_again"]))
+    monkeypatch.setattr(reader_frames, "_numbers", itertools.cycle(["again", "and_again"]))
     spark, reader = session.spark().newSession(), publish(clicks, 5)
-    made = [frames.from_reader(spark, replace(reader, upto=reader.after + number)) for number in range(1, 6)]
+    made = [reader_frames.from_reader(spark, replace(reader, upto=reader.after + number)) for number in range(1, 6)]
     assert [frame.count() for frame in made] == [1, 2, 3, 4, 5]
     assert [len(frame.collect()) for frame in made] == [1, 2, 3, 4, 5]
     known = spark._jsparkSession.sessionState().dataSourceManager()

@@ -14,14 +14,17 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import warm_python
 import weft
 from conftest import FEW_ROWS, write_spark_conf
 from engine.streaming.conftest import declare, here  # noqa: F401 - fixture
 from faults.streaming_process import AFTER_COMMIT, BEFORE_OFFSETS, MID_SINK, POINTS
 from faults.streaming_targets import KINDS, Place, place_of  # noqa: F401 - fixture
+from lent_session import lent_session
 
 pytestmark = pytest.mark.timing
 
@@ -65,15 +68,14 @@ class Runs:
         }
         self.number += 1
         (self.project / "seen").unlink(missing_ok=True)
+        command = [sys.executable, str(SCRIPT), json.dumps(job)]
+        options: dict[str, Any] = {"capture_output": True, "text": True, "timeout": PATIENCE, "check": False}
+        if point is None:  # nobody kills its JVM
+            with lent_session() as variables:
+                return warm_python.run(command, env={**os.environ, **variables}, **options)
         path = os.pathsep.join(filter(None, (str(self.project), str(SCRIPT.parent), os.environ.get("PYTHONPATH"))))
-        return subprocess.run(
-            [sys.executable, str(SCRIPT), json.dumps(job)],
-            env={**os.environ, "WEFT_TEST_JOB": json.dumps(job), "PYTHONPATH": path},
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE,
-            check=False,
-        )
+        environment = {**os.environ, "WEFT_TEST_JOB": json.dumps(job), "PYTHONPATH": path}
+        return subprocess.run(command, env=environment, **options)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -82,7 +84,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("kinds", [TOGETHER, *alone], ids="-".join)
 
 
-@pytest.mark.usefixtures("here")
+@pytest.mark.usefixtures("spark", "here")
 @pytest.mark.timeout(4 * 3600)
 def test_killed_at_six_points(
     kinds: tuple[str, ...],

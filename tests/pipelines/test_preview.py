@@ -259,3 +259,25 @@ def test_the_run_does_what_was_told(lake: Project, mode: str) -> None:
         done = run(made)
         assert told is not None
         assert replace(told, bytes=0) == replace(done, bytes=0)
+
+
+@pytest.mark.parametrize("place", ["lake", "files"])
+def test_sql_over_what_spark_reads(lake: Project, place: str) -> None:
+    """Of Delta tables and files Spark runs the query of a pipeline."""
+    weft.load(ROWS, target="sales.raw", connection=place)
+    options = {"source_connection": place, "target_connection": "default", "column_map": {"number": "id"}}
+    sql = "SELECT id, name, max(n) AS n FROM sales.raw GROUP BY ALL"
+    made = pipeline(sql, Things, transforms_pre=[filter_where("n < 100")], **options)
+    found = look(made)
+    assert (found.engine, found.sql, found.refused) == ("spark", sql, None)
+    assert found.counts is not None and found.counts.inserted == 2
+    assert [each.problem for each in validate(made)] == [None] * 4
+    assert run(made).inserted == 2
+    lake.pipelines.clear()
+    lacking = pipeline("SELECT id, nam FROM sales.raw", Things, **options)
+    assert "do not have: nam" in str([each.problem for each in validate(lacking)])
+    for each in ({"incremental_column": "n"}, {}):
+        lake.pipelines.clear()
+        sql = "SELECT id, name, n FROM sales.raw" if each else "SELECT id, name, n FROM sales.raw WHERE n > $watermark"
+        with pytest.raises(weft.DeclarationError, match="has no watermarks"):
+            run(pipeline(sql, Things, **options, **each))

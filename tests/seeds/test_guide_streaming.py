@@ -37,6 +37,7 @@ from weft import (
     udaf,
     udf,
 )
+from weft.errors import DeclarationError
 from weft.project import Project, use
 
 pytestmark = pytest.mark.usefixtures("spark", "here")
@@ -357,13 +358,13 @@ def test_a_tumbling_window(kafka: Any, src: KafkaConnection, postgres: str) -> N
     for second, user, amount, kind in [(1, 7, 5, "view"), (2, 7, 6, "buy"), (3, 8, 1, "view"), (61, 7, 9, "view")]:
         message = {"user_id": user, "amount": amount, "event_type": kind}
         kafka.produce(events, [json.dumps(message).encode()], **at_second(second))
-    run_streaming_pipeline(
+    run = functools.partial(
+        run_streaming_pipeline,
         name="events-per-min",
         source=src,
         source_query=events,
         target=PostgresConnection(name="warehouse", url=postgres),
         target_table=("public", "events_per_min"),
-        transform_sql="SELECT user_id, amount, event_type, _event_ts FROM source",
         window=Window(
             kind="tumbling",
             duration_ms=60_000,
@@ -382,6 +383,12 @@ def test_a_tumbling_window(kafka: Any, src: KafkaConnection, postgres: str) -> N
                 ),
             ],
         ),
+    )
+    # As written: the SQL leaves out what is counted.
+    with pytest.raises(DeclarationError, match="'event_type'"):
+        run(transform_sql="SELECT user_id, amount, _event_ts FROM source")
+    run(
+        transform_sql="SELECT user_id, amount, event_type, _event_ts FROM source",
         watermark=Watermark(
             lateness_ms=1_000,  # per-source slack (default 0)
             source_idleness_ms=120_000,  # min-watermark drops idle sources after this (default 60s)
@@ -497,11 +504,20 @@ def test_a_partition_that_is_behind_the_others(kafka: Any, src: KafkaConnection,
     assert query(postgres, "SELECT n FROM public.events_per_min ORDER BY window_start") == [(6,), (6,), (6,)]
 
 
-def test_a_join_of_two_topics(kafka: Any, src: KafkaConnection, postgres: str) -> None:
+@pytest.mark.parametrize(
+    ("delta", "before"),
+    [
+        ({"time_window_ms": 300_000}, [(4, "i4", 4, 9.5)]),  # ±5 min symmetric window
+        ({"min_delta_ms": 0, "max_delta_ms": 300_000}, []),  # right MUST arrive after left
+    ],
+)
+def test_a_join_of_two_topics(
+    kafka: Any, src: KafkaConnection, postgres: str, delta: dict[str, int], before: list[tuple[Any, ...]]
+) -> None:
     orders, payments = kafka.create_topic(), kafka.create_topic()
-    for second, order in [(0, 1), (10, 2), (20, 3), (900, 4)]:
+    for second, order in [(0, 1), (10, 2), (20, 3), (30, 4), (900, 5)]:
         kafka.produce(orders, [json.dumps({"order_id": order, "item": f"i{order}"}).encode()], **at_second(second))
-    for second, order in [(5, 1), (310, 2), (319, 3), (900, 5)]:
+    for second, order in [(5, 1), (310, 2), (319, 3), (29, 4), (900, 6)]:
         kafka.produce(payments, [json.dumps({"order_id": order, "paid": 9.5}).encode()], **at_second(second))
     orders_kafka = KafkaConnection(name="orders_kafka", bootstrap_servers=src.bootstrap_servers, group_id="ematix-flow")
     payments_kafka = KafkaConnection(
@@ -520,15 +536,18 @@ def test_a_join_of_two_topics(kafka: Any, src: KafkaConnection, postgres: str) -
             right_source=payments,
             left_keys=("order_id",),
             right_keys=("order_id",),
-            time_window_ms=300_000,  # ±5 min symmetric window
+            **delta,
         ),
         state_store=StateStore(kind="postgres", url=postgres),
     )
     joined = "SELECT left_order_id, left_item, right_order_id, right_paid FROM public.orders_with_payments ORDER BY 1"
-    assert query(postgres, joined) == [(1, "i1", 1, 9.5), (2, "i2", 2, 9.5), (3, "i3", 3, 9.5)]
+    assert query(postgres, joined) == [(1, "i1", 1, 9.5), (2, "i2", 2, 9.5), (3, "i3", 3, 9.5), *before]
 
 
-def test_a_join_in_a_file(kafka: Any, src: KafkaConnection, postgres: str, project: Path) -> None:
+@pytest.mark.parametrize(("kind", "alone"), [("inner", []), ("left_outer", [(2, None)])])
+def test_a_join_in_a_file(
+    kafka: Any, src: KafkaConnection, postgres: str, project: Path, kind: str, alone: list[tuple[Any, ...]]
+) -> None:
     orders, payments = kafka.create_topic(), kafka.create_topic()
     for topic, messages in {orders: [(0, 1), (1, 2), (700, 3)], payments: [(5, 1), (700, 9)]}.items():
         for second, order in messages:
@@ -553,7 +572,7 @@ schema = "public"
 name = "orders_with_payments"
 [transform]
 [transform.join]
-kind = "left_outer"
+kind = "{kind}" # or "left_outer" / "right_outer" / "full_outer"
 left_source = "{orders}"
 right_source = "{payments}"
 left_keys = ["order_id"]
@@ -566,4 +585,4 @@ url = "{postgres}"
 """)
     run_pipeline(project / "orders.toml", once=True)
     joined = "SELECT left_order_id, right_order_id FROM public.orders_with_payments ORDER BY 1"
-    assert query(postgres, joined) == [(1, 1), (2, None)]
+    assert query(postgres, joined) == [(1, 1), *alone]

@@ -1,6 +1,6 @@
 """The examples of the streaming page that Weft's surface follows, as written there with our name in place of theirs.
 
-HTTP, auth and rate limits are in test_streaming_page_http.py; models come later.
+HTTP, auth and rate limits are in test_streaming_page_http.py, models in test_streaming_page_models.py.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ def test_change_is_seen(project: Path) -> None:
         ("modules = [", r"weft\.toml is not valid TOML: .*\(at .*end of document\)"),
         ('modules = ["a"]\nx y\n', r"weft\.toml is not valid TOML: .*\(at line 2, column 3\)"),
         ("modles = []", r"unknown key 'modles'[\s\S]*Did you mean 'modules'\?"),
-        ("zzz = 1", r"unknown key 'zzz'[\s\S]*Known keys: modules, connections, spark"),
+        ("zzz = 1", r"unknown key 'zzz'[\s\S]*Known keys: modules, models, connections, spark"),
         ('modules = "a"', "modules must be a list"),
         ("modules = [1]", "modules must be a list"),
         ("connections = 1", "connections must be tables"),

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import click
 
+from weft import engine
 from weft.errors import NotFoundError
 from weft.project import current
 
@@ -51,6 +52,19 @@ run_log_option = click.option(
     envvar="WEFT_RUN_LOG",
     help="Where runs are recorded: sqlite://PATH, postgres://…, mysql://…, duckdb://PATH, memory://, or a "
     "connection's name. By default run_log in weft.toml, or .weft/runs.db.",
+)
+
+
+def _use_engine(_: click.Context, __: click.Parameter, no_engine: bool) -> None:
+    engine.starts_engine = not no_engine
+
+
+engine_option = click.option(
+    "--no-engine",
+    is_flag=True,
+    expose_value=False,
+    callback=_use_engine,
+    help="Run Spark in a process of this command's own, not in the warm engine of the project.",
 )
 
 

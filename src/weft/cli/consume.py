@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from weft.cli.common import common_options, escaped, find_declared, log_to_stderr, plural
+from weft import engine
+from weft.cli.common import common_options, engine_option, escaped, find_declared, log_to_stderr, plural
 from weft.engine.progress import live
 from weft.engine.streaming.spark_engine import SparkEngine
 from weft.operate.listener import RunListener
@@ -60,6 +61,7 @@ def find_pipeline(what: str) -> StreamingPipeline:
 )
 @_number("--max-backoff-ms", default=Running.max_backoff_ms, help="Wait no longer than this.")
 @_number("--max-restarts", help="Give up after so many starts without a batch that succeeds.  [default: never]")
+@engine_option
 @common_options
 def consume(what: str, every: str | None, output: str, **running: Any) -> None:
     """Run a streaming pipeline until it is stopped: that of a TOML file, or the one declared as NAME.
@@ -69,6 +71,8 @@ def consume(what: str, every: str | None, output: str, **running: Any) -> None:
     """
     if running["once"] and every is not None:
         raise click.UsageError("--once takes what is there now, so there is no --every.")
+    if not running["once"]:
+        engine.starts_engine = False  # it may run for long, and then nobody else could use the engine
     pipeline = find_pipeline(what)
     if every is not None:
         pipeline = dataclasses.replace(pipeline, every_seconds=interval(every, "every", "--every"))
@@ -92,8 +96,9 @@ class _JsonLines(RunListener):
     def batch(self, report: Report) -> None:
         lag = self._lag.now(fresh=True) if self._lag is not None else {}
         record = {**dataclasses.asdict(report), "ended_at": report.ended_at.isoformat(), "lag": lag}
-        if report.windows is None:
-            del record["windows"]
+        for part in ("windows", "cdc"):
+            if record[part] is None:
+                del record[part]
         print(escaped(json.dumps(record, ensure_ascii=False)), file=self._out, flush=True)
 
     def shown(self) -> AbstractContextManager[object]:

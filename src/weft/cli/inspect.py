@@ -13,6 +13,7 @@ import click
 
 from weft.cli.common import (
     common_options,
+    engine_option,
     first_line,
     format_option,
     module_option,
@@ -23,7 +24,7 @@ from weft.cli.common import (
     time_text,
 )
 from weft.cli.pipelines import counts_text, declared, open_runner
-from weft.errors import WeftError, unknown
+from weft.errors import WeftError, stop_behind, unknown
 from weft.operate.hints import hint_for
 from weft.operate.redaction import clean
 from weft.project import current
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     "--rows", default=5, show_default=True, type=click.IntRange(0, 1000), help="How many sample rows to show."
 )
 @click.option("--no-trial", is_flag=True, help="Leave out what would change: for that, all rows are read and tried.")
+@engine_option
 @common_options
 def preview(name: str, rows: int, no_trial: bool, output: str) -> None:
     """Show what a run of NAME would do: engine, SQL, plan, sample rows, and what would change.
@@ -69,7 +71,7 @@ def _explained() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        from weft.operate.runner import described, stop_behind
+        from weft.operate.runner import described
 
         if stop := stop_behind(error):
             raise stop from None
@@ -80,14 +82,18 @@ def _explained() -> Iterator[None]:
 
 
 def _for_json(preview: Preview) -> dict[str, Any]:
+    from weft.columns import python_rows
+
     fields = {**vars(preview), "changes": preview.counts}
     del fields["counts"]
-    fields["sample"] = [] if preview.sample is None else preview.sample.to_pylist()
+    fields["sample"] = [] if preview.sample is None else python_rows(preview.sample)
     fields["refused"] = None if preview.refused is None else str(preview.refused)
     return fields
 
 
 def _show(pipeline: Pipeline, preview: Preview) -> None:
+    from weft.columns import python_rows
+
     def title(text: str) -> None:
         click.echo(click.style(text, bold=True))
 
@@ -107,7 +113,7 @@ def _show(pipeline: Pipeline, preview: Preview) -> None:
         count = preview.sample.num_rows
         several = f"The first {count} rows, as the source has them" if count else "No rows"
         title(f"\n{'The first row, as the source has it' if count == 1 else several}")
-        print_table(preview.sample.to_pylist(), preview.sample.column_names, is_data=True)
+        print_table(python_rows(preview.sample), preview.sample.column_names, is_data=True)
     title("\nWhat would change")
     if preview.creates:
         click.echo(f"  the table is created: {preview.creates}")
@@ -126,6 +132,7 @@ def _show(pipeline: Pipeline, preview: Preview) -> None:
 
 @click.command()
 @click.argument("names", nargs=-1, metavar="[NAME|FILE.toml]...")
+@engine_option
 @common_options
 def validate(names: tuple[str, ...], output: str) -> None:
     """Check each NAME (or all) against its databases: connections, SQL, columns. Ends with exit code 1 on a problem.

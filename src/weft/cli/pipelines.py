@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
 from datetime import datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -15,6 +16,7 @@ import click
 from weft.cli.common import (
     ago,
     common_options,
+    engine_option,
     first_line,
     format_option,
     log_to_stderr,
@@ -25,12 +27,13 @@ from weft.cli.common import (
     run_log_option,
     time_text,
 )
-from weft.errors import NotFoundError, unknown
+from weft.errors import DeclarationError, NotFoundError, unknown
 from weft.pipelines import graph
 from weft.project import current
 from weft.settings import read_project_file
 
 if TYPE_CHECKING:
+    from weft.engine.models.inputs import Span
     from weft.operate.records import PipelineState
     from weft.operate.runner import Outcome, Runner
     from weft.pipelines.declare import Pipeline
@@ -47,22 +50,57 @@ alerter_option = click.option(
     "alerters",
     metavar="URL",
     multiple=True,
+    envvar="WEFT_ALERTERS",
     help="Where to report failures and recoveries: stdout://, slack://…, https://…. May be repeated. By default "
     "alerters in weft.toml.",
 )
 
+metrics_option = click.option(
+    "--metrics",
+    metavar="URL",
+    envvar="WEFT_METRICS",
+    help="Where counts and durations go: prometheus://:9100, otlp://collector:4318, stdout://, null://. By default "
+    "metrics in weft.toml.",
+)
 
-def _execution(pipeline: Pipeline, key: str, moment: datetime, *, keep: Callable[[], None]) -> Execution:
-    """A run by the engine, which is loaded for commands that run something."""
+
+def _execution(
+    pipeline: Pipeline,
+    key: str,
+    moment: datetime,
+    *,
+    keep: Callable[[], None],
+    full: Collection[str] = (),
+    span: Span | None = None,
+) -> Execution:
+    """A run by the engine, which is loaded for commands that run something. `full`: models that are built again from
+    the beginning; `span`: the range of time that is."""
+    from weft.pipelines.models import Model
+
+    if isinstance(pipeline, Model):
+        from weft.engine.models.build import ModelRun
+
+        return ModelRun(pipeline, key, moment, keep=keep, full=pipeline.name in full, span=span)
     from weft.engine.run import PipelineRun
 
     return PipelineRun(pipeline, key, moment, keep=keep)
 
 
 @contextmanager
-def open_runner(run_log: str | None, alerters: Sequence[str] = (), *, read_only: bool = False) -> Iterator[Runner]:
-    """Open the run log, and give the runner of this project's pipelines."""
+def open_runner(
+    run_log: str | None,
+    alerters: Sequence[str] = (),
+    metrics: str | None = None,
+    *,
+    read_only: bool = False,
+    or_memory: bool = True,
+    full: Collection[str] = (),
+    span: Span | None = None,
+) -> Iterator[Runner]:
+    """Open the run log, and give the runner of this project's pipelines. A log that cannot be written is replaced by
+    one in memory; with `or_memory=False` its error is raised."""
     from weft.operate.alerts import open_alerters
+    from weft.operate.metrics import open_metrics
     from weft.operate.runlog import open_run_log
     from weft.operate.runner import Runner
 
@@ -71,10 +109,14 @@ def open_runner(run_log: str | None, alerters: Sequence[str] = (), *, read_only:
     # Options of a command win over the settings of the project.
     settings = read_project_file(current().root)
     url = run_log or settings.get("run_log")
+    or_memory = or_memory and settings.get("on_run_log_failure") != "fail"
     # Before the log is opened: a wrong URL of an alerter leaves no new log behind.
     opened_alerters = open_alerters(alerters or settings.get("alerters", ()))
-    with open_run_log(url, or_memory=not read_only, read_only=read_only) as log:
-        yield Runner(log, _execution, opened_alerters)
+    with (
+        open_metrics(metrics or settings.get("metrics")) as counted,
+        open_run_log(url, or_memory=or_memory and not read_only, read_only=read_only) as log,
+    ):
+        yield Runner(log, partial(_execution, full=full, span=span), opened_alerters, metrics=counted)
 
 
 def declared() -> dict[str, Pipeline]:
@@ -111,6 +153,7 @@ def stopped_by_signals(runner: Runner, outcomes: list[Outcome], output: str) -> 
         raise Terminated
 
     before = signal.signal(signal.SIGTERM, stop)
+    runner.has_signals = True
     try:
         yield
     except KeyboardInterrupt as error:
@@ -126,6 +169,7 @@ def stopped_by_signals(runner: Runner, outcomes: list[Outcome], output: str) -> 
         print_outcomes(outcomes, output)
         sys.exit(_EXIT_TERMINATED if isinstance(error, Terminated) else _EXIT_INTERRUPTED)
     finally:
+        runner.has_signals = False
         signal.signal(signal.SIGTERM, before)
 
 
@@ -152,7 +196,8 @@ def list_(output: str) -> None:
 def _listed(pipeline: Pipeline) -> dict[str, Any]:
     from weft.pipelines.declare import load_mode
 
-    modes = dict.fromkeys(load_mode(each) for each in pipeline.targets)
+    # A model says more of itself than how its rows are loaded.
+    modes = dict.fromkeys(getattr(pipeline, "materialise", None) or load_mode(each) for each in pipeline.targets)
     schedule = pipeline.schedule
     zone = "" if schedule is None or schedule.timezone == "UTC" else f" {schedule.timezone}"
     return {
@@ -224,30 +269,64 @@ def _named(connection: str | Connection | None) -> str:
     is_flag=True,
     help="Begin a new run also where the last one failed or was interrupted: what that had committed is loaded again.",
 )
+@click.option("--full", is_flag=True, help="Build incremental models again from the beginning, of all rows there are.")
+@engine_option
 @module_option
 @run_log_option
 @alerter_option
+@metrics_option
 @format_option
 def run(
     names: tuple[str, ...],
     everything: bool,
     no_resume: bool,
+    full: bool,
     run_log: str | None,
     alerters: tuple[str, ...],
+    metrics: str | None,
     output: str,
 ) -> None:
-    """Run each NAME now, whatever its schedule says.
+    """Run each NAME now, a pipeline or a model, whatever its schedule says.
 
     A run that was interrupted or failed before is continued: what it had committed is not done twice. Ends with exit
     code 1 when one of them failed or is being run by another process, 130 after Ctrl-C, 143 after SIGTERM.
     """
-    from weft.operate.runner import Outcome
-
     known = declared()
     if not names and not everything:
         raise NotFoundError("Which pipeline?", hint=f"Name one of: {', '.join(list(known)[:20])}. Or --all.")
+    chosen = names or tuple(known)
+    if full:
+        from weft.pipelines.models import Model
+
+        for name in chosen:
+            if name in known and not isinstance(known[name], Model):
+                raise DeclarationError(
+                    f"--full builds a model again from the beginning, and {name!r} is a pipeline.",
+                    hint="Leave --full out, or name the models. Its mode says what a run of a pipeline replaces.",
+                )
+    # A run that failed may have been another kind of build.
+    run_now(names, run_log, alerters, output, metrics, resume=not (no_resume or full), full=chosen if full else ())
+
+
+def run_now(
+    names: Sequence[str],
+    run_log: str | None,
+    alerters: Sequence[str],
+    output: str,
+    metrics: str | None = None,
+    *,
+    resume: bool = True,
+    full: Collection[str] = (),
+    span: Span | None = None,
+) -> None:
+    """Run pipelines, each after those that it depends on, and exit with code 1 where one failed."""
+    from weft.operate.runner import Outcome
+
     outcomes: list[Outcome] = []
-    with open_runner(run_log, alerters) as runner, stopped_by_signals(runner, outcomes, output):
+    with (
+        open_runner(run_log, alerters, metrics, full=full, span=span) as runner,
+        stopped_by_signals(runner, outcomes, output),
+    ):
         for pipeline in runner.chosen(names):
             failed = {each.pipeline for each in outcomes if each.status != "succeeded"}
             if missing := [name for name in pipeline.depends_on if name in failed]:
@@ -255,9 +334,25 @@ def run(
                 outcomes.append(Outcome(pipeline.name, "skipped", reason=reason))
             else:
                 with prints_to_stderr(output):
-                    outcomes.append(runner.run(pipeline, resume=not no_resume))
+                    outcomes.append(runner.run(pipeline, resume=resume and pipeline.name not in full))
+                    if outcomes[-1].is_failure and _has_lost_engine():
+                        # What was committed is not done again: the run goes on in a session of its own.
+                        outcomes[-1] = runner.run(pipeline)
             report(outcomes[-1], output)
     finish(outcomes, output, is_bad=lambda each: each.status != "succeeded")
+
+
+def _has_lost_engine() -> bool:
+    """Whether the engine's JVM ended under this command: it was killed, by a person or for want of memory."""
+    if "weft.engine.session" not in sys.modules:
+        return False
+    from weft import engine
+    from weft.engine import session
+
+    if not session.has_lost_engine():
+        return False
+    engine.starts_engine = False
+    return True
 
 
 @click.command("run-due")
@@ -265,8 +360,11 @@ def run(
 @module_option
 @run_log_option
 @alerter_option
+@metrics_option
 @format_option
-def run_due(names: tuple[str, ...], run_log: str | None, alerters: tuple[str, ...], output: str) -> None:
+def run_due(
+    names: tuple[str, ...], run_log: str | None, alerters: tuple[str, ...], metrics: str | None, output: str
+) -> None:
     """Run what is due by its schedule: for cron, a systemd timer or a CronJob.
 
     Each slot is run once, however often and by however many hosts this is called. Ends with exit code 1 when something
@@ -275,7 +373,7 @@ def run_due(names: tuple[str, ...], run_log: str | None, alerters: tuple[str, ..
     declared()
     outcomes: list[Outcome] = []
     with (
-        open_runner(run_log, alerters) as runner,
+        open_runner(run_log, alerters, metrics) as runner,
         stopped_by_signals(runner, outcomes, output),
         prints_to_stderr(output),
     ):
@@ -410,16 +508,13 @@ def finish(outcomes: list[Outcome], output: str, *, is_bad: Any) -> None:
 
 def print_outcomes(outcomes: list[Outcome], output: str) -> None:
     """Print the outcomes of all pipelines as JSON; for people `report` printed each."""
-    if output != "json":
-        return
+    if output == "json":
+        print_json([outcome_record(each) for each in outcomes])
+
+
+def outcome_record(outcome: Outcome) -> dict[str, Any]:
+    """Return an outcome for scripts."""
     from weft.operate.runner import described
 
-    print_json(
-        [
-            {
-                **{name: value for name, value in vars(each).items() if name != "error"},
-                "error": None if each.error is None else described(each.error),
-            }
-            for each in outcomes
-        ]
-    )
+    error = None if outcome.error is None else described(outcome.error)
+    return {**{name: value for name, value in vars(outcome).items() if name != "error"}, "error": error}

@@ -43,10 +43,14 @@ def needs_server() -> Iterator[None]:
     show_default=True,
     help="How each request is logged to standard error.",
 )
-def serve(modules: tuple[str, ...], host: str, port: int, workers: int, insecure: bool, log_format: str) -> None:
+@click.option("--no-worker", is_flag=True, help="Build no models: `weft worker` does it elsewhere.")
+def serve(
+    modules: tuple[str, ...], host: str, port: int, workers: int, insecure: bool, log_format: str, no_worker: bool
+) -> None:
     """Serve the declared streams over HTTP, until Ctrl-C or SIGTERM.
 
-    Requests that were accepted are finished then, and subscriptions are closed; it takes ten seconds at most.
+    Requests that were accepted are finished then, and subscriptions are closed; it takes ten seconds at most. Models
+    are built by another process beside it when their inputs change.
     """
     with needs_server():
         from weft.server.serve import serve as serve_streams
@@ -57,4 +61,5 @@ def serve(modules: tuple[str, ...], host: str, port: int, workers: int, insecure
         workers=workers,
         insecure=insecure,
         log_format="json" if log_format == "json" else "text",
+        models=not no_worker,
     )

@@ -336,7 +336,7 @@ def trim(
 def delete(name: str, yes: bool, connection: str | None, output: str) -> None:
     """Delete the stream NAME for good: its events, consumers and idempotency keys.
 
-    Also one that is stored and not declared. The next publish makes a declared one anew.
+    Also one that is stored and not declared. The next publish creates a declared one again.
     """
     try:
         stream = find_stream(name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,11 +15,11 @@ from weft.dataframes.layout import Layout, types_of
 from weft.dataframes.log_feed import offsets
 from weft.dataframes.reading import batches_of
 from weft.spark_support.lazy import F
-from weft.spark_support.sessions import OPERATORS, quoted, read_source
+from weft.spark_support.sessions import quoted, read_source
 from weft.streams.declare import Stream
 from weft.systems.base import Connection
 from weft.systems.log import EXTRA, META_TYPES, PUBLISHED_AT, ROWID
-from weft.systems.pages import Comparison, PageFeed, Pages, name_columns
+from weft.systems.pages import PageFeed, Pages, name_columns
 
 _numbers = itertools.count()
 
@@ -39,9 +39,9 @@ class PageScan:
         """The columns as Spark has them."""
         return canonical_schema(self.layout.arrow_schema)
 
-    def ranges(self, count: int, comparisons: Sequence[Comparison]) -> list[tuple[str, str]]:
+    def ranges(self, count: int) -> list[tuple[str, str]]:
         """Return up to so many ranges that hold what is there now."""
-        return self.pages.partition(self.stream, self.start, self.end, count, comparisons)
+        return self.pages.partition(self.stream, self.start, self.end, count)
 
     def read(self, first: str, last: str) -> Iterator[pa.RecordBatch]:
         """Read the rows between two ids."""
@@ -68,19 +68,11 @@ class PageScan:
         return self.pages.read_range(self.stream, self.layout.field_names, first, last)
 
 
-def _comparison(pushed: Any, layout: Layout) -> Comparison | None:
-    """Return a filter of Spark as a comparison of an id or a timestamp, if it is one."""
-    operator = OPERATORS.get(type(pushed).__name__)
-    if operator is not None and pushed.attribute == (layout.timestamp_column,):
-        return Comparison("timestamp", operator, pushed.value)
-    if operator is not None and pushed.attribute == (layout.id_column,):
-        return Comparison("id", operator, pushed.value)
-    return None
-
-
 def scan_pages(scan: PageScan) -> Any:
-    """Return a DataFrame of a stream. Each query reads what is there when it begins."""
-    from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
+    """Return a DataFrame of a stream. Each query reads what is there when it begins.
+
+    It takes no filters: Spark would apply those of one scan to all scans of a query."""
+    from pyspark.sql.datasource import DataSourceReader, InputPartition
     from pyspark.sql.pandas.types import from_arrow_schema
 
     from weft.engine import session
@@ -96,18 +88,9 @@ def scan_pages(scan: PageScan) -> Any:
     class RangeReader(DataSourceReader):
         def __init__(self) -> None:
             freeze_imports()
-            self.comparisons: list[Comparison] = []
-
-        def pushFilters(self, filters: list[Filter]) -> Iterator[Filter]:
-            for each in filters:
-                comparison = _comparison(each, scan.layout)
-                if comparison is not None:
-                    self.comparisons.append(comparison)
-                # Spark applies it as well: here it only makes less of the stream be read.
-                yield each
 
         def partitions(self) -> list[InputPartition]:
-            return [Part(*ids) for ids in scan.ranges(parts, self.comparisons)]
+            return [Part(*ids) for ids in scan.ranges(parts)]
 
         def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
             freeze_imports()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections.abc import Iterator, Mapping
@@ -25,6 +26,7 @@ SESSION_CONF = {
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     **NEEDED_CONF,
 }
+_ENGINE_KEYS = ("daemon", "idle_minutes")
 _KEYS = ("archive", "conf", "jars", "log_level", "master", "profile")
 
 
@@ -75,6 +77,31 @@ def read_settings(root: Path) -> SparkSettings:
     )
 
 
+@dataclass(frozen=True)
+class EngineSettings:
+    """What `[engine]` says about the process that keeps Spark warm."""
+
+    daemon: bool = True
+    idle_minutes: float = 10.0
+
+
+def read_engine_settings(root: Path) -> EngineSettings:
+    """Return what `[engine]` in the project's weft.toml says."""
+    table = read_project_file(root).get("engine", {})
+    if not isinstance(table, dict):
+        raise SettingsError(f"{PROJECT_FILE}: engine must be a table.", hint="Write [engine] and daemon = false below.")
+    for key in table:
+        if key not in _ENGINE_KEYS:
+            hint = did_you_mean(key, _ENGINE_KEYS, f"Known: {', '.join(_ENGINE_KEYS)}.")
+            raise SettingsError(f"{PROJECT_FILE}: unknown key {key!r} in [engine].", hint=hint)
+    daemon, minutes = table.get("daemon", True), table.get("idle_minutes", EngineSettings.idle_minutes)
+    if not isinstance(daemon, bool):
+        raise SettingsError(f"{PROJECT_FILE}: engine.daemon must be true or false, not {type(daemon).__name__}.")
+    if isinstance(minutes, bool) or not isinstance(minutes, int | float) or not 0 < minutes < math.inf:
+        raise SettingsError(f"{PROJECT_FILE}: engine.idle_minutes must be a number above 0.")
+    return EngineSettings(daemon, float(minutes))
+
+
 def session_conf(settings: SparkSettings) -> dict[str, str]:
     """Return the settings of Spark: our defaults, and over them those of `[spark.conf]`."""
     weft_folder = settings.root.absolute() / ".weft"
@@ -95,6 +122,7 @@ def session_conf(settings: SparkSettings) -> dict[str, str]:
             # The default looks for a python3 on the PATH, which is another one in most virtual environments.
             "spark.pyspark.python": sys.executable,
             "spark.pyspark.driver.python": sys.executable,
+            "spark.python.daemon.module": "weft.engine.python_daemon",
         }
     else:
         # Where this driver listens is for Spark to find out: workers elsewhere cannot reach a loopback address. Ones on

@@ -24,7 +24,7 @@ from weft.systems import files_by_path, frame_checks
 from weft.systems.base import Connection, system_for, systems
 from weft.systems.load import Counts, Load
 from weft.systems.sql.checks import refuse_unknown_columns
-from weft.systems.target import ArrowRows, SparkTarget
+from weft.systems.target import ArrowRows, Reject, SparkTarget
 from weft.systems.watermark import Watermark
 
 if TYPE_CHECKING:
@@ -69,8 +69,8 @@ def _read_path(spark: Any, path: str) -> Any:
     return files_by_path.read(connectors.with_jars(spark, files_by_path.jars_for(path)), path)
 
 
-def write(frame: Any, connection: Connection, load: Load, reject: Callable[[pa.Table], None] | None = None) -> Counts:
-    """Write a DataFrame to a target, which gives rows without a key to `reject`."""
+def write(frame: Any, connection: Connection, load: Load, reject: Reject | None = None) -> Counts:
+    """Write a DataFrame to a target, which gives rows that it refuses to `reject`."""
     refuse(connection, load)
     spark = connectors.ready(frame.sparkSession, connection)
     with _loading(connection, load):
@@ -117,6 +117,11 @@ def _last_value(connection: Connection, load: Load, column: str) -> tuple[Any, i
 def columns(spark: Any, connection: Connection, load: Load) -> list[str] | None:
     """Return the columns of the target as it is now; `None` where no load has made it."""
     return target_of(connection).columns(load, connectors.ready(spark, connection))
+
+
+def stored(spark: Any, connection: Connection, load: Load) -> Any:
+    """Return the rows of the load's table as a DataFrame; `None` if there is none."""
+    return target_of(connection).stored(load, connectors.ready(spark, connection))
 
 
 def refused_columns(connection: Connection, load: Load, columns: Iterable[pa.Field]) -> dict[str, str]:

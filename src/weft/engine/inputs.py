@@ -18,6 +18,7 @@ import pyarrow as pa
 from weft.columns import LOCAL_TIME, UTC_TIME, canonical_batch, canonical_schema, hint_of, hinted, leaves_calendar
 from weft.errors import DeclarationError, NotFoundError
 from weft.streams.declare import Stream
+from weft.systems.base import Connection, system_for
 from weft.systems.stream_source import Packed as Packed
 
 BATCH_ROWS = 65_536
@@ -34,6 +35,14 @@ class Sql:
     """A query, to be run by the source's database."""
 
     text: str
+
+
+@dataclass(frozen=True)
+class Query:
+    """Spark SQL over the tables and files of a connection that runs no queries itself."""
+
+    text: str
+    connection: Connection
 
 
 @dataclass(frozen=True)
@@ -74,7 +83,7 @@ class Readable:
     reader: Any
 
 
-Input = Sql | Files | Events | Frame | Memory | Readable
+Input = Sql | Query | Files | Events | Frame | Memory | Readable
 
 
 def understand(data: object, *, has_source: bool) -> Input:
@@ -90,6 +99,13 @@ def understand(data: object, *, has_source: bool) -> Input:
             return Frame(data)
         raise DeclarationError(f"A load cannot read a {type(data).__name__}.", hint="Give it a Spark DataFrame.")
     return _memory(data)
+
+
+def for_connection(data: Input, connection: Connection) -> Input:
+    """Return SQL as its source runs it: over files and Delta tables, Spark does."""
+    system = system_for(connection.kind)
+    is_for_spark = isinstance(data, Sql) and system.tables is None and system.takes_loads
+    return Query(data.text, connection) if is_for_spark else data  # type: ignore[union-attr]
 
 
 def _text(text: str, has_source: bool) -> Input:

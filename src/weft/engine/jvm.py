@@ -102,6 +102,10 @@ class Jvm:
     secret: str
     log: Log
 
+    def has_ended(self) -> bool:
+        """Return whether its process has ended."""
+        return self.process.poll() is not None
+
     def stop(self, *, patience: float = _GOODBYE) -> None:
         """End it and wait until it has ended."""
         _end(self.process, patience)

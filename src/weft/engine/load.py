@@ -29,6 +29,7 @@ from weft.systems.sql import commit as sql_commit
 from weft.systems.sql import ledger, staging
 from weft.systems.sql.commit import Batches, Query, StagedRows
 from weft.systems.sql.tables import SqlTables
+from weft.systems.target import Reject
 
 if TYPE_CHECKING:
     from weft.engine import tasks
@@ -80,8 +81,12 @@ def load(
     if engine not in (None, "spark", "pushdown"):
         raise DeclarationError(f"There is no engine {engine!r}.", hint="Engines: spark, pushdown.")
     planned = Load.declare(target=target, mode=mode, keys=keys, commit_key=commit_key, **options)
-    job = Job(planned, current().connection(connection), source, engine, transform_sql)
-    counts, used = job.run(inputs.understand(data, has_source=source is not None))
+    target_connection = current().connection(connection)
+    job = Job(planned, target_connection, source, engine, transform_sql)
+    understood = inputs.understand(data, has_source=source is not None)
+    counts, used = job.run(
+        inputs.for_connection(understood, target_connection if source is None else current().connection(source))
+    )
     return LoadResult(**asdict(counts), seconds=time.perf_counter() - started, engine=used)
 
 
@@ -109,8 +114,8 @@ class Job:
     engine: Engine | None = None
     transform_sql: str | None = None
     projection: Projection | None = None
-    reject: Callable[[pa.Table], None] | None = None
-    """Takes the rows without a key from a load into a Delta table, where they are not refused."""
+    reject: Reject | None = None
+    """Takes the rows without a key from a load into a Delta table, where they do not fail it."""
 
     def run(self, data: Input, opened: SqlTables | None = None) -> tuple[Counts, str]:
         """Load the data; what it did, and where it ran. `opened` are the target's tables, which stay open."""

@@ -16,6 +16,9 @@ import pyarrow as pa
 from weft.engine import inputs, run
 from weft.engine.inputs import Input
 from weft.engine.load import Job
+from weft.engine.models import replacing
+from weft.engine.models.build import ModelRun
+from weft.engine.models.inputs import Observer
 from weft.engine.readers import (
     RowReader,
     SqlReader,
@@ -28,6 +31,7 @@ from weft.engine.readers import (
 )
 from weft.errors import WeftError
 from weft.pipelines.declare import Pipeline, PipelineTarget
+from weft.pipelines.models import Model
 from weft.project import current
 from weft.spark_support import outcome
 from weft.systems.base import Connection, system_for
@@ -70,10 +74,15 @@ def preview(
     trial: bool = True,
 ) -> Preview:
     """Find out what a run would do to one target; with what its function returned, where that was called already."""
+    if isinstance(pipeline, Model):
+        with Observer() as observer:
+            return _preview_model(pipeline, moment, observer, rows, trial)
     load = run.plan_load(pipeline, target, f"preview {moment.isoformat()}", moment)
     data = run.understand(pipeline, run.produce(pipeline)) if data is None else data
     ready = run.prepare_load(pipeline, target, load, data)
     result = Preview(target.name, load.mode, "spark", late=ready.late)
+    if isinstance(data, inputs.Query):
+        result.sql = data.text
     mark = ready.job.load.watermark
     result.watermark = None if mark is None else f"{mark.column} up to {mark.text}"
     if ready.is_idle:
@@ -96,6 +105,33 @@ def preview(
             _name_real_file(result.refused, job.connection, ready.job.connection)
     if result.counts is not None:
         result.counts = replace(result.counts, warnings=(*ready.warnings, *result.counts.warnings))
+    return result
+
+
+def _preview_model(model: Model, moment: datetime, observer: Observer, rows: int, trial: bool) -> Preview:
+    """Find out what the next build would do."""
+    build = ModelRun(model, f"preview {moment.isoformat()}", moment, observer=observer)
+    ready = build.prepare(observer)
+    tables, stored = ready.tables, ready.stored
+    result = Preview(model.target.name, model.materialise, "pushdown")
+    if model.materialise == "view":
+        result.sql = ready.result.query(all_rows=True)
+        result.plan = explain(tables, result.sql)
+        result.sample = _first(SqlReader(tables, result.sql, tables.describe(result.sql)), rows)
+        result.creates = None if stored.state is not None else f"CREATE VIEW {model.target.name}"
+        return result
+    if ready.is_idle:
+        result.engine, result.counts = "none", Counts()
+        return result
+    data = ready.result.data()
+    job = build.job(ready)
+    if ready.is_full and stored.columns is not None:
+        if replacing.has_same_columns(tables, job.load, stored, replacing.schema_of(data)):
+            job.load = replace(job.load, replaces_all=True)
+        else:  # in a new table
+            job.load = replace(job.load, table=f"{job.load.table}{replacing.NEW}", watermark=None)
+    reader = data.reader if isinstance(data, inputs.Readable) else None
+    _preview_tables(result, job, data, reader, tables, rows, trial)
     return result
 
 

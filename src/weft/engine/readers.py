@@ -28,6 +28,8 @@ from weft.systems.sql.tables import Column, Slice, SqlTables, subquery
 from weft.systems.sql.tokens import replaced
 from weft.types import FieldType
 
+Comparison = tuple[tuple[str, ...], str, Any]
+"""The path of a column, an operator of SQL and a value."""
 # Enough to be worth a task of its own.
 _EVENTS_A_PART = 100_000
 
@@ -130,6 +132,20 @@ class StreamReader:
         starts = range(self.after, max(self.upto, self.after + 1), length)
         return [(start, min(start + length, self.upto)) for start in starts], None
 
+    def within(self, parts: Sequence[tuple[int, int]], comparisons: Sequence[Comparison]) -> list[tuple[int, int]]:
+        """Return what is left of parts without events that cannot meet all comparisons, by offset or by time."""
+        after, upto = self.after, self.upto
+        for path, operator, value in comparisons:
+            if path == (ROWID,):
+                after = max(after, value - (operator != ">")) if operator in ("=", ">", ">=") else after
+                upto = min(upto, value - (operator == "<")) if operator in ("=", "<", "<=") else upto
+            elif path == (self.time_column,) and operator in ("=", ">", ">="):
+                # Times need not ascend: what comes before the first one that is late enough is all too early.
+                with self._opened() as log:
+                    after = max(after, log.first_since(value) - 1)
+        bounded = ((max(first, after), min(last, upto)) for first, last in parts)
+        return [(first, last) for first, last in bounded if first < last]
+
     def read(self, part: Any, conditions: Sequence[str] = ()) -> Iterator[pa.RecordBatch]:
         """Yield the events of a range, all that it held when the range was made."""
         assert not conditions, "a log takes no conditions"
@@ -139,10 +155,15 @@ class StreamReader:
         """Nothing is open: the stream stays open for the process."""
 
     def _read(self, reached: int, upto: int) -> Iterator[pa.RecordBatch]:
+        with self._opened() as log:
+            yield from self.read_from(log, reached, upto)
+
+    @contextmanager
+    def _opened(self) -> Iterator[Log]:
         store = system_for(self.connection.kind).load_log()(self.connection)
         try:
             fields = {name: kind for name, kind in self.types if name not in META_TYPES}
-            yield from self.read_from(open_to_read(store, self.stream_schema, self.stream, fields), reached, upto)
+            yield open_to_read(store, self.stream_schema, self.stream, fields)
         finally:
             store.close()
 

@@ -103,7 +103,7 @@ class PipelineRun:
                 after = Load.declare(target="after", pipeline=self.pipeline.name, commit_key=key, moment=self.moment)
                 replayed = not sql_commit.run_once(tables, after, naming_declared(step, tables))
         else:
-            _call(step, [connection][: _wants(step)])
+            call(step, *[connection][: _wants(step)])
         text = step if isinstance(step, str) else getattr(step, "__name__", repr(step))
         self.steps.append(Step(text, time.perf_counter() - started, replayed))
 
@@ -162,6 +162,11 @@ def prepare_load(pipeline: Pipeline, target: PipelineTarget, load: Load, data: I
                 keeps_none = system_for(connection.kind).tables is None
                 is_idle = keeps_none and new.is_empty and last is not None and not load.ttl_seconds and not load.checks
             data = inputs.Sql(text)
+    elif isinstance(data, inputs.Query) and (pipeline.incremental_column is not None or "$watermark" in data.text):
+        raise DeclarationError(
+            f"Pipeline {pipeline.name!r}: {data.connection.label} ({data.connection.kind}) has no watermarks.",
+            hint="incremental_column and $watermark are for the SQL of a database. Filter in the query, or merge.",
+        )
     elif pipeline.incremental_column is not None or pipeline.transforms_pre:
         data = _frame(pipeline, data, source)
     job = Job(load, connection, source, pipeline.engine, projection=TableProjection(target))
@@ -211,7 +216,7 @@ def produce(pipeline: Pipeline) -> object:
     """Call a pipeline's function with the connections that it takes, the source first."""
     target = pipeline.targets[0]
     connections = [current().connection(source_of(pipeline, target)), current().connection(target.connection)]
-    return _call(pipeline.function, connections[: pipeline.parameters])
+    return call(pipeline.function, *connections[: pipeline.parameters])
 
 
 def understand(pipeline: Pipeline, data: object) -> Input:
@@ -233,11 +238,13 @@ def understand(pipeline: Pipeline, data: object) -> Input:
             f"Pipeline {pipeline.name!r} has a source_table, and its function gave something to load as well.",
             hint="Let the function return nothing, or leave source_table out.",
         )
-    return inputs.understand(data, has_source=pipeline.source_connection is not None)
+    understood = inputs.understand(data, has_source=pipeline.source_connection is not None)
+    return inputs.for_connection(understood, current().connection(source_of(pipeline, pipeline.targets[0])))
 
 
-def _call(function: Callable[..., Any], arguments: list[Any]) -> object:
-    result = function(*arguments)
+def call(function: Callable[..., Any], *arguments: Any, **named: Any) -> object:
+    """Call a function of the user's, which may be a coroutine."""
+    result = function(*arguments, **named)
     return _await(result) if inspect.iscoroutine(result) else result
 
 

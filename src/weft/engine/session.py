@@ -22,7 +22,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from weft.engine import archive_files, config, jvm
+from weft.engine import archive_files, cleaning, config, jvm, py4j_patches, warm
 from weft.engine.java import find_java
 from weft.engine.log import Log
 from weft.errors import ConnectionFailedError, DeclarationError, MissingExtraError, SettingsError, WeftError, installing
@@ -48,14 +48,14 @@ class _Running:
 
     session: SparkSession
     context: SparkContext
-    jvm: jvm.Jvm
+    jvm: jvm.Jvm | warm.Lent
     gateway: Any
 
     def is_alive(self) -> bool:
         """Return whether it can be used: its context is not stopped, and its JVM has not died."""
         from pyspark import SparkContext
 
-        return SparkContext._active_spark_context is self.context and self.jvm.process.poll() is None
+        return SparkContext._active_spark_context is self.context and not self.jvm.has_ended()
 
 
 _lock = threading.RLock()
@@ -80,10 +80,14 @@ def spark(*, jars: Iterable[str | os.PathLike[str]] = ()) -> SparkSession:
             if _GATEWAY_VARIABLES[0] in os.environ:
                 session = _submitted(settings)
             else:
-                _running = _start(settings)
-                session = _running.session
+                session = _borrowed(settings.root)
+                if session is None:
+                    _running = _start(settings)
+                    session = _running.session
         if _running is None or session is not _running.session:
             _adopt(session)
+        else:
+            use_environment()
         require_jars(session, wanted)
         return session
 
@@ -155,7 +159,7 @@ def stop() -> None:
     """Stop the session that `spark` started, and its JVM. The next use starts another one."""
     with _lock:
         _call_at_stop()
-        if _running is not None and _running.is_alive():
+        if _running is not None and _running.is_alive() and isinstance(_running.jvm, jvm.Jvm):
             _running.session.stop()
         _discard()
 
@@ -228,10 +232,19 @@ def _call_at_stop() -> None:
 
 
 def _start(settings: config.SparkSettings) -> _Running:
-    # They print each error of a query to the terminal, stack trace and all, besides raising it.
-    for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
-        logging.getLogger(name).disabled = True
     conf = config.session_conf(settings)
+    machine = start_jvm(settings, conf)
+    machine.log.watch()
+    try:
+        session, gateway = connect(machine, conf)
+    except BaseException:
+        machine.stop()
+        raise
+    return _Running(session, session.sparkContext, machine, gateway)
+
+
+def start_jvm(settings: config.SparkSettings, conf: dict[str, str]) -> jvm.Jvm:
+    """Start a JVM for the sessions of a project, with these settings of Spark."""
     listed = [jar if isinstance(jar, str) else jar.as_uri() for jar in settings.jars]
     if listed:
         conf["spark.jars"] = ",".join(dict.fromkeys([*filter(None, conf.get("spark.jars", "").split(",")), *listed]))
@@ -250,15 +263,67 @@ def _start(settings: config.SparkSettings) -> _Running:
     except BaseException:
         log.close()
         raise
-    log.watch()
-    try:
-        session, gateway = connect(machine, conf)
-    except BaseException:
-        machine.stop()
-        raise
     if settings.archive and not flags:
         archive_files.build_in_background(java)
-    return _Running(session, session.sparkContext, machine, gateway)
+    return machine
+
+
+def _borrowed(root: Path) -> SparkSession | None:
+    """The session of the engine, if there is one that this process may use."""
+    lent = warm.borrow(root)
+    if lent is None:
+        return None
+    try:
+        return attach(lent)
+    except Exception:  # it ended meanwhile
+        lent.stop()
+        return None
+
+
+def attach(lent: warm.Lent, *, clean: bool = False) -> SparkSession:
+    """Make a session in the JVM of the engine that of this process; to be `clean`, remove first what others left: also
+    the objects from the number `lent.objects` on, which becomes that of the first one of this process."""
+    global _running
+    from pyspark import SparkConf, SparkContext
+    from pyspark.sql import SparkSession
+
+    gateway = None
+    try:
+        gateway = _open_gateway(lent.port, lent.secret)
+        if clean:
+            lent.objects = cleaning.release_objects(gateway, lent.objects)
+        java = cleaning.usable_context(gateway, lent.pid if clean else None)
+        with _own_interrupt(), _variables({"PYSPARK_PYTHON": sys.executable}):
+            if java is None:
+                session = SparkSession.builder.getOrCreate()
+            else:
+                context = SparkContext(gateway=gateway, jsc=java, conf=SparkConf(_jconf=java.sc().conf()))
+                session = SparkSession(context, cleaning.new_session(gateway))
+        session.sparkContext.pythonExec = session.sparkContext.getConf().get("spark.pyspark.python", sys.executable)
+    except BaseException:
+        _forget_gateway(gateway)
+        raise
+    session.sparkContext._accumulatorServer.handle_error = lambda *_: None  # type: ignore[method-assign]
+    _running = _Running(session, session.sparkContext, lent, gateway)
+    lent.environment = dict(session.sparkContext.environment)
+    use_environment()
+    return session
+
+
+def use_environment() -> None:
+    """Have Spark's Python workers of the engine get the environment that this process has now."""
+    if _running is not None and isinstance(_running.jvm, warm.Lent):
+        _running.context.environment = {**warm.environment_of_workers(), **_running.jvm.environment}
+
+
+def is_lent() -> bool:
+    """Return whether the JVM of the session is the engine's, which ends what this process leaves in it."""
+    return _running is not None and isinstance(_running.jvm, warm.Lent)
+
+
+def has_lost_engine() -> bool:
+    """Return whether the engine lent this process a JVM that can no longer be called."""
+    return is_lent() and has_lost_jvm()
 
 
 def _check_master(master: str) -> None:
@@ -313,19 +378,12 @@ def ship(context: SparkContext) -> None:
 def connect(machine: jvm.Jvm, conf: Mapping[str, str]) -> tuple[SparkSession, Any]:
     """Return the session in a JVM, and the gateway to it."""
     try:
-        from pyspark import SparkContext
-        from pyspark.java_gateway import launch_gateway
         from pyspark.sql import SparkSession
     except ImportError as error:
         raise MissingExtraError(f"Spark cannot be imported: {error}.", hint=installing("spark")) from error
-    _quiet_gateway()
-    _patch_interrupts()
     gateway = None
     try:
-        with _variables(dict(zip(_GATEWAY_VARIABLES, (str(machine.port), machine.secret), strict=True))):
-            gateway = launch_gateway()  # type: ignore[no-untyped-call]
-        SparkContext._ensure_initialized(gateway=gateway)
-        _keep_classes(gateway.jvm)
+        gateway = _open_gateway(machine.port, machine.secret)
         with _own_interrupt(), _variables({"PYSPARK_PYTHON": conf.get("spark.pyspark.python")}):
             session = SparkSession.builder.getOrCreate()
         if not config.is_local(conf["spark.master"]):
@@ -335,19 +393,44 @@ def connect(machine: jvm.Jvm, conf: Mapping[str, str]) -> tuple[SparkSession, An
             # Put into words while there is a gateway: the text of an exception of Java's is over there.
             explained = _no_session(error, conf, machine) if isinstance(error, Exception) else None
         finally:
-            # A context that lost its JVM while it was made is still the active one, and the next session would be
-            # made of it.
-            _drop_context()
-            SparkContext._gateway = SparkContext._jvm = None
-            SparkSession._instantiatedSession = SparkSession._activeSession = None
-            if gateway is not None:
-                with suppress(Exception):  # the JVM ended
-                    gateway.shutdown()
-                _mute_gateway(gateway)
+            _forget_gateway(gateway)
         raise explained or error from None
     # It prints a traceback when the JVM ends before it does, as at the end of a process.
     session.sparkContext._accumulatorServer.handle_error = lambda *_: None  # type: ignore[method-assign]
     return session, gateway
+
+
+def _open_gateway(port: int, secret: str) -> Any:
+    from pyspark import SparkContext
+    from pyspark.java_gateway import launch_gateway
+
+    # They print each error of a query to the terminal, stack trace and all, besides raising it.
+    for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
+        logging.getLogger(name).disabled = True
+    py4j_patches.apply()
+    with _variables(dict(zip(_GATEWAY_VARIABLES, (str(port), secret), strict=True))):
+        gateway = launch_gateway()  # type: ignore[no-untyped-call]
+    try:
+        SparkContext._ensure_initialized(gateway=gateway)
+        py4j_patches.keep_classes(gateway.jvm)
+    except BaseException:
+        _forget_gateway(gateway)
+        raise
+    return gateway
+
+
+def _forget_gateway(gateway: Any) -> None:
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+    # A context that lost its JVM while it was made is still the active one, and the next session would be made of it.
+    _drop_context()
+    SparkContext._gateway = SparkContext._jvm = None
+    SparkSession._instantiatedSession = SparkSession._activeSession = None
+    if gateway is not None:
+        with suppress(Exception):  # the JVM ended
+            gateway.close()
+        _mute_gateway(gateway)
 
 
 def disconnect(session: SparkSession, gateway: Any) -> None:
@@ -370,47 +453,6 @@ def _no_session(error: Exception, conf: Mapping[str, str], machine: jvm.Jvm) -> 
         f"A Spark session on {conf['spark.master']} cannot be made: {redact(reason, secrets)}",
         hint=f"Look at [spark] in weft.toml. Spark's log is {machine.log.path}.",
     )
-
-
-def _quiet_gateway() -> None:
-    """Have Py4J log under its own name. It uses the root logger for calls that are interrupted or lose their JVM, which
-    prints them where logging is not set up, and sets it up for the whole process."""
-    import py4j.java_gateway as gateway
-
-    if gateway.logging is logging:
-        gateway.logging = logging.getLogger("py4j.java_gateway")
-
-
-def _patch_interrupts() -> None:
-    """Have Py4J close a call that is interrupted on this side alone. It asks the JVM to close it too, and that closes,
-    a moment later, whatever has the gateway's port: also the connection that the next call has opened meanwhile."""
-    from py4j.clientserver import ClientServerConnection
-
-    def shutdown_socket(connection: Any, *_: object) -> None:
-        if connection.initiated_from_client:  # else it is the JVM's, which calls functions of ours through it
-            connection.close()
-
-    ClientServerConnection.shutdown_socket = shutdown_socket
-
-
-def _keep_classes(view: Any) -> None:
-    """Have Py4J ask the JVM for each class once. PySpark names them at every use, most by a short name, which the JVM
-    looks for in many packages in every jar. An error of Java's, and the end of an iteration over a collection of
-    Java's, is compared with 14 classes, each by three such questions."""
-    from py4j.java_gateway import JavaClass, JavaPackage, JVMView
-
-    class KeepingView(JVMView):  # type: ignore[misc]
-        def __getattr__(self, name: str) -> Any:
-            found = super().__getattr__(name)
-            if isinstance(found, JavaClass):
-                setattr(self, name, found)
-            return found
-
-    view.__class__ = KeepingView
-    client, number = view._gateway_client, view._id
-    view.py4j = JavaPackage("py4j", client, number)
-    view.py4j.reflection = JavaPackage("py4j.reflection", client, number)
-    view.py4j.reflection.TypeUtil = JavaClass("py4j.reflection.TypeUtil", client)
 
 
 @contextmanager

@@ -8,9 +8,13 @@ from datetime import UTC, datetime
 from functools import partial
 
 from weft.engine import inputs, run
+from weft.engine.models import replacing
+from weft.engine.models.inputs import Observer
+from weft.engine.models.survey import Survey
 from weft.engine.preview import preview
 from weft.errors import WeftError
 from weft.pipelines.declare import Pipeline, PipelineTarget
+from weft.pipelines.models import Model, ModelInput
 from weft.project import current
 from weft.systems.base import Connection
 
@@ -31,6 +35,15 @@ def validate(pipeline: Pipeline) -> Iterator[ValidationResult]:
     """Look at everything that a run needs, and go on where something is wrong."""
     name = pipeline.name
     yield run_check(name, "upstream", partial(_upstream, pipeline))
+    if isinstance(pipeline, Model):
+        opened = run_check(name, "target", partial(_open, pipeline.target.connection))
+        yield opened
+        if opened.problem is None:
+            with Observer() as observer:
+                for each in pipeline.inputs:
+                    yield run_check(name, f"input {each.name}", partial(_input, Survey(observer), pipeline, each))
+                yield run_check(name, f"build {pipeline.target.name}", partial(_build, Survey(observer), pipeline))
+        return
     source = run.source_of(pipeline, pipeline.targets[0])
     opened = run_check(name, "source", partial(_open, source))
     yield opened
@@ -43,6 +56,26 @@ def validate(pipeline: Pipeline) -> Iterator[ValidationResult]:
                 continue
         if reachable:
             yield run_check(name, f"load {target.name}", partial(_load, pipeline, target))
+
+
+def _input(survey: Survey, model: Model, each: ModelInput) -> str:
+    (source,) = (one for one in survey.sources(model) if one.input is each)
+    if source.reader is None:  # to look at files takes Spark
+        return "files"
+    kind = "stream" if source.relation.stream is not None else "table"
+    return f"{kind} with {len(source.schema())} columns, on {source.relation.connection.label}"
+
+
+def _build(survey: Survey, model: Model) -> str:
+    standing = survey.standing(model)
+    if standing.problem is not None:
+        raise WeftError(standing.problem)
+    tables = survey.observer.tables(model.target.connection)
+    replacing.refuse_foreign(tables, model, standing.stored)
+    compiled = survey.compiled(model)
+    engine = "of a frame" if compiled is None else f"by {compiled.engine}"
+    table = "the table is there" if standing.is_built else "creates the table"
+    return f"{model.materialise} {engine}; {table}; exactly once"
 
 
 def _upstream(pipeline: Pipeline) -> str:
@@ -74,7 +107,7 @@ def _open(connection: str | Connection | None) -> str:
 
 def _load(pipeline: Pipeline, target: PipelineTarget) -> str:
     data = run.understand(pipeline, run.produce(pipeline))
-    if not isinstance(data, inputs.Sql):
+    if not isinstance(data, inputs.Sql | inputs.Query):
         # Each run makes frames and rows again: what they hold is known then.
         return f"{type(data).__name__.lower()}, {target.options.get('mode', 'append')}"
     result = preview(pipeline, target, datetime.now(UTC), data=data, rows=0, trial=False)

@@ -66,6 +66,8 @@ class PipelineOptions(TargetOptions, total=False):
     depends_on: Annotated[str | Pipeline | Sequence[str | Pipeline], Option(check=_depends_on)]
     upstream_freshness_secs: Annotated[float | timedelta | None, Option(check=_seconds)]
     retry: Mapping[str, Any] | Retry | None
+    catchup: Annotated[bool, Option()]
+    pool: Annotated[str | None, Option()]
     freshness_sla: Annotated[float | timedelta | None, Option(check=_seconds)]
     continue_on_failure: Annotated[bool, Option()]
     engine: Annotated[Literal["spark", "pushdown"] | None, Option()]
@@ -132,7 +134,13 @@ class Pipeline:
     """Whether rows that came too late are counted, for which all of the source is looked at."""
     depends_on: tuple[str, ...] = ()
     upstream_freshness_secs: float | None = None
+    waits_for_upstream: bool = True
+    """Whether its schedule waits for a success of each pipeline that it depends on."""
     retry: Retry
+    catchup: bool = False
+    """Whether slots that were missed are run after all, the oldest first."""
+    pool: str | None = None
+    """A scheduler runs at most so many pipelines of a pool at once as `[pools]` of the project says."""
     freshness_sla: float | None = None
     continue_on_failure: bool = False
     engine: Literal["spark", "pushdown"] | None = None

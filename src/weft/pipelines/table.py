@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 SPECIFICATION = "__weft_table__"
 # PostgreSQL cuts names at 63 bytes without an error.
-_NAME_BYTES = 63
+NAME_BYTES = 63
 
 
 @dataclass(frozen=True)
@@ -252,8 +252,8 @@ def _check_column(name: str, kind: Any, where: str) -> None:
     if name in SCD2_COLUMNS or name in LOAD_COLUMNS:
         option = "scd2 keeps" if name in SCD2_COLUMNS else "load_columns=True adds"
         raise DeclarationError(f"{where}: the column {name!r} is one that {option} itself.", hint="Leave it out.")
-    if len(name.encode()) > _NAME_BYTES:
-        raise DeclarationError(f"{where}: the name of column {name!r} is longer than {_NAME_BYTES} bytes.")
+    if len(name.encode()) > NAME_BYTES:
+        raise DeclarationError(f"{where}: the name of column {name!r} is longer than {NAME_BYTES} bytes.")
     from weft.column_types import check_type
 
     with errors_at(f"{where}: column {name!r}"):
@@ -297,8 +297,8 @@ def _text(value: object, option: str, where: str) -> str | None:
         return None
     if not isinstance(value, str) or not value or "\0" in value:
         raise DeclarationError(f"{where}: {option} must be a name, not {value!r}.")
-    if len(value.encode()) > _NAME_BYTES:
-        raise DeclarationError(f"{where}: {option} is longer than {_NAME_BYTES} bytes.")
+    if len(value.encode()) > NAME_BYTES:
+        raise DeclarationError(f"{where}: {option} is longer than {NAME_BYTES} bytes.")
     return value
 
 

@@ -21,14 +21,14 @@ from typing import Any, Literal, Protocol, get_args
 import pyarrow as pa
 
 from weft.errors import ConnectionFailedError, NotFoundError, SettingsError, StorageError, WeftError, did_you_mean
-from weft.operate.runlog_tables import insert_row, instant
+from weft.operate.runlog_tables import insert_row
 from weft.project import DEFAULT, current
 from weft.server.cached_probe import CachedProbe
 from weft.server.problems import Problem, later
 from weft.server.rates import Rate
 from weft.settings import read_project_file
 from weft.systems.base import system_for, systems
-from weft.systems.sql.system_tables import create_system_table, system_table
+from weft.systems.sql.system_tables import create_system_table, instant, system_table
 from weft.systems.sql.tables import SqlTables
 
 logger = logging.getLogger("weft.server")

@@ -89,7 +89,7 @@ _STREAM: dict[str, Schema] = {
 }
 _REJECTED = {"dead_letters": nullable(_WHOLE), "quarantined": nullable(_WHOLE)}
 _CONSUMED = {"stream": _TEXT, "consumer": _TEXT}
-_STATUS = {"enum": ["running", "succeeded", "failed", "interrupted", "skipped"]}
+_STATUS = {"enum": ["running", "succeeded", "failed", "interrupted", "cancelled", "skipped"]}
 
 SCHEMAS: dict[str, Schema] = {
     "Event": {"type": "object", "description": "Any JSON object. Names that begin with _weft_ are the server's own."},

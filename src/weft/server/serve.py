@@ -11,6 +11,7 @@ import signal
 import socket
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 
 import msgspec
@@ -43,8 +44,9 @@ def serve(
     workers: int = 1,
     insecure: bool = False,
     log_format: logs.Format = "json",
+    models: bool = True,
 ) -> None:
-    """Serve the streams of this project until SIGTERM or SIGINT."""
+    """Serve the streams of this project until SIGTERM or SIGINT; with `models` build its models in another process."""
     logs.configure(log_format)
     limits, broken = Limits.of_project(), load_modules(modules)
     cors.checked(None)  # a wrong origin is an error here, not one of every worker
@@ -76,7 +78,16 @@ def serve(
             connections=limits.connections,
             guarded=bool(exposed),
         )
-        asyncio.run(_Workers(task, listening).run(workers))
+        asyncio.run(_Workers(task, listening, builds_models=models and _follows_streams()).run(workers))
+
+
+def _follows_streams() -> bool:
+    """Return whether there is a model that is built when its inputs change."""
+    if not current().pipelines:
+        return False
+    from weft.pipelines.models import models
+
+    return any(each.trigger == "auto" for each in models().values())
 
 
 def _exposed(public: bool) -> list[str]:
@@ -112,8 +123,8 @@ def _listen(address: tuple[int, int, int, str, tuple[str, int]], host: str, port
 class _Workers:
     """The worker processes. Each is started again when it ends, until all of them are to stop."""
 
-    def __init__(self, task: Task, listening: socket.socket) -> None:
-        self.task = task
+    def __init__(self, task: Task, listening: socket.socket, *, builds_models: bool = False) -> None:
+        self.task, self.builds_models = task, builds_models
         self.listening = listening
         self.stopping = asyncio.Event()
         self.ready = asyncio.Event()
@@ -123,6 +134,8 @@ class _Workers:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.stopping.set)
         keepers = [asyncio.create_task(self._keep(number)) for number in range(1, count + 1)]
+        if self.builds_models:
+            keepers.append(asyncio.create_task(self._keep_building()))
         announcing = asyncio.create_task(self._announce(count))
         await self.stopping.wait()
         announcing.cancel()
@@ -173,6 +186,30 @@ class _Workers:
             # Ctrl-C in a terminal reaches the parent alone, which then stops them in order.
             process_group=0,
         )
+
+    async def _keep_building(self) -> None:
+        """Keep a process that builds models: Spark never runs in a process that answers requests."""
+        modules = [word for name in self.task.modules for word in ("--module", name)]
+        pause = _PAUSE_SECONDS
+        while not self.stopping.is_set():
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "weft", "worker", *modules, "--format", "json", "--while-stdin-is-open"),
+                # Ends with this process, also where that is killed.
+                stdin=asyncio.subprocess.PIPE,
+                stdout=sys.stderr,
+                process_group=0,
+            )
+            began = time.monotonic()
+            ended = asyncio.ensure_future(process.wait())
+            await _first(ended, self.stopping.wait())
+            if self.stopping.is_set():
+                await _stop(process, ended)
+                return
+            logger.error("the worker of models ended with code %d, and is started again", ended.result())
+            # One that worked for a while is started again soon.
+            has_worked = time.monotonic() - began > _MOST_PAUSE_SECONDS
+            pause = _PAUSE_SECONDS if has_worked else min(pause * 2, _MOST_PAUSE_SECONDS)
+            await _first(asyncio.sleep(pause), self.stopping.wait())
 
     async def _wait_until_ready(self, worker: socket.socket) -> bool:
         """Return whether a worker answers requests; `False` if it ended before."""

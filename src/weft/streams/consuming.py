@@ -265,7 +265,7 @@ def _move_to_dead_letters(ready: Opened, consumer: str, member: str, leased: Lea
     for span in leased.exhausted:
         for event in _read(ready, consumer, span, lease):
             rowids.append(event[ROWID])
-            # With the publish: a stream that was deleted and made anew has the same offsets again.
+            # With the publish: a stream that was deleted and created again has the same offsets again.
             origin = f"{stream.schema}.{stream.name}/{consumer}/{leased.epoch}/{event[ROWID]}/{event.get(PUBLISH_ID)}"
             body, left_out = _body(event)
             reason = span.reason or f"delivered {span.deliveries} times and never acknowledged"

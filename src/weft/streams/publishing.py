@@ -6,7 +6,9 @@ import os
 from dataclasses import replace
 from typing import Any
 
+from weft import hooks
 from weft.errors import SettingsError, StorageError
+from weft.project import current
 from weft.streams import retention
 from weft.streams.commit import Ticket
 from weft.streams.declare import Stream
@@ -159,6 +161,13 @@ def publish_once(stream: Stream, connection: Connection | None, records: list[di
     retention.enforce_soon(ready)
 
 
+def _triggered(ready: Opened) -> tuple[str, ...]:
+    if ready.triggered is None:
+        # Models are pipelines: without one nothing more is imported.
+        ready.triggered = hooks.triggered_models(ready.stream) if current().pipelines else ()
+    return ready.triggered
+
+
 def _result(ticket: Ticket) -> dict[str, Any]:
     own = ticket.appended
     return {
@@ -166,7 +175,7 @@ def _result(ticket: Ticket) -> dict[str, Any]:
         "stream": ticket.ready.stream.name,
         "rows_received": len(ticket.events),
         "publish_id": ticket.publish_id,
-        "triggered_models": [],
+        "triggered_models": list(_triggered(ticket.ready)),
         "first_rowid": own.first if own else None,
         "last_rowid": own.last if own else None,
         "rows_deduplicated": own.deduplicated if own else 0,

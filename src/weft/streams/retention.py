@@ -116,7 +116,7 @@ trim = for_asyncio(trim_sync)
 
 def delete_stream_sync(stream: str | Stream, *, connection: str | Connection | None = None) -> bool:
     """Delete a stream for good: its table with all events, its consumers and its idempotency keys. Returns whether it
-    was there. The next publish or consume makes it anew."""
+    was there. The next publish or consume creates it again."""
     declared, hub = find(stream), hub_of(stream, connection)
     try:
         return hub.store.delete(declared.schema, declared.name)

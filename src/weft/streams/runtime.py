@@ -98,6 +98,8 @@ class Opened:
     trimmed_at: float = 0.0
     keyed: bool = False
     """Whether a publish of this process had a key of its own, which must be forgotten one day."""
+    triggered: tuple[str, ...] | None = None
+    """The models that a publish has built again; `None` until the first one."""
 
 
 @dataclass(slots=True)

@@ -204,7 +204,7 @@ class Subscription:
             raise events_lost("subscriber", name, lost)
         raise EventsLostError(
             f"The stream {name!r} ends at offset {to}, before {before}, after which a subscriber waits for events: an "
-            "older state was restored, or the stream was made anew.",
+            "older state was restored, or the stream was created again.",
             lost=0,
             hint=f"Iterate again to go on after offset {to}.",
         )

@@ -475,7 +475,46 @@ _BUILT_IN = {
             jars=("kafka",),
             endpoint="weft.systems.kafka.connection:KafkaEndpoint",
             extra="kafka",
-            describes="Kafka: topics of JSON messages or of bytes",
+            describes="Kafka: topics of JSON, Avro or Protobuf messages, or of bytes",
+        ),
+        System(
+            kind="schema_registry",
+            connection="weft.systems.schema_registry.connection:SchemaRegistryConnection",
+            schemes=("http", "https"),
+            endpoint="weft.systems.schema_registry.connection:SchemaRegistryEndpoint",
+            extra="registry",
+            describes="A schema registry: the schemas of Avro and Protobuf messages",
+        ),
+        System(
+            kind="kinesis",
+            connection="weft.systems.kinesis.connection:KinesisConnection",
+            stream_source="weft.systems.kinesis.stream_source:KinesisSource",
+            target="weft.systems.kinesis.target:KinesisTarget",
+            dead_letter_store="weft.systems.kinesis.dead_letters:KinesisLetters",
+            endpoint="weft.systems.kinesis.connection:KinesisEndpoint",
+            extra="kinesis",
+            describes="Amazon Kinesis: streams of JSON records or of bytes",
+        ),
+        System(
+            kind="pubsub",
+            connection="weft.systems.pubsub.connection:PubSubConnection",
+            stream_source="weft.systems.pubsub.stream_source:PubSubSource",
+            target="weft.systems.pubsub.target:PubSubTarget",
+            dead_letter_store="weft.systems.pubsub.dead_letters:PubSubLetters",
+            endpoint="weft.systems.pubsub.connection:PubSubEndpoint",
+            extra="pubsub",
+            describes="Google Pub/Sub: topics of JSON messages or of bytes",
+        ),
+        System(
+            kind="rabbitmq",
+            connection="weft.systems.rabbitmq.connection:RabbitMQConnection",
+            schemes=("amqp", "amqps"),
+            stream_source="weft.systems.rabbitmq.stream_source:RabbitMQSource",
+            target="weft.systems.rabbitmq.target:RabbitMQTarget",
+            dead_letter_store="weft.systems.rabbitmq.dead_letters:RabbitMQLetters",
+            endpoint="weft.systems.rabbitmq.connection:RabbitMQEndpoint",
+            extra="rabbitmq",
+            describes="RabbitMQ: queues of JSON messages or of bytes",
         ),
         _FILES,
         dataclasses.replace(
@@ -503,10 +542,6 @@ def systems() -> dict[str, System]:
     return {**_BUILT_IN, **_third_party()[0]}
 
 
-LATER_KINDS = ("rabbitmq", "pubsub", "kinesis", "schema_registry")
-"""Kinds that are known, and refused until they are there."""
-
-
 def system_for(kind: str) -> System:
     """Return the system of this kind."""
     if kind in _BUILT_IN:
@@ -516,8 +551,6 @@ def system_for(kind: str) -> System:
         return installed[kind]
     if kind in broken:
         raise SettingsError(broken[kind], hint="Update or remove that package.")
-    if kind in LATER_KINDS:
-        raise NotFoundError(f"The kind {kind!r} comes later.", hint=f"This version has {', '.join(systems())}.")
     raise _no_system(f"There is no kind of connection named {kind!r}.", kind, "kinds", systems())
 
 

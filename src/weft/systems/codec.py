@@ -18,7 +18,29 @@ if TYPE_CHECKING:
 CODECS = {
     "json": "weft.systems.codecs.json:JsonCodec",
     "raw_bytes": "weft.systems.codecs.raw:RawCodec",
+    "avro": "weft.systems.codecs.avro:AvroCodec",
+    "protobuf": "weft.systems.codecs.protobuf:ProtobufCodec",
 }
+REGISTERED = ("avro", "protobuf")
+"""The formats whose messages name a schema of a registry: their codecs are made of `Schemas`."""
+
+
+class Registered(NamedTuple):
+    """A schema of a registry."""
+
+    number: int
+    kind: str
+    """AVRO, PROTOBUF or JSON."""
+    text: str
+    references: tuple[tuple[str, str], ...] = ()
+    """The schemas that it uses, as (name, text), each after those that it uses itself."""
+
+
+class Schemas(Protocol):
+    """A schema registry, as codecs need it. It travels to Spark's tasks."""
+
+    def schema(self, number: int) -> Registered | None:
+        """Return the schema of an id; `None` where the registry has none. Raise if it cannot be asked."""
 
 
 class Parsed(NamedTuple):
@@ -53,9 +75,9 @@ class Codec(Protocol):
         """Return the Spark column that holds the message of each row."""
 
 
-def codec_of(name: str) -> Codec:
-    """Return the codec of a format."""
+def codec_of(name: str, *made_of: Any) -> Codec:
+    """Return the codec of a format. Those of `REGISTERED` are made of `Schemas` and of the newest schema, if any."""
     module, _, class_name = CODECS[name].partition(":")
     codec: Any = getattr(importlib.import_module(module), class_name)
-    opened: Codec = codec()
+    opened: Codec = codec(*made_of)
     return opened

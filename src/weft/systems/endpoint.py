@@ -39,6 +39,10 @@ class Endpoint:
     def __init__(self, system: System) -> None:
         self.system = system
 
+    def default_query(self, connection: Connection) -> str | None:
+        """Return what a source reads that names nothing; `None` where it must name something."""
+        return None
+
     def parse_start(self, start: str, connection: Connection, query: str) -> str:
         """Return `start` in the form that checkpoints keep, or raise `DeclarationError`."""
         if _matches(self, start) is None:

@@ -7,7 +7,9 @@ import re
 from typing import Any
 
 from weft.errors import DeclarationError
+from weft.spark_support.folder import GLOB
 from weft.spark_support.sessions import own_session
+from weft.systems.base import Connection, system_for
 
 _BUCKET = re.compile(r"s3[an]?://")
 
@@ -22,6 +24,20 @@ def spark_path(path: str) -> str:
         )
     # The JVM keeps the folder that it was started in.
     return os.path.abspath(os.path.expanduser(path))
+
+
+def connection_for(path: str) -> tuple[Connection, str] | None:
+    """Return a connection to the folder of a path of this machine, and the path in it; `None` where a name is none."""
+    from weft.systems.objects.formats import format_from_path
+
+    if "://" in path or not ("/" in path or format_from_path(path)):
+        return None
+    parts = spark_path(path).split("/")
+    # Up to the folder of the file, or to what a glob stands for.
+    first = next((number for number, part in enumerate(parts) if GLOB.search(part)), len(parts) - 1)
+    root = "/".join(parts[:first]) or "/"
+    kind = "delta_local" if _is_delta(spark_path(path)) else "object_store_local"
+    return system_for(kind).load_connection().from_fields({"path": root}, name=None), "/".join(parts[first:])
 
 
 def jars_for(path: str) -> tuple[str, ...]:

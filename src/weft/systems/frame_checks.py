@@ -42,8 +42,12 @@ def cast_to_table(frame: DataFrame, table: StructType, load: Load) -> DataFrame:
     known = {name.lower() for name in types}
     evolves = load.declared is not None and load.declared.on_drift == "evolve"
     chosen = []
+    own = () if load.changes is None else load.changes.own
     for field in frame.schema:
         wanted = types.get(field.name)
+        if field.name in own:
+            chosen.append(column(field.name))
+            continue
         # One that differs in capitals alone is another column to some readers, and the same to others.
         if wanted is None and evolves and field.name.lower() not in known:
             chosen.append(column(field.name))

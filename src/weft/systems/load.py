@@ -10,6 +10,7 @@ from uuid import uuid4
 
 from weft.errors import DeclarationError, LoadRefusedError, did_you_mean, listed
 from weft.options import Option, column_names, refuse_unknown, text_option
+from weft.systems.changes import Changes
 from weft.systems.expectation import Expectation
 from weft.systems.watermark import Watermark
 
@@ -68,7 +69,11 @@ class KeyedOptions(TypedDict, total=False):
     ]
     event_timestamp_column: Annotated[
         str | None,
-        Option("scd2: the column that says since when a row is so.", default="the time of the load", check=text_option),
+        Option(
+            "scd2: the column with the time from which a row is valid.",
+            default="the time of the load",
+            check=text_option,
+        ),
     ]
 
 
@@ -120,7 +125,7 @@ class Load:
     compare_columns: tuple[str, ...] | None = None
     """`None` is for the updated columns (scd2: all but keys and event time)."""
     event_timestamp_column: str | None = None
-    """scd2: the column that says since when a row is so; the moment of the load where `None`."""
+    """scd2: the column with the time from which a row is valid; the moment of the load where `None`."""
     handle_deletes: Literal["hard", "soft"] | None = None
     """Rows whose key the source no longer has: `hard` removes them (merge), `soft` closes their version (scd2)."""
     removed: tuple[Mapping[str, int | str], ...] = ()
@@ -134,6 +139,10 @@ class Load:
     checkpoint_id: str = ""
     batch_id: int = 0
     declared: Declared | None = None
+    replaces: str | None = None
+    """The table whose place this one will take: rejected rows are put aside next to that."""
+    replaces_all: bool = False
+    """Whether the rows replace all that the table has, in the same commit, in a mode other than truncate too."""
     is_recorded: bool = True
     """Whether a database notes it in its ledger, so that a second try at it does nothing."""
     null_is_default: bool = False
@@ -142,8 +151,13 @@ class Load:
     """How the columns of the target are made; those of the source as they are where `None`."""
     checks: tuple[Expectation, ...] = ()
     """What must hold for the rows, each with its reaction."""
+    changes: Changes | None = None
+    """Of a merge of changes what they say besides the rows."""
     watermark: Watermark | None = None
     """How far the source was read: stored in the same commit."""
+    events_after: tuple[tuple[str, int], ...] = ()
+    """Streams of the target's database (`events.orders`) of which the query reads all events after an offset: refused
+    where retention has removed some of them before it did."""
     moment: datetime
     """When the load began, in UTC: one value for all of its rows and attempts."""
 
@@ -258,6 +272,14 @@ class Load:
 
         return source if self.projection is None else pa.schema([each.field for each in self.projection])
 
+    def stored(self, written: pa.Schema) -> pa.Schema:
+        """Return those of the written columns that the table has: not those about changes."""
+        import pyarrow as pa
+
+        if self.changes is None:
+            return written
+        return pa.schema([field for field in written if field.name not in self.changes.own])
+
     def updated(self, columns: list[str]) -> list[str]:
         """Return the columns that a merge writes to a row that is there."""
         chosen = columns if self.update_columns is None else self.update_columns
@@ -285,6 +307,8 @@ class Counts:
     bytes: int = 0
     replayed: bool = False
     """Whether the ledger had it already, so that nothing was done."""
+    late: tuple[int, ...] = ()
+    """Of changes the creates, updates and deletes that were older than what the table has: they did nothing."""
     warnings: tuple[str, ...] = ()
     """The expectations that the rows did not meet and whose reaction is `warn`."""
 

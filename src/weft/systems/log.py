@@ -273,7 +273,7 @@ class Store(Protocol):
         """(schema, name) of every stream stored here, declared or not."""
 
     def delete(self, schema: str, name: str) -> bool:
-        """Remove a stream, with its events, consumers and keys; return whether it was there. `open` makes it anew."""
+        """Remove a stream, with its events, consumers and keys; return whether it existed. `open` creates it again."""
 
     def sample(self, names: Sequence[tuple[str, str]]) -> list[Sample | None]:
         """Return the sizes of these streams, of (schema, name), zeros where there is no such stream, and `None` for one

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 from weft.systems.entries import Membership
 
@@ -98,14 +98,6 @@ class PageFeed:
         """Close the feed's connection."""
 
 
-class Comparison(NamedTuple):
-    """A condition of a query, by which less of a stream need be read."""
-
-    column: Literal["id", "timestamp"]
-    operator: Literal["=", "<", "<=", ">", ">="]
-    value: Any
-
-
 class Pages(Protocol):
     """The streams of a system that nobody declared, made of a connection. Spark sends it to its workers."""
 
@@ -132,11 +124,8 @@ class Pages(Protocol):
     def read_matching(self, pattern: str, names: FieldNames, start: str, end: str) -> PageFeed:
         """Open every stream whose name matches a pattern, one after the other."""
 
-    def partition(
-        self, stream: Any, start: str, end: str, count: int, comparisons: Sequence[Comparison]
-    ) -> list[tuple[str, str]]:
-        """Return up to `count` ranges of ids, of about the same size, that hold all entries of now; those for which the
-        comparisons are false may be left out."""
+    def partition(self, stream: Any, start: str, end: str, count: int) -> list[tuple[str, str]]:
+        """Return up to `count` ranges of ids, of about the same size, that hold all entries of now."""
 
     def acknowledge(self, stream: Any, group: str, ids: Sequence[str]) -> int:
         """Acknowledge entries, and return how many were pending."""

@@ -51,6 +51,8 @@ class StateBatch:
     """How often the watermark was moved between batches, since a source was idle."""
     is_tick: bool = False
     """Whether that was the last decision, after the batch of this number."""
+    open_sessions: int = 0
+    """How many rows the state has of sessions that have not ended: others are kept for late rows."""
 
     @property
     def added(self) -> int:

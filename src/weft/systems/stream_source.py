@@ -48,6 +48,8 @@ class SourceSettings:
     """The types that columns have by declaration; a row with a value that does not fit is a bad one."""
     wait_seconds: float = 0.0
     """How long a source that waits for rows by itself waits before it reports that there are none."""
+    reader: str = ""
+    """The pipeline that reads it."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,11 @@ class StreamSource(ABC):
     """Whether any row may have columns of its own, as messages of JSON do."""
     read_by_workers: ClassVar[bool] = True
     """Whether Spark's workers open the connection themselves."""
+
+    @property
+    def opened_by_workers(self) -> Any:
+        """The connection that Spark's workers open."""
+        return self.connection
 
     @property
     def may_grow(self) -> bool:

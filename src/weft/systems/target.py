@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
-Reject = Callable[[pa.Table], None]
+Reject = Callable[[pa.Table, str], None]
+"""Takes rows that a target refuses, with the reason, before it commits the others."""
 
 
 class ArrowRows(Protocol):
@@ -71,8 +72,8 @@ class SparkTarget(ABC):
 
     @abstractmethod
     def write(self, frame: DataFrame, load: Load, spark: SparkSession, reject: Reject | None = None) -> Counts:
-        """Commit the rows of a DataFrame under the key of a load. Rows without a key go to `reject`, where there is
-        one, before the commit."""
+        """Commit the rows of a DataFrame under the key of a load. Rows that the target refuses by themselves, such as
+        those without a key, go to `reject`, where there is one, before the commit."""
 
     def copy(self, rows: ArrowRows, load: Load, spark: SparkSession) -> Counts | None:
         """Commit Arrow rows without making them Spark's; return `None`, with nothing written, if only `write` can."""

@@ -8,6 +8,7 @@ def test_something(plain_spark, streams):
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ import pytest
 import warm_python
 import weft
 from conftest import S3
+from lent_session import lent_session
 from weft.engine.load import open_tables
 from weft.engine.streaming import transform
 from weft.engine.streaming.checkpoint import Checkpoint
@@ -27,6 +29,7 @@ from weft.operate.run_options import Running
 from weft.operate.supervisor import supervise
 from weft.pipelines.streaming.declare import make
 from weft.project import Project, current, use
+from weft.spark_support.sessions import java_class
 from weft.systems.sql.tables import Slice
 
 
@@ -106,9 +109,21 @@ for name in ("weft.streaming", "weft.commit"):
 
 
 def run_killed(program: str, step: str, times: int, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run a program with these arguments in a process that is killed (-9) when it has come to a step so often."""
+    """Run a program with these arguments in a process that is killed (-9) when it has come to a step so often. Its JVM
+    is that of the test's session."""
     command = [sys.executable, "-c", _KILLED + program, step, str(times), *arguments]
-    return warm_python.run(command, capture_output=True, text=True, timeout=240, check=False)
+    with lent_session() as variables:
+        environment = {**os.environ, **variables}
+        return warm_python.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
+
+
+@pytest.fixture
+def small_spark(plain_spark: Any) -> Any:
+    """A session for thousands of queries over few rows: each is planned once, and has one partition."""
+    session = plain_spark.newSession()
+    session.conf.set("spark.sql.adaptive.enabled", "false")
+    session.conf.set("spark.sql.shuffle.partitions", "1")
+    return session
 
 
 @pytest.fixture
@@ -128,3 +143,17 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param == "tasks":
         monkeypatch.setattr(transform, "SMALL", 0)
     return str(request.param)
+
+
+def compiling(spark: Any) -> Any:
+    """Return a session that compiles what it runs, as pipelines do; tests are faster without."""
+    own = spark.newSession()
+    own.conf.set("spark.sql.codegen.factoryMode", "FALLBACK")
+    own.conf.set("spark.sql.codegen.wholeStage", "true")
+    return own
+
+
+def compiled(spark: Any) -> int:
+    """Return how often Spark has compiled code in this process."""
+    metrics = java_class(spark, "org.apache.spark.metrics.source.CodegenMetrics")
+    return int(metrics.METRIC_COMPILATION_TIME().getCount())

@@ -3,6 +3,7 @@ attempt left behind."""
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -48,17 +49,10 @@ def test_columns_that_a_table_got_before_its_rows(table: str, place: Place, kafk
 @pytest.mark.parametrize("store", ["stream", "table", "topic", "path"])
 def test_letters_of_an_attempt_that_failed(store: str, kafka: Any, project: Path) -> None:
     """A batch whose numbers make the SQL wrong is read again without them. Where that fails too, nothing stays."""
-    where: dict[str, Any] = {f"dead_letter_{store}": "failed", "dead_letter_stream": None}
-    if store == "stream":
-        where = {}
-    if store == "topic":
-        where["dead_letter_topic"] = kafka.create_topic()
+    where = _place(store, kafka)
     bits = "SELECT id, {} & 1 AS bit FROM source"
     topic = Topic(kafka, transform_sql=bits.format("flags"), **where)
-    pipeline = make(target="default", **topic.declared)
-
-    def found() -> list[int]:
-        return [json.loads(each.payload)["id"] for each in letters_of(pipeline)]
+    found = functools.partial(_letters, topic)
 
     def fail() -> None:
         raise StorageError("The disk is full.")
@@ -75,3 +69,45 @@ def test_letters_of_an_attempt_that_failed(store: str, kafka: Any, project: Path
     topic.run()
     assert found() == [2]
     assert rows("copies") == [(0, 1), (1, 0), (3, 0), (4, 1)]
+
+
+@pytest.mark.brief("stream-later", "path-first", "stream-killed")
+@pytest.mark.parametrize("batch", ["first", "later", "killed"])
+@pytest.mark.parametrize("store", ["stream", "topic", "path"])
+def test_letters_of_an_attempt_under_other_sql(store: str, batch: str, kafka: Any, project: Path) -> None:
+    """Nothing of it was stored: rows that the next attempt loads are no letters any more. If that one is killed before
+    it removes them, the attempt after it does."""
+    to_number = "SELECT id, CAST({} AS INT) AS n FROM source"
+    topic = Topic(kafka, transform_sql=to_number.format("text"), transform_on_error="dlq", **_place(store, kafka))
+    if batch == "later":
+        topic.run({"id": 0, "text": "x"}, {"id": 1, "text": "1"})
+    before, stored = ([0], [(1, 1)]) if batch == "later" else ([], [])
+    error = StorageError if batch == "first" else RuntimeError
+
+    def crash() -> None:
+        raise error("as if killed")
+
+    with at("begun", crash), pytest.raises(error, match="as if killed"):
+        topic.run({"id": 2, "text": "x"}, {"id": 3, "text": "y"}, {"id": 4, "text": "4"})
+    assert _letters(topic) == [*before, 2, 3]
+    topic.declared["transform_sql"] = to_number.format("replace(text, 'x', '7')")
+    if batch == "killed":
+        with at("committed", crash), pytest.raises(error, match="as if killed"):
+            topic.run()
+        assert _letters(topic) == [2, 3]
+    topic.run()
+    assert _letters(topic) == [*before, 3]
+    assert rows("copies", "id, n") == [*stored, (2, 7), (4, 4)]
+
+
+def _place(store: str, kafka: Any) -> dict[str, Any]:
+    """Where a pipeline has its dead letters; a stream is what it has anyway."""
+    if store == "stream":
+        return {}
+    name = kafka.create_topic() if store == "topic" else "failed"
+    return {f"dead_letter_{store}": name, "dead_letter_stream": None}
+
+
+def _letters(topic: Topic) -> list[int]:
+    found = letters_of(make(target="default", **topic.declared))
+    return sorted(json.loads(each.payload)["id"] for each in found)

@@ -199,7 +199,7 @@ def test_keys_of_different_types_are_compared_by_value() -> None:
 def test_a_time_that_no_database_gives_back() -> None:
     options = {**declared(), "dead_letter_table": "failed"}
     options["transform_sql"] = (
-        "SELECT *, CASE WHEN item = 'old' THEN timestamp_micros(-70000000000000000) END AS t FROM source"
+        "SELECT *, CASE WHEN item = 'old' THEN timestamp_micros(-70000000000000000) END AS t, x'ff' AS b FROM source"
     )
     options["sources"][1] = weft.Source(query=declare("payments", order_id="int64", item="string", at="timestamp"))
     order(1, 0, item="new")
@@ -210,6 +210,8 @@ def test_a_time_that_no_database_gives_back() -> None:
     assert joined() == [(1, 1)]
     (letter,) = letters_of(make(target="default", **options))
     assert "outside of the years 1 to 9999" in letter.error
+    shown = json.loads(letter.payload)
+    assert (shown["left_id"], shown["left_b"], shown["left_t"][:5]) == (2, "ff", "-0249")
 
 
 @pytest.mark.usefixtures("here")
@@ -304,7 +306,7 @@ supervise(SparkEngine(pipeline), Running(once=True))
 
 
 @pytest.mark.timing
-@pytest.mark.usefixtures("here")
+@pytest.mark.usefixtures("plain_spark", "here")
 def test_the_driver_killed_at_each_step(count: Callable[..., int]) -> None:
     declare("orders", id="int64", item="string", at="timestamp")
     declare("payments", order_id="int64", at="timestamp")

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 import weft
-from engine.streaming.conftest import declare
+from engine.streaming.conftest import compiled, compiling, declare
 from engine.streaming.join_oracle import Case, Oracle, Row
 from weft.engine.readers import open_tables
 from weft.engine.streaming.joins import Joins
@@ -84,17 +84,17 @@ def check(case: Case, spark: Any, open_store: Callable[[], StateStore]) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.usefixtures("here")
-def test_as_in_plain_python(kind: str, plain_spark: Any, count: Callable[..., int]) -> None:
-    for seed in range(count(500, 2)):
+def test_as_in_plain_python(kind: str, small_spark: Any, count: Callable[..., int]) -> None:
+    for seed in range(count(2000, 2)):
         current().streams.clear()
         store = InMemoryState()
-        check(Case.random(seed, kind), plain_spark, lambda store=store: store)  # type: ignore[misc]
+        check(Case.random(seed, kind), small_spark, lambda store=store: store)  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.usefixtures("streams")
 @pytest.mark.brief("sqlite-full_outer", "postgres-left_outer", "mysql-right_outer")
-def test_state_in_a_database(kind: str, plain_spark: Any, count: Callable[..., int]) -> None:
+def test_state_in_a_database(kind: str, small_spark: Any, count: Callable[..., int]) -> None:
     for seed in range(1000, 1000 + count(100, 2)):
         current().streams.clear()
         connection = current().connection("default")
@@ -102,4 +102,19 @@ def test_state_in_a_database(kind: str, plain_spark: Any, count: Callable[..., i
         def open_store(seed: int = seed, connection: Any = connection) -> StateStore:
             return SqlState(open_tables(connection), f"case {seed}", f"q{seed}")
 
-        check(Case.random(seed, kind), plain_spark, open_store)
+        check(Case.random(seed, kind), small_spark, open_store)
+
+
+@pytest.mark.usefixtures("here")
+def test_a_batch_runs_the_code_of_the_one_before(plain_spark: Any) -> None:
+    """Times that move on with each batch must not be part of what Spark compiles."""
+    spark = compiling(plain_spark)
+    joins, counts = joins_of(Case.random(1, "inner"), InMemoryState()), []
+    for number in range(4):
+        rows = [Row(side, (100 * number + side) * 1_000_000, "k", number) for side in (0, 1)]
+        # Rows that are part of the plan would be computed without compiling anything.
+        frames = [(name, frame_of(spark, [row]).persist()) for name, row in zip("ab", rows, strict=True)]
+        joins.begin(number)
+        joins.add(number, joins.reduce(frames), spark)
+        counts.append(compiled(spark))
+    assert counts[2] == counts[3]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
 
 import weft
 from engine.streaming.conftest import declare, forget_last_commit, rows, run_once
+from engine.streaming.letters import letters_of, replay_all
 from servers import wait_until
 from weft.engine.streaming.dead_letters import stream_of
 from weft.engine.streaming.query import Query
@@ -75,6 +77,64 @@ def test_rows_become_messages(kafka: Any, broker: Any) -> None:
     run_once(name="out", source=events, targets=[target], transform_sql="SELECT n, text FROM source")
     run_once(name="back", source=broker, source_query=topic, target_table=(None, "copies"))
     assert rows("copies", "n, text") == [(n, "x") for n in range(3)]
+
+
+@pytest.mark.brief("driver")
+def test_rows_that_are_larger_than_a_message_may_be(kafka: Any, broker: Any, way: str) -> None:
+    """They are dead letters with their offsets, and are replayed once the topic takes them."""
+    topic = kafka.create_topic(max_message_bytes=1_500_000)
+    events = declare(n="int64", text="string")
+    lengths = [1, 1_499_000, 1_500_000, 5, 1_600_000]
+    weft.publish_sync(events, [{"n": n, "text": "é" * (length // 2)} for n, length in enumerate(lengths)])
+    declared: dict[str, Any] = {
+        "name": "out",
+        "source": events,
+        "targets": [weft.Target(connection=broker, stream=topic, primary_key=["n"])],
+        "transform_sql": "SELECT n, text FROM source",
+    }
+    with pytest.raises(WeftError, match=r"takes: up to 1,500,000 bytes, and one has 1,600,\d+\.\n.*bytes=1600\d+"):
+        run_once(**declared)
+    declared["dead_letter_stream"] = "failed"
+    run_once(**declared)
+
+    def sent() -> list[Any]:
+        found = [json.loads(each.value()) for each in kafka.messages(topic)]
+        return sorted((each["n"], len(each["text"].encode())) for each in found)
+
+    assert sent() == [(0, 0), (1, 1_499_000), (3, 4)]
+    letters = letters_of(make(**declared))
+    assert {(each.offset, each.stage) for each in letters} == {("3", "store"), ("5", "store")}
+    assert {each.error for each in letters} == {
+        f"The message is larger than the topic {topic!r} takes (max.message.bytes=1500000)."
+    }
+    kafka.configure_topic(topic, max_message_bytes=4_000_000)
+    replay_all(make(**declared))
+    assert sent() == [(0, 0), (1, 1_499_000), (2, 1_500_000), (3, 4), (4, 1_600_000)]
+    assert not letters_of(make(**declared))
+
+
+def test_a_letter_that_is_larger_than_a_message_may_be(kafka: Any, broker: Any) -> None:
+    """The batch fails, and says how large messages must be allowed to be: no part of a row is lost."""
+    topic, failed = kafka.create_topic(), kafka.create_topic(max_message_bytes=5_000)
+    kafka.produce(topic, [b'{"id": 1}', b"{" + b"x" * 5_000, b"{"])
+    declared: dict[str, Any] = {
+        "name": "letters",
+        "source": broker,
+        "source_query": topic,
+        "target": "default",
+        "target_table": (None, "copies"),
+        "dead_letter_topic": failed,
+        "dead_letter_connection": broker,
+    }
+    with pytest.raises(WeftError, match=r"up to 5,000 bytes, and one has 5,\d+") as caught:
+        run_once(**declared)
+    assert not kafka.messages(failed)
+    enough = re.search(r"max\.message\.bytes=(\d+)", str(caught.value))
+    assert enough
+    kafka.configure_topic(failed, max_message_bytes=enough[1])
+    run_once(**declared)
+    assert rows("copies", "id") == [(1,)]
+    assert [len(each.payload) for each in letters_of(make(**declared))] == [1, 5_001]
 
 
 def _committed(kafka: Any, topic: str) -> int:

@@ -81,6 +81,18 @@ def test_integers_that_became_wider_than_the_field() -> None:
     assert found == [(0, [0, None]), (1, [1, None]), (10**37, [10**37, None])]
 
 
+def test_times_that_python_does_not_have() -> None:
+    """They are texts, as a field and within a document."""
+    events = declare(n="int64")
+    clean = declare("clean", n="int64", at="timestamp", doc="json")
+    weft.publish_sync(events, [{"n": n} for n in range(3)])
+    far = "timestamp_micros(253402300800000000 * {})"
+    sql = f"SELECT n, {far.format('(n DIV 2)')} AS at, array(named_struct('at', {far.format('n')})) AS doc FROM source"
+    run_once(name="clean", source=events, target=clean, transform_sql=sql)
+    found = [(str(each["at"])[:5], each["doc"][0]["at"][:5]) for each in weft.consume_sync(clean, "me")]
+    assert found == [("1970-", "1970-"), ("1970-", "10000"), ("10000", "18029")]
+
+
 def test_from_redis_to_redis(open_system: Callable[[str], AbstractContextManager[System]], way: str) -> None:
     with open_system("redis") as redis:
         connection = redis.connection

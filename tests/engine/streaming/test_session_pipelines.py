@@ -10,8 +10,10 @@ import pytest
 import weft
 from engine.streaming.conftest import declare, rows, run_once
 from engine.streaming.test_window_pipelines import COUNT, START, publish
+from weft.engine.streaming.spark_engine import SparkEngine
 from weft.errors import DeclarationError, LoadRefusedError
 from weft.pipelines.streaming.declare import make
+from weft.pipelines.streaming.execution import Report
 from weft.systems.delta.target import DeltaTarget
 
 
@@ -66,6 +68,25 @@ def test_every_batch_updates_its_sessions() -> None:
             (30, "ann", 1),
         ],
     ]
+
+
+@pytest.mark.parametrize("emit", ["close", "update"])
+@pytest.mark.usefixtures("plain_spark", "here")
+def test_sessions_that_are_kept_are_not_open(emit: str) -> None:
+    events = declare(user="string", at="timestamp")
+    own = visits(late_data="reopen", allowed_lateness_ms=1_000_000, emit=emit)
+    options: dict[str, Any] = {"name": "visits", "source": events, "target": "default", "target_table": "visits"}
+    pipeline = make(window=own, mode="merge", keys=["user", "session_id"], **options)
+    reports: list[Report] = []
+    for more in ((("ann", 1), ("bob", 2)), (("ann", 40), ("cid", 41)), (("cid", 43),), (("bob", 80),)):
+        publish(events, *more)
+        engine = SparkEngine(pipeline)
+        with engine.locked():
+            engine.start(once=True, committed=lambda: None, report=reports.append, idle=None)
+            engine.wait()
+    found = [each.windows.open for each in reports if each.windows is not None]
+    # A row of a later batch is put together with its session when that may have ended, or is written.
+    assert found == ([2, 2, 3, 1] if emit == "close" else [2, 2, 2, 1])
 
 
 @pytest.mark.usefixtures("here")

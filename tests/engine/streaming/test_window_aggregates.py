@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,13 @@ import pytest
 
 import weft
 from engine.streaming.conftest import declare, rows, run_once
-from weft.errors import DeclarationError
+from engine.streaming.letters import letters_of
+from weft.engine.streaming import windows as windows_module
+from weft.engine.streaming.spark_engine import SparkEngine
+from weft.errors import DeclarationError, LoadRefusedError
 from weft.pipelines.streaming import toml
 from weft.pipelines.streaming.declare import make
+from weft.pipelines.streaming.execution import Report
 
 START = datetime(2026, 11, 1, 12, tzinfo=UTC)
 COUNT = weft.Aggregation(agg="count", as_="n")
@@ -124,6 +129,131 @@ def test_aggregates_of_sessions() -> None:
         run_once(**options)
     found = {each[3]: each[4:] for each in rows("visits")}
     assert found == {"ann": (2.0, "[1,2]", pytest.approx(14 / 6)), "bob": (2.0, "[2]", 2.0)}
+
+
+@weft.udaf(args=("Int64",), state=("Int64",), returns="Int64")
+class Positive:
+    """A sum of values, of which none may be negative."""
+
+    def __init__(self) -> None:
+        self.total = 0
+
+    def update_batch(self, values: pa.Array) -> None:
+        for value in values.to_pylist():
+            if value < 0:
+                raise ValueError(f"{value} is negative")
+            self.total += value
+
+    def merge_batch(self, totals: pa.Array) -> None:
+        self.total += sum(totals.to_pylist())
+
+    def state(self) -> tuple[pa.Array]:
+        return (pa.array([self.total]),)
+
+    def evaluate(self) -> pa.Array:
+        return pa.array([self.total])
+
+
+@pytest.mark.parametrize("sql", [None, "SELECT * FROM source WHERE user <> 'bob'"])
+@pytest.mark.usefixtures("plain_spark", "here")
+def test_an_aggregate_that_fails_for_a_row(sql: str | None) -> None:
+    events = declare(user="string", at="timestamp", v="int64")
+    own = window(aggregations=[weft.Aggregation(agg=Positive, column="v", as_="total"), COUNT])
+    options: dict[str, Any] = {"name": "per_minute", "source": events, "target_table": "counts", "window": own}
+    options |= {"transform_sql": sql} if sql else {}
+    publish(events, ("ann", 1, 5), ("ann", 2, -1), ("cid", 3, 7), ("ann", 4, 6), ("ann", 61, 1))
+    with pytest.raises(weft.WeftError, match="-1 is negative"):
+        run_once(**options)
+    options["dead_letter_table"] = "failed"
+    run_once(**options)
+    assert [each[2:] for each in rows("counts")] == [("ann", 11, 2), ("cid", 7, 1)]
+    (letter,) = letters_of(make(target="default", **options))
+    assert (json.loads(letter.payload)["v"], letter.offset) == (-1, "2")
+    assert "-1 is negative" in letter.error
+
+
+@pytest.mark.usefixtures("plain_spark", "here")
+def test_rows_are_counted_where_an_aggregate_fails_for_one(project: Path) -> None:
+    (project / "in").mkdir()
+    lines = [json.dumps({"user": "ann", "at": "2026-11-01 12:00:01", "v": n}) for n in (-1, 2, 3)]
+    (project / "in" / "a.json").write_text("\n".join(lines))
+    events = declare(user="string", at="timestamp", v="int64")
+    publish(events, ("ann", 1, 5), ("ann", 2, -1))
+    lake = weft.ObjectStoreLocalConnection(name="lake", path=str(project), format="json_lines")
+    pipeline = make(
+        name="per_minute",
+        sources=[weft.Source(query=events), weft.Source(connection=lake, query="in")],
+        target="default",
+        target_table="counts",
+        transform_sql="SELECT user, CAST(at AS TIMESTAMP) AS at, v FROM source WHERE v <> 2",
+        transform_on_error="fail",
+        window=window(aggregations=[weft.Aggregation(agg=Positive, column="v", as_="total")]),
+        dead_letter_table="failed",
+    )
+    reports: list[Report] = []
+    engine = SparkEngine(pipeline)
+    with engine.locked():
+        engine.start(once=True, committed=lambda: None, report=reports.append, idle=None)
+        engine.wait()
+    assert sum(each.consumed for each in reports) == 5
+    assert len(letters_of(pipeline)) == 2
+
+
+@weft.udaf(args=("Int64",), state=("UInt8", "Utf8"), returns="Int64")
+class Fragile:
+    """Counts rows; a group with 2 in all cannot be merged, and one with 3 has no result."""
+
+    def __init__(self) -> None:
+        self.rows = 0
+
+    def update_batch(self, values: pa.Array) -> None:
+        self.rows += len(values)
+
+    def merge_batch(self, rows: pa.Array, names: pa.Array) -> None:
+        assert names.null_count == 0
+        self.rows += sum(rows.to_pylist())
+        if self.rows == 2:
+            raise ValueError("two are too few")
+
+    def state(self) -> tuple[pa.Array, pa.Array]:
+        return pa.array([self.rows], pa.uint8()), pa.array(["é"])
+
+    def evaluate(self) -> pa.Array:
+        return pa.array([1 // (self.rows - 3)]) if self.rows != 1 else pa.array([1])
+
+
+@pytest.mark.parametrize("kind", ["tumbling", "session", "update", "compacted"])
+@pytest.mark.usefixtures("plain_spark", "here")
+def test_an_aggregate_that_fails_for_a_group(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its other windows are written; a group that cannot be merged does not stop those of later batches either."""
+    if kind == "compacted":
+        monkeypatch.setattr(windows_module, "_COMPACT_ROWS", 0)
+        monkeypatch.setattr(windows_module, "_COMPACT_RATIO", 1)
+    events = declare(user="string", at="timestamp", v="int64")
+    options: dict[str, Any] = {"name": "per_minute", "source": events, "target_table": "counts"}
+    limits: dict[str, Any] = {"emit": "update"} if kind == "update" else {}
+    if kind == "session":
+        limits = {"kind": "session", "gap_ms": 10_000, "max_session_duration_ms": 60_000, "duration_ms": None}
+    own = window(aggregations=[weft.Aggregation(agg=Fragile, column="v", as_="rows")], **limits)
+    options |= {"window": own} | ({"mode": "merge", "keys": list(own.keys)} if kind == "update" else {})
+    publish(events, ("ann", 1, 0), ("bob", 1, 0), ("bob", 2, 0), ("cid", 1, 0), ("dan", 2, 0))
+    publish(events, *(("eve", n, 0) for n in range(4)))
+    with_place = {**options, "dead_letter_table": "failed"}
+    run_once(**(with_place if kind == "update" else options))
+    publish(events, ("ann", 3, 0), ("bob", 3, 0))
+    run_once(**(with_place if kind == "update" else options))
+    publish(events, ("ann", 4, 0), ("eve", 61, 0))
+    if kind != "update":
+        with pytest.raises(LoadRefusedError, match=r"two are too few|by zero"):
+            run_once(**options)
+    run_once(**with_place)
+    found = {(each[-2], each[-1]) for each in rows("counts")}
+    expected = {("cid", 1), ("dan", 1), ("eve", 1)}
+    assert found == (expected | {("ann", None), ("bob", None)} if kind == "update" else expected)
+    letters = letters_of(make(target="default", **with_place))
+    assert {json.loads(each.payload)["user"] for each in letters} == {"ann", "bob"}
+    why = r"The window (is left out|has a null in its place): The UDF 'Fragile' failed in line \d+ of .*Error"
+    assert all(re.match(why, each.error) for each in letters)
 
 
 @pytest.mark.usefixtures("plain_spark", "here")

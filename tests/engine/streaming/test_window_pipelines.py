@@ -179,6 +179,7 @@ def test_metrics(project: Path) -> None:
         metrics.batch(each)
     text = generate_latest(metrics.registry).decode()
     found = dict(re.findall(r"^weft_streaming_(\w+)\{pipeline=\"per_minute\"[^}]*\} (\S+)$", text, re.MULTILINE))
+    assert 'late_rows_dropped_total{pipeline="per_minute",policy="drop"} 1.0' in text
     newest = START.timestamp() * 1e6 + 122e6
     for name, value in {
         "windows_emitted_total": 3,

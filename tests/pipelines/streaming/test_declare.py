@@ -28,10 +28,9 @@ from weft import (
 )
 from weft.pipelines.streaming.declare import find, make
 from weft.pipelines.streaming.endpoints import delivery_to
-from weft.pipelines.streaming.options import LATER, OPTIONS
+from weft.pipelines.streaming.options import OPTIONS
 from weft.pipelines.streaming.spec import DeadLetters
 from weft.project import Project
-from weft.systems.base import LATER_KINDS
 from weft.types import BigInt, Text
 
 pytestmark = pytest.mark.usefixtures("local")
@@ -416,18 +415,6 @@ def test_refused(given: dict[str, Any], said: str) -> None:
     with pytest.raises(DeclarationError, match=said) as caught:
         make(**least(**given))
     assert caught.value.what.startswith("Streaming pipeline ")
-
-
-@pytest.mark.parametrize("word", LATER)
-def test_what_comes_later_is_refused_by_name(word: str) -> None:
-    with pytest.raises(DeclarationError, match=f"{word} comes later"):
-        make(**least(**{word: object()}))
-
-
-@pytest.mark.parametrize("kind", LATER_KINDS)
-def test_kinds_that_come_later(kind: str) -> None:
-    with pytest.raises(DeclarationError, match=f"The kind '{kind}' comes later"):
-        make(**least(source=None, source_kind=kind))
 
 
 def test_a_stream_by_its_name() -> None:

@@ -10,11 +10,10 @@ import pytest
 
 from documents import ROOT, blocks_of
 from tools import docs_tables
-from weft.pipelines.streaming.options import LATER, OPTIONS
+from weft.pipelines.streaming.options import OPTIONS
 from weft.pipelines.streaming.spec import LOAD_OPTIONS, Lookup, Source
 from weft.pipelines.streaming.toml import parse
 from weft.pipelines.streaming.toml_tables import TABLES
-from weft.systems.base import LATER_KINDS
 from weft.systems.endpoint import endpoint_options
 
 DOCUMENT = ROOT / "docs" / "streaming.md"
@@ -47,7 +46,6 @@ def test_every_option_in_its_order() -> None:
         ("Files", set(endpoint_options())),
         ("SQL, lookups, UDFs", {each.name for each in fields(Lookup)}),
         ("The TOML file", {key for table in TABLES.values() for key in table} - {"connection", "kind"}),
-        ("What comes later", {*LATER, *LATER_KINDS}),
     ],
 )
 def test_every_name(title: str, names: set[str]) -> None:

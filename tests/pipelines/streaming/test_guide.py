@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -173,6 +174,25 @@ def test_primary_keys_of_delta() -> None:
     assert one.targets == other.targets
 
 
+CDC_MIRROR = """
+pipeline_name = "cdc-mirror-customers"
+source_query = "dbz.public.customers"
+[source]
+kind = "kafka"
+bootstrap_servers = "localhost:9094"
+group_id = "weft-cdc"
+[target]
+kind = "postgres"
+url = "postgres://postgres:postgres@localhost:5434/target"
+[target.table]
+schema = "public"
+name = "customers"
+[transform.cdc]
+envelope = "debezium"
+key_field = "after.id"
+"""
+
+
 def test_a_source_inline_and_a_declared_table() -> None:
     @weft.table(connection="warehouse")
     class customers:
@@ -188,7 +208,137 @@ def test_a_source_inline_and_a_declared_table() -> None:
         "group_id": "weft-cdc",
         "target": customers,
     }
-    (target,) = make(**inline).targets
+    made = make(**inline, cdc=weft.CDC(envelope="debezium", key_field="after.id"))
+    (target,) = made.targets
     assert (target.connection, target.name, target.primary_key) == ("warehouse", "public.customers", ("id",))
-    with pytest.raises(DeclarationError, match="cdc comes later"):
-        make(**inline, cdc=object())
+    assert made.cdc == parse(CDC_MIRROR).cdc
+    assert target.mode == parse(CDC_MIRROR).targets[0].mode == "merge"
+
+
+JOIN = """
+pipeline_name = "orders-payments"
+[[sources]]
+query = "orders"
+kind = "kafka"
+bootstrap_servers = "localhost:9092"
+group_id = "weft"
+[[sources]]
+query = "payments"
+kind = "kafka"
+bootstrap_servers = "localhost:9092"
+group_id = "weft"
+[target]
+kind = "postgres"
+url = "postgres://localhost/wh"
+[target.table]
+schema = "public"
+name = "orders_with_payments"
+[transform]
+[transform.join]
+kind = "inner" # or "left_outer" / "right_outer" / "full_outer"
+left_source = "orders"
+right_source = "payments"
+left_keys = ["order_id"]
+right_keys = ["order_id"]
+time_window_ms = 300000
+# late_data = "drop" # default; "reopen" extends retention by allowed_lateness_ms
+[state_store]
+kind = "postgres"
+url = "postgres://localhost/weft_state"
+"""
+SESSION = """
+pipeline_name = "user-sessions"
+[source]
+query = "events"
+kind = "kafka"
+bootstrap_servers = "localhost:9092"
+[target]
+kind = "postgres"
+url = "postgres://localhost/wh"
+[target.table]
+name = "user_sessions"
+[transform.window]
+kind = "session"
+gap_ms = 300000
+max_session_duration_ms = 86400000
+group_by = ["user_id"]
+max_groups_per_window = 1000000
+[[transform.window.aggregations]]
+agg = "count"
+as = "events"
+"""
+ORDERS = JOIN[JOIN.index("[[sources]]") : JOIN.rindex("[[sources]]")]
+WINDOW = '[transform.window]\nkind = "tumbling"\nduration_ms = 1\naggregations = [{agg = "count"}]\n[state_store]'
+
+
+@pytest.mark.parametrize(
+    ("text", "old", "new", "message"),
+    [
+        (
+            JOIN,
+            JOIN[JOIN.index("[[sources]]") : JOIN.rindex("[[sources]]")],
+            "",
+            "[transform.join] requires two sources",
+        ),
+        (JOIN, 'left_source = "orders"', 'left_source = "order"', "left_source is 'order', which is no source"),
+        (JOIN, "[state_store]", WINDOW, "[transform.window] and [transform.join] are mutually exclusive"),
+        (JOIN, "# late_data", 'late_data = "reopen" #', 'late_data = "reopen" requires allowed_lateness_ms'),
+        (SESSION, "gap_ms = 300000", "", '[transform.window]: Window: kind = "session" requires gap_ms'),
+        (SESSION, "max_session_duration_ms = 86400000", "", 'kind = "session" requires max_session_duration_ms'),
+        (SESSION, 'group_by = ["user_id"]', "", 'kind = "session" requires group_by'),
+        (
+            SESSION,
+            "max_groups_per_window = 1000000",
+            "max_groups_per_window = 0",
+            "a whole number of at least 1, not 0",
+        ),
+        (SESSION, "gap_ms =", 'late_data = "reopen"\ngap_ms =', 'late_data = "reopen" requires allowed_lateness_ms'),
+    ],
+)
+def test_files_of_the_troubleshooting(text: str, old: str, new: str, message: str) -> None:
+    made = parse(text)
+    assert (made.join or made.window) is not None
+    with pytest.raises(DeclarationError, match=re.escape(message)):
+        parse(text.replace(old, new, 1))
+
+
+def test_windows_and_joins_by_the_decorator(local: Project) -> None:
+    @weft.streaming_pipeline(
+        name="orders-payments",
+        sources=[Source(connection=kafka(), query="orders"), Source(connection=kafka(), query="payments")],
+        target=WAREHOUSE,
+        target_table=("public", "orders_with_payments"),
+        join=weft.Join(
+            left_source="orders",
+            right_source="payments",
+            left_keys=("order_id",),
+            right_keys=("order_id",),
+            min_delta_ms=0,
+            max_delta_ms=300_000,  # right MUST arrive after left
+        ),
+        state_store=weft.StateStore(kind="postgres", url="postgres://localhost/weft_state"),
+    )
+    def joined() -> None:
+        pass
+
+    @weft.streaming_pipeline(
+        name="events-per-min",
+        source=kafka(),
+        source_query="events",
+        target=WAREHOUSE,
+        target_table=("public", "events_per_min"),
+        transform_sql="SELECT user_id, _event_ts FROM source WHERE valid",
+        transform_on_error="dlq",
+        dead_letter_topic="events-failed",
+        window=weft.Window(kind="tumbling", duration_ms=60_000, aggregations=[weft.Aggregation(agg="count", as_="n")]),
+        watermark=weft.Watermark(lateness_ms=5_000),
+    )
+    def counted() -> None:
+        pass
+
+    known = local.streaming_pipelines
+    assert known["orders-payments"].join is not None
+    assert known["events-per-min"].watermark == weft.Watermark(lateness_ms=5_000, source_idleness_ms=60_000)
+    for made in known.values():
+        again = parse(to_toml(made))
+        assert (again.window, again.join, again.watermark) == (made.window, made.join, made.watermark)

@@ -75,7 +75,7 @@ REFUSED = [
     f"{LEAST}[lookups.users]\ntabel='x'",
     f"{FILES}csv_header='yes'",
     f"{FILES}[target.read_options.xml]",
-    LEAST.replace("sqlite", "rabbitmq"),
+    LEAST.replace("sqlite", "pubsub"),
     f"{SOURCE}[target]\nkind='delta_s3'\nprefix='a'",
 ]
 if "kafka" in systems():

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, strategies
+from hypothesis import example, given, strategies
 
 import weft
 from weft import (
@@ -19,6 +19,7 @@ from weft import (
     NotFoundError,
     ObjectStoreLocalConnection,
     PostgresConnection,
+    PubSubConnection,
     RedisConnection,
     SettingsError,
     Source,
@@ -318,30 +319,21 @@ def test_the_guide_files() -> None:
     assert made.targets == (Target(connection=lake, prefix="events/raw"),)
 
 
-LATER = {
-    "[transform.cdc]\nenvelope = 'debezium'\nkey_field = 'after.id'": r"\[transform\.cdc\] comes later",
-}
-
-
-@pytest.mark.parametrize("table", LATER)
-def test_the_guide_later(table: str) -> None:
-    with pytest.raises(DeclarationError, match=rf"^pipeline\.toml: {LATER[table]}"):
-        parse(LEAST + table)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        'kind = "rabbitmq"\namqp_url = "amqp://guest:guest@localhost:5672"\n'
-        'queue_args = { "x-dead-letter-exchange" = "weft.dlx" }',
-        'kind = "pubsub"\nproject_id = "my-project"\nsubscription = "events-sub"\n'
-        'dead_letter_policy = { topic = "events-dlq", max_delivery_attempts = 5 }',
-        'kind = "kinesis"',
-    ],
-)
-def test_the_guide_other_brokers(text: str) -> None:
-    with pytest.raises(DeclarationError, match=r"^pipeline\.toml: \[source\]: The kind '\w+' comes later"):
-        parse(f'pipeline_name = "p"\n[source]\n{text}\n{TARGET}')
+def test_the_guide_pubsub() -> None:
+    made = parse(
+        """
+        pipeline_name = "p"
+        [source]
+        kind = "pubsub"
+        project_id = "my-project"
+        subscription = "events-sub"
+        dead_letter_policy = { topic = "events-dlq", max_delivery_attempts = 5 }
+        """
+        + TARGET
+    )
+    policy = {"topic": "events-dlq", "max_delivery_attempts": 5}
+    connection = PubSubConnection(project_id="my-project", subscription="events-sub", dead_letter_policy=policy)
+    assert made.sources == (Source(connection=connection, query="events-sub"),)
 
 
 # -------------------------------------------------------------------------------------------------------------- to text
@@ -434,12 +426,43 @@ def test_round_trip(options: dict[str, Any]) -> None:
 
 
 @given(text=strategies.text(alphabet=strategies.one_of(strategies.characters(), strategies.sampled_from('"\\\n\t'))))
+@example(text="://")
 def test_any_text_survives(text: str) -> None:
     common = {"name": "p", "source": "a", "source_query": "b", "target": "c", "target_table": "t"}
-    made = make(**common, transform_sql=f"SELECT {text}", description=f"{text}x", dead_letter_path=f"/{text}")
+    path = f"/{text}".replace(":", "")  # one with :// is refused, as a URL
+    made = make(**common, transform_sql=f"SELECT {text}", description=f"{text}x", dead_letter_path=path)
     again = parse(to_toml(made))
     assert (again.transform_sql, again.description) == (made.transform_sql, made.description)
     assert again.dead_letters == made.dead_letters
+
+
+def test_the_guide_rabbitmq() -> None:
+    source = (
+        'source_query = "orders"\n[source]\nkind = "rabbitmq"\namqp_url = "amqp://guest:guest@localhost:5672"\n'
+        'queue_args = { "x-dead-letter-exchange" = "ematix.dlx" }\n'
+    )
+    (declared,) = parse(f'pipeline_name = "p"\n{source}{TARGET}').sources
+    assert isinstance(declared.connection, weft.RabbitMQConnection)
+    assert declared.connection.rejects_bad and declared.name == "orders"
+
+
+def test_a_connection_of_a_connection() -> None:
+    def written(**fields: Any) -> str:
+        connection = weft.RabbitMQConnection("amqp://localhost", **fields)
+        source = weft.Source(connection=connection, query="orders")
+        return to_toml(make(name="p", source=source, target="default", target_table="t"))
+
+    log = weft.SQLiteConnection("log.db")
+    assert 'received_log = "log"' in written(received_log=dataclasses.replace(log, name="log"))
+    with pytest.raises(DeclarationError, match="the received_log of a rabbitmq connection has no name"):
+        written(received_log=log)
+
+
+def test_a_stream_of_kinesis() -> None:
+    table = 'kind = "kinesis"\nregion = "eu-west-1"\nstream = "%s"\n'
+    made = parse(f'pipeline_name = "p"\nsource_query = "a"\n[source]\n{table % "a"}[target]\n{table % "b"}')
+    assert (made.sources[0].query, made.targets[0].stream) == ("a", "b")
+    assert meaning(parse(to_toml(made))) == meaning(made)
 
 
 def test_what_it_looks_like() -> None:

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
+_OF_BROKERS = ("topic", "rabbitmq", "pubsub")
+
 
 def by_name(systems: Iterable[str]) -> list[Any]:
-    """The parameters of a contract. Those that need the broker are marked, because a run has one."""
-    return [pytest.param(name, marks=[pytest.mark.kafka] if name == "topic" else []) for name in systems]
+    """The parameters of a contract. Those that need a broker of the run are marked, because it has one of each."""
+    return [pytest.param(name, marks=[pytest.mark.kafka] if name in _OF_BROKERS else []) for name in systems]

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pytest
 
-from weft.systems.codec import CODECS, Codec, codec_of
+from systems.codecs.schemas import AllSchemas
+from weft.systems.codec import CODECS, REGISTERED, Codec, Registered, codec_of
 
 
 class Messages(NamedTuple):
@@ -28,8 +29,26 @@ MESSAGES = {
         [b"", b"{", b"[1]", b"7", b'{"n": 1} {"n": 2}', b"\xff"],
         [{"n": 1, "text": "é"}, {"n": 2, "text": None}, {"n": 3, "text": ""}],
     ),
+    "avro": Messages(
+        [b"\0\0\0\0\1\2\2\4\xc3\xa9", b"\0\0\0\0\1\4\0", b"\0\0\0\0\1\6\2\0"],
+        [b"", b'{"n": 1}', b"\0\0\0\0\2\2\0", b"\0\0\0\0\1\2", b"\0\0\0\0\1\2\2\2\xff", b"\0\0\0\0\1\2\0\0"],
+        [{"n": 1, "text": "é"}, {"n": 2, "text": None}, {"n": 3, "text": ""}],
+    ),
+    "protobuf": Messages(
+        [b"\0\0\0\0\1\0\x08\1\x12\2\xc3\xa9", b"\0\0\0\0\1\0\x08\2", b"\0\0\0\0\1\0\x08\3\x12\0"],
+        [b"", b'{"n": 1}', b"\0\0\0\0\2\0", b"\0\0\0\0\1\2\6", b"\0\0\0\0\1\0\x08", b"\0\0\0\0\1\0\x12\1\xff"],
+        [{"n": 1, "text": "é"}, {"n": 2, "text": None}, {"n": 3, "text": ""}],
+    ),
     "raw_bytes": Messages([b"a", b"", b"\x00\xff"], [], [{"value": b"a"}, {"value": b""}, {"value": b"\x00\xff"}]),
 }
+
+
+SCHEMAS = {
+    "avro": '{"type": "record", "name": "M", "fields": [{"name": "n", "type": "long"}, '
+    '{"name": "text", "type": ["null", "string"]}]}',
+    "protobuf": 'syntax = "proto3"; message M { int64 n = 1; optional string text = 2; }',
+}
+"""The schema of the id 1, for formats with a registry."""
 
 
 @pytest.fixture(params=CODECS)
@@ -39,7 +58,15 @@ def messages(request: pytest.FixtureRequest) -> Messages:
 
 @pytest.fixture
 def codec(request: pytest.FixtureRequest, messages: Messages) -> Codec:
-    return codec_of(request.node.callspec.params["messages"])
+    name = request.node.callspec.params["messages"]
+    if name not in REGISTERED:
+        return codec_of(name)
+    codec: Any = codec_of(name, AllSchemas(name.upper(), [SCHEMAS[name]]))
+    columns = pa.Table.from_pylist(messages.rows).schema
+    written = codec.schema_of(columns, "M")
+    codec.schemas.schemas[7] = Registered(7, codec.kind, written)
+    made: Codec = codec.writing(written, 7)
+    return made
 
 
 def rows(columns: dict[str, pa.Array]) -> list[dict[str, Any]]:

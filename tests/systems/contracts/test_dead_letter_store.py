@@ -29,6 +29,24 @@ def _topic(request: pytest.FixtureRequest, project: Path) -> dict[str, Any]:
     return {"dead_letter_topic": kafka.create_topic(3), "dead_letter_connection": broker}
 
 
+def _kinesis(request: pytest.FixtureRequest, project: Path) -> dict[str, Any]:
+    kinesis = request.getfixturevalue("kinesis")
+    connection = weft.KinesisConnection(**kinesis.fields(), name="kinesis")
+    return {"dead_letter_topic": kinesis.create_stream(3), "dead_letter_connection": connection}
+
+
+def _pubsub(request: pytest.FixtureRequest, project: Path) -> dict[str, Any]:
+    pubsub = request.getfixturevalue("pubsub")
+    connection = weft.PubSubConnection(**pubsub.fields(), name="pubsub")
+    return {"dead_letter_topic": pubsub.create_queue()[0], "dead_letter_connection": connection}
+
+
+def _rabbitmq(request: pytest.FixtureRequest, project: Path) -> dict[str, Any]:
+    rabbitmq = request.getfixturevalue("rabbitmq")
+    connection = weft.RabbitMQConnection(rabbitmq.url(), name="broker")
+    return {"dead_letter_topic": f"failed-{next(rabbitmq.numbers)}", "dead_letter_connection": connection}
+
+
 def _folder(request: pytest.FixtureRequest, project: Path) -> dict[str, Any]:
     lake = weft.ObjectStoreLocalConnection(str(project / "lake"), name="lake")
     return {"dead_letter_path": "bad/rows", "dead_letter_connection": lake}
@@ -50,6 +68,9 @@ STORES: dict[str, Callable[[pytest.FixtureRequest, Path], dict[str, Any]]] = {
     "path": lambda *_: {"dead_letter_path": "failed"},
     "folder": _folder,
     "topic": _topic,
+    "kinesis": _kinesis,
+    "pubsub": _pubsub,
+    "rabbitmq": _rabbitmq,
     "duckdb": _duckdb,
     "third_party": _queue,
 }

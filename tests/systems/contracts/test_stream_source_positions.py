@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -20,6 +20,8 @@ from systems.contracts.conftest import by_name
 from weft.engine.streaming.sources import open_source, show_position
 from weft.project import Project
 from weft.spark_support.folder import LocalFolder, Location
+from weft.systems.pubsub.stream_source import PubSubSource
+from weft.systems.received import Received, store
 from weft.systems.stream_source import StreamSource
 
 BEFORE, LATER = datetime(2020, 1, 1, tzinfo=UTC), datetime(2100, 1, 1, tzinfo=UTC)
@@ -59,6 +61,47 @@ def _topic(project: Path, request: pytest.FixtureRequest) -> Followed:
         return {topic: {"0": int(open_source(source).end().removeprefix("0:"))}}
 
     return Followed(source, lambda count: kafka.produce(topic, [b"{}"] * count), position)
+
+
+def _kinesis(project: Path, request: pytest.FixtureRequest) -> Followed:
+    kinesis = request.getfixturevalue("kinesis")
+    stream = kinesis.create_stream()
+    connection = weft.KinesisConnection(**kinesis.fields(), name="kinesis")
+
+    def position(_: Location) -> Any:
+        return {"shards": {"shardId-000000000000": f">{len(kinesis.records(stream))}"}}
+
+    source = weft.Source(connection=connection, query=stream)
+    return Followed(source, lambda count: kinesis.put(stream, [b"{}"] * count), position)
+
+
+def _pubsub(project: Path, request: pytest.FixtureRequest) -> Followed:
+    """Pub/Sub does not say what it has, so positions and lag are those of what was received."""
+    source = weft.Source(connection=weft.PubSubConnection(project_id="shop", name="pubsub"), query="orders")
+
+    def add(count: int) -> None:
+        offsets = cast(PubSubSource, open_source(source))._offsets
+        store(offsets, offsets.made(), [Received(b"{}")] * count)
+
+    return Followed(source, add, lambda _: int(open_source(source).end()) - 1)
+
+
+def _rabbitmq(project: Path, request: pytest.FixtureRequest) -> Followed:
+    rabbitmq = request.getfixturevalue("rabbitmq")
+    connection = weft.RabbitMQConnection(rabbitmq.url(), name="broker", keep_days=1)
+    source = weft.Source(connection=connection, query=rabbitmq.create_queue())
+
+    def add(count: int) -> None:
+        """Publish messages and receive them: what waits in the queue has no position yet."""
+        rabbitmq.publish(source.name, [b"{}"] * count)
+        opened: Any = open_source(source, 0.01, "copies")
+        offsets = replace(opened._offsets, open=opened.opener())
+        offsets.store, after = opened._offsets.store, offsets.first()
+        offsets.stop_at_head()
+        while (upto := offsets.following(after)) > after:
+            after = upto
+
+    return Followed(source, add, lambda _: int(open_source(source).end()) - 1)
 
 
 def _files(project: Path, request: pytest.FixtureRequest) -> Followed:
@@ -108,7 +151,16 @@ def _queue(project: Path, request: pytest.FixtureRequest) -> Followed:
     return Followed(weft.Source(connection=spool, query="numbers"), add, lambda _: {"line": queue.count()})
 
 
-SOURCES = {"stream": _stream, "topic": _topic, "files": _files, "delta": _versions, "third_party": _queue}
+SOURCES = {
+    "stream": _stream,
+    "topic": _topic,
+    "kinesis": _kinesis,
+    "pubsub": _pubsub,
+    "rabbitmq": _rabbitmq,
+    "files": _files,
+    "delta": _versions,
+    "third_party": _queue,
+}
 
 
 @pytest.fixture(params=by_name(SOURCES))

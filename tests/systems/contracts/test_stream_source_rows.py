@@ -50,6 +50,36 @@ def _topic(project: Path, request: pytest.FixtureRequest) -> Filled:
     )
 
 
+def _kinesis(project: Path, request: pytest.FixtureRequest) -> Filled:
+    kinesis = request.getfixturevalue("kinesis")
+    connection, stream = weft.KinesisConnection(**kinesis.fields(), name="kinesis"), kinesis.create_stream()
+    return Filled(
+        weft.Source(connection=connection, query=stream),
+        lambda numbers: kinesis.put(stream, _messages(numbers)),
+        lambda: kinesis.put(stream, [b"{"]),
+    )
+
+
+def _pubsub(project: Path, request: pytest.FixtureRequest) -> Filled:
+    pubsub = request.getfixturevalue("pubsub")
+    connection, (topic, subscription) = weft.PubSubConnection(**pubsub.fields(), name="pubsub"), pubsub.create_queue()
+    return Filled(
+        weft.Source(connection=connection, query=subscription),
+        lambda numbers: pubsub.publish(topic, _messages(numbers)),
+        lambda: pubsub.publish(topic, [b"{"]),
+    )
+
+
+def _rabbitmq(project: Path, request: pytest.FixtureRequest) -> Filled:
+    rabbitmq = request.getfixturevalue("rabbitmq")
+    connection, queue = weft.RabbitMQConnection(rabbitmq.url(), name="broker"), rabbitmq.create_queue()
+    return Filled(
+        weft.Source(connection=connection, query=queue),
+        lambda numbers: rabbitmq.publish(queue, _messages(numbers)),
+        lambda: rabbitmq.publish(queue, [b"{"]),
+    )
+
+
 def _files(project: Path, request: pytest.FixtureRequest) -> Filled:
     lake = weft.ObjectStoreLocalConnection(str(project / "lake"), name="lake", format="json_lines")
     folder = project / "lake/raw"
@@ -88,7 +118,16 @@ def _messages(numbers: list[int]) -> list[bytes]:
     return [json.dumps({"n": n}).encode() for n in numbers]
 
 
-SOURCES = {"stream": _stream, "topic": _topic, "files": _files, "delta": _versions, "third_party": _queue}
+SOURCES = {
+    "stream": _stream,
+    "topic": _topic,
+    "kinesis": _kinesis,
+    "pubsub": _pubsub,
+    "rabbitmq": _rabbitmq,
+    "files": _files,
+    "delta": _versions,
+    "third_party": _queue,
+}
 
 
 @pytest.fixture(params=SOURCES)

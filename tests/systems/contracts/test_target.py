@@ -82,6 +82,37 @@ def _topic(project: Path, request: pytest.FixtureRequest) -> Written:
     return Written(broker, _load(topic), weft.Target(connection=broker, stream=topic), rows)
 
 
+def _kinesis(project: Path, request: pytest.FixtureRequest) -> Written:
+    kinesis = request.getfixturevalue("kinesis")
+    connection, stream = weft.KinesisConnection(**kinesis.fields(), name="kinesis"), kinesis.create_stream(2)
+
+    def rows(_: Any) -> list[tuple[int, str | None]]:
+        return _parsed([each["Data"] for each in kinesis.records(stream)])
+
+    return Written(connection, _load(stream), weft.Target(connection=connection, stream=stream), rows)
+
+
+def _pubsub(project: Path, request: pytest.FixtureRequest) -> Written:
+    pubsub = request.getfixturevalue("pubsub")
+    connection, (topic, subscription) = weft.PubSubConnection(**pubsub.fields(), name="pubsub"), pubsub.create_queue()
+
+    def rows(_: Any) -> list[tuple[int, str | None]]:
+        return _parsed([each.data for each in pubsub.messages(subscription, len(ROWS))])
+
+    return Written(connection, _load(topic), weft.Target(connection=connection, stream=topic), rows)
+
+
+def _rabbitmq(project: Path, request: pytest.FixtureRequest) -> Written:
+    rabbitmq = request.getfixturevalue("rabbitmq")
+    connection, queue = weft.RabbitMQConnection(rabbitmq.url(), name="broker"), rabbitmq.create_queue()
+
+    def rows(_: Any) -> list[tuple[int, str | None]]:
+        return _parsed([body for _, _, body in rabbitmq.messages(queue)])
+
+    target = f"/queues/{queue}"
+    return Written(connection, _load(target), weft.Target(connection=connection, stream=target), rows)
+
+
 def _queue(project: Path, request: pytest.FixtureRequest) -> Written:
     spool = request.getfixturevalue("spool")
 
@@ -91,7 +122,15 @@ def _queue(project: Path, request: pytest.FixtureRequest) -> Written:
     return Written(spool, _load("orders"), weft.Target(connection=spool, stream="orders"), rows)
 
 
-TARGETS = {"files": _files, "delta": _delta, "topic": _topic, "third_party": _queue}
+TARGETS = {
+    "files": _files,
+    "delta": _delta,
+    "topic": _topic,
+    "kinesis": _kinesis,
+    "pubsub": _pubsub,
+    "rabbitmq": _rabbitmq,
+    "third_party": _queue,
+}
 
 
 @pytest.fixture(params=by_name(TARGETS))

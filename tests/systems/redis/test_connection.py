@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import socket
+import socketserver
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -115,6 +116,45 @@ def test_check(own_server: servers.Server) -> None:
         with pytest.raises(ConnectionFailedError) as caught:
             RedisConnection(host="127.0.0.1", port=own_server.port, password=password).check()
         assert "wrong-one" not in str(caught.value)
+
+
+@contextlib.contextmanager
+def as_version(server: servers.Server, version: bytes) -> Iterator[int]:
+    """The port of a proxy, through which a server says that it has another version."""
+    with contextlib.closing(server.connect()) as client:
+        now = client.info("server")["redis_version"].encode()
+    assert len(now) == len(version)  # an answer says how long it is
+
+    class Proxy(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            with socket.create_connection(("127.0.0.1", server.port)) as behind:
+                while request := self.request.recv(1 << 16):
+                    behind.sendall(request)
+                    self.request.sendall(behind.recv(1 << 16).replace(b"_version:" + now, b"_version:" + version))
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Proxy) as proxy:
+        proxy.daemon_threads = True
+        threading.Thread(target=proxy.serve_forever).start()
+        try:
+            yield proxy.server_address[1]
+        finally:
+            proxy.shutdown()
+
+
+def test_a_server_that_is_too_old(own_server: servers.Server, project: Path) -> None:
+    with as_version(own_server, b"6.2.14") as port:
+        connection = weft.connect(name="cache", url=f"redis://127.0.0.1:{port}")
+
+        @weft.stream(fields={"n": "int64"}, connection=connection)
+        def clicks() -> None: ...
+
+        assert "Redis 7 or newer" in connection.check()["warning"]
+        for use in (lambda: weft.publish_sync(clicks, {"n": 1}), lambda: weft.consume_sync(clicks, "c")):
+            with pytest.raises(SettingsError, match=r"'cache'.* Redis 6\.2\.14: streams of Weft need Redis 7 or newer"):
+                use()
+        weft.streams.close()
+    with contextlib.closing(own_server.connect()) as client:
+        assert client.keys() == []
 
 
 class TlsServer(redis_server.RedisServer):

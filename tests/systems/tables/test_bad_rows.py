@@ -441,6 +441,25 @@ def test_a_text_that_cannot_even_be_staged(tables: SqlTables) -> None:
         load(tables, given, mode="merge", keys=["id"], handle_deletes="hard", on_bad_rows="quarantine")
 
 
+def test_times_that_python_does_not_have(tables: SqlTables) -> None:
+    """Within lists and structs they are texts, in the table and in the quarantine."""
+    times = pa.array([253_402_300_800_000_000, 0], pa.int64()).cast(pa.timestamp("us", "UTC"))
+    nested = pa.ListArray.from_arrays([0, 1, 2], pa.StructArray.from_arrays([times], ["at"]))
+    given = pa.table({"id": [1, 2], "doc": nested})
+    load(tables, given)
+    if tables.dialect == "duckdb":  # it has lists and structs of its own
+        with tables.driver.session("read") as session:
+            assert session.rows("SELECT epoch_us(doc[1].at) FROM t ORDER BY id") == [(253_402_300_800_000_000,), (0,)]
+    else:
+        docs = [json.loads(row["doc"])[0]["at"] for row in rows_of(tables, "t")]
+        assert docs == ["10000-01-01 00:00:00.000000Z", "1970-01-01T00:00:00Z"]
+    # What cannot be staged depends on the database: a time after 9999, a text with a zero.
+    names = pa.array(["a\0b" if tables.dialect == "postgres" else "a", "b"])
+    given = given.append_column("at", times).append_column("name", names)
+    counts = load(tables, given, target="u", on_bad_rows="quarantine")
+    assert (counts.inserted, counts.quarantined) == ((2, 0) if tables.dialect == "duckdb" else (1, 1))
+
+
 # --------------------------------------------------------------------------------------------------------- expectations
 
 

@@ -6,6 +6,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from weft.engine.streaming import functions
 from weft.pipelines.streaming.windows import Aggregation
 from weft.spark_support.sessions import TIME_FORMATS, quoted
@@ -13,10 +16,15 @@ from weft.udfs import Udaf
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
-    from pyspark.sql.types import StructType
+    from pyspark.sql.types import DataType, StructType
 
 _SKETCHED = ("int", "bigint", "string", "binary")
 """The types that a HyperLogLog sketch of Spark takes."""
+OF_NUMBERS = ("sum", "avg", "stddev", "approx_percentile")
+"""The aggregates that make numbers of texts."""
+OF_VALUES = ("min", "max", "first", "last")
+"""The aggregates that are a value of their column."""
+_UNIT = 1 << 62
 _LOG_K = 12
 _KLL_K = 400
 
@@ -31,7 +39,7 @@ class Steps(NamedTuple):
     result: Column
     """The result, over merged columns."""
     lost: Column | None = None
-    """Whether the result is lost, since its type cannot hold it; over merged columns."""
+    """Why there is no result, in words; null where there is one. Over merged columns."""
 
 
 def steps(
@@ -40,9 +48,11 @@ def steps(
     at: Column,
     counts: Column | None = None,
     groups: Sequence[str] = (),
+    stored: DataType | None = None,
 ) -> Steps:
-    """Return the steps of an aggregate, over rows of these columns and `at` this time. Without `rows` only stored
-    columns are merged. `counts`: which rows an aggregate of the user's gets. `groups`: what errors name."""
+    """Return the steps of an aggregate, over rows of these columns and `at` this time. Without `rows` only columns are
+    merged, of which the first one is `stored` as this type. `counts`: which rows an aggregate of the user's gets.
+    `groups`: what errors name."""
     from pyspark.sql import functions as F
 
     name, extra = each.name, f"_weft_n_{each.name}"
@@ -57,7 +67,10 @@ def steps(
         case "count":
             return Steps({name: F.count(value)}, {name: F.sum(own)}, own)
         case "sum":
-            return _summed(name, extra, value, own)
+            of_sum = "" if (known := kind or stored) is None else known.typeName()
+            made = _summed(name, f"_weft_b_{name}", value, is_long=of_sum == "long")
+            # Of nulls alone: Spark would call their sum a double, and of which type it is later values say.
+            return made._replace(stored=made.stored | {name: F.min(value)}) if of_sum == "void" else made
         case "min":
             return Steps({name: F.min(value)}, {name: F.min(own)}, own)
         case "max":
@@ -65,12 +78,12 @@ def steps(
         case "avg":
             is_decimal = kind is not None and kind.typeName() == "decimal"
             # A sum of integers could overflow where their average does not.
-            return _summed(name, extra, value if is_decimal else value.cast("double"), own / more)
+            return _averaged(name, extra, value if is_decimal else value.cast("double"))
         case "first" | "last":
             choose = F.min if each.agg == "first" else F.max
             pair = choose(F.when(value.isNotNull(), F.struct(at.alias("at"), value.alias("value"))))
-            stored = choose(F.when(more.isNotNull(), F.struct(more.alias("at"), own.alias("value"))))
-            return Steps({name: pair["value"], extra: pair["at"]}, {name: stored["value"], extra: stored["at"]}, own)
+            both = choose(F.when(more.isNotNull(), F.struct(more.alias("at"), own.alias("value"))))
+            return Steps({name: pair["value"], extra: pair["at"]}, {name: both["value"], extra: both["at"]}, own)
         case "stddev":
             mean = f"_weft_mean_{name}"
             return Steps(
@@ -103,18 +116,70 @@ def steps(
     raise AssertionError(each.agg)
 
 
-def _summed(name: str, rows: str, value: Any, result: Any) -> Steps:
-    """Add values, and count them: a sum of some that is null is one that its type could not hold."""
+def plain(each: Aggregation, rows: pa.Table) -> pa.ChunkedArray | None:
+    """Return the result over stored rows that need not be merged, as `steps` would; `None` where it takes Spark."""
+    own = rows[each.name]
+    if each.udaf is not None:
+        return None
+    if each.agg == "avg" and pa.types.is_floating(own.type):
+        return pc.divide(own, rows[f"_weft_n_{each.name}"].cast(pa.float64()))
+    return own if each.agg in ("count", "sum", "min", "max", "first", "last") else None
+
+
+def lost(each: Aggregation, rows: pa.Table) -> pa.ChunkedArray | None:
+    """Return which stored rows have lost their result, of an aggregate that is `plain`; `None` where none can."""
+    is_null = pc.is_null(rows[each.name])
+    if each.agg == "sum":
+        beyond = rows[f"_weft_b_{each.name}"]
+        return pc.fill_null(pc.or_(pc.not_equal(beyond, 0), is_null), False)
+    return pc.and_(is_null, pc.greater(rows[f"_weft_n_{each.name}"], 0)) if each.agg == "avg" else None
+
+
+def _summed(name: str, beyond: str, value: Any, *, is_long: bool) -> Steps:
+    """Add values. What a sum has `beyond` its column is kept too, since others may bring it back: of integers how many
+    times 2^62. Of other numbers it is lost, and `beyond` is 1. Without values both are null."""
+    from pyspark.sql import functions as F
+
+    own, more, none = F.col(quoted(name)), F.col(quoted(beyond)), F.lit(0).cast("bigint")
+
+    def total(values: Any, before: Any) -> dict[str, Any]:
+        whole = F.try_sum(values)
+        if not is_long:
+            is_lost = (before != 0) | (whole.isNull() & (F.count(values) > 0))
+            return {name: F.when(~is_lost, whole), beyond: F.when(is_lost, F.lit(1)).when(whole.isNotNull(), none)}
+        # In halves, whose sums fit: a sum of decimals takes twice as long.
+        high, low = F.sum(F.shiftright(values, 32)), F.sum(values.bitwiseAND(F.lit((1 << 32) - 1)))
+        exact = high.cast("decimal(38,0)") * F.lit(1 << 32) + low + before.cast("decimal(38,0)") * F.lit(_UNIT)
+        is_plain, fits = whole.isNotNull() & (before == 0), exact.try_cast("bigint").isNotNull()
+        units = F.when(is_plain | fits, none).otherwise(F.floor(exact / F.lit(_UNIT)).cast("bigint"))
+        rest = (exact - units.cast("decimal(38,0)") * F.lit(_UNIT)).cast("bigint")
+        return {name: F.when(is_plain, whole).otherwise(rest), beyond: F.when(exact.isNotNull(), units)}
+
+    # One that is null was too large for the type that is stored.
+    missing = F.when(own.isNull() & more.isNotNull(), F.lit(1)).otherwise(more)
+    merged = total(own, F.coalesce(F.sum(missing), none))
+    return Steps(total(value, none), merged, own, _too_large(name, missing != 0))
+
+
+def _averaged(name: str, rows: str, value: Any) -> Steps:
+    """Add values, and count them: where there are some, a sum that is null is one that its type could not hold."""
     from pyspark.sql import functions as F
 
     own, more = F.col(quoted(name)), F.col(quoted(rows))
-    is_lost = own.isNull() & (more > 0)
+    # A decimal with more digits after the point has fewer before it.
+    result = F.try_divide(own, more)
     return Steps(
         {name: F.try_sum(value), rows: F.count(value)},
-        {name: F.when(~F.max(is_lost), F.try_sum(own)), rows: F.sum(more)},
+        {name: F.when(~F.max(own.isNull() & (more > 0)), F.try_sum(own)), rows: F.sum(more)},
         result,
-        is_lost,
+        _too_large(name, result.isNull() & (more > 0)),
     )
+
+
+def _too_large(name: str, is_lost: Any) -> Any:
+    from pyspark.sql import functions as F
+
+    return F.when(is_lost, F.lit(f"a sum is larger than its type can hold ({name})"))
 
 
 def _merged_variance(squares: str, mean: str, rows: str) -> dict[str, Any]:
@@ -180,20 +245,24 @@ def _collected(each: Aggregation, value: Any, own: Any, at: Any) -> Steps:
 
 
 def _of_user(each: Aggregation, udaf: Udaf, counts: Any) -> Steps:
-    """Keep the state of a user's aggregate, a column for each of its values."""
+    """Keep the state of a user's aggregate, a column for each of its values; and why it could not be merged."""
     from pyspark.sql import functions as F
 
     stored = {
         f"s{number}": f"_weft_s{number}_{each.name}" if number else each.name for number in range(len(udaf.state))
     }
+    failed = f"_weft_e_{each.name}"
+    error = F.col(quoted(failed))
     arguments = F.struct(*(F.col(quoted(name)).alias(f"a{number}") for number, name in enumerate(each.columns)))
     states = F.struct(*(F.col(quoted(column)).alias(name) for name, column in stored.items()))
     of_rows = functions.state_of(udaf, "update_batch")(
         F.collect_list(arguments if counts is None else F.when(counts, arguments))
     )
-    merged = functions.state_of(udaf, "merge_batch")(F.collect_list(states))
+    merged = functions.state_of(udaf, "merge_batch")(F.collect_list(F.when(error.isNull(), states)))
+    result = functions.result_of(udaf)(F.when(error.isNull(), F.array(states)))
     return Steps(
-        {column: of_rows[name] for name, column in stored.items()},
-        {column: merged[name] for name, column in stored.items()},
-        functions.result_of(udaf)(F.array(states)),
+        {column: of_rows[name] for name, column in stored.items()} | {failed: of_rows["error"]},
+        {column: merged[name] for name, column in stored.items()} | {failed: F.coalesce(F.max(error), merged["error"])},
+        result["value"],
+        F.coalesce(error, result["error"]),
     )

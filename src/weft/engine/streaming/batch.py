@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import logging
@@ -14,6 +15,8 @@ import pyarrow as pa
 
 from weft.engine import inputs
 from weft.engine.streaming.batch_id import BatchId
+from weft.engine.streaming.cdc.applying import ChangeBatch, changes_of, tombstones
+from weft.engine.streaming.cdc.row_sql import RunSql
 from weft.engine.streaming.dead_letters import NO_STORE, DeadLetterBox
 from weft.engine.streaming.joins import Joins
 from weft.engine.streaming.log_source import EventRows
@@ -23,11 +26,11 @@ from weft.engine.streaming.source_state import Columns, Written
 from weft.engine.streaming.state import open_state
 from weft.engine.streaming.stateful import Stateful
 from weft.engine.streaming.targets import Targets
-from weft.engine.streaming.transform import Reduction, Transform, TypedRows, memory_of, together
+from weft.engine.streaming.transform import Reduction, Transform, Transformed, TypedRows, memory_of, together
 from weft.engine.streaming.windows import Windows
 from weft.errors import ConnectionFailedError, DeclarationError, LoadRefusedError, WeftError
 from weft.pipelines.streaming.endpoints import label_of
-from weft.pipelines.streaming.execution import WindowReport
+from weft.pipelines.streaming.execution import CdcReport, WindowReport
 from weft.pipelines.streaming.spec import StreamingPipeline
 from weft.project import current
 from weft.systems.dead_letter_store import DeadLetter
@@ -55,6 +58,7 @@ class BatchResult:
     dead_letters: int = 0
     """The rejected rows: put aside, or dropped where the pipeline says so."""
     windows: WindowReport | None = None
+    cdc: CdcReport | None = None
 
 
 class Batches:
@@ -71,7 +75,8 @@ class Batches:
         self._box = box or DeadLetterBox(pipeline)
         self._written = Written(columns.home)
         self.transform, self.targets = Transform(pipeline, columns), Targets(pipeline, self._box, self._written)
-        self._widens = pipeline.on_drift == "evolve"
+        # What a mirror does with new columns is said by schema_evolution.
+        self._widens = pipeline.on_drift == "evolve" or pipeline.cdc is not None
         self._stateful: Stateful | None = None
         self._is_emitted = False
         """Whether each target has what the last batch emits."""
@@ -100,6 +105,8 @@ class Batches:
                 self._note_stored(error, batch)
                 raise
             result = BatchResult(batch.number)
+        if self.pipeline.dead_letters is not None:
+            self._box.remove(self._written.superseded(batch))
         _steps.debug("done")
         return result
 
@@ -119,7 +126,9 @@ class Batches:
         is_split = False
         self._box.put_ids.clear()
         self._box.withdrawn = self._written.withdrawn(batch)
+        self._box.note = functools.partial(self._written.note_letters, batch)
         try:
+            self._supersede_letters(batch)
             for source, part in zip(self.sources, split(frame, self.sources), strict=True):
                 parts.append(source.take(part))
             try:
@@ -139,22 +148,37 @@ class Batches:
                     continue
                 before, is_split = set(self._box.put_ids), True
                 self._box.put_ids.clear()
+                # Rows that failed by the types of before will be in the targets.
+                self._written.supersede(batch, self._written.superseded(batch) | before)
                 try:
-                    result = self._run(again, frame.sparkSession, batch)
+                    return self._run(again, frame.sparkSession, batch)
                 except WeftError as error:
                     failure = error
                     self._box.put_ids |= before
-                else:
-                    # Rows that failed by the types of before are in the targets.
-                    self._box.remove(before - self._box.put_ids)
-                    return result
+                    self._written.supersede(batch, self._written.superseded(batch) - before)
             # A load that could not be reached may have been committed.
             if is_split and not isinstance(failure, ConnectionFailedError):
                 self._withdraw_letters(batch)
             raise failure
         finally:
+            self._box.note = None
             for each in {id(each): each for each in (*parts, *opened)}.values():
                 each.close()
+
+    def _supersede_letters(self, batch: BatchId) -> None:
+        """Note which letters are of attempts of which nothing is stored. If this attempt succeeds and does not put one
+        of them again, it has loaded that row: the SQL may have been changed. They are removed then, or after a crash by
+        the next attempt, which finds the batch stored."""
+        letters = self._written.letters(batch)
+        if not letters or self.pipeline.dead_letters is None:
+            return
+        if self.pipeline.step is not None:
+            self._opened_step(batch.query_id)
+        if not self._is_stored(batch, unknown=True):
+            # An attempt that drops rows puts no letters of them, and has not loaded them either.
+            step = self.pipeline.step
+            drops = self.pipeline.transform_on_error == "drop" or getattr(step, "late_data", None) == "drop"
+            self._written.supersede(batch, () if drops else letters)
 
     def _is_done(self, batch: BatchId) -> bool:
         return self.targets.is_done(self.pipeline.targets, batch)
@@ -185,7 +209,12 @@ class Batches:
         rejected = sum(len(each.bad) for each in typed)
         filled = [each for each in typed if each.size != 0]
         transformed = self.transform.run(filled, spark, batch.query_id) if filled else None
+        changes: ChangeBatch | None = None
         try:
+            if transformed is not None and self.pipeline.cdc is not None:
+                changes = changes_of(transformed, filled, self.pipeline.cdc, self._run_sql(spark))
+                self._check_malformed(changes)
+                transformed = transformed._replace(rejected=changes.rejected)
             # Not before the SQL was understood: the batch may be read again under other types.
             for each in typed:
                 # A stream may have got another type of field since a batch was stored with all its events.
@@ -200,7 +229,7 @@ class Batches:
                 self._put_failed(letters, batch)
                 rejected += len(letters)
                 for target in self.pipeline.targets:
-                    loaded = self.targets.load(target, rows, batch, with_origins)
+                    loaded = self.targets.load(target, rows, batch, with_origins, changes=changes)
                     counts[label_of(self.pipeline, target)] = loaded
                     _steps.debug("loaded")
                 if not all(each.replayed for each in counts.values()):
@@ -211,7 +240,15 @@ class Batches:
                 transformed.rows.frame.unpersist()
         self._keep_columns(typed, batch.query_id)
         rejected += sum(each.quarantined for each in counts.values())
-        return BatchResult(batch.number, counts, rows_read, rejected)
+        report = None
+        if self.pipeline.cdc is not None and not (counts and all(each.replayed for each in counts.values())):
+            rows_read = sum(each.size or 0 for each in filled)
+            dropped = tombstones(typed) + (rejected if self.pipeline.dead_letters is None else 0)
+            if changes is not None:
+                report = changes.report(counts.values(), dropped)
+            elif dropped:
+                report = CdcReport(0, 0, 0, dropped, 0, None)
+        return BatchResult(batch.number, counts, rows_read, rejected, cdc=report)
 
     def _run_step(self, parts: Sequence[BatchRows], spark: Any, batch: BatchId) -> BatchResult:
         """Carry out the steps of a batch with windows or a join: add its rows to the state, commit what it emits."""
@@ -260,7 +297,13 @@ class Batches:
 
     def _emit_tick(self, step: Stateful, spark: Any, query_id: str) -> BatchResult:
         assert step.last is not None
-        result = self._emit(step, spark, BatchId(f"{query_id} tick {step.last.number}", step.last.ticks))
+        # The letters of a tick are none of the batch in hand, which may fail and be tried again.
+        note, self._box.note = self._box.note, None
+        put_ids, self._box.put_ids = self._box.put_ids, set()
+        try:
+            result = self._emit(step, spark, BatchId(f"{query_id} tick {step.last.number}", step.last.ticks))
+        finally:
+            self._box.note, self._box.put_ids = note, put_ids
         self._owes_tick = False
         return replace(result, batch_id=step.last.number)
 
@@ -314,12 +357,16 @@ class Batches:
         filled = [each for each in typed if each.size != 0]
         reduction = Reduction(step.nothing(), [], [])
         if filled:
-            reduction = self.transform.reduced(filled, spark, batch.query_id, step.reduce)
+            has_place = self.pipeline.dead_letters is not None or self.pipeline.transform_on_error == "drop"
+            probe = step.probe if has_place else None
+            reduction = self.transform.reduced(filled, spark, batch.query_id, step.reduce, probe)
         reduced, letters = step.by_partition(reduction.result, filled), reduction.rejected
         for each in typed:
             self._box.put(each.bad, batch, f"read {each.source}")
         self._put_failed(letters, batch)
-        rejected = sum(len(each.bad) for each in typed) + len(letters)
+        self._box.put(reduction.unreduced, batch, "aggregate")
+        rejected = sum(len(each.bad) for each in typed) + len(letters) + len(reduction.unreduced)
+        rejected += step.dropped(reduced)
         if step.rejects(reduced):
             for source, rows in reduction.named:
                 outside = step.rejected(source, rows())
@@ -338,7 +385,7 @@ class Batches:
 
     def _put_failed(self, letters: Sequence[DeadLetter], batch: BatchId) -> None:
         """Store the rows that the SQL failed for, unless the pipeline drops them."""
-        if self.pipeline.transform_on_error == "dlq":
+        if self.pipeline.transform_on_error == "dlq" or self.pipeline.cdc is not None:
             self._box.put(letters, batch, "transform")
         else:
             self._box.origins.update((each.source, each.offset) for each in letters)
@@ -374,6 +421,26 @@ class Batches:
                 f"{len(rows.bad):,} {what} of {rows.source} cannot be parsed, the first at {first.offset}: "
                 f"{first.error}",
                 hint=f"{NO_STORE} Or {otherwise}.",
+            )
+
+    def changes_in(self, messages: pa.Table, spark: Any) -> ChangeBatch | None:
+        """Return the changes of messages that are well formed; `None` where the pipeline has rows."""
+        if self.pipeline.cdc is None:
+            return None
+        well_formed = Transformed(memory_of(messages), [], lambda: messages)
+        return changes_of(well_formed, (), self.pipeline.cdc, self._run_sql(spark))
+
+    def _run_sql(self, spark: Any) -> RunSql:
+        return lambda sql, rows: self.transform.over(sql, spark).attempt(rows)
+
+    def _check_malformed(self, changes: ChangeBatch) -> None:
+        """Raise for messages that are no changes, if there is no place for them."""
+        if changes.rejected and self.pipeline.transform_on_error == "fail" and self.pipeline.dead_letters is None:
+            first = changes.rejected[0]
+            raise WeftError(
+                f"{len(changes.rejected):,} messages of {first.source} are no changes in the form of "
+                f"{changes.cdc.envelope}, the first at {first.offset}: {first.error} {first.payload[:200]}",
+                hint=f"{NO_STORE} Or leave them out: transform_on_error='drop'.",
             )
 
     def _typed(self, parts: Sequence[BatchRows], query_id: str) -> Iterator[TypedRows]:

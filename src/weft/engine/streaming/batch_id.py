@@ -9,3 +9,8 @@ class BatchId(NamedTuple):
     query_id: str
     """Of Spark's query, which its checkpoint keeps; or the name of a replay."""
     number: int
+
+    @property
+    def checkpoint(self) -> str | None:
+        """The id of its checkpoint; `None` of a replay."""
+        return None if self.query_id.startswith("replay ") else self.query_id

@@ -52,6 +52,8 @@ class DeadLetterBox:
         """The letters that were put into this box."""
         self.origins: set[tuple[str, str | None]] = set()
         """Source and offset of the rows of a batch that were read, and then failed."""
+        self.note: Callable[[Collection[str]], None] | None = None
+        """Remembers the ids of letters before they are put."""
         self.withdrawn = 0
         """How often letters of the batch in hand were removed. Stores that only append take no letter again under the
         name of a removed one."""
@@ -90,6 +92,8 @@ class DeadLetterBox:
                     replays=self._replays,
                 )
             )
+        if self.note is not None:
+            self.note([each.letter_id for each in stored])
         self.put_stored(stored)
 
     def put_stored(self, letters: Sequence[StoredLetter]) -> None:
@@ -140,12 +144,6 @@ def name_origins(letters: Sequence[DeadLetter], with_origins: Callable[[], pa.Ta
         if ORIGIN in rows.column_names:
             return row_origin.with_origins(letters, rows)
     return letters
-
-
-def keyless(rows: pa.Table, load: Load, source: str, target: str) -> list[DeadLetter]:
-    """Return the letters of rows without a key, which a target without a quarantine does not get."""
-    why = quarantine.keyless(load)
-    return [DeadLetter("store", why, source, quarantine.payload(row), target=target) for row in rows.to_pylist()]
 
 
 @contextmanager

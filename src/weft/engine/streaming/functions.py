@@ -234,56 +234,74 @@ def _partial(udaf: Udaf) -> Callable[..., pa.Array]:
 
 
 def state_of(udaf: Udaf, method: str) -> Any:
-    """Return a function of Spark from lists of structs, one a group, to the state of each group, a struct."""
+    """Return a function of Spark from lists of structs, one a group, to the state of each group, a struct; of a group
+    whose states cannot be merged, to the `error`."""
     from pyspark.sql.pandas.functions import arrow_udf
 
-    over_lists, state = _grouped(udaf, method, "state"), udaf.state
+    state, catches = udaf.state, method == "merge_batch"
     name = f"UDF {udaf.sql_name!r}: {udaf.cls.__name__}.state()"
+    over_lists = _grouped(udaf, method, "state", lambda result: _state(result, state, name))
 
     def run(lists: pa.Array) -> pa.Array:
-        states = [_state(each, state, name) for each in over_lists(lists)]
-        columns = [pa.concat_arrays(column) for column in zip(*states, strict=True)]
-        return pa.StructArray.from_arrays(columns, names=[f"s{number}" for number in range(len(state))])
+        nothing = [pa.nulls(1, _STORED_UNSIGNED.get(each, arrow_type(each))) for each in state]
+        states, errors = over_lists(lists, nothing, catches)
+        columns = [*(pa.concat_arrays(column) for column in zip(*states, strict=True)), errors]
+        return pa.StructArray.from_arrays(columns, names=[*(f"s{number}" for number in range(len(state))), "error"])
 
     kinds = ", ".join(f"s{number}: {_spark_type(each)}" for number, each in enumerate(state))
-    return arrow_udf(run, f"struct<{kinds}>")  # type: ignore[call-overload]
+    return arrow_udf(run, f"struct<{kinds}, error: string>")  # type: ignore[call-overload]
 
 
 def result_of(udaf: Udaf) -> Any:
-    """Return a function of Spark from lists of states, one a group, to the result of each group."""
+    """Return a function of Spark from lists of states, one a group, to the `value` of each group, or its `error`."""
     from pyspark.sql.pandas.functions import arrow_udf
 
-    return arrow_udf(_over_lists(udaf, "merge_batch"), _spark_type(udaf.returns))  # type: ignore[call-overload]
+    over_lists, returns = _over_lists(udaf, "merge_batch", catches=True), _spark_type(udaf.returns)
+    return arrow_udf(over_lists, f"struct<value: {returns}, error: string>")  # type: ignore[call-overload]
 
 
-def _grouped(udaf: Udaf, method: str, gives: str) -> Callable[[pa.Array], list[Any]]:
-    """Return a function from lists of structs, one a group, to what each group gives; `method` takes the structs."""
+def _grouped(
+    udaf: Udaf, method: str, gives: str, checked: Callable[[Any], Any]
+) -> Callable[[pa.Array, Any, bool], tuple[list[Any], pa.Array]]:
+    """Return a function from lists of structs, one a group, to what each group gives; `method` takes the structs. Where
+    it catches errors, a group that fails gives nothing but its error."""
     name, code = f"UDF {udaf.sql_name!r}", _portable(udaf.cls)
     kinds = udaf.args if method == "update_batch" else udaf.state
 
-    def run(lists: pa.Array) -> list[Any]:
-        cls, results = _loaded(code), []
+    def run(lists: pa.Array, nothing: Any, catches: bool) -> tuple[list[Any], pa.Array]:
+        cls, results, errors = _loaded(code), [], []
         fields = _arguments(lists.values.flatten(), kinds, name)
-        with _one_line_error(name):
-            for start, stop in itertools.pairwise(lists.offsets.to_pylist()):
-                aggregate = cls()
-                if stop > start:
-                    getattr(aggregate, method)(*(each.slice(start, stop - start) for each in fields))
-                results.append(getattr(aggregate, gives)())
-        return results
+        for start, stop in itertools.pairwise(lists.offsets.to_pylist()):
+            error = None
+            try:
+                with _one_line_error(name):
+                    aggregate = cls()
+                    if stop > start:
+                        getattr(aggregate, method)(*(each.slice(start, stop - start) for each in fields))
+                    given = getattr(aggregate, gives)()
+                result = checked(given)
+            except WeftError as failure:
+                if not catches:
+                    raise
+                result, error = nothing, failure.what
+            results.append(result)
+            errors.append(error)
+        return results, pa.array(errors, pa.string())
 
     return run
 
 
-def _over_lists(udaf: Udaf, method: str) -> Callable[..., pa.Array]:
-    """Return a function from lists of structs, one a group, to the result of each group; `method` takes the structs."""
-    over_lists, returns = _grouped(udaf, method, "evaluate"), udaf.returns
-    name, cls = f"UDF {udaf.sql_name!r}", udaf.cls.__name__
+def _over_lists(udaf: Udaf, method: str, *, catches: bool = False) -> Callable[..., pa.Array]:
+    """Return a function from lists of structs, one a group, to the result of each group; `method` takes the structs.
+    `catches`: to structs of the value and the error of each group."""
+    returns, evaluate = udaf.returns, f"UDF {udaf.sql_name!r}: {udaf.cls.__name__}.evaluate()"
+    over_lists = _grouped(udaf, method, "evaluate", lambda result: _checked(result, returns, 1, evaluate))
 
     def run(lists: pa.Array) -> pa.Array:
-        results, empty = over_lists(lists), pa.array([], arrow_type(returns))
-        evaluate = f"{name}: {cls}.evaluate()"
-        return _stored(pa.concat_arrays([empty, *(_checked(each, returns, 1, evaluate) for each in results)]), returns)
+        kind = arrow_type(returns)
+        results, errors = over_lists(lists, pa.nulls(1, kind), catches)
+        values = _stored(pa.concat_arrays([pa.array([], kind), *results]), returns)
+        return pa.StructArray.from_arrays([values, errors], names=["value", "error"]) if catches else values
 
     return run
 

@@ -14,14 +14,13 @@ import json
 import logging
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
-from datetime import UTC, date, datetime
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from weft.columns import hint_of, hinted
+from weft.columns import hint_of, hinted, in_calendar, python_rows
 from weft.engine import frame_projection, inputs
 from weft.engine.streaming import new_columns
 from weft.engine.streaming.sources import open_source
@@ -34,6 +33,7 @@ from weft.engine.streaming.stateful import (
     Reduced,
     Stateful,
     is_void,
+    moving,
     stored_field,
     wider_type,
 )
@@ -53,8 +53,6 @@ _REMOVALS = 32
 _SECOND = 1_000_000
 _OWN = (END, SIDE, KEY, CHECK, TIME, BATCH)
 _ADDED = b"weft.added"
-_DAYS = (date.min, date.max)
-_MOMENTS = (datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC))
 _log = logging.getLogger("weft.engine")
 
 
@@ -174,7 +172,7 @@ class Joins(Stateful):
     # ------------------------------------------------------------------------------------------------- rows of a batch
 
     def _is_late(self, watermark: int) -> str:
-        return f"{TIME} < {watermark - self._allowed}"
+        return f"{TIME} < {moving(watermark - self._allowed)}"
 
     def _selected(self, side: _Side, frame: Any, hints: dict[str, str]) -> Any:
         """Return the rows of a side with the columns that are stored. Notes in `hints` which texts are JSON, say."""
@@ -294,30 +292,22 @@ class Joins(Stateful):
             if each.name not in _OWN and each.name.startswith(side.prefix) and not is_void(each)
         ]
 
-    def _fingerprint(self) -> str:
+    def _fingerprints(self) -> list[str]:
         named = {name: value for name, value in asdict(self.join).items() if name != "late_data"}
-        return hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()
+        return [hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()]
 
 
 def _in_calendar(rows: pa.Table) -> tuple[pa.Table, list[tuple[dict[str, Any], str]]]:
     """Return rows without those that have a time outside of the years 1 to 9999, which no database gives back."""
     is_inside = pa.chunked_array([pa.repeat(pa.scalar(True), len(rows))])
-    for field in rows.schema:
-        if pa.types.is_date(field.type) or pa.types.is_timestamp(field.type):
-            is_day = pa.types.is_date(field.type)
-            first, last = (pa.scalar(each, field.type) for each in (_DAYS if is_day else _MOMENTS))
-            column = rows[field.name]
-            fits = pc.and_(pc.greater_equal(column, first), pc.less_equal(column, last))
-            is_inside = pc.and_(is_inside, pc.fill_null(fits, True))
+    for column in rows.columns:
+        if (fits := in_calendar(column)) is not None:
+            is_inside = pc.and_(is_inside, fits)
     if pc.all(is_inside, min_count=0).as_py():
         return rows, []
-    outside = rows.filter(pc.invert(is_inside))
-    names = [name for name in rows.column_names if name not in _OWN]
-    texts = [
-        {name: None if value is None else str(value) for name, value in zip(names, row, strict=True)}
-        for row in zip(*(outside[name].cast(pa.string()).to_pylist() for name in names), strict=True)
-    ]
-    return rows.filter(is_inside), [(row, "It has a time outside of the years 1 to 9999.") for row in texts]
+    outside = rows.filter(pc.invert(is_inside)).select([name for name in rows.column_names if name not in _OWN])
+    why = "It has a time outside of the years 1 to 9999."
+    return rows.filter(is_inside), [(row, why) for row in python_rows(outside)]
 
 
 def _key(texts: Sequence[str]) -> str:

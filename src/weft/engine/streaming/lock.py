@@ -17,6 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
+from weft.engine import session
 from weft.errors import BusyError, StorageError
 from weft.spark_support.folder import Location
 from weft.spark_support.sessions import java_class
@@ -65,9 +66,12 @@ class Lock:
         self._note()
 
     def hold(self, spark: Any) -> None:
-        """Go on holding it with this session, whose JVM outlives a process that is killed, by some seconds."""
-        number = java_class(spark, "java.lang.ProcessHandle").current().pid()
-        self._owner = {"process": process.this_process(), "jvm": process.name_of(number)}
+        """Go on holding it with this session, whose JVM outlives a process that is killed, by some seconds. One of the
+        engine's stays for others: the engine ends the query that was left in it."""
+        self._owner = {"process": process.this_process()}
+        if not session.is_lent():
+            number = java_class(spark, "java.lang.ProcessHandle").current().pid()
+            self._owner["jvm"] = process.name_of(number)
         self._note()
 
     def lease(self, home: Location, lost: Callable[[], None]) -> None:

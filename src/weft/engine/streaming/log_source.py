@@ -8,42 +8,26 @@ columns that the stream has by then, and where there is no SQL in the same task 
 
 from __future__ import annotations
 
-import itertools
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from datetime import datetime
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from weft.engine.readers import StreamReader, stream_reader
-from weft.engine.streaming.log_offsets import Offsets
-from weft.errors import DeclarationError, WeftError
-from weft.spark_support.folder import Location
-from weft.spark_support.sessions import read_source
+from weft.errors import WeftError
 from weft.streams import runtime
 from weft.streams.declare import Stream
 from weft.systems.dead_letter_store import DeadLetter, as_json
 from weft.systems.log import EXTRA, META_TYPES, ROWID, Log
-from weft.systems.stream_source import (
-    EVENT_TIME,
-    MAX_ROWS,
-    BatchRows,
-    ReaderRows,
-    Rewind,
-    SourceSettings,
-    StreamSource,
-)
+from weft.systems.log_offsets import Offsets, ranges
+from weft.systems.log_positions import LogPositions
+from weft.systems.stream_source import EVENT_TIME, MAX_ROWS, BatchRows, ReaderRows, SourceSettings
 from weft.types import FieldType, check_value
 
 SMALL = 20_000
 """So few rows are read and written by the driver itself: to plan a job takes longer than to carry it out."""
-MOST_COUNTED = 100_000
-"""Lag is counted no further on Redis, where entries are counted one by one."""
-# In turns: a session keeps every name, and each query of a pipeline has the session of the one before.
-_numbers = itertools.cycle(range(100))
 _RESET = "To begin with what is left: weft checkpoints reset. Keep events for longer than the pipeline may be away."
 
 
@@ -103,7 +87,7 @@ class EventRows(ReaderRows):
         return replace(mended, size=size, bad=letters)
 
 
-class LogSource(StreamSource):
+class LogSource(LogPositions):
     """Follows one stream."""
 
     unit = "events"
@@ -123,7 +107,7 @@ class LogSource(StreamSource):
         now, settings = stream_reader(self._stream, self.connection), self.settings
         limit = settings.max_rows or MAX_ROWS
         offsets = Offsets(now.connection, now.stream_schema, now.stream, start, limit, settings.wait_seconds)
-        return _stream(spark, offsets)
+        return ranges(spark, offsets)
 
     def take(self, frame: Any) -> EventRows:
         """Return the events between two offsets, with the columns that the stream has now."""
@@ -132,7 +116,7 @@ class LogSource(StreamSource):
             return EventRows(self.name, None, 0)
         after, upto = min(each[0] for each in ranges), max(each[1] for each in ranges)
         reader = self._reader(after, upto)
-        log = self._log
+        log = self.log
         size = log.extent(after, upto, SMALL + 1)
         if not size and log.floor() > after:
             size = 1  # all of them were removed: reading them raises the error
@@ -150,26 +134,8 @@ class LogSource(StreamSource):
         return replace(now, after=after, upto=upto, advice=_RESET, time_column=EVENT_TIME)
 
     @property
-    def _log(self) -> Log:
+    def log(self) -> Log:
         return runtime.open_stream(self._stream, self.connection, to_read=True).log
-
-    # -------------------------------------------------------------------------------------------------------- positions
-
-    @classmethod
-    def show(cls, position: Any, source_log: Location | None) -> str | None:
-        return f"{position:,}" if type(position) is int else None
-
-    def lag(self, position: int | None, source_log: Location | None) -> int | None:
-        start = self.settings.start
-        if position is None and start != "earliest" and not start.isdecimal():
-            return None
-        log = self._log
-        if position is None:
-            position = log.floor() if start == "earliest" else int(start) - 1
-        return log.extent(position, log.head(), MOST_COUNTED)
-
-    def end(self) -> str:
-        return str(self._log.head() + 1)
 
     def reached(self, rows: BatchRows, reported: Any | None) -> int | None:
         """Return the last offset of the batch: Spark reports it later."""
@@ -179,31 +145,9 @@ class LogSource(StreamSource):
         if not isinstance(rows, EventRows) or rows.reader is None:
             return rows.size or 0
         try:
-            return self._log.extent(rows.reader.after, rows.reader.upto, self.settings.max_rows or MAX_ROWS)
+            return self.log.extent(rows.reader.after, rows.reader.upto, self.settings.max_rows or MAX_ROWS)
         except WeftError:
             return 0
-
-    def stay(self, position: int | None, source_log: Location) -> Rewind:
-        return Rewind(position, None if position is None else position + 1)
-
-    def rewind_to_offset(self, position: int | None, offset: str, source_log: Location) -> Rewind:
-        if not offset.isdecimal() or not int(offset):
-            raise DeclarationError(f"{offset!r} is not an offset of the stream {self.name}: an offset is one number.")
-        return self._from(position, int(offset))
-
-    def rewind_to_time(self, position: int | None, moment: datetime, source_log: Location) -> Rewind:
-        return self._from(position, self._log.first_since(moment))
-
-    def _from(self, position: int | None, first: int) -> Rewind:
-        if position is None:
-            raise self.never_read()
-        if first > position:
-            raise self.after_position(f"{position:,}", f"{first:,}")
-        floor, note = self._log.floor(), None
-        if first <= floor:
-            note = f"retention removed the events of {self.name} up to {floor:,}."
-            first = floor + 1
-        return Rewind(first - 1, first, f"event {first:,} of {self.name}; it was at {position:,}", note)
 
 
 def _fitted(value: Any, kind: FieldType) -> Any:
@@ -225,34 +169,3 @@ def _payload(row: dict[str, Any], fields: dict[str, FieldType]) -> str:
     event = {name: row[name] for name in (*fields, EVENT_TIME) if row[name] is not None}
     documents = {name: json.loads(event[name]) for name in event if name in fields and fields[name].base == "json"}
     return as_json({**event, **documents, **json.loads(row[EXTRA])})
-
-
-def _stream(spark: Any, offsets: Offsets) -> Any:
-    """Return a streaming DataFrame of ranges of offsets."""
-    from pyspark.sql.datasource import SimpleDataSourceStreamReader
-    from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
-
-    class OffsetRanges(SimpleDataSourceStreamReader, SupportsTriggerAvailableNow):
-        def __init__(self) -> None:
-            self.offsets = offsets
-
-        def initialOffset(self) -> dict[str, int]:
-            return {"offset": self.offsets.first()}
-
-        def prepareForTriggerAvailableNow(self) -> None:
-            self.offsets.end = self.offsets.log.head()
-
-        def read(self, start: dict[str, int]) -> tuple[Iterator[tuple[int, int]], dict[str, int]]:
-            after = start["offset"]
-            upto = self.offsets.following(after)
-            return iter([] if upto == after else [(after, upto)]), {"offset": upto}
-
-        def readBetweenOffsets(self, start: dict[str, int], end: dict[str, int]) -> Iterator[tuple[int, int]]:
-            return iter([(start["offset"], end["offset"])])
-
-        def commit(self, end: dict[str, int]) -> None:
-            pass
-
-    return read_source(
-        spark, f"weft_offsets_{next(_numbers)}", "first_after BIGINT, upto BIGINT", OffsetRanges, follow=True
-    )

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from weft.columns import python_rows
 from weft.engine import frame_projection, frames, inputs
 from weft.engine.inputs import Input
 from weft.spark_support import outcome
@@ -86,7 +87,7 @@ def fitted(rows: Input, new: Sequence[str], limits: Limits) -> Fitted:
             added += 1
     dropped = {*new, *refused} - set(kept)
     left_out = [name for name in extra if counts[name] and name in dropped]
-    reasons = [(row, _reason(row, limits)) for row in aside.to_pylist()]
+    reasons = [(row, _reason(row, limits)) for row in python_rows(aside)]
     rest = held.selecting([name for name in held.names if name not in dropped])
     is_nothing = bool(limits.is_made and reasons and not held.size)
     return Fitted(rest, reasons, added, left_out, dropped, is_nothing)

@@ -83,7 +83,8 @@ class Query:
             self.checkpoint.lock.take()
         try:
             sources, pause = self.pipeline.sources, self.pipeline.idle_pause_seconds
-            self.sources = [OpenedSource(open_source(each, pause / len(sources))) for each in sources]
+            wait, name = pause / len(sources), self.pipeline.name
+            self.sources = [OpenedSource(open_source(each, wait, name)) for each in sources]
             opened = [each.source for each in self.sources]
             first = session.spark()
             if self.spark is None or self.spark.sparkContext is not first.sparkContext:  # that one's JVM ended

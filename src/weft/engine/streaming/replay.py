@@ -34,6 +34,7 @@ from weft.engine import connectors, files, frame_projection, session
 from weft.engine.readers import opened_tables, stored_columns, stream_reader
 from weft.engine.streaming.batch import Batches
 from weft.engine.streaming.batch_id import BatchId
+from weft.engine.streaming.cdc import envelopes
 from weft.engine.streaming.checkpoint import Checkpoint
 from weft.engine.streaming.dead_letters import DeadLetterBox, note_of
 from weft.engine.streaming.failing_rows import without_rows
@@ -130,6 +131,8 @@ class Replay:
             return f"it failed in {letter.replays} replay{'' if letter.replays == 1 else 's'}"
         if self.pipeline.step is not None and letter.stage != "store":
             return "its windows may have closed: publish the event again"
+        if self.pipeline.cdc is not None and letter.stage == "store":
+            return "a newer change of its row may be in the table: update the row in the source again"
         if letter.stage == "store" and not self._targets(letter):
             return f"the pipeline has no target {letter.target!r}"
         if letter.stage == "read" and letter.source in self._sources:
@@ -196,8 +199,11 @@ class Replay:
                     failed, targets = [], ()
                 box.put_stored(failed)
                 _steps.debug("given back")
+                changes = None
+                if self.pipeline.cdc is not None and len(rows):
+                    changes = batches.changes_in(rows, session.spark().newSession())
                 for target in targets if len(failed) < len(tried) else ():
-                    batches.targets.load(target, memory_of(rows), batch, placed)
+                    batches.targets.load(target, memory_of(rows), batch, placed, changes=changes)
                     is_begun = True
                     _steps.debug("loaded")
             except WeftError as error:
@@ -249,6 +255,11 @@ class Replay:
             return rows, [_again(letters[number], "store", why) for number, why in bad.items()], lambda: placed
         rows, numbers, bad = _source_rows(self.pipeline, self._columns(), letters)
         failed = [_again(letters[number], "read", why) for number, why in bad.items()]
+        if self.pipeline.cdc is not None and len(rows):
+            malformed = envelopes.opened(rows, self.pipeline.cdc).bad
+            failed += [_again(letters[numbers[number]], "transform", why) for number, why in malformed.items()]
+            kept = [number for number in range(len(rows)) if number not in malformed]
+            rows, numbers = rows.take(pa.array(kept, pa.int64())), [numbers[number] for number in kept]
         sql, placed = self.pipeline.transform_sql, _with_origins(rows, [letters[number] for number in numbers])
         if sql is not None and len(rows):
             used = [each.connection for each in self.pipeline.sources]

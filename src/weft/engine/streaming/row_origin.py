@@ -18,6 +18,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from weft.columns import python_rows
 from weft.systems.dead_letter_store import DeadLetter
 
 ORIGIN = "_weft_origin"
@@ -48,7 +49,7 @@ def with_origins(letters: Sequence[DeadLetter], rows: pa.Table) -> list[DeadLett
     for number, each in enumerate(payloads):
         wanted[_values(each, comparable)].append(number)
     places = defaultdict[Hashable, list[str]](list)
-    for row in _alike(rows, payloads, comparable).to_pylist():
+    for row in python_rows(_alike(rows, payloads, comparable)):
         places[_values(row, comparable)].append(row[ORIGIN])
     named = list(letters)
     for values, numbers in wanted.items():

@@ -19,7 +19,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from weft.engine.streaming.stateful import MILLISECOND, REASON, TIME, Reduced
+from weft.engine.streaming.stateful import MILLISECOND, REASON, TIME, Reduced, moving
 from weft.engine.streaming.windows import NEWEST, OLDEST, Windows, bounded, frame_of
 from weft.pipelines.streaming.execution import WindowReport
 from weft.pipelines.streaming.spec import StreamingPipeline
@@ -76,7 +76,7 @@ class Sessions(Windows):
         return F.when(F.col(REASON).isNull(), moment - F.pmod(moment, F.lit(self._limit)))
 
     def _is_late(self, watermark: int) -> str:
-        return f"{TIME} + {self._gap} < {self._gone()}"
+        return f"{TIME} + {self._gap} < {moving(self._gone())}"
 
     def _keyed(self, reduced: Any) -> Any:
         from pyspark.sql import functions as F
@@ -109,6 +109,7 @@ class Sessions(Windows):
         rows = self._fitted(reduced.fragments.append_column(BATCH, pa.repeat(number, len(reduced.fragments))))
         # Of the next state until it is stored: a batch that fails here is tried again by the same object.
         emission, waiting, wanted = rows.slice(0, 0), self._waiting, None
+        opened = 0 if self.last is None else self.last.open_sessions
         watermark = CLOSED // 2 + 2 if batch.watermark is None and self._is_updated else batch.watermark
         if watermark is not None:
             named = pc.unique(rows.filter(self._may_change(rows, watermark, batch.previous))[KEY])
@@ -126,9 +127,10 @@ class Sessions(Windows):
                 whole = pa.concat_tables([whole.filter(pc.not_equal(whole[END], _GONE)), absorbed])
                 emission = pa.concat_tables([emission, absorbed])
                 rows = pa.concat_tables([whole, rows.filter(pc.invert(is_touched))])
-            waiting -= len(stored)
+            waiting, opened = waiting - len(stored), opened - _open(stored)
             wanted = wanted if len(stored) else None
         self._check_sessions(rows, waiting, wanted)
+        batch = replace(batch, open_sessions=opened + _open(rows))
         self.store.append(rows, batch, wanted)
         self._emission, self._waiting = emission, waiting + len(rows) - len(emission)
         self.last = batch
@@ -161,7 +163,9 @@ class Sessions(Windows):
 
     def report(self, emitted: int) -> WindowReport | None:
         report = super().report(emitted)
-        return None if report is None else replace(report, open=self._waiting, groups=self._waiting)
+        if report is None or self.last is None:
+            return None
+        return replace(report, open=self.last.open_sessions, groups=self._waiting)
 
     def _touched(self, ended: Any, watermark: int) -> Selection:
         """Return the stored rows of the groups of which a session may have ended."""
@@ -169,14 +173,16 @@ class Sessions(Windows):
             return Selection(after=CLOSED // 2)
         return Selection(after=CLOSED // 2, upto=watermark - 1, whole_keys=True, keys=tuple(ended.to_pylist()))
 
-    def closed(self, spark: Any) -> Any | None:
+    def closed(self, spark: Any) -> pa.Table | None:
         rows = self._emitted_rows()
         rows = None if rows is None else rows.filter(pc.is_null(rows[_WRITTEN]))
         if rows is None or not len(rows):
             return None
         groups = map(quoted, self.window.group_by)
         frame = frame_of(spark, rows)
-        return frame.select(WINDOW_START, WINDOW_END, self._identity(WINDOW_START), *groups, *self._results())
+        identity = self._identity(WINDOW_START)
+        written = frame.select(WINDOW_START, WINDOW_END, identity, *groups, *self._results(frame))
+        return written.toArrow()
 
     def removed(self, spark: Any) -> list[dict[str, Any]]:
         rows = self._emitted_rows() if self.window.changes_rows else None
@@ -278,6 +284,13 @@ class Sessions(Windows):
 
         start, end = F.timestamp_micros(_FIRST), F.timestamp_micros(F.col(_LAST) + self._gap)
         return frame.withColumns({WINDOW_START: start, WINDOW_END: end})
+
+
+def _open(rows: pa.Table) -> int:
+    """Return how many rows are of sessions that have not ended: one that is kept is looked at after its end."""
+    ends = rows[END]
+    is_open = pc.and_(pc.greater(ends, CLOSED // 2), pc.less_equal(ends, rows[WINDOW_END].cast(pa.int64())))
+    return int(pc.sum(is_open, min_count=0).as_py())
 
 
 def _absorbed(before: pa.Table, after: pa.Table, end: int) -> pa.Table:

@@ -172,6 +172,26 @@ class Written(_Kept):
         with self._changing(batch) as (_, tried):
             tried["withdrawn"] += 1
 
+    def letters(self, batch: BatchId) -> set[str]:
+        """Return the ids of the letters that attempts of a batch have put."""
+        return set(self._tried(batch).get("letters", ()))
+
+    def note_letters(self, batch: BatchId, ids: Collection[str]) -> None:
+        """Remember letters before they are put: an attempt may end at any moment."""
+        with self._changing(batch) as (_, tried):
+            tried["letters"] = sorted({*tried.get("letters", ()), *ids})
+            tried["superseded"] = sorted({*tried.get("superseded", ())}.difference(ids))
+
+    def superseded(self, batch: BatchId) -> set[str]:
+        """Return the letters of earlier attempts that are to go once a batch is stored."""
+        return set(self._tried(batch).get("superseded", ()))
+
+    def supersede(self, batch: BatchId, ids: Collection[str]) -> None:
+        """Remember which letters are to go once a batch is stored: a process may end between the two."""
+        if {*ids} != self.superseded(batch):
+            with self._changing(batch) as (_, tried):
+                tried["superseded"] = sorted(ids)
+
     @contextmanager
     def _changing(self, batch: BatchId) -> Iterator[tuple[dict[str, int], dict[str, Any]]]:
         """Yield the tables and the try of a batch, and write them at the end; a replay of letters without a checkpoint
@@ -180,7 +200,7 @@ class Written(_Kept):
         stored, tried = self._stored(), self._tried(batch)
         yield stored["tables"], tried
         stored["tries"].pop(batch.query_id, None)
-        if tried["columns"] or tried["withdrawn"]:
+        if tried["columns"] or tried["withdrawn"] or tried.get("letters"):
             stored["tries"][batch.query_id] = tried
         if self._home.at("metadata").read() is not None:
             self._write(stored)

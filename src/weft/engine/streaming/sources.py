@@ -18,10 +18,12 @@ from weft.systems.stream_source import SourceSettings, StreamSource
 from weft.types import FieldType
 
 
-def open_source(source: Source, wait_seconds: float = 0.0) -> StreamSource:
-    """Return the opened source of a pipeline. `wait_seconds`: how long it waits for rows, if it waits by itself."""
+def open_source(source: Source, wait_seconds: float = 0.0, reader: str = "") -> StreamSource:
+    """Return the opened source of a pipeline. `wait_seconds`: how long it waits for rows, if it waits by itself.
+    `reader`: the name of the pipeline, for one that is to be followed."""
     columns = {name: FieldType.parse(kind) for name, kind in source.columns.items()}
-    settings = SourceSettings(source.name, source.start, source.max_rows, source.max_files, columns, wait_seconds)
+    limits = source.max_rows, source.max_files
+    settings = SourceSettings(source.name, source.start, *limits, columns, wait_seconds, reader)
     if isinstance(source.query, Stream):
         return LogSource(source.connection, settings, source.query)
     connection = source.connection_with_options(current().connection(source.connection))
@@ -41,7 +43,7 @@ def open_source(source: Source, wait_seconds: float = 0.0) -> StreamSource:
 def refuse_unreachable(source: StreamSource) -> None:
     """Refuse a source that Spark's workers are to read on other machines, and that only this one can open."""
     if source.read_by_workers:
-        files.refuse_one_host(source.connection, "source")
+        files.refuse_one_host(source.opened_by_workers, "source")
 
 
 def show_position(position: Any, source_log: Location | None = None, source: Source | None = None) -> str:

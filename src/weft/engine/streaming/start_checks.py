@@ -15,6 +15,7 @@ from weft.engine.streaming import functions, lookups
 from weft.engine.streaming.targets import is_own, topic_target
 from weft.engine.streaming.transform import together
 from weft.errors import ConnectionFailedError, DeclarationError, WeftError, did_you_mean, nearest
+from weft.pipelines.streaming.cdc import CDC
 from weft.pipelines.streaming.joins import Join
 from weft.pipelines.streaming.spec import StreamingPipeline, Target
 from weft.pipelines.streaming.windows import SESSION_ID, WINDOW_END, WINDOW_START, WINDOWS, Window
@@ -55,6 +56,9 @@ def check_start(pipeline: StreamingPipeline, sources: Sequence[StreamSource], sp
         columns = join_columns(pipeline, pipeline.join, schemas, columns, grows=grows)
     for target in (each for each in pipeline.targets if each.primary_key):
         with suppress(ConnectionFailedError):
+            if pipeline.cdc is not None:
+                check_mirror(target, pipeline.cdc)
+                continue
             # What a window emits is known.
             check_columns(target, columns, stored_names(target), grows=grows and pipeline.window is None)
 
@@ -197,6 +201,26 @@ def stored_names(target: Target) -> list[str] | None:
     with opened_tables(connection) as tables:
         columns = stored_columns(tables, *target.table)
     return None if columns is None else [each.name for each in columns]
+
+
+def check_mirror(target: Target, cdc: CDC) -> None:
+    """Raise for keys and other columns that a mirror needs and its table does not have."""
+    connection = current().connection(target.connection)
+    stored = None if target.stream is not None else stored_names(target)
+    if stored is None or target.table is None:
+        return
+    where = f"the table {target.name}"
+    _refuse_unknown("key", target.primary_key, stored, where)
+    _refuse_unknown("soft_delete_column", (cdc.soft_delete_column,) if cdc.soft_delete_column else (), stored, where)
+    if system_for(connection.kind).tables is None or target.mode == "scd2":
+        return
+    with opened_tables(connection) as tables, tables.driver.session("read") as reading:
+        primary = tables.primary_key(reading, *target.table)
+    if primary and set(primary) != set(target.primary_key):
+        raise DeclarationError(
+            f"The primary key of {where} is {', '.join(primary)}, and key_field names {', '.join(cdc.keys)}.",
+            hint="Name the path of each of its columns, or create the table with the key of the source.",
+        )
 
 
 def check_columns(

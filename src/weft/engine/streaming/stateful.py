@@ -17,10 +17,10 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 
-from weft.columns import canonical_schema
+from weft.columns import canonical_schema, python_rows
 from weft.engine.streaming import dead_letters
 from weft.engine.streaming.row_origin import ORIGIN
-from weft.engine.streaming.transform import TypedRows
+from weft.engine.streaming.transform import Probe, TypedRows
 from weft.errors import DeclarationError, LoadRefusedError, did_you_mean
 from weft.pipelines.streaming.execution import WindowReport
 from weft.pipelines.streaming.spec import StreamingPipeline
@@ -35,19 +35,33 @@ from weft.systems.stream_source import EVENT_TIME, FrameRows, counted
 REASON = "_weft_reason"
 MILLISECOND = 1000
 LATE, _FUTURE, _UNDATED, _ANCIENT = "late", "future", "undated", "ancient"
+_NO_NUMBER, _OUTSIDE = "no number", "outside"
 _FINGERPRINT, _VOID = b"weft.window", {b"weft.void": b"1"}
-_BAD = (_UNDATED, _FUTURE, _ANCIENT)
+_BAD = (_UNDATED, _FUTURE, _ANCIENT, _NO_NUMBER, _OUTSIDE)
+# Of the years 1 to 9999, since 1970.
+_FIRST_DAY, _LAST_DAY, _DAY = -719_162, 2_932_896, 86_400_000_000
 # The second day of the year 1, in microseconds: databases hold no time before that year.
-_EARLIEST = -62_135_510_400_000_000
+_EARLIEST = (_FIRST_DAY + 1) * _DAY
+_OF_TIME = f"unix_micros(CAST({{}} AS TIMESTAMP)) NOT BETWEEN {_FIRST_DAY * _DAY} AND {(_LAST_DAY + 1) * _DAY - 1}"
+_CALENDAR = {
+    "date": f"unix_date({{}}) NOT BETWEEN {_FIRST_DAY} AND {_LAST_DAY}",
+    "timestamp": _OF_TIME,
+    "timestamp_ntz": _OF_TIME,
+}
+"""By type, the condition that a value is outside of the years 1 to 9999, which no database gives back."""
 PARTITION = "\x1f"
 """Between the names of a source and of its partition, in neither of which it can be."""
 _WHY = {
     _ANCIENT: "has a time before the year 1",
-    LATE: "is late: {}",
+    LATE: "is late: {late}",
     _FUTURE: "has a time that is further in the future than max_future_ms allows",
     _UNDATED: "has no event time",
+    _NO_NUMBER: "has a text that is no number in {numbers}",
+    _OUTSIDE: "has a time outside of the years 1 to 9999",
 }
 NEVER = (1 << 63) - 1
+_WHOLE = pa.decimal128(19, 0)
+"""Holds every 64-bit integer."""
 NESTED = ("struct", "array", "map", "variant")
 
 
@@ -78,6 +92,12 @@ class Stateful(ABC):
     """What of it cannot be changed while it has a state."""
     _length = 0
     """How long before a row its window may begin, in microseconds."""
+    _numbers: Sequence[str] = ()
+    """The columns that must be numbers."""
+    _kept: Sequence[str] = ()
+    """The columns whose values are kept as they are."""
+    probe: Probe | None = None
+    """What fails for a row that `reduce` fails for; `None` where no row can make it fail."""
 
     def __init__(
         self,
@@ -166,8 +186,8 @@ class Stateful(ABC):
         """Return the condition that a row is late, in SQL."""
 
     @abstractmethod
-    def _fingerprint(self) -> str:
-        """Return what the stored rows depend on."""
+    def _fingerprints(self) -> list[str]:
+        """Return what the stored rows depend on; after it that of older states which are the same."""
 
     def nothing(self) -> Reduced:
         """Return what a batch without rows makes of them."""
@@ -180,9 +200,15 @@ class Stateful(ABC):
         """Return rows of a source with their time in microseconds, and why one of them is left out."""
         reasons = {
             f"{TIME} IS NULL": _UNDATED,
-            f"{TIME} > {self._latest}": _FUTURE,
+            f"{TIME} > {moving(self._latest)}": _FUTURE,
             f"{TIME} < {_EARLIEST + self._length}": _ANCIENT,
         }
+        for name in self._kept:
+            if (moment := _CALENDAR.get(frame.schema[name].dataType.typeName())) is not None:
+                reasons[moment.format(quoted(name))] = _OUTSIDE
+        for name in self._numbers:
+            if frame.schema[name].dataType.typeName() == "string":
+                reasons[f"{quoted(name)} IS NOT NULL AND try_cast({quoted(name)} AS DOUBLE) IS NULL"] = _NO_NUMBER
         if self.last is not None and self.last.watermark is not None:
             reasons[self._is_late(self.last.watermark)] = LATE
         cases = " ".join(f"WHEN {condition} THEN '{reason}'" for condition, reason in reasons.items())
@@ -208,15 +234,21 @@ class Stateful(ABC):
         """Return whether rows that are left out become dead letters. Raise where they have to, and cannot."""
         if self.pipeline.dead_letters is not None:
             return not {*self._rejected_reasons()}.isdisjoint(reduced.left_out)
+        if self.pipeline.transform_on_error == "drop":
+            return False  # see `dropped`
         for reason in _BAD:
             if count := reduced.left_out.get(reason):
                 raise LoadRefusedError(
-                    f"The {self.WORD} of {self.pipeline.name} takes no row that {_WHY[reason]}: "
+                    f"The {self.WORD} of {self.pipeline.name} takes no row that {self._why(reason)}: "
                     f"{counted(count, 'rows')}.",
                     hint='Give such rows a place: dead_letter_stream="…" (or dead_letter_table, dead_letter_path). Or '
                     "leave them out by transform_sql.",
                 )
         return False
+
+    def dropped(self, reduced: Reduced) -> int:
+        """Return how many bad rows are left out for good, since there is no place for them."""
+        return 0 if self.pipeline.dead_letters is not None else sum(reduced.left_out.get(each, 0) for each in _BAD)
 
     def rejected(self, source: str, frame: Any) -> list[DeadLetter]:
         """Return the rows of a source that are left out, as dead letters."""
@@ -226,10 +258,13 @@ class Stateful(ABC):
         with outcome.explained(f"run the batch of {self.pipeline.name}"):
             outside = timed.where(F.col(REASON).isin(self._rejected_reasons())).drop(TIME).toArrow()
         unknown, letters = json.dumps({"source": source, "offset": None}), []
-        for row in outside.to_pylist():
-            why = _WHY[row.pop(REASON)].format(self.LATE_SINCE)
+        for row in python_rows(outside):
+            why = self._why(row.pop(REASON))
             letters.append(dead_letters.letter_of({ORIGIN: unknown, **row}, f"The row {why}."))
         return letters
+
+    def _why(self, reason: str) -> str:
+        return _WHY[reason].format(late=self.LATE_SINCE, numbers=" or ".join(self._numbers))
 
     def _rejected_reasons(self) -> list[str]:
         return [*_BAD, *([LATE] if self._late_data == "dlq" else [])]
@@ -290,7 +325,7 @@ class Stateful(ABC):
 
     def _first_schema(self, rows: pa.Schema) -> pa.Schema:
         """Return the columns of the state, of those of its first rows."""
-        return pa.schema(map(stored_field, rows)).with_metadata({_FINGERPRINT: self._fingerprint().encode()})
+        return pa.schema(map(stored_field, rows)).with_metadata({_FINGERPRINT: self._fingerprints()[0].encode()})
 
     def _cast(self, rows: pa.Table, schema: pa.Schema) -> pa.Table:
         """Return rows with the types of the state; raise where that would change a value."""
@@ -300,6 +335,8 @@ class Stateful(ABC):
             if not _is_alike(column.type, each.type):
                 raise self._mismatch(f"{each.name} was {each.type}, and is {column.type}")
             try:
+                if pa.types.is_integer(column.type) and pa.types.is_decimal(each.type):
+                    column = column.cast(_WHOLE)  # by their values: from a long Arrow refuses a type of fewer digits
                 columns.append(column.cast(each.type))
             except pa.ArrowException as error:
                 raise self._mismatch(f"{each.name}: {error}") from None
@@ -339,13 +376,19 @@ class Stateful(ABC):
 
     def _check_unchanged(self) -> None:
         schema = self.store.schema()
-        if schema is None or (schema.metadata or {}).get(_FINGERPRINT) == self._fingerprint().encode():
+        if schema is None or (schema.metadata or {}).get(_FINGERPRINT, b"").decode() in self._fingerprints():
             return
         raise DeclarationError(
             f"The {self.WORD} of {self.pipeline.name} is another one than that of its state: {self._CHANGES} were "
             "changed.",
             hint=f"To begin again: weft checkpoints reset {self.pipeline.name}. Or give the pipeline another name.",
         )
+
+
+def moving(number: int) -> str:
+    """Return a number that is another one in each batch, in SQL. Spark compiles what it runs, and a number is part of
+    its code: for another number it compiles all of it again. An element of an array, chosen by the row, is none."""
+    return f"array({number}L, {number}L)[IF({TIME} IS NULL, 1, 0)]"
 
 
 def stored_field(field: pa.Field) -> pa.Field:
@@ -367,6 +410,8 @@ def wider_type(stored: pa.DataType, new: pa.DataType) -> pa.DataType | None:
         return pa.decimal128(38, new.scale) if new.scale < 20 else None
     if types.is_floating(stored) and types.is_floating(new):
         return new if new.bit_width > stored.bit_width else None
+    if types.is_decimal(stored) and types.is_integer(new):
+        new = _WHOLE
     if types.is_decimal(stored) and types.is_decimal(new):
         scale, whole = max(stored.scale, new.scale), max(stored.precision - stored.scale, new.precision - new.scale)
         wider = pa.decimal128(min(whole + scale, 38), scale)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from weft.columns import hint_of, is_nested
+from weft.columns import hint_of, is_nested, python_rows, python_values
 from weft.engine import inputs
 from weft.engine.inputs import Input
 from weft.engine.readers import read_all
@@ -95,7 +95,7 @@ def _events(
             for name in batch.schema.names
             if not name.startswith(RESERVED_PREFIX) and (keeps_time or name != EVENT_TIME)
         ]
-        events = batch.select(names).to_pylist()
+        events = python_rows(batch.select(names))
         for name in names:
             if (as_published := _published(batch.schema.field(name), is_document=name in documents)) is not None:
                 for event, value in zip(events, as_published(batch.column(name)), strict=True):
@@ -115,7 +115,7 @@ def _events(
 def _published(field: pa.Field, *, is_document: bool) -> Callable[[pa.Array], list[Any]] | None:
     """Return what makes values for a stream of a column; `None` where they are as they are."""
     if is_nested(field.type):
-        return lambda column: [_as_json(each) for each in column.to_pylist()]
+        return lambda column: [_as_json(each) for each in python_values(column)]
     if hint_of(field) == "json" or is_document:
         return lambda column: [_of_json(each) for each in column.to_pylist()]
     if pa.types.is_decimal(field.type) and not field.type.scale:  # integers that became wider, of which most fit int64

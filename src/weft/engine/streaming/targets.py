@@ -14,13 +14,16 @@ from typing import Any
 
 import pyarrow as pa
 
+from weft.columns import python_rows
 from weft.engine import connectors, files, frames, inputs, session
+from weft.engine.frame_projection import schema_of
 from weft.engine.inputs import Input
 from weft.engine.load import Job
 from weft.engine.projection import TableProjection
 from weft.engine.readers import open_tables, stored_columns
 from weft.engine.streaming import dead_letters, new_columns
 from weft.engine.streaming.batch_id import BatchId
+from weft.engine.streaming.cdc.applying import ChangeBatch
 from weft.engine.streaming.dead_letters import NO_STORE
 from weft.engine.streaming.source_state import Written
 from weft.engine.streaming.sources import open_source
@@ -28,6 +31,7 @@ from weft.engine.streaming.target_streams import PutRefused, published_events
 from weft.engine.streaming.transform import WithOrigins
 from weft.errors import LoadRefusedError, WeftError
 from weft.pipelines import declare
+from weft.pipelines.streaming.cdc import SchemaEvolution
 from weft.pipelines.streaming.endpoints import check_targets, delivery_to, label_of
 from weft.pipelines.streaming.spec import Drift, StreamingPipeline, Target
 from weft.pipelines.streaming.windows import SESSION_ID, Window
@@ -38,12 +42,13 @@ from weft.spark_support.sessions import quoted
 from weft.streams.declare import MAX_NEW_COLUMNS, Stream
 from weft.systems.base import Connection, system_for
 from weft.systems.dead_letter_store import DeadLetter
-from weft.systems.load import KEY_LENGTH, KEYED_MODES, SCD2_COLUMNS, Counts, Declared, Load
+from weft.systems.load import KEY_LENGTH, KEYED_MODES, SCD2_COLUMNS, Counts, Declared, Load, Projected
 from weft.systems.log import RESERVED_PREFIX
 from weft.systems.sql import ledger, quarantine
+from weft.systems.sql.driver import MissingTableError
 from weft.systems.sql.tables import Column, SqlTables
 from weft.systems.stream_source import EVENT_TIME
-from weft.systems.target import SparkTarget
+from weft.systems.target import Reject, SparkTarget
 
 _log = logging.getLogger("weft.engine")
 
@@ -58,7 +63,11 @@ class Targets:
         """What stays open: to sign in again for each batch takes longer than to write a few rows."""
         self._from = ", ".join(each.name for each in pipeline.sources)
         # SQL that names its columns has those that its author wants.
-        is_open = pipeline.window is None and (pipeline.transform_sql is None or "*" in pipeline.transform_sql)
+        is_open = (
+            pipeline.window is None
+            and pipeline.cdc is None
+            and (pipeline.transform_sql is None or "*" in pipeline.transform_sql)
+        )
         self._takes_keys = is_open and any(open_source(each).brings_keys for each in pipeline.sources)
         self._left_out: set[tuple[str, str]] = set()
         """Tables and the columns that they do not get, of which a warning was written."""
@@ -76,19 +85,30 @@ class Targets:
         batch: BatchId,
         with_origins: WithOrigins,
         removed: Sequence[Mapping[str, Any]] = (),
+        changes: ChangeBatch | None = None,
     ) -> Counts:
         """Load rows into a target, once under the id of their batch, and remove those with the keys `removed`. Of those
-        that it rejects `with_origins` names the origins."""
-        if target.stream is not None:
+        that it rejects `with_origins` names the origins. `changes`: what the rows say of the rows of the target."""
+        put = None
+        if self._pipeline.dead_letters is not None:
             put = functools.partial(self._put_letters, target=target, batch=batch, with_origins=with_origins)
-            has_place = self._pipeline.dead_letters is not None
-            return published(self._pipeline, target, rows, batch, put if has_place else None)
+        if target.stream is not None:
+            if changes is not None:
+                if not len(changes.opened.op):
+                    return Counts()
+                rows = changes.clean(session.spark())
+            return published(self._pipeline, target, rows, batch, put)
         connection, load = self._planned(target, batch)
         load = replace(load, removed=_removed(target, removed, self._pipeline.window))
-        on_drift = self._pipeline.on_drift
+        on_drift = self._pipeline.on_drift if changes is None else _DRIFT_OF[changes.cdc.schema_evolution]
         try:
             with self._opened(connection) as tables:
                 present = _columns(connection, tables, load)
+                if changes is not None:
+                    if changes.is_empty or (present is None and not changes.set.rows.num_rows):
+                        return Counts()
+                    stored = present if tables is not None else _typed_columns(connection, load)
+                    rows, load = changes.planned(load, stored, batch.checkpoint)
                 place = _place_of(target, connection)
                 if target.table is not None and present is None:
                     self._refuse_gone(target, connection)
@@ -100,11 +120,11 @@ class Targets:
                 else:
                     columns = TargetColumns(None if before is None else frozenset(before), on_drift)
                 job = Job(load, connection, projection=columns)
-                if self._pipeline.dead_letters is not None:
-                    job.reject = functools.partial(self._put_keyless, load, target, batch, with_origins)
-                fitted = self._fitted(
-                    _selected(rows, columns, load), columns, place, load, connection, tables, present, before
-                )
+                job.reject = None if put is None else _rejecting(put)
+                selected = _selected(rows, columns, load)
+                if changes is not None:
+                    _warn_of_columns(load, new_columns.names_of(rows), new_columns.names_of(selected))
+                fitted = self._fitted(selected, columns, place, load, connection, tables, present, before)
                 self.dropped.append(fitted.dropped)
                 is_decided = bool(fitted.aside or fitted.added)
                 if is_decided and self.has(target, batch):
@@ -220,14 +240,20 @@ class Targets:
 
     def has(self, target: Target, batch: BatchId, *, unknown: bool = False) -> bool:
         """Return whether a target's ledger has a batch; `unknown` where that cannot be known, as of streams and topics,
-        which keep none."""
+        which keep none, and of tables that get rows at least once."""
         if target.stream is not None:
             return unknown
         connection, load = self._planned(target, batch)
+        if not load.is_recorded:
+            return unknown
+        if connection.is_missing():
+            return False
         try:
             with self._opened(connection) as tables:
                 return files.has(connection, load) if tables is None else ledger.is_committed(tables, load)
-        except WeftError:  # there is no ledger, or it cannot be read
+        except MissingTableError:  # no load has made the ledger
+            return False
+        except WeftError:  # it cannot be read
             return unknown
 
     def finish(self, targets: Sequence[Target], batch: BatchId) -> bool:
@@ -272,14 +298,6 @@ class Targets:
             named = dead_letters.name_origins(letters, with_origins) if letters else []
             self._box.put(named, batch, f"store {label}")
 
-    def _put_keyless(
-        self, load: Load, target: Target, batch: BatchId, with_origins: WithOrigins, rows: pa.Table
-    ) -> None:
-        """Store rows without a key as letters, before the target commits the others: it has no quarantine."""
-        label = label_of(self._pipeline, target)
-        letters = dead_letters.keyless(rows, load, self._from, label)
-        self._box.put(dead_letters.name_origins(letters, with_origins), batch, f"store {label}")
-
     @contextmanager
     def _opened(self, connection: Connection) -> Iterator[SqlTables | None]:
         """Yield the tables of a target; `None` for a target that Spark writes. A file is closed at the end, so that it
@@ -312,6 +330,18 @@ def _removed(
     return tuple({name: each[name] for name in names} for each in keys)
 
 
+def _warn_of_columns(load: Load, names: Sequence[str], written: Collection[str]) -> None:
+    """Warn of each column that changes have and the table does not get."""
+    for name in names:
+        if name not in written:
+            _log.warning(
+                "The table %s has no column %r, which changes of its source have: it is left out. "
+                "schema_evolution='evolve' adds such columns.",
+                load.name,
+                name,
+            )
+
+
 def _place_of(target: Target, connection: Connection) -> str:
     """Return which table a target is, without secrets."""
     return f"{connection.kind} {connection.target} {target.name}"
@@ -342,6 +372,12 @@ def _selected(rows: Input, columns: TargetColumns | DeclaredColumns, load: Load)
     if packed is not None:
         packed = replace(packed, schema=pa.schema([packed.schema.field(name) for name in wanted]))
     return inputs.Frame(rows.frame.select(*map(quoted, wanted)), packed)
+
+
+def _typed_columns(connection: Connection, load: Load) -> dict[str, Column | None] | None:
+    """Return the columns of a table that Spark writes, with their types."""
+    frame = files.stored(session.spark(), connection, load)
+    return None if frame is None else {each.name.lower(): Column(each.name, each, "") for each in schema_of(frame)}
 
 
 def _columns(connection: Connection, tables: SqlTables | None, load: Load) -> dict[str, Column | None] | None:
@@ -385,19 +421,25 @@ class TargetColumns:
     def _is_wanted(self, name: str, load: Load) -> bool:
         if name.lower() in (self.present or ()):
             return True
+        if load.changes is not None and name in (*load.changes.own, load.changes.soft_delete_column):
+            return True
         is_named = name in load.deduplicate_by
         if self.present is None:
             return is_named or not name.startswith(RESERVED_PREFIX)
         if is_own(name) and not is_named:
             return False
         if self.on_drift == "fail":
+            others = "leave it out by transform_sql, or say on_drift='evolve' or 'ignore'"
+            if load.changes is not None:
+                others = "or say schema_evolution='evolve' or 'skip'"
             raise LoadRefusedError(
                 f"The source of {load.name} has a column {name!r} that the table does not have.",
-                hint="Add it to the table, leave it out by transform_sql, or say on_drift='evolve' or 'ignore'.",
+                hint=f"Add it to the table, {others}.",
             )
         return self.on_drift == "evolve"
 
 
+_DRIFT_OF: dict[SchemaEvolution, Drift] = {"skip": "ignore", "fail": "fail", "evolve": "evolve"}
 _DRIFTS: dict[Drift, declare.Drift] = {"evolve": "evolve", "ignore": "ignore", "fail": "error"}
 
 
@@ -410,9 +452,19 @@ class DeclaredColumns(TableProjection):
         """Return the projection of a declared table."""
         return cls(declare.PipelineTarget(table=table, on_drift=_DRIFTS[on_drift]))
 
+    def __call__(self, load: Load, source: pa.Schema, tables: SqlTables | None) -> Load:
+        if load.changes is None:
+            return super().__call__(load, source, tables)
+        projected = super().__call__(load, load.stored(source), tables)
+        if projected.projection is None:
+            return projected
+        quote = quoted if tables is None else tables.quote
+        own = [Projected(f"q.{quote(name)}", source.field(name)) for name in load.changes.own]
+        return replace(projected, projection=(*projected.projection, *own))
+
     def wanted(self, load: Load, names: Sequence[str]) -> list[str]:
         """Return the columns of these that the projection is about."""
-        declared = self.target.table.names
+        declared = (*self.target.table.names, *(() if load.changes is None else load.changes.own))
         wanted = [name for name in names if not is_own(name) or name in declared]
         # An expression may be made of any column.
         if self.target.on_drift == "ignore" and not any(each.normalizers for each in self.target.table.columns):
@@ -459,7 +511,13 @@ def published(
     )
     frame = frames.of(rows, rows.reader if isinstance(rows, inputs.Readable) else None, None)
     with outcome.explained(f"write to {target.name}"):
-        return topic.write(frame, load, connectors.ready(frame.sparkSession, connection))
+        reject = None if put is None else _rejecting(put)
+        return topic.write(frame, load, connectors.ready(frame.sparkSession, connection), reject)
+
+
+def _rejecting(put: PutRefused) -> Reject:
+    """Return what a target of Spark's hands refused rows to."""
+    return lambda rows, why: put([(row, why) for row in python_rows(rows)])
 
 
 def topic_target(target: Target) -> SparkTarget | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -11,6 +12,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import pyarrow as pa
 
+from weft.columns import python_rows
 from weft.engine import frames, inputs
 from weft.engine.inputs import Input
 from weft.engine.streaming import dead_letters, functions
@@ -19,7 +21,7 @@ from weft.engine.streaming.log_source import SMALL
 from weft.engine.streaming.lookups import LookupTable
 from weft.engine.streaming.row_origin import ORIGIN
 from weft.engine.streaming.source_state import Columns
-from weft.errors import WeftError
+from weft.errors import ConnectionFailedError, DeclarationError, WeftError
 from weft.pipelines.streaming.spec import StreamingPipeline
 from weft.spark_support import outcome
 from weft.spark_support.sessions import FILE_METADATA, moved_to, quoted, references
@@ -29,6 +31,7 @@ from weft.systems.stream_source import OFFSET, FrameRows, Packed, ReaderRows
 
 # Spark reports what was observed after the job, from another thread.
 _OBSERVED_SECONDS = 1.0
+_NO_ROWS_FAULT = (ConnectionFailedError, DeclarationError)
 TypedRows = ReaderRows | FrameRows
 WithOrigins = Callable[[], pa.Table]
 """Makes the rows for the targets again, with the column `ORIGIN` where that is possible."""
@@ -37,6 +40,8 @@ WithOrigins = Callable[[], pa.Table]
 T = TypeVar("T")
 Reduce = Callable[[Sequence[tuple[str, Any]]], T]
 """Takes the name of each source with its rows, as a DataFrame."""
+Probe = Callable[[str, Any], Any]
+"""Takes a source and rows of it, and returns a DataFrame that cannot be computed where a row cannot be reduced."""
 
 
 class Transformed(NamedTuple):
@@ -56,6 +61,8 @@ class Reduction(NamedTuple, Generic[T]):
     """The rows that `transform_sql` failed for."""
     named: Sequence[tuple[str, Callable[[], Any]]]
     """By source, makes the rows again as a DataFrame, with the column `ORIGIN` where that is possible."""
+    unreduced: Sequence[DeadLetter] = ()
+    """The rows that could not be reduced."""
 
 
 class Transform:
@@ -103,37 +110,89 @@ class Transform:
             self._count = source.__len__
             return self._split(source, sql, spark)
 
-    def reduced(self, parts: Sequence[TypedRows], spark: Any, query_id: str, reduce: Reduce[T]) -> Reduction[T]:
-        """Return what `reduce` makes of the result of the SQL over each source."""
+    def reduced(
+        self,
+        parts: Sequence[TypedRows],
+        spark: Any,
+        query_id: str,
+        reduce: Reduce[T],
+        probe: Probe | None = None,
+    ) -> Reduction[T]:
+        """Return what `reduce` makes of the result of the SQL over each source; with a `probe` the rows apart that it
+        fails for."""
         sql, is_small = self._pipeline.transform_sql, _is_small(parts)
         counts: list[Callable[[], int]] = []
         results: list[tuple[str, Any]] = []
+        named = [(each.source, functools.partial(self._named, each, spark, query_id)) for each in parts]
+        splits = sql is not None and self._pipeline.transform_on_error != "fail"
         try:
             for each in parts:
                 self._count = None
                 results.append((each.source, self._result([each], spark, is_small, query_id)))
                 counts.append(self._count or functools.partial(int, each.size or 0))
             reduced = reduce(results)
+        except _NO_ROWS_FAULT:
+            raise
         except WeftError:
-            if sql is None or self._pipeline.transform_on_error == "fail":
+            if not splits and probe is None:
                 raise
         else:
             self._count = lambda: sum(count() for count in counts)
-            named = [(each.source, functools.partial(self._named, each, spark, query_id)) for each in parts]
             return Reduction(reduced, [], named)
-        good: list[tuple[str, Any]] = []
-        named, rejected, rows = [], [], 0
-        for each in parts:
-            with outcome.explained(f"read the batch of {self._pipeline.name}"):
-                source = self._with_origins([each], spark, is_small, query_id).toArrow()
-            split = self._split(source, sql, spark)
-            assert isinstance(split.rows, inputs.Memory)
-            good.append((each.source, frames.from_memory(spark, split.rows)))
-            named.append((each.source, functools.partial(self._named_split, split, spark)))
-            rejected += split.rejected
-            rows += len(source)
-        self._count = lambda: rows
-        return Reduction(reduce(good), rejected, named)
+        rejected: list[DeadLetter] = []
+        # A job that failed may have observed some of the rows.
+        self._count = lambda: sum(self._counted(each, spark, is_small, query_id) for each in parts)
+        if splits:
+            assert sql is not None
+            good: list[tuple[str, Any]] = []
+            named, rows = [], 0
+            for each in parts:
+                with outcome.explained(f"read the batch of {self._pipeline.name}"):
+                    source = self._with_origins([each], spark, is_small, query_id).toArrow()
+                split = self._split(source, sql, spark)
+                assert isinstance(split.rows, inputs.Memory)
+                good.append((each.source, frames.from_memory(spark, split.rows)))
+                named.append((each.source, functools.partial(self._named_split, split, spark)))
+                rejected += split.rejected
+                rows += len(source)
+            self._count = lambda: rows
+            try:
+                return Reduction(reduce(good), rejected, named)
+            except WeftError:
+                if probe is None:
+                    raise
+        assert probe is not None
+        return self._probed(named, rejected, spark, reduce, probe)
+
+    def _counted(self, rows: TypedRows, spark: Any, is_small: bool, query_id: str) -> int:
+        return int(self._frame(rows, spark, is_small, query_id).count() if rows.size is None else rows.size)
+
+    def _probed(
+        self,
+        named: Sequence[tuple[str, Callable[[], Any]]],
+        rejected: list[DeadLetter],
+        spark: Any,
+        reduce: Reduce[T],
+        probe: Probe,
+    ) -> Reduction[T]:
+        """Return what `reduce` makes of the rows that it does not fail for."""
+        what = f"run the batch of {self._pipeline.name}"
+        good, left, letters = [], [], []
+        for source, frame in named:
+            with outcome.explained(what):
+                rows = frame().toArrow()
+            # SQL that selects everything has the origin twice.
+            rows = rows.select([rows.column_names.index(name) for name in dict.fromkeys(rows.column_names)])
+            plain = rows.drop_columns([ORIGIN]) if ORIGIN in rows.column_names else rows
+            finder = FailingRows(what, functools.partial(_frame_of, spark), functools.partial(probe, source))
+            _, bad = finder.split(plain)
+            unknown = json.dumps({"source": source, "offset": None})
+            failed = python_rows(rows.take(pa.array(bad, pa.int64())))
+            for row, why in zip(failed, bad.values(), strict=True):
+                letters.append(dead_letters.letter_of({ORIGIN: unknown, **row}, why))
+            good.append((source, _frame_of(spark, without_rows(plain, bad))))
+            left.append((source, functools.partial(_frame_of, spark, without_rows(rows, bad))))
+        return Reduction(reduce(good), rejected, left, letters)
 
     def _named(self, rows: TypedRows, spark: Any, query_id: str) -> Any:
         """Return the result of the SQL over the rows of a source, with the column `ORIGIN` where that is possible."""
@@ -157,14 +216,14 @@ class Transform:
         """Run SQL over rows that this process has, and find those that it fails for."""
         return FailingRows(
             f"run the batch of {self._pipeline.name}",
-            lambda rows: frames.from_memory(spark, memory_of(rows)),
+            functools.partial(_frame_of, spark),
             lambda frame: self._transformed(frame, sql),
         )
 
     def _split(self, source: pa.Table, sql: str, spark: Any) -> Transformed:
         """Return what the SQL makes of the rows that it does not fail for."""
         result, bad = self.over(sql, spark).split(source.drop_columns([ORIGIN]), is_known=True)
-        rows = source.take(pa.array(bad, pa.int64())).to_pylist()
+        rows = python_rows(source.take(pa.array(bad, pa.int64())))
         rejected = [dead_letters.letter_of(row, why) for row, why in zip(rows, bad.values(), strict=True)]
         named = self.over(functions.selecting_also(sql, ORIGIN), spark)
         return Transformed(memory_of(result), rejected, lambda: named.attempt(without_rows(source, bad)))
@@ -319,6 +378,10 @@ def memory_of(table: pa.Table) -> inputs.Memory:
     rows = inputs.understand(table, has_source=False)
     assert isinstance(rows, inputs.Memory)
     return inputs.Memory(rows.schema, list(rows.batches))
+
+
+def _frame_of(spark: Any, rows: pa.Table) -> Any:
+    return frames.from_memory(spark, memory_of(rows))
 
 
 def _memory(table: pa.Table) -> inputs.Memory:

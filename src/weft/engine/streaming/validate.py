@@ -13,6 +13,7 @@ from weft.engine.streaming.dead_letters import DeadLetterBox
 from weft.engine.streaming.sources import open_source, refuse_unreachable
 from weft.engine.streaming.targets import topic_target
 from weft.engine.validate import ValidationResult, open_connection, run_check
+from weft.pipelines.streaming.cdc import CDC
 from weft.pipelines.streaming.endpoints import delivery_to
 from weft.pipelines.streaming.joins import Join
 from weft.pipelines.streaming.spec import DeadLetters, Lookup, Source, StreamingPipeline, Target
@@ -52,9 +53,11 @@ def validate(pipeline: StreamingPipeline) -> Iterator[ValidationResult]:
     if pipeline.state_store is not None and pipeline.state_store.place is None:
         store = current().connection(pipeline.state_store.connection)
         yield run_check(name, "state store", partial(open_connection, store))
+    if pipeline.cdc is not None:
+        yield run_check(name, "cdc", partial(_cdc, pipeline.cdc))
     for target in pipeline.targets:
         delivery = delivery_to(pipeline, target)
-        yield run_check(name, f"target {target.name}", partial(_target, target, columns), delivery)
+        yield run_check(name, f"target {target.name}", partial(_target, target, columns, pipeline.cdc), delivery)
     if pipeline.dead_letters is not None:
         yield run_check(name, "dead letters", partial(_letters, pipeline, pipeline.dead_letters))
 
@@ -110,11 +113,24 @@ def _join(
     return f"columns {', '.join(made)}" if made else "columns are known when rows come"
 
 
-def _target(target: Target, columns: list[str] | None) -> str:
+def _cdc(cdc: CDC) -> str:
+    """Return what orders the changes, and what it means where messages do not say it."""
+    positions = " or ".join(", ".join(each) for each in cdc.paths.positions)
+    order = f"{positions}, then {cdc.paths.ts[0]}" if positions else cdc.paths.ts[0]
+    return (
+        f"changes are ordered by {order}; where messages have neither, they are applied in the order in which they are "
+        "read, and one that comes late or again is applied again"
+    )
+
+
+def _target(target: Target, columns: list[str] | None, cdc: CDC | None) -> str:
     connection = current().connection(target.connection)
     there = open_connection(connection)
     stored = start_checks.stored_names(target)
-    start_checks.check_columns(target, columns, stored)
+    if cdc is None:
+        start_checks.check_columns(target, columns, stored)
+    else:
+        start_checks.check_mirror(target, cdc)
     if target.stream is not None:
         topic = topic_target(target)
         if topic is not None:
@@ -124,7 +140,8 @@ def _target(target: Target, columns: list[str] | None) -> str:
         return there
     if target.table is None or system_for(connection.kind).tables is None:
         return f"{there}, {_mode(target)}"
-    return f"{there}, {_mode(target)}; {'creates the table' if stored is None else 'the table is there'}"
+    mode = _mode(target) if cdc is None else "history of changes" if target.mode == "scd2" else "mirror"
+    return f"{there}, {mode}; {'creates the table' if stored is None else 'the table is there'}"
 
 
 def _letters(pipeline: StreamingPipeline, letters: DeadLetters) -> str:

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict
-from functools import cached_property
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from weft.columns import python_rows
 from weft.engine import frames
 from weft.engine.streaming import functions
-from weft.engine.streaming.aggregates import Steps, steps
+from weft.engine.streaming.aggregates import OF_NUMBERS, OF_VALUES, Steps, lost, plain, steps
+from weft.engine.streaming.failing_rows import FailingRows
 from weft.engine.streaming.stateful import (
     LATE,
     MILLISECOND,
@@ -29,6 +31,7 @@ from weft.engine.streaming.stateful import (
     Reduced,
     Stateful,
     is_void,
+    moving,
     stored_field,
     wider_type,
 )
@@ -46,7 +49,8 @@ from weft.systems.state_store import BATCH, END, KEY, Selection, StateBatch, Sta
 _ROWS, _SOURCE = "_weft_rows", "_weft_source"
 _LOST = "_weft_lost"
 # Changes with the columns that are stored of an aggregate.
-_FORM = 2
+_FORM, _FORMS = 4, {"sum": 3, "udaf": 4}
+"""The form of states, and since which one those of an aggregate are as they are now. Others are since form 2."""
 OLDEST, NEWEST, _START = "_weft_oldest", "_weft_newest", "_weft_start"
 # Fewer stored rows are not worth a job that folds them.
 _COMPACT_ROWS, _COMPACT_RATIO = 20_000, 4
@@ -63,6 +67,8 @@ class Windows(Stateful):
         window = self.window = pipeline.window
         self._length = (window.duration_ms or 0) * MILLISECOND
         self._hop = (window.hop_ms or 0) * MILLISECOND or self._length
+        self._numbers = self._aggregated(OF_NUMBERS)
+        self._kept = list(dict.fromkeys([*window.group_by, *self._aggregated(OF_VALUES)]))
         times = {each.name: window.event_time_column for each in pipeline.sources}
         super().__init__(pipeline, store, window.late_data, window.allowed_lateness_ms, times)
         self._stored = self._counted()
@@ -72,19 +78,29 @@ class Windows(Stateful):
         self._unfit: list[DeadLetter] = []
         self._made: tuple[Any, list[Any], list[Any]] | None = None
         """The columns of the last batch, for rows of the same types."""
+        self._merging: tuple[list[Any], list[Steps]] | None = None
+        """The steps over stored rows, and the types that these have."""
+        if any(each.udaf is not None for each in window.aggregations):
+            self.probe = lambda source, frame: self._grouped([(source, frame)])
         self._is_registered = False
         """Whether the session knows the functions that `emit_sql` may call."""
+
+    def _aggregated(self, aggs: Collection[str]) -> list[str]:
+        """Return the columns of which there are such aggregates."""
+        return list(dict.fromkeys(name for e in self.window.aggregations if e.agg in aggs for name in e.columns))
 
     # -------------------------------------------------------------------------------------------------------- one batch
 
     def reduce(self, rows: Sequence[tuple[str, Any]]) -> Reduced:
         """Return what the windows get of rows, which are a DataFrame for each source."""
+        with outcome.explained(f"run the batch of {self.pipeline.name}"):
+            table = self._keyed(self._grouped(rows)).toArrow()
+        return self._split(table, rows)
+
+    def _grouped(self, rows: Sequence[tuple[str, Any]]) -> Any:
         frame, is_one = self._timed(rows), len(rows) == 1
         keys, stored = self._columns(frame.schema)
-        reduced = frame.groupBy(REASON, *([] if is_one else [_SOURCE]), *keys).agg(*stored)
-        with outcome.explained(f"run the batch of {self.pipeline.name}"):
-            table = self._keyed(reduced).toArrow()
-        return self._split(table, rows)
+        return frame.groupBy(REASON, *([] if is_one else [_SOURCE]), *keys).agg(*stored)
 
     def _columns(self, schema: Any) -> tuple[list[Any], list[Any]]:
         """Return the columns by which a batch groups rows of these types, and what it stores of each group."""
@@ -121,24 +137,45 @@ class Windows(Stateful):
                 self._stored[end] = self._stored.get(end, 0) + count
 
     def emission(self, spark: Any) -> pa.Table | None:
-        closed, self._unfit = self.closed(spark), []
-        if closed is None:
-            return None
+        self._unfit = []
         with outcome.explained(f"close windows of {self.pipeline.name}"):
-            rows = closed.toArrow()
-            is_lost = pc.not_equal(rows[_LOST], "")
-            self._unfit = list(map(self._unfit_letter, rows.filter(is_lost).to_pylist()))
-            rows = rows.filter(pc.invert(is_lost)).drop_columns([_LOST])
+            rows = self.closed(spark)
+        if rows is None:
+            return None
+        is_lost = pc.not_equal(rows[_LOST], "")
+        self._unfit = list(map(self._unfit_letter, python_rows(rows.filter(is_lost))))
+        # Where a target may have the window, a null replaces what was its sum before.
+        rows = rows if self.window.changes_rows else rows.filter(pc.invert(is_lost))
+        rows = self._untyped(rows.drop_columns([_LOST]))
         if self.window.emit_sql is None or not len(rows):
-            return rows
-        with outcome.explained(f"run the emit_sql of {self.pipeline.name}"):
-            return self._selected(frame_of(spark, rows)).toArrow()
+            return _typed(rows)
+        sql = FailingRows(
+            f"run the emit_sql of {self.pipeline.name}", lambda some: frame_of(spark, some), self._selected
+        )
+        if self.pipeline.dead_letters is None:
+            return _typed(sql.attempt(rows))
+        selected, failed = sql.split(rows)
+        for row, why in zip(python_rows(rows.take(pa.array(failed, pa.int64()))), failed.values(), strict=True):
+            kept = " What the targets had of this window stays." if self.window.changes_rows else ""
+            self._unfit.append(self._letter(row, f"The window is left out: {why}{kept}"))
+        return _typed(selected)
+
+    def _untyped(self, rows: pa.Table) -> pa.Table:
+        """Return emitted rows, in which an aggregate that has had no value yet has no type either."""
+        schema = self.store.schema()
+        for each in self.window.aggregations:
+            if schema is not None and is_void(schema.field(each.name)):
+                rows = rows.set_column(rows.column_names.index(each.name), each.name, pa.nulls(len(rows)))
+        return rows
 
     def unfit(self) -> list[DeadLetter]:
         return self._unfit
 
     def _unfit_letter(self, row: dict[str, Any]) -> DeadLetter:
-        why = f"The window is left out: a sum is larger than its type can hold ({row.pop(_LOST)})."
+        what = "has a null in its place" if self.window.changes_rows else "is left out"
+        return self._letter(row, f"The window {what}: {row.pop(_LOST).rstrip('.')}.")
+
+    def _letter(self, row: dict[str, Any], why: str) -> DeadLetter:
         sources = ", ".join(each.name for each in self.pipeline.sources)
         return DeadLetter("transform", why, sources, payload(row))
 
@@ -150,8 +187,8 @@ class Windows(Stateful):
             self._is_registered = True
         return frames.transformed(frame, self.window.emit_sql, WINDOWS, "emit_sql")
 
-    def closed(self, spark: Any) -> Any | None:
-        """Return the rows that the last batch in the state emits, as a DataFrame; `None` where there are none."""
+    def closed(self, spark: Any) -> pa.Table | None:
+        """Return the rows that the last batch in the state emits; `None` where there are none."""
         last = self.last
         wanted = None if last is None else self._emitted(last)
         if last is None or wanted is None:
@@ -159,23 +196,59 @@ class Windows(Stateful):
         stored = self.store.read(wanted)
         if not len(stored):
             return None
+        is_alone = self._is_alone(stored)
+        alone, several = stored.filter(is_alone), stored.filter(pc.invert(is_alone))
+        if not len(several):
+            return self._finished(alone, last)
         from pyspark.sql import functions as F
 
-        folded = self._folded(frame_of(spark, stored))
+        folded = self._folded(frame_of(spark, several))
         if self.window.changes_rows:
             is_new = F.col(BATCH) == last.added
             if self.window.emit == "close":
-                is_new |= F.col(END) > (last.previous if last.previous is not None else -NEVER)
+                is_new |= F.col(END) > _before(last)
             folded = folded.where(is_new)
-        return folded.select(WINDOW_START, WINDOW_END, *map(quoted, self.window.group_by), *self._results())
+        groups = map(quoted, self.window.group_by)
+        rows = folded.select(WINDOW_START, WINDOW_END, *groups, *self._results(folded)).toArrow()
+        return pa.concat_tables([rows, self._finished(alone, last).cast(rows.schema)]) if len(alone) else rows
 
-    def _results(self) -> list[Any]:
+    def _is_alone(self, stored: pa.Table) -> pa.Array:
+        """Return which stored rows are the only one of their window and group, and so its result without Spark."""
+        is_alone = np.zeros(len(stored), bool)
+        if all(plain(each, stored) is not None for each in self.window.aggregations):
+            keys = [END, *self.window.group_by]
+            numbered = stored.select(keys).append_column(_ROWS, pa.array(np.arange(len(stored))))
+            groups = numbered.group_by(keys).aggregate([(_ROWS, "count"), (_ROWS, "min")])
+            single = groups.filter(pc.equal(groups[f"{_ROWS}_count"], 1))
+            is_alone[single[f"{_ROWS}_min"].to_numpy()] = True
+            for each in self.window.aggregations:
+                if (is_lost := lost(each, stored)) is not None:
+                    is_alone &= ~is_lost.to_numpy()
+        return pa.array(is_alone)
+
+    def _finished(self, alone: pa.Table, last: StateBatch) -> pa.Table:
+        """Return the results of rows that are alone in their window and group, as Spark would."""
+        if self.window.changes_rows:
+            is_new = pc.equal(alone[BATCH], last.added)
+            if self.window.emit == "close":
+                is_new = pc.or_(is_new, pc.greater(alone[END], _before(last)))
+            alone = alone.filter(is_new)
+        columns = {name: alone[name] for name in (WINDOW_START, WINDOW_END, *self.window.group_by)}
+        columns |= {each.name: plain(each, alone) for each in self.window.aggregations}
+        return pa.table({**columns, _LOST: pa.repeat("", len(alone))})
+
+    def _results(self, frame: Any) -> list[Any]:
         """Return the columns of the result, over merged ones, and which of them are lost."""
         from pyspark.sql import functions as F
 
-        merges = list(zip(self.window.aggregations, self._merges, strict=True))
-        lost = [F.when(each.lost, F.lit(one.name)) for one, each in merges if each.lost is not None]
-        return [*(each.result.alias(one.name) for one, each in merges), F.concat_ws(", ", *lost).alias(_LOST)]
+        results, reasons = [], []
+        for one, each in zip(self.window.aggregations, self._merges(frame), strict=True):
+            result = each.result
+            if each.lost is not None:
+                result = F.when(each.lost.isNull(), result)
+                reasons.append(each.lost)
+            results.append(result.alias(one.name))
+        return [*results, F.concat_ws("; ", *reasons).alias(_LOST)]
 
     def report(self, emitted: int) -> WindowReport | None:
         """Return how the windows are after a batch that emitted so many rows; `None` before the first rows."""
@@ -212,7 +285,7 @@ class Windows(Stateful):
         """Return when the window of a row begins, in SQL: a row is there once for each window that it is in."""
         if self._hop == self._length:
             return self._latest_start()
-        windows, closed = -(-self._length // self._hop), self._gone()
+        windows, closed = -(-self._length // self._hop), moving(self._gone())
         starts = f"transform(sequence(0L, {windows - 1}L), n -> {self._latest_start()} - n * {self._hop})"
         is_open = f"s + {self._length} > {TIME} AND s + {self._length} > {closed}"
         # A row that is left out stays, to be counted.
@@ -229,7 +302,7 @@ class Windows(Stateful):
 
     def _is_late(self, watermark: int) -> str:
         # All windows of the row have closed.
-        return f"{self._latest_start()} + {self._length} <= {self._gone()}"
+        return f"{self._latest_start()} + {self._length} <= {moving(self._gone())}"
 
     def _fragments(self, table: pa.Table) -> pa.Table:
         """Return what a batch made of its rows, with when each window begins and ends."""
@@ -277,8 +350,7 @@ class Windows(Stateful):
         if last.watermark is None:
             return None
         if self.window.changes_rows:
-            after = -NEVER if last.previous is None else last.previous
-            return Selection(after=after, upto=last.watermark, batch=last.added)
+            return Selection(after=_before(last), upto=last.watermark, batch=last.added)
         is_some = any(end <= last.watermark for end in self._stored)
         return Selection(upto=last.watermark) if is_some else None
 
@@ -369,19 +441,28 @@ class Windows(Stateful):
 
     def _merged_columns(self, frame: Any) -> list[Any]:
         """Return the stored columns of the aggregates, merged over several rows."""
-        merged = {name: column for each in self._merges for name, column in each.merged.items()}
+        merged = {name: column for each in self._merges(frame) for name, column in each.merged.items()}
         # Of the stored type: Spark would widen a decimal at each fold. What does not fit is lost, as other sums are.
         return [column.try_cast(frame.schema[name].dataType).alias(name) for name, column in merged.items()]
 
-    @cached_property
-    def _merges(self) -> list[Steps]:
+    def _merges(self, frame: Any) -> list[Steps]:
+        """Return the steps of the aggregates over stored rows."""
         from pyspark.sql import functions as F
 
-        groups = self.window.group_by
-        return [steps(each, None, F.col(TIME), groups=groups) for each in self.window.aggregations]
+        window, schema = self.window, frame.schema
+        types = [schema[each.name].dataType for each in window.aggregations]
+        if self._merging is None or self._merging[0] != types:
+            each_type = zip(window.aggregations, types, strict=True)
+            made = [steps(each, None, F.col(TIME), groups=window.group_by, stored=kind) for each, kind in each_type]
+            self._merging = types, made
+        return self._merging[1]
 
-    def _fingerprint(self) -> str:
-        """Return what the stored rows depend on."""
+    def _fingerprints(self) -> list[str]:
+        aggs = ("udaf" if each.udaf is not None else str(each.agg) for each in self.window.aggregations)
+        since = max(_FORMS.get(each, 2) for each in aggs)
+        return [self._fingerprint_of(form) for form in range(_FORM, since - 1, -1)]
+
+    def _fingerprint_of(self, form: int) -> str:
         aggregations = []
         for each in self.window.aggregations:
             # A limit may be changed: what is stored does not depend on it. Nor on which percentile it is.
@@ -393,10 +474,14 @@ class Windows(Stateful):
             aggregations.append(named)
         window = self.window
         named = {"length": self._length, "hop": self._hop, "group_by": window.group_by, "of": aggregations}
-        named |= {"at": window.event_time_column, "form": _FORM}
+        named |= {"at": window.event_time_column, "form": form}
         if window.gap_ms is not None:
             named |= {"gap": window.gap_ms, "limit": window.max_session_duration_ms}
         return hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()
+
+
+def _before(last: StateBatch) -> int:
+    return -NEVER if last.previous is None else last.previous
 
 
 def bounded(rows: pa.Table, start: Any, end: Any) -> pa.Table:
@@ -406,6 +491,11 @@ def bounded(rows: pa.Table, start: Any, end: Any) -> pa.Table:
     for position, (name, column) in enumerate(columns):
         rows = rows.add_column(position, name, column)
     return rows
+
+
+def _typed(rows: pa.Table) -> pa.Table:
+    """Return rows without columns of nulls alone: the type of such a column is known when it has a value."""
+    return rows.drop_columns([field.name for field in rows.schema if pa.types.is_null(field.type)])
 
 
 def frame_of(spark: Any, rows: pa.Table) -> Any:

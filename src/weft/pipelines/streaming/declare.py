@@ -11,6 +11,7 @@ from typing import Any, Unpack, overload
 from weft.errors import DeclarationError, NotFoundError, WeftError, did_you_mean, unknown
 from weft.options import errors_at, look_like, refuse_unknown, text_option
 from weft.pipelines.options import connection_option, place_of, refuse_twice
+from weft.pipelines.streaming.cdc import CDC
 from weft.pipelines.streaming.endpoints import (
     address,
     addresses,
@@ -21,7 +22,7 @@ from weft.pipelines.streaming.endpoints import (
     identity,
 )
 from weft.pipelines.streaming.joins import Join
-from weft.pipelines.streaming.options import FIELD_OPTIONS, LATER, OPTIONS, StreamingOptions
+from weft.pipelines.streaming.options import FIELD_OPTIONS, OPTIONS, StreamingOptions
 from weft.pipelines.streaming.spec import DeadLetters, Source, StreamingPipeline, Target
 from weft.pipelines.streaming.windows import Window, aggregate_in
 from weft.pipelines.table import table_of
@@ -31,7 +32,6 @@ from weft.systems.base import Connection, system_for
 from weft.systems.endpoint import endpoint_of
 from weft.systems.load import KEYED_MODES, MODES_OF, refuse_own
 
-LATER_HINT = "This version has SQL, lookups and UDFs over each batch, windows and joins."
 DEAD_LETTERS = ("topic", "stream", "table", "path")
 Declare = Callable[[Callable[..., Any]], StreamingPipeline]
 
@@ -95,10 +95,6 @@ def assemble(
     def word(option: str) -> str:
         return words.get(option, option)
 
-    for name in LATER:
-        if options.get(name) is not None:
-            raise DeclarationError(f"{where}: {name} comes later.", hint=LATER_HINT)
-    options = {name: value for name, value in options.items() if name not in LATER}
     of_kind = () if options.get("source_kind") is None else connection_fields(options["source_kind"], where)
     refuse_unknown(options, (*OPTIONS, *of_kind, *other_options), where)
     inline = {name: value for name, value in options.items() if name not in OPTIONS}
@@ -180,6 +176,8 @@ def _source(part: Any, query: str | None, where: str) -> Source:
     connection = connection_option(part, "source", where)
     if connection is None:
         raise DeclarationError(f"{where}: a source is None.")
+    if query is None and (made := connection_of(connection)) is not None:
+        query = endpoint_of(made).default_query(made)
     if query is None:
         hint = 'The topic, prefix, table or stream to read: source_query="orders".'
         if isinstance(part, str) and part in current().streams:
@@ -206,7 +204,8 @@ def _targets(options: Mapping[str, Any], where: str, word: Callable[[str], str])
             raise DeclarationError(
                 f"{where}: {option} goes with a connection in target.", hint=f"Say it in weft.Target({option[7:]}=…)."
             )
-    mode = OPTIONS["mode"].checked(options.get("mode", "append"), where)
+    cdc = OPTIONS["cdc"].checked(options.get("cdc"), where)
+    mode = OPTIONS["mode"].checked(options.get("mode", "append" if cdc is None else "merge"), where)
     keys = OPTIONS["keys"].checked(options.get("keys", ()), where)
     if keys and options.get("target_primary_key"):
         raise DeclarationError(f"{where}: keys and target_primary_key say the same.", hint="Leave one of them out.")
@@ -215,7 +214,7 @@ def _targets(options: Mapping[str, Any], where: str, word: Callable[[str], str])
     for each in listed:
         own = each if isinstance(each, Target) else _target(each, options, where)
         with errors_at(where):
-            targets.append(_complete(own, mode, keys, order))
+            targets.append(_complete(own, mode, keys, order, () if cdc is None else cdc.keys))
     if keys and not any(each.mode in KEYED_MODES or each.place == "stream" for each in targets):
         raise DeclarationError(f"{where}: the mode 'append' takes no keys.", hint='mode="merge" does.')
     if order and not any(each.mode in KEYED_MODES for each in targets):
@@ -255,12 +254,18 @@ def _target(part: Any, options: Mapping[str, Any], where: str) -> Target:
         return Target(connection=connection, table=table, primary_key=key)
 
 
-def _complete(target: Target, mode: str, keys: tuple[str, ...], order: tuple[str, ...]) -> Target:
-    """Return a target with what the pipeline says of all of them, checked against its connection where it is known."""
-    mode = target.mode if target.has_mode else mode
+def _complete(
+    target: Target, mode: str, keys: tuple[str, ...], order: tuple[str, ...], changed: tuple[str, ...]
+) -> Target:
+    """Return a target with what the pipeline says of all of them, checked against its connection where it is known.
+    `changed`: the keys of the changes that it gets."""
+    if changed:
+        target = checked(target)  # a prefix of Delta is a table
+    mode = target.mode if target.has_mode else "append" if changed and target.place != "table" else mode
     declared = target.declared
     if mode in KEYED_MODES or target.place == "stream":
         own = target.primary_key or keys or (declared.keys if declared else ())
+        own = own or (("key",) if target.place == "stream" and changed else changed)
     else:
         own = target.primary_key or (declared.primary_key if declared else ())
     options = {"deduplicate_by": order, **target.options} if mode in KEYED_MODES and order else target.options
@@ -344,7 +349,10 @@ def _check(pipeline: StreamingPipeline, options: Mapping[str, Any], where: str, 
     if pipeline.transform_sql is None:
         for option in ("lookups", "udfs", "aggregate_udfs", "transform_on_error"):
             in_window = option == "udfs" and pipeline.window is not None and pipeline.window.emit_sql is not None
-            if options.get(option) and not in_window:
+            of_changes = pipeline.cdc is not None and (
+                option == "transform_on_error" or pipeline.cdc.row_sql is not None
+            )
+            if options.get(option) and not in_window and not of_changes:
                 raise DeclarationError(f"{where}: {word(option)} is for {word('transform_sql')}, and there is none.")
     if pipeline.transform_on_error == "dlq" and pipeline.dead_letters is None:
         raise DeclarationError(
@@ -370,6 +378,8 @@ def _check(pipeline: StreamingPipeline, options: Mapping[str, Any], where: str, 
                     "once.",
                 )
     _check_step(pipeline, where, word)
+    if pipeline.cdc is not None:
+        _check_cdc(pipeline.cdc, pipeline, where, word)
     check_targets(pipeline, where)
 
 
@@ -406,6 +416,43 @@ def _check_step(pipeline: StreamingPipeline, where: str, word: Callable[[str], s
         _check_window_targets(pipeline.window, pipeline, where)
     if pipeline.join is not None:
         _check_join_sources(pipeline.join, pipeline, where, word)
+
+
+def _check_cdc(cdc: CDC, pipeline: StreamingPipeline, where: str, word: Callable[[str], str]) -> None:
+    """Check change data capture against the rest of its pipeline."""
+    reasons = {
+        "window": "Rows of a window are no changes. Aggregate the mirror, or its own stream, in another pipeline.",
+        "join": "A join takes rows, not changes. Join the mirrors, or let transform_sql of another pipeline do it.",
+        "transform_sql": "SQL over messages would lose what happened to a row. CDC(row_sql=…) is SQL over the rows.",
+    }
+    for option, hint in reasons.items():
+        if getattr(pipeline, option) is not None:
+            raise DeclarationError(f"{where}: {word('cdc')} and {word(option)} are mutually exclusive.", hint=hint)
+    for target in pipeline.targets:
+        at = f"{where}, target {target.name}"
+        if target.place == "prefix":
+            raise DeclarationError(
+                f"{at}: files cannot be changed, so they cannot follow the changes of a table.",
+                hint="Use a Delta table (delta_local, delta_s3) on the same storage, or leave cdc out: then the "
+                "changes themselves are written.",
+            )
+        if target.place == "table" and target.mode == "append":
+            raise DeclarationError(
+                f"{at}: {word('cdc')} changes the rows of a table, and the mode is 'append'.",
+                hint="Leave mode out, or say mode='scd2' for all versions of a row.",
+            )
+        if target.place == "table" and set(target.primary_key) != set(cdc.keys):
+            raise DeclarationError(
+                f"{at}: its primary key is {', '.join(target.primary_key)}, and key_field names {', '.join(cdc.keys)}.",
+                hint="Name the same columns: the last part of each path in key_field is a column.",
+            )
+        if target.mode == "scd2" and cdc.delete_mode == "soft":
+            raise DeclarationError(
+                f"{at}: delete_mode = 'soft' marks the rows of a mirror, and the mode is 'scd2'.",
+                hint="Leave delete_mode out: a history keeps the versions of deleted rows.",
+            )
+        for option in target.load_options:
+            raise DeclarationError(f"{at}: {option} is not an option of {word('cdc')}.")
 
 
 def _check_join_sources(join: Join, pipeline: StreamingPipeline, where: str, word: Callable[[str], str]) -> None:

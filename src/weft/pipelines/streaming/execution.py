@@ -29,6 +29,22 @@ class WindowReport:
 
 
 @dataclass(frozen=True)
+class CdcReport:
+    """What a batch of changes did."""
+
+    creates: int
+    """Those of snapshots too."""
+    updates: int
+    deletes: int
+    skipped: int
+    """Messages that are no change of a row: tombstones, and malformed ones that the pipeline drops."""
+    idempotent_skipped: int
+    """Changes that came again, or too late: the target had a newer one of the key."""
+    lag_seconds: float | None
+    """From the commit of the newest change in the source to that in the targets; `None` where messages have no time."""
+
+
+@dataclass(frozen=True)
 class Report:
     """What a batch did."""
 
@@ -46,6 +62,8 @@ class Report:
     ended_at: datetime
     windows: WindowReport | None = None
     """Where the pipeline has windows or a join."""
+    cdc: CdcReport | None = None
+    """Where it has change data capture."""
 
 
 class Lag(Protocol):

@@ -1,7 +1,7 @@
 """The options of a streaming pipeline: name, type, default, check and sentence of each, once.
 
 The decorator, the function, the TOML file with its JSON Schema and the table in docs/streaming.md are made of them. A
-new option is a line here (not in `LATER` any more), a field of `StreamingPipeline` that keeps its value, and a row of
+new option is a line here, a field of `StreamingPipeline` that keeps its value, and a row of
 the table of TOML keys in docs/streaming.md; `make docs` writes the rest.
 """
 
@@ -17,6 +17,7 @@ from typing import Annotated, Any, TypedDict
 from weft.errors import DeclarationError
 from weft.options import Option, column_names, count, options_of, text_option
 from weft.pipelines.options import connection_option
+from weft.pipelines.streaming.cdc import CDC
 from weft.pipelines.streaming.endpoints import connection_of
 from weft.pipelines.streaming.joins import Join
 from weft.pipelines.streaming.spec import (
@@ -39,8 +40,6 @@ from weft.systems.base import AnyConnection, Connection, system_for
 from weft.systems.endpoint import endpoint_of
 from weft.systems.load import Columns
 
-LATER = {"cdc": "transform.cdc"}
-"""Options that are known, and refused until what they stand for is there, each with its place in a TOML file."""
 RESERVED_TABLE = "source"
 """What `transform_sql` calls the rows of a batch."""
 # What a statement begins with that returns rows: behind parentheses and comments.
@@ -318,6 +317,14 @@ class StreamingOptions(TypedDict, total=False):
             check=_instance(Join),
         ),
     ]
+    cdc: Annotated[
+        CDC | None,
+        Option(
+            "Changes of a table, applied to a mirror of it: see [change data capture](cdc.md).",
+            key="transform.cdc",
+            check=_instance(CDC),
+        ),
+    ]
     watermark: Annotated[
         Watermark | None,
         Option(
@@ -328,7 +335,7 @@ class StreamingOptions(TypedDict, total=False):
     state_store: Annotated[
         StateStore | None,
         Option(
-            "Where rows are kept that wait: see [state](windows.md#state).",
+            "Where waiting rows are kept: see [state](windows.md#state).",
             default="the database of the first target that has tables",
             check=_instance(StateStore),
         ),

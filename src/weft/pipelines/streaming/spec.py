@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, Self, Unpack, get_args
 from weft.errors import DeclarationError
 from weft.options import Option, column_names, count, errors_at, one_of, options_of, refuse_unknown, text_option
 from weft.pipelines.options import connection_option
+from weft.pipelines.streaming.cdc import CDC
 from weft.pipelines.streaming.joins import Join
 from weft.pipelines.streaming.windows import StateStore, Watermark, Window
 from weft.pipelines.table import AnyTable, Table, table_of
@@ -71,7 +72,7 @@ class Source:
             Option(
                 "Where a new checkpoint begins: `earliest`, `latest` (not of files), an offset of a stream or a topic "
                 '(`"0:120,1:95"` for the partitions of one), on Redis also the id of an entry (`"1526919030474-55"`), '
-                "a version of Delta."
+                "a sequence number or a time of Kinesis, a version of Delta."
             ),
         ] = "earliest",
         max_rows: Annotated[
@@ -103,7 +104,7 @@ class Source:
             raise DeclarationError(
                 f"{where}: start is {start!r}.",
                 hint="It can be 'earliest', 'latest', an offset of a stream or topic ('0:120,1:95' for its "
-                "partitions), or a version of Delta.",
+                "partitions), a sequence number or a time of Kinesis, or a version of Delta.",
             )
         _set(
             self,
@@ -367,6 +368,7 @@ class StreamingPipeline:
     aggregate_udfs: tuple[Any, ...] = ()
     window: Window | None = None
     join: Join | None = None
+    cdc: CDC | None = None
     watermark: Watermark | None = None
     state_store: StateStore | None = None
     dead_letters: DeadLetters | None = None

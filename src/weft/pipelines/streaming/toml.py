@@ -11,9 +11,9 @@ from typing import Any
 
 from weft.errors import DeclarationError, NotFoundError, SettingsError, nearest
 from weft.options import Option, errors_at, one_of, options_of
-from weft.pipelines.streaming.declare import DEAD_LETTERS, LATER_HINT, assemble, connection_fields
+from weft.pipelines.streaming.declare import DEAD_LETTERS, assemble, connection_fields
 from weft.pipelines.streaming.endpoints import checked, connection_of
-from weft.pipelines.streaming.options import LATER, OPTIONS
+from weft.pipelines.streaming.options import OPTIONS
 from weft.pipelines.streaming.spec import LOAD_OPTIONS, SOURCE_OPTIONS, Source, StreamingPipeline, Target
 from weft.pipelines.streaming.toml_tables import TABLES, WORDS, structure_of
 from weft.pipelines.streaming.toml_text import to_toml as to_toml
@@ -21,7 +21,7 @@ from weft.pipelines.streaming.windows import NO_CONNECTION, StateStore
 from weft.project import build_connection, short_path
 from weft.settings import parse_toml
 from weft.systems.base import Connection, system_for, systems
-from weft.systems.endpoint import endpoint_options, owner_of
+from weft.systems.endpoint import endpoint_of, endpoint_options, owner_of
 
 
 def read(path: str | os.PathLike[str]) -> StreamingPipeline:
@@ -134,8 +134,6 @@ class _Table:
         """Raise for a key that there is not, a value that does not fit, and a key that is missing."""
         known = TABLES[self.kind]
         for name, value in self.values.items():
-            if self._path(name) in LATER.values():
-                raise DeclarationError(f"{self.file}: [{self._path(name)}] comes later.", hint=LATER_HINT)
             if name in more:
                 continue
             if name not in known:
@@ -144,6 +142,8 @@ class _Table:
             if not key.fits(value):
                 # Its type alone: what stands in the wrong place may be a URL with a password.
                 kind = "an empty text" if value == "" else _TYPES[type(value)]
+                if "number" in key.wanted and type(value) in (int, float):
+                    kind = str(value)
                 raise DeclarationError(f"{self.where}: {name} must be {key.wanted}, not {kind}.")
             if key.choices:
                 one_of(value, key.choices, name, self.where)
@@ -214,6 +214,8 @@ def _source(table: _Table, file: _Table) -> Source:
             f"{file.where}: source_query is for [source] without a query.", hint="Leave source_query out."
         )
     query = table.values.get("query", query)
+    if query is None and (made := connection_of(connection)) is not None:
+        query = endpoint_of(made).default_query(made)
     if query is None:
         raise DeclarationError(
             f"{table.where}: query is missing.",

@@ -157,8 +157,17 @@ def _connection(
         value = getattr(described, each.name)
         if value is not None and value != each.default:
             _refuse_secret(each, value, connection, where)
-            keys[each.name] = value
+            keys[each.name] = _named(value, f"{where}: the {each.name} of {connection.label}")
     return {**{name: value for name, value in options.items() if not hasattr(connection, name)}, **keys}
+
+
+def _named(value: Any, where: str) -> Any:
+    """Return the name of a connection that is a field of another one, and any other value as it is."""
+    if not isinstance(value, Connection):
+        return value
+    if value.name is None:
+        raise DeclarationError(f"{where} has no name, by which a TOML file could refer to it.")
+    return value.name
 
 
 def _refuse_secret(each: dataclasses.Field[Any], value: Any, connection: Connection, where: str) -> None:

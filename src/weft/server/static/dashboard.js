@@ -164,8 +164,8 @@ function streamRow({ name }) {
   return { element, update };
 }
 
-const MARKS = { succeeded: "✓", failed: "✕", interrupted: "!", running: "…", skipped: "–" };
-const KINDS = { succeeded: "good", failed: "bad", interrupted: "warn", running: "busy", skipped: "" };
+const MARKS = { succeeded: "✓", failed: "✕", interrupted: "!", running: "…", cancelled: "⊘", skipped: "–" };
+const KINDS = { succeeded: "good", failed: "bad", interrupted: "warn", running: "busy", cancelled: "warn", skipped: "" };
 
 function pipelineRow({ name }) {
   const about = make("span", { class: "note block" });

@@ -17,12 +17,14 @@ from weft.spark_support import sessions
 from weft.spark_support.folder import LocalFolder, folder_for
 from weft.spark_support.lazy import F
 from weft.systems.base import Connection
-from weft.systems.delta import changes, copy
+from weft.systems.changes import KEY, OP, POSITION, TS
+from weft.systems.delta import changes, copy, mirror
 from weft.systems.delta.table import DeltaTable, needs_mapping, properties, read, retried, writer
-from weft.systems.frame_checks import cast_to_table, checked_keys, extended_schema, refuse_empty, without_void
+from weft.systems.frame_checks import cast_to_table, checked_keys, column, extended_schema, refuse_empty, without_void
 from weft.systems.lease import table_lock
 from weft.systems.load import IS_CURRENT, MODES, VALID_FROM, VALID_TO, Counts, Load
 from weft.systems.objects.paths import table_path
+from weft.systems.sql import quarantine
 from weft.systems.target import ArrowRows, Reject, SparkTarget
 
 if TYPE_CHECKING:
@@ -47,10 +49,15 @@ class DeltaTarget(SparkTarget):
                 f"on_bad_rows='quarantine' is not supported for Delta tables ({load.name}).",
                 hint="Delta takes every row whose types fit; filter in the source.",
             )
+        if load.changes is not None and load.changes.is_history:
+            raise LoadRefusedError(
+                f"The versions of rows cannot be kept by changes in a Delta table yet ({load.name}).",
+                hint="Mirror the table, or keep its history in a SQL database: mode='scd2'.",
+            )
         return _Write(frame, self.connection, load, spark, reject).run()
 
     def copy(self, rows: ArrowRows, load: Load, spark: SparkSession) -> Counts | None:
-        return copy.copy(rows, self.connection, load, spark=spark)
+        return None if load.changes is not None else copy.copy(rows, self.connection, load, spark=spark)
 
     def has(self, load: Load, spark: SparkSession) -> bool:
         self.connection.configure(spark)
@@ -128,12 +135,14 @@ class _Write:
             self.frame = cast_to_table(self.frame, columns, load)
             if self.table.has(load):
                 return Counts(replayed=True)
-            wanted = extended_schema(columns, self.frame)
+            wanted = extended_schema(columns, self.rows)
             if len(wanted) > len(columns):
                 with self._alone():
                     self.table.add(wanted, load)
                 sessions.reached("altered")
         sessions.reached("begun")
+        if load.changes is not None:
+            return self._mirrored(columns)
         if load.mode == "append" and not load.keys:
             return self._written(columns, self.frame, None)
         # Looked at more than once, and it must be the same each time.
@@ -142,6 +151,11 @@ class _Write:
             return self._checked(source, columns)
         finally:
             source.unpersist()
+
+    @property
+    def rows(self) -> DataFrame:
+        """The rows as the table has them: of changes without what is said about them."""
+        return self.frame if self.load.changes is None else self.frame.drop(*self.load.changes.own)
 
     def _mark(self) -> None:
         """Let the next commits of the session count once for the load, and be found by its label."""
@@ -161,7 +175,7 @@ class _Write:
             nonlocal aside
             assert reject is not None
             table = rows.toArrow()
-            reject(table)
+            reject(table, quarantine.keyless(load))
             aside = len(table)
 
         if load.keys:
@@ -249,4 +263,45 @@ class _Write:
             unchanged=kept - inserted - updated,
             deleted=counted_rows[changes.DELETE] + counted_rows[changes.EXPIRED],
             bytes=counted.get("numTargetBytesAdded", 0),
+        )
+
+    # ---------------------------------------------------------------------------------------------------------- changes
+
+    def _mirrored(self, columns: StructType | None) -> Counts:
+        load, table, frame = self.load, self.table, self.frame
+        with self._alone():
+            if columns is None:
+                table.create(self.rows.schema, load)
+            known = frame.select(*map(column, load.keys), OP, KEY, POSITION, TS).toArrow()
+            sessions.reached("created")
+            gated = mirror.Gate(folder_for(self.spark, table.path), table.path, load).pass_through(known)
+            sessions.reached("checked")
+            if len(gated.late):
+                late = self.spark.createDataFrame(pa.table({KEY: gated.late}))
+                frame = frame.join(F.broadcast(late), KEY, "left_anti")
+            if len(gated.stays):
+                stays = self.spark.createDataFrame(gated.stays).withColumn(OP, F.lit(mirror.STAYS).cast("bigint"))
+                frame = frame.unionByName(stays, allowMissingColumns=True)
+            statement = mirror.merge_statement(table.name, _VIEW, frame, load, truncates=gated.truncates)
+
+            def commit() -> list[Any]:
+                frame.createOrReplaceTempView(_VIEW)
+                return list(self.spark.sql(statement).collect())
+
+            self._mark()
+            done = retried(commit, load)
+        sessions.reached("committed")
+        if not done:
+            return Counts(replayed=True)
+        counted = table.metrics(self.label) or {}
+        removed = counted.get("numTargetRowsDeleted", 0)
+        rows, written = known.num_rows, counted.get("numTargetRowsInserted", 0) + counted.get("numTargetRowsUpdated", 0)
+        return Counts(
+            rows_read=rows,
+            inserted=counted.get("numTargetRowsInserted", 0),
+            updated=counted.get("numTargetRowsUpdated", 0),
+            unchanged=max(rows - written - removed - len(gated.late), 0),
+            deleted=removed,
+            bytes=counted.get("numTargetBytesAdded", 0),
+            late=gated.late_ops,
         )

@@ -17,7 +17,7 @@ import duckdb
 from weft.errors import NOTHING_STORED, BusyError, ConnectionFailedError, SchemaError, StorageError, WeftError
 from weft.systems.base import Connection
 from weft.systems.file import MEMORY, FileConnection, file_number, is_file
-from weft.systems.sql.driver import Role, SqlDriver
+from weft.systems.sql.driver import MissingTableError, Role, SqlDriver
 
 # Nothing is ever downloaded: what a query needs beyond the package itself is its user's to install.
 CONFIG = {"autoinstall_known_extensions": "false"}
@@ -179,6 +179,8 @@ class DuckDBSessions(SqlDriver):
         what = f"DuckDB ({self.connection.target}): {_one_line(error)}"
         if isinstance(error, duckdb.TransactionException) and "onflict" in what:
             return BusyError(what, hint=f"{NOTHING_STORED} Somebody else changed the same rows; try again.")
+        if isinstance(error, duckdb.CatalogException) and re.search("Table with name .* does not exist", what):
+            return MissingTableError(what)
         if is_rejection(error):
             return SchemaError(what)
         full = "Could not write file" in what or "No space left" in what

@@ -35,6 +35,7 @@ class DuckDBTables(SqlTables):
 
     dialect: ClassVar[str] = "duckdb"
     sessions: ClassVar[type[SqlDriver]] = DuckDBSessions
+    default_schema: ClassVar[str | None] = "main"
     one_host: ClassVar[bool] = True
     one_writer: ClassVar[bool] = True
     savepoints: ClassVar[bool] = False

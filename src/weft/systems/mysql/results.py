@@ -220,6 +220,6 @@ def _refused(texts: pa.Array, field: pa.Field, error: Exception) -> SchemaError:
             return SchemaError(
                 f"Column {field.name!r} holds {value!r}, which is not a date.",
                 field=field.name,
-                hint=f"Say in the query what it shall be: NULLIF({field.name}, 0).",
+                hint=f"Say in the query what it should be: NULLIF({field.name}, 0).",
             )
     return SchemaError(f"Column {field.name!r} does not fit {field.type}: {error}", field=field.name)

@@ -90,6 +90,7 @@ class LoadSessions(MySQLSessions):
 class MySQLTables(SqlTables):
     """Tables of a server, by default those of the connection's database."""
 
+    commits_ddl: ClassVar[bool] = True
     dialect: ClassVar[str] = "mysql"
     sessions: ClassVar[type[SqlDriver]] = LoadSessions
     clock: ClassVar[str | None] = "UTC_TIMESTAMP(6)"
@@ -215,9 +216,12 @@ class MySQLTables(SqlTables):
 
     def sql_type(self, field: pa.Field, *, key: bool = False) -> str:
         """Types that hold every value of the field; of a key as much as an index takes."""
-        # Without padding: under other collations "a" and "a " are the same.
-        collation = "utf8mb4_nopad_bin" if self._is_mariadb else "utf8mb4_0900_bin"
-        return types.sql_type(field, key=key, collation=collation)
+        return types.sql_type(field, key=key, collation=self._collation)
+
+    @property
+    def _collation(self) -> str:
+        """Without padding: under other collations "a" and "a " are the same."""
+        return "utf8mb4_nopad_bin" if self._is_mariadb else "utf8mb4_0900_bin"
 
     def column_type(self, field: pa.Field, *, key: bool = False) -> str:
         """Texts of a length, where a row has room for them."""
@@ -238,6 +242,23 @@ class MySQLTables(SqlTables):
 
     def table(self, schema: str | None, name: str) -> str:
         return self.quote(name) if schema is None else f"{self.quote(schema)}.{self.quote(name)}"
+
+    def stream_column(self, field: pa.Field) -> str:
+        """Streams ignore spaces at the end of a text when they compare it, loads do not."""
+        name = self.quote(field.name)
+        if not pa.types.is_string(field.type) or hint_of(field) is not None:
+            return name
+        return f"CONVERT({name} USING utf8mb4) COLLATE {self._collation} AS {name}"
+
+    def replace_table(self, session: Session, schema: str | None, name: str, new: str, drop: str) -> None:
+        """One RENAME exchanges two tables at once; each statement is a transaction of its own."""
+        table, old = self.table(schema, name), self.table(schema, f"{name}__weft_old")
+        if drop == "VIEW":
+            super().replace_table(session, schema, name, new, drop)
+            return
+        session.run(f"DROP TABLE IF EXISTS {old}")
+        session.run(f"RENAME TABLE {table} TO {old}, {self.table(schema, new)} TO {table}")
+        session.run(f"DROP TABLE {old}")
 
     def create_schema(self, session: Session, schema: str) -> None:
         """Create a database where it is missing: a user without the right to create may use an existing one."""
@@ -323,6 +344,12 @@ class MySQLTables(SqlTables):
         """UPDATE … JOIN. A value may not use a column that is assigned before it: that one is new already."""
         changes = ", ".join(f"t.{self.quote(name)} = {value}" for name, value in assignments.items())
         return f"UPDATE {table} AS t JOIN {source} AS s ON {on} SET {changes}"
+
+    def by_bytes(self, expression: str, field: pa.Field) -> str:
+        return f"BINARY CAST({expression} AS CHAR)"
+
+    def delete_from(self, table: str, source: str, on: str, keys: dict[str, str]) -> str:
+        return f"DELETE t FROM {table} AS t JOIN {source} AS s ON {on}"
 
     def delete_where(self, table: str, condition: str) -> str:
         return f"DELETE s FROM {table} AS s WHERE {condition}"

@@ -83,7 +83,7 @@ def _decimal(field: Field) -> pa.DataType:
         raise SchemaError(
             f"Column {field.name!r} has {field.decimals} decimals; a decimal may have 38 digits.",
             field=field.name,
-            hint=f"Say in the query how many it shall have: CAST({field.name} AS DECIMAL(38, 10)).",
+            hint=f"Say in the query how many it should have: CAST({field.name} AS DECIMAL(38, 10)).",
         )
     # A sum has more than any of its terms; what does not fit is an error when it is read.
     return pa.decimal128(max(min(precision, 38), field.decimals, 1), field.decimals)
@@ -207,8 +207,8 @@ def cast(expression: str, field: pa.Field, sql: str) -> str:
             return _checked(expression, f"MICROSECOND(CAST({expression} AS {as_type})) % {unit} = 0", as_type)
     collation = re.search(r"collate (utf8mb4_\w+)", sql)
     if pa.types.is_string(kind) and hint is None and collation:
-        # By the column's own idea of what is the same, and so that its index is of use.
-        return f"({expression} COLLATE {collation[1]})"
+        # By the column's own idea of what is the same, and so that its index is of use. A UUID of a subquery is ASCII.
+        return f"(CONVERT({expression} USING utf8mb4) COLLATE {collation[1]})"
     return expression
 
 

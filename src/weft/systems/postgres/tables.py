@@ -205,6 +205,17 @@ class PostgresTables(SqlTables):
         """Whether COPY writes the values into the column unchanged."""
         return types.takes(column.sql, field)
 
+    def views_over(self, session: Session, names: Sequence[tuple[str | None, str]]) -> list[str]:
+        ours = ", ".join("to_regclass(?)" for _ in names)
+        given = [self.table(*each) for each in names]
+        rows = session.rows(
+            "SELECT DISTINCT r.ev_class::regclass::text FROM pg_depend d JOIN pg_rewrite r ON r.oid = d.objid "
+            "WHERE d.classid = 'pg_rewrite'::regclass AND d.refclassid = 'pg_class'::regclass "
+            f"AND d.refobjid IN ({ours}) AND r.ev_class NOT IN ({ours}) ORDER BY 1",
+            (*given, *given),
+        )
+        return [str(view) for (view,) in rows]
+
     def copy_in(self, session: Session, table: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> int:
         targets = self._targets(session, table, schema)
         names = self.listed(schema.names)
@@ -264,6 +275,10 @@ class PostgresTables(SqlTables):
     def create_key_index(self, session: Session, schema: str | None, name: str, keys: Sequence[str]) -> None:
         """The server finds a name that is free and short enough."""
         session.run(f"CREATE INDEX ON {self.table(schema, name)} ({self.listed(keys)})")
+
+    def by_bytes(self, expression: str, field: pa.Field) -> str:
+        # A UUID has no collation, and no need of one.
+        return expression if hint_of(field) is not None else f'{expression} COLLATE "C"'
 
     def sorts_fast(self, field: pa.Field) -> bool:
         """Numbers and times: count(DISTINCT …) sorts them in half the time that GROUP BY hashes them. Texts are

@@ -142,6 +142,8 @@ def cast(expression: str, field: pa.Field, sql: str) -> str:
     if base == "character varying":
         # Without the length: the assignment to the column checks it.
         return f"CAST({expression} AS character varying)"
+    if base == "bit" and pa.types.is_boolean(field.type):
+        return f"CAST(CAST({expression} AS integer) AS {sql})"  # there is no cast in one step
     there = f"CAST({expression} AS {sql})"
     if base == "character":
         return _checked(expression, there, f"CAST({there} AS text) = rtrim(CAST({expression} AS text), ' ')", sql)

@@ -39,6 +39,8 @@ AsyncClient = redis.asyncio.Redis | redis.asyncio.RedisCluster
 
 PORT, SENTINEL_PORT = 6379, 26379
 CONNECT_SECONDS = 10.0
+# Since this version XADD completes ids (`<ms>-*`), and XINFO STREAM counts the entries that were ever added.
+OLDEST = 7
 ANSWER_SECONDS = 60.0
 """A server that does not answer for this long is taken for gone. No command blocks for nearly as long."""
 
@@ -158,6 +160,18 @@ def ask_any_node(client: Any, *words: str) -> Any:
 def info(client: Client, section: str) -> dict[str, Any]:
     """Return a section of INFO."""
     return dict(ask_any_node(client, "INFO", section))
+
+
+def version(opened: Client) -> str:
+    """Return the version of a server."""
+    return str(info(opened, "server").get("redis_version", ""))
+
+
+def version_warning(version: str) -> str | None:
+    """Return why a server is too old to hold streams; `None` where it is not."""
+    major = version.partition(".")[0]
+    is_old = major.isdecimal() and int(major) < OLDEST
+    return f"This server is Redis {version}: streams of Weft need Redis {OLDEST} or newer." if is_old else None
 
 
 def durability_warning(opened: Client) -> str | None:

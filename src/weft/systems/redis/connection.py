@@ -133,7 +133,7 @@ class RedisConnection(Connection):
         return super().secrets() | ({password} if password else set())
 
     def check(self) -> dict[str, Any]:
-        """Connect, ask for the server's version, and say when it keeps nothing on disk."""
+        """Connect, ask for the server's version, and say when it is too old or keeps nothing on disk."""
         require("redis", self.kind)
         from weft.systems.redis import client
 
@@ -144,13 +144,13 @@ class RedisConnection(Connection):
             with closing(client.open_client(self, socket_timeout=patience)) as opened:
                 with measured(report):
                     opened.ping()
-                about = client.info(opened, "server")
-                warning = client.durability_warning(opened)
+                version = client.version(opened)
+                warning = client.version_warning(version) or client.durability_warning(opened)
         except client.ERRORS as error:
             raise self.unreachable(error, answered=client.answered(error)) from None
         what = "Redis cluster" if options.get("cluster") else "Redis"
         report = {
-            "server": f"{what} {about.get('redis_version', '')}".strip(),
+            "server": f"{what} {version}".strip(),
             "database": options.get("database", 0),
             **report,
         }

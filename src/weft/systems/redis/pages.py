@@ -17,7 +17,7 @@ import pyarrow as pa
 from weft.errors import ConnectionFailedError, SettingsError, WeftError
 from weft.systems.base import require
 from weft.systems.entries import Membership
-from weft.systems.pages import Comparison, FeedPage, FieldNames, PageFeed, Rejected
+from weft.systems.pages import FeedPage, FieldNames, PageFeed, Rejected
 from weft.systems.redis import scripts
 from weft.systems.redis.client import Client, run_with_retries
 from weft.systems.redis.connection import RedisConnection
@@ -471,12 +471,10 @@ class RedisPages:
         streams = [_text_or_bytes(key) for key in sorted(keys - aside)]
         return ManyFeed(Wire(self.connection, streams[0] if streams else pattern), streams, names, start, end)
 
-    def partition(
-        self, stream: object, start: str, end: str, count: int, comparisons: Sequence[Comparison]
-    ) -> list[tuple[str, str]]:
+    def partition(self, stream: object, start: str, end: str, count: int) -> list[tuple[str, str]]:
         key = _key(stream)
         with closing(Wire(self.connection, key)) as wire:
-            return partition(wire, key, start, end, count, comparisons)
+            return partition(wire, key, start, end, count)
 
     def acknowledge(self, stream: object, group: str, ids: Sequence[str]) -> int:
         key, acknowledged = _key(stream), 0
@@ -515,41 +513,20 @@ def _text_or_bytes(key: bytes) -> Key:
         return key
 
 
-def partition(
-    wire: Wire, stream: Key, start: str, end: str, count: int, comparisons: Sequence[Comparison] = ()
-) -> list[tuple[str, str]]:
-    """Return up to so many ranges of ids, of about the same time, that hold all entries for which the comparisons can
-    be true."""
+def partition(wire: Wire, stream: Key, start: str, end: str, count: int) -> list[tuple[str, str]]:
+    """Return up to so many ranges of ids, of about the same time, that hold all entries."""
     first = wire.query("XRANGE", stream, start, end, "COUNT", 1)
     last = wire.query("XREVRANGE", stream, end, start, "COUNT", 1)
     if not first or not last:
         return []
     (first_id, _), (last_id, _) = first[0], last[0]
-    first_ms, last_ms = (int(each.partition(b"-")[0]) for each in (first_id, last_id))
-    least, most = first_ms, last_ms
-    for comparison in comparisons:
-        moment = _moment(comparison, first_ms, last_ms)
-        if moment is not None and comparison.operator in ("=", ">", ">="):
-            least = max(least, moment)
-        if moment is not None and comparison.operator in ("=", "<", "<="):
-            most = min(most, moment)
+    least, most = (int(each.partition(b"-")[0]) for each in (first_id, last_id))
     parts = min(count, most - least + 1)
     edges = [least + number * (most - least + 1) // max(parts, 1) for number in range(parts + 1)]
     return [
         (
-            first_id.decode() if begin == first_ms else f"{begin}-0",
-            last_id.decode() if following == last_ms + 1 else f"{following - 1}-{LARGEST}",
+            first_id.decode() if begin == least else f"{begin}-0",
+            last_id.decode() if following == most + 1 else f"{following - 1}-{LARGEST}",
         )
         for begin, following in pairwise(edges)
     ]
-
-
-def _moment(comparison: Comparison, first_ms: int, last_ms: int) -> int | None:
-    """Return the milliseconds that ids are compared with; `None` where that says nothing about them."""
-    value = comparison.value
-    if comparison.column == "timestamp":
-        return value if type(value) is int else None
-    digits = value.partition("-")[0] if isinstance(value, str) else ""
-    # Texts of as many digits as ids have now are in the order of time, others are not.
-    is_ordered = all(len(each) == 13 for each in (digits, str(first_ms), str(last_ms)))
-    return int(digits) if is_ordered and digits.isascii() and digits.isdigit() else None

@@ -67,6 +67,9 @@ class RedisStore:
                 opened = self._client
                 if opened is None:
                     opened = self._open_client()
+                    too_old = client.version_warning(client.version(opened))
+                    if too_old is not None:
+                        raise SettingsError(f"{self.connection.label} ({self.connection.target}): {too_old}")
                     warning = client.durability_warning(opened)
                     if warning is not None:
                         _log.warning("%s: %s", self.connection.label, warning)

@@ -9,6 +9,7 @@ from typing import ClassVar, NamedTuple
 
 import pyarrow as pa
 
+from weft.columns import python_rows
 from weft.errors import LoadRefusedError, SchemaError, WeftError
 from weft.systems.load import Counts, Load
 from weft.systems.sql import quarantine
@@ -189,7 +190,7 @@ class BadRows:
             return True
 
         def aside(number: int) -> None:
-            (row,) = batch.slice(number, 1).to_pylist()
+            (row,) = python_rows(batch.slice(number, 1))
             row.pop(ROW, None)
             self.count += 1
             self._store([(quarantine.NOWHERE, row, self._reason)])

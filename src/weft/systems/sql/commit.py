@@ -18,14 +18,16 @@ from typing import ClassVar, TypeVar
 import pyarrow as pa
 
 from weft.columns import canonical_batch
-from weft.errors import LoadRefusedError, WeftError
+from weft.errors import EventsLostError, LoadRefusedError, WeftError
 from weft.systems.load import Counts, Load
-from weft.systems.sql import bad_rows, checks, ledger, quarantine, watermarks
+from weft.systems.sql import bad_rows, cdc, checks, ledger, quarantine, watermarks
+from weft.systems.sql.cdc_history import History
 from weft.systems.sql.driver import Session
 from weft.systems.sql.merge import Merge
-from weft.systems.sql.move import LoadTransaction, Move, Truncate
+from weft.systems.sql.move import LoadTransaction, Move
 from weft.systems.sql.scd2 import Scd2, Scd2ByEvent
 from weft.systems.sql.staging import ATTEMPT
+from weft.systems.sql.system_tables import system_table
 from weft.systems.sql.tables import Column, SqlTables, subquery
 from weft.systems.sql.target import check_columns, ensure
 
@@ -86,7 +88,9 @@ def prepare(tables: SqlTables, load: Load, schema: pa.Schema) -> None:
     load.check_source(written.names)
     if load.is_recorded:
         ledger.create(tables)
-    ensure(tables, load, written)
+    if load.changes is not None:
+        cdc.prepare(tables)
+    ensure(tables, load, load.stored(written))
     if load.watermark is not None:
         watermarks.prepare(tables)
     if load.on_bad_rows == "quarantine" or any(check.reaction == "quarantine" for check in load.checks):
@@ -207,7 +211,7 @@ class _Commit:
         self._claim()
         reached("claimed")
         columns = self._columns()
-        if self.load.mode != "append":
+        if self.load.mode != "append" or self.load.replaces_all:
             self.tables.lock(self.session, self.load.schema, self.load.table)
         with self._temporary_tables():
             counts = self._straight(columns) if self._goes_straight(columns) else self._staged(columns)
@@ -230,7 +234,7 @@ class _Commit:
             raise LoadRefusedError(
                 f"The table {load.name} no longer exists.", hint="Run the load again: it creates the table again."
             )
-        check_columns(load, self.schema, columns)
+        check_columns(load, load.stored(self.schema), columns)
         return {column.name: column for column in columns}
 
     @contextmanager
@@ -242,14 +246,32 @@ class _Commit:
             with suppress(Exception):
                 if self.tables.has_temporary_views:
                     self.tables.drop_temporary_view(self.session, _PROJECTED)
-                for name in (_STAGE, _RAW, checks.REPEATED, *Move.TEMPORARY):
+                for name in (_STAGE, _RAW, checks.REPEATED, cdc.SURVIVORS, *Move.TEMPORARY):
                     self.tables.drop_temporary(self.session, name)
 
     def _move(self, columns: dict[str, Column], stage: str = _STAGE, types: dict[str, str] | None = None) -> Move:
         """The move of this load's mode, from the table `stage` whose columns have these types."""
-        scd2 = Scd2 if self.load.event_timestamp_column is None else Scd2ByEvent
-        modes: dict[str, type[Move]] = {"append": Move, "truncate": Truncate, "merge": Merge, "scd2": scd2}
+        scd2: type[Move] = Scd2 if self.load.event_timestamp_column is None else Scd2ByEvent
+        merge: type[Move] = Merge
+        if self.load.changes is not None:
+            merge, scd2 = cdc.Mirror, History
+        modes: dict[str, type[Move]] = {"append": Move, "truncate": Move, "merge": merge, "scd2": scd2}
         return modes[self.load.mode](self.transaction, columns, stage, types or {})
+
+    def _check_events(self) -> None:
+        # After they were read: what is removed from now on was there.
+        for stream, after in self.load.events_after:
+            floor = self.session.value(
+                f"SELECT floor FROM {system_table(self.tables, 'streams')} WHERE name = ?", (stream,)
+            )
+            lost = int(floor or 0) - after  # of a stream that is gone, its table is gone too
+            if lost > 0:
+                raise EventsLostError(
+                    f"The stream {stream} lost up to {lost:,} events before {self.load.pipeline} read them: "
+                    "retention removed them.",
+                    lost=lost,
+                    hint=f"Build it from what is there: weft run {self.load.pipeline} --full",
+                )
 
     def _check_empty(self) -> None:
         load = self.load
@@ -286,6 +308,7 @@ class _Commit:
             self._copy(move.target, self.schema)
         self._is_copying = False
         reached("staged")
+        self._check_events()
         self._check_empty()
         reached("moved")
         return Counts(rows_read=self.rows_read, inserted=self.rows_read, deleted=deleted)
@@ -335,6 +358,7 @@ class _Commit:
         bad = self._bad_rows()
         move = self._move(columns, *self._stage(bad, columns))
         reached("staged")
+        self._check_events()
         self._check_empty()
         expected = checks.Checks(self.transaction, move, is_trial=self.is_trial)
         moving = self.rows_read - self._check_keys(move, expected)
@@ -369,6 +393,8 @@ class _Commit:
             )
         # Every row that meant something and changed nothing.
         unchanged = moving - aside - counts.inserted - counts.updated if load.tracks_rows else 0
+        if load.changes is not None:
+            unchanged = max(unchanged - counts.deleted, 0)  # a truncate deletes more than its own row
         return replace(counts, rows_read=self.rows_read, unchanged=unchanged)
 
     def _check_keys(self, move: Move, expected: checks.Checks) -> int:

@@ -115,6 +115,10 @@ class SqlDriver(ABC):
     def explain(self, error: BaseException) -> WeftError:
         """Return a driver's error as one of Weft, without secrets."""
 
+    def failed(self, error: WeftError) -> WeftError:
+        """Return the error to raise where a session failed with this one."""
+        return error
+
     def table(self, schema: str, name: str) -> str:
         """Return the quoted name of a table in a schema."""
         return f"{self.quote(schema)}.{self.quote(name)}" if self.has_schemas else self.quote(f"{schema}.{name}")
@@ -150,7 +154,9 @@ class SqlDriver(ABC):
             if driver is not None:
                 self._return_or_drop(role, driver)
             if self.is_driver_error(error):
-                raise self.explain(error) from None
+                raise self.failed(self.explain(error)) from None
+            if isinstance(error, WeftError) and (failed := self.failed(error)) is not error:
+                raise failed from None
             raise
         else:
             self._rest(role, driver)

@@ -88,7 +88,7 @@ class ConsumerLeases:
         )
         if row is None:
             return None
-        if not row[-1]:  # the catalogue was made anew, and has another stream under this number
+        if not row[-1]:  # the catalogue was created again, and has another stream under this number
             raise self.store.gone(self.log)
         return _State(*map(int, row[:-1]))
 

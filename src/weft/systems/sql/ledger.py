@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
 
 import pyarrow as pa
@@ -90,6 +91,20 @@ def record(tables: SqlTables, session: Session, load: Load, counts: Counts) -> N
         return
     changes = ", ".join(f"{name} = {int(getattr(counts, name))}" for name in _COUNTS)
     session.run(f"UPDATE {table(tables)} SET {changes} WHERE {_OF_LOAD}", _key(load))
+
+
+def last_of(tables: SqlTables, pipelines: Sequence[str]) -> str:
+    """Return a text that changes with each load of these pipelines."""
+    if tables.connection.is_missing():
+        return ""
+    create(tables)
+    marks = ", ".join("?" * len(pipelines))
+    with tables.driver.session("read") as session:
+        row = session.row(
+            f"SELECT count(*), max(committed_at), max(batch_id) FROM {table(tables)} WHERE pipeline IN ({marks})",
+            tuple(pipelines),
+        )
+    return " ".join(map(str, row or ()))
 
 
 def _key(load: Load) -> tuple[str, str, int]:

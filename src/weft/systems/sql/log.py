@@ -95,6 +95,11 @@ class SqlLog:
             head = self.store.head(session, self)
         return head or self.floor()
 
+    def identity(self) -> str:
+        """What no other stream has, also not one that is created after this one was deleted."""
+        number = self._one(f"SELECT id FROM {self.store.streams} WHERE name = ?", (self.full,))
+        return f"{self.full}#{number}"
+
     def published(self) -> int:
         """The head: offsets grow by one, but for what was rolled back."""
         return self.head()
@@ -103,7 +108,7 @@ class SqlLog:
         """The last offset that retention removed."""
         sql = f"SELECT floor FROM {self.store.streams} WHERE id = ? AND name = ?"
         floor = self._one(sql, (self.number, self.full))
-        if floor is None:  # somebody deleted the stream, and maybe made it anew
+        if floor is None:  # somebody deleted the stream, and maybe created it again
             self.forget()
             floor = self._one(sql, (self.number, self.full))
         return int(floor or 0)

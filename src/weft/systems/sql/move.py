@@ -48,7 +48,7 @@ class Move:
         self.tables, self.session, self.load = transaction.tables, transaction.session, transaction.load
         self.columns, self.stage, self.staged_as = columns, stage, staged_as
         self.fields = {field.name: field for field in transaction.schema}
-        self.names = list(self.fields)
+        self.names = self.load.stored(transaction.schema).names
         self.target = self.tables.table(self.load.schema, self.load.table)
 
     @property
@@ -62,8 +62,12 @@ class Move:
         return self.clear() + self.apply() + self.delete_missing()
 
     def clear(self) -> Counts:
-        """Remove what the rows replace as a whole."""
-        return Counts()
+        """Remove what the rows replace as a whole.
+
+        Not by TRUNCATE: it commits (MySQL), or shows an empty table to readers that began before (PostgreSQL)."""
+        if not self.load.replaces_all and self.load.mode != "truncate":
+            return Counts()
+        return Counts(deleted=int(self.session.run(f"DELETE FROM {self.target}").rowcount))
 
     def apply(self) -> Counts:
         """Move the rows without removing any: what may be done piece by piece."""
@@ -215,11 +219,3 @@ class Move:
         )
         tables.filled(self.session, tables.temporary(_PRESENT))
         self.present = _PRESENT
-
-
-class Truncate(Move):
-    """Those of a truncate: the rows replace all that the target has."""
-
-    def clear(self) -> Counts:
-        """Not by TRUNCATE: it commits (MySQL), or shows an empty table to readers that began before (PostgreSQL)."""
-        return Counts(deleted=int(self.session.run(f"DELETE FROM {self.target}").rowcount))

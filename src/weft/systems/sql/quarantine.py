@@ -39,7 +39,7 @@ NOWHERE = -1
 
 def table_name(load: Load) -> str:
     """Return the name of the table for rejected rows."""
-    return f"{load.table}__quarantine"
+    return f"{load.replaces or load.table}__quarantine"
 
 
 def prepare(tables: SqlTables, load: Load) -> None:

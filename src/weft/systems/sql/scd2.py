@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import ClassVar
 
@@ -115,10 +116,7 @@ class Scd2ByEvent(Scd2):
 
     def apply(self) -> Counts:
         """Put the events into the history of their keys, unless they change nothing."""
-        event = self.load.event_timestamp_column
-        assert event is not None
-        # Of the column's type, whatever the source had.
-        began = self.tables.instant(self._value(event), self.columns[event].field)
+        began = self._began
         self._refuse_timeless(began)
         # A row that says what the current version says, and not of an earlier time, changes nothing. (Where a key has
         # several rows of which one does, all of them are looked at again below.)
@@ -127,6 +125,24 @@ class Scd2ByEvent(Scd2):
         if not self.session.value(f"SELECT count(*) FROM {self.tables.temporary(DELTA)}"):
             return Counts()
         return self._put_into_history(began)
+
+    @property
+    def _began(self) -> str:
+        """The time of a staged row: of the column's type, whatever the source had."""
+        event = self.load.event_timestamp_column
+        assert event is not None
+        return self.tables.instant(self._value(event), self.columns[event].field)
+
+    is_kept: ClassVar[str] = "1 = 0"
+    """The condition that an event begins a version also if it changes nothing."""
+    is_version: ClassVar[str] = "1 = 1"
+    """The condition that a row of the chain is a version, and not only the end of one."""
+
+    def _staged_hash(self, compared: Sequence[str]) -> str:
+        return self._hash({name: self._value(name) for name in compared})
+
+    def _add_ends(self, line: str) -> None:
+        """Add what ends versions without being one."""
 
     def _refuse_timeless(self, began: str) -> None:
         if nulls := self.session.value(f"SELECT count(*) FROM {self.source} AS s WHERE {began} IS NULL"):
@@ -171,7 +187,7 @@ class Scd2ByEvent(Scd2):
         touched = f"(SELECT DISTINCT {distinct} FROM {tables.temporary(DELTA)})"
         compared = load.compared(self.names)
         stored_hash = self._hash({name: f"t.{self._q(name)}" for name in compared})
-        staged_hash = self._hash({name: self._value(name) for name in compared})
+        staged_hash = self._staged_hash(compared)
         # The stored versions of the keys in question, then what is staged of them.
         line = tables.temporary(LINE)
         tables.create_temporary_as(
@@ -191,6 +207,7 @@ class Scd2ByEvent(Scd2):
             f"SELECT {raw_keys}, {began}, NULL, 1, {staged_hash} FROM {self.source} AS s "
             f"JOIN {touched} AS k ON {same} WHERE NOT {known}"
         )
+        self._add_ends(line)
         order = f"PARTITION BY {self._same(keys)} ORDER BY {ts}, {src}, COALESCE({until}, {never})"
         # Where the version that began last before this row ends: stored versions never overlap.
         cover = (
@@ -202,7 +219,7 @@ class Scd2ByEvent(Scd2):
             KEPT,
             f"SELECT * FROM (SELECT l.*, {cover} AS {covered}, LAG({digest}) OVER ({order}) AS {before}, "
             f"LAG({ts}) OVER ({order}) AS {before_ts}, MIN({src}) OVER (PARTITION BY {self._same(keys)}) AS {is_new} "
-            f"FROM {line} AS l) AS w WHERE {src} = 0 OR {before} IS NULL OR {before} <> {digest} "
+            f"FROM {line} AS l) AS w WHERE {src} = 0 OR {self.is_kept} OR {before} IS NULL OR {before} <> {digest} "
             # The key was missing and is back, with the values it had.
             f"OR ({covered} <= {ts} AND {before_ts} < {covered})",
         )
@@ -234,8 +251,10 @@ class Scd2ByEvent(Scd2):
             f"INSERT INTO {self.target} ({names}) SELECT {values}, c.{ts}, c.{to}, "
             f"CASE WHEN c.{to} IS NULL THEN {tables.true} ELSE {tables.false} END, c.{digest} "
             f"FROM {self.source} AS s JOIN {chain} AS c ON {matching} AND {began} = c.{ts} "
-            f"WHERE c.{src} = 1 AND {self.mark}"
+            f"WHERE c.{src} = 1 AND {self.is_version} AND {self.mark}"
         )
         added = int(cursor.rowcount)
-        fresh = self.session.value(f"SELECT count(*) FROM {chain} WHERE {src} = 1 AND {is_new} = 1")
+        fresh = self.session.value(
+            f"SELECT count(*) FROM {chain} AS c WHERE {src} = 1 AND {is_new} = 1 AND {self.is_version}"
+        )
         return Counts(inserted=fresh, updated=added - fresh)

@@ -288,6 +288,8 @@ class SqlState(StateStore):
 
     def _copy(self, session: Session, table: str, rows: pa.Table) -> None:
         if rows.num_rows:
+            if KEY in rows.schema.names:  # an index takes neighbours faster, and finds them faster
+                rows = rows.sort_by(KEY)
             coded = _coded(rows)
             self._tables.copy_in(session, table, coded.schema, coded.to_batches())
 

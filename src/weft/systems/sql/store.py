@@ -6,7 +6,6 @@ from __future__ import annotations
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from importlib import import_module
 from itertools import chain, groupby, islice, repeat
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -16,7 +15,7 @@ from weft.systems.base import Connection
 from weft.systems.declare import declare
 from weft.systems.log import EXTRA, META_TYPES, PUBLISH_ID, PUBLISHED_AT, ROWID, Appended, Batch, Sample, reused_key
 from weft.systems.sql import leases
-from weft.systems.sql.driver import MissingTableError, Role, Session, SqlDriver
+from weft.systems.sql.driver import MissingTableError, Session, SqlDriver
 from weft.systems.sql.log import SqlLog
 from weft.types import FieldType
 
@@ -129,15 +128,12 @@ class SqlStore(SqlDriver):
 
     # ------------------------------------------------------------------------------------- what others drop or replace
 
-    @contextmanager
-    def session(self, role: Role) -> Iterator[Session]:
+    def failed(self, error: WeftError) -> WeftError:
         """As for every database; what is known of the streams is forgotten once one of their tables is missing."""
-        try:
-            with super().session(role) as session:
-                yield session
-        except MissingTableError as error:
-            self.forget()
-            raise MissingTableError(error.what, hint=error.hint or _DROPPED) from None
+        if not isinstance(error, MissingTableError):
+            return error
+        self.forget()
+        return MissingTableError(error.what, hint=error.hint or _DROPPED)
 
     def forget(self) -> None:
         """Read the catalogue again at the next use: the database may be another one by now."""
@@ -148,7 +144,7 @@ class SqlStore(SqlDriver):
     def gone(self, log: SqlLog) -> MissingTableError:
         """Return the error for a stream that the catalogue does not have, or not under the number that we know."""
         return MissingTableError(
-            f"The stream {log.full} is not in {self.connection.label} any more: somebody deleted it, or made it anew.",
+            f"The stream {log.full} is not in {self.connection.label} any more: it was deleted, or created again.",
             hint=_DROPPED,
         )
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
+from datetime import UTC, datetime
+from typing import Any
 
 import pyarrow as pa
 
@@ -41,3 +43,11 @@ def _create(tables: SqlTables, table: str, definitions: Sequence[str]) -> None:
         if tables.driver.has_schemas:
             tables.create_schema(session, "weft")
         session.run(f"CREATE TABLE IF NOT EXISTS {table} ({', '.join(definitions)})")
+
+
+def instant(value: Any) -> datetime | None:
+    """Return a driver's timestamp in UTC: it may be a text, or a time without a zone, which is in UTC."""
+    if value is None:
+        return None
+    moment: datetime = datetime.fromisoformat(value) if isinstance(value, str) else value
+    return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)

@@ -102,6 +102,10 @@ class SqlTables(ABC):
     """A random number from 0 to below 1, in each row another one."""
     earliest: ClassVar[datetime] = datetime(1, 1, 2)
     """A time that is before those of rows."""
+    commits_ddl: ClassVar[bool] = False
+    """Whether a statement that creates or drops something commits what came before it."""
+    default_schema: ClassVar[str | None] = None
+    """The schema of tables without one, where a common table expression would otherwise find itself."""
     native_decimals: ClassVar[bool] = True
     """Whether decimals, dates and times are stored as such; else as texts."""
     enforces_lengths: ClassVar[bool] = True
@@ -163,11 +167,43 @@ class SqlTables(ABC):
     def columns(self, session: Session, schema: str | None, name: str) -> list[Column] | None:
         """Return the columns of a table in order, or `None` where there is no such table."""
 
+    def primary_key(self, session: Session, schema: str | None, name: str) -> list[str]:
+        """Return the columns of a table's primary key; none where it has none."""
+        place, given = (self.current_schema, ()) if schema is None else ("?", (schema,))
+        found = session.rows(
+            "SELECT k.column_name FROM information_schema.table_constraints AS c "
+            "JOIN information_schema.key_column_usage AS k ON k.constraint_name = c.constraint_name "
+            "AND k.table_schema = c.table_schema AND k.table_name = c.table_name "
+            f"WHERE c.constraint_type = 'PRIMARY KEY' AND c.table_schema = {place} AND c.table_name = ? "
+            "ORDER BY k.ordinal_position",
+            (*given, name),
+        )
+        return [column for (column,) in found]
+
     def names(self, session: Session, schema: str | None) -> list[str]:
         """Return the names of the tables and views in a schema, by default the connection's."""
         place, given = (self.current_schema, ()) if schema is None else ("?", (schema,))
         listing = f"SELECT table_name FROM information_schema.tables WHERE table_schema = {place}"
         return [name for (name,) in session.rows(listing, given)]
+
+    def is_view(self, session: Session, schema: str | None, name: str) -> bool:
+        """Return whether a name is that of a view."""
+        place, given = (self.current_schema, ()) if schema is None else ("?", (schema,))
+        query = f"SELECT table_type FROM information_schema.tables WHERE table_schema = {place} AND table_name = ?"
+        return "VIEW" in str(session.value(query, (*given, name)))
+
+    def views_over(self, session: Session, names: Sequence[tuple[str | None, str]]) -> list[str]:
+        """Return the other views that keep tables and views, each of a schema and a name, from being dropped."""
+        return []
+
+    def all_names(self, session: Session) -> list[tuple[str | None, str]]:
+        """Return the schemas and names of the users' tables and views; without a schema those of the connection's."""
+        others = "'information_schema', 'pg_catalog', 'mysql', 'performance_schema', 'sys'"
+        found = session.rows(
+            f"SELECT nullif(table_schema, {self.current_schema}), table_name FROM information_schema.tables "
+            f"WHERE table_schema NOT IN ({others})"
+        )
+        return [(schema, name) for schema, name in found]
 
     @abstractmethod
     def sql_type(self, field: pa.Field, *, key: bool = False) -> str:
@@ -210,6 +246,23 @@ class SqlTables(ABC):
     def table(self, schema: str | None, name: str) -> str:
         """Return the quoted name of a table; without a schema, one of the connection's default schema."""
         return self.quote(name) if schema is None else self.driver.table(schema, name)
+
+    def stream_column(self, field: pa.Field) -> str:
+        """Return a column of a stream's table as columns of loads are, so that a query may compare the two."""
+        return self.quote(field.name)
+
+    def qualified(self, schema: str | None, name: str) -> str:
+        """Return the name of a table that is not taken for a common table expression of the same name."""
+        if schema is None and self.default_schema is not None:
+            return f"{self.quote(self.default_schema)}.{self.quote(name)}"
+        return self.table(schema, name)
+
+    def replace_table(self, session: Session, schema: str | None, name: str, new: str, drop: str) -> None:
+        """Put the table `new` in the place of `name`, which is a VIEW or a TABLE (`drop`)."""
+        session.run(f"DROP {drop} {self.table(schema, name)}")
+        # With schemas a table keeps its own; without, the schema is a part of the name.
+        renamed = self.quote(name) if self.driver.has_schemas else self.table(schema, name)
+        session.run(f"ALTER TABLE {self.table(schema, new)} RENAME TO {renamed}")
 
     def create_schema(self, session: Session, schema: str) -> None:
         """Create a schema where it is missing."""
@@ -278,6 +331,10 @@ class SqlTables(ABC):
         """Return the expression that compares a value by its type, not by how it is stored."""
         return expression
 
+    def by_bytes(self, expression: str, field: pa.Field) -> str:
+        """Return the expression that compares a text by its bytes, not as a language orders letters."""
+        return expression
+
     def sorts_fast(self, field: pa.Field) -> bool:
         """Whether sorting a column is the fastest way to count its distinct values."""
         return False
@@ -318,6 +375,11 @@ class SqlTables(ABC):
     def delete_missing(self, table: str, source: str, on: str) -> str:
         """Return a DELETE of the rows of `table` as `t` that match no row of `source` as `s`, by an anti-join."""
         return f"DELETE FROM {table} AS t WHERE NOT EXISTS (SELECT 1 FROM {source} AS s WHERE {on})"
+
+    def delete_from(self, table: str, source: str, on: str, keys: dict[str, str]) -> str:
+        """Return a DELETE of the rows of `table` as `t` that match a row of `source` as `s`: by a condition, which says
+        that columns of the table have these values of `s`."""
+        return f"DELETE FROM {table} AS t USING {source} AS s WHERE {on}"
 
     def delete_where(self, table: str, condition: str) -> str:
         """Return a DELETE of the rows of `table` as `s` that meet a condition."""

@@ -10,7 +10,7 @@ import pyarrow as pa
 from weft.columns import hint_of, length_of
 from weft.errors import LoadRefusedError, WeftError
 from weft.systems.load import IS_CURRENT, ROW_HASH, SCD2_COLUMNS, VALID_FROM, VALID_TO, Load
-from weft.systems.sql import watermarks
+from weft.systems.sql import cdc, watermarks
 from weft.systems.sql.tables import Column, SqlTables
 
 _log = logging.getLogger("weft.engine")
@@ -21,6 +21,8 @@ def ensure(tables: SqlTables, load: Load, written: pa.Schema) -> None:
     columns = _columns(tables, load)
     if columns is None:
         watermarks.forget(tables, load)
+        if load.changes is not None:
+            cdc.forget(tables, load)
         _create(tables, load, written)
         columns = _columns(tables, load)
     if columns is None:
@@ -137,7 +139,7 @@ def evolution(tables: SqlTables, load: Load, written: pa.Schema, columns: list[C
         for name, field in wanted.items()
         if name not in present
     ]
-    for field in declared:
+    for field in (*declared, *(() if load.changes is None else load.changes.wider)):
         column = present.get(field.name)
         if column is not None and tables.widens_columns and _is_wider(field, column):
             kind = tables.column_type(field, key=field.name in load.keys)
@@ -157,10 +159,15 @@ def _is_wider(field: pa.Field, column: Column) -> bool:
         whole, parts = new.precision - new.scale - (old.precision - old.scale), new.scale - old.scale
         return bool(whole >= 0 and parts >= 0 and whole + parts > 0)
     if pa.types.is_string(new) and pa.types.is_string(old) and hint_of(field) is None:
-        length = re.search(r"char[^(]*\((\d+)\)", column.sql, re.IGNORECASE)
-        wanted = length_of(field)
-        return length is not None and (wanted is None or wanted > int(length[1]))
+        length, wanted = length_in(column), length_of(field)
+        return length is not None and (wanted is None or wanted > length)
     return False
+
+
+def length_in(column: Column) -> int | None:
+    """Return how many characters a column takes; `None` where there is no limit."""
+    length = re.search(r"char[^(]*\((\d+)\)", column.sql, re.IGNORECASE)
+    return None if length is None else int(length[1])
 
 
 def check_columns(load: Load, written: pa.Schema, columns: list[Column]) -> None:
@@ -180,7 +187,8 @@ def check_columns(load: Load, written: pa.Schema, columns: list[Column]) -> None
                     f"The table {load.name} has no column {name!r}, which scd2 needs.",
                     hint="Let the first load create the table, or add valid_from, valid_to, is_current and row_hash.",
                 )
-    for column in columns:
+    # Changes may be deletes alone, which bring no columns. An insert without the column is refused by the database.
+    for column in columns if load.changes is None else ():
         own = SCD2_COLUMNS if load.mode == "scd2" else ()
         if column.required and column.name not in written.names and column.name not in own:
             raise LoadRefusedError(

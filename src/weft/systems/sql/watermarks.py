@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 from contextlib import suppress
+from typing import Any
 
 import pyarrow as pa
 
 from weft.errors import BusyError, ConnectionFailedError, LoadRefusedError, StorageError, WeftError
 from weft.systems.load import Load
 from weft.systems.sql.driver import Session
-from weft.systems.sql.system_tables import create_system_table, system_table
+from weft.systems.sql.system_tables import create_system_table, instant, system_table
 from weft.systems.sql.tables import SqlTables
 from weft.systems.watermark import Watermark
 
@@ -86,16 +87,43 @@ def read(tables: SqlTables, load: Load) -> Watermark | None:
     return Watermark(str(column), str(kind), str(text), int(seen), counted=None if counted is None else str(counted))
 
 
+def read_all(tables: SqlTables, column: str) -> list[tuple[str, str, str, Any]]:
+    """Return the watermarks of a column: the pipeline and target of each, its text, and when it was stored."""
+    if _columns(tables) is None:
+        return []
+    with tables.driver.session("read") as session:
+        rows = session.rows(
+            f"SELECT pipeline, target, {tables.quote('value')}, moved_at FROM {_table(tables)} WHERE column_name = ?",
+            (column,),
+        )
+    return [(str(pipeline), str(target), str(value), instant(moved)) for pipeline, target, value, moved in rows]
+
+
+def remove(tables: SqlTables, session: Session, pipeline: str, target: str) -> None:
+    """Remove one watermark."""
+    session.run(f"DELETE FROM {_table(tables)} WHERE pipeline = ? AND target = ?", (pipeline, target))
+
+
 def write(tables: SqlTables, session: Session, load: Load, mark: Watermark, rows_read: int) -> None:
     """Store a watermark, in the transaction of the rows."""
     key = (load.pipeline, load.name)
     values = (mark.column, mark.kind, mark.text, mark.seen + (rows_read if mark.adds_read else 0))
     moved_at = tables.moment(load.moment)
+    overtaken = LoadRefusedError(
+        f"Another run of {load.pipeline} has loaded {load.name} meanwhile; nothing of this one was written.",
+        hint="Let them share one run log: it lets one run at a time.",
+    )
     if mark.after is None:
-        session.run(
-            f"INSERT INTO {_table(tables)} ({tables.listed(_FIELDS.names)}) VALUES (?, ?, ?, ?, ?, ?, {moved_at}, ?)",
-            (*key, *values, mark.counted),
-        )
+        names = tables.listed(_FIELDS.names)
+        try:
+            session.run(
+                f"INSERT INTO {_table(tables)} ({names}) VALUES (?, ?, ?, ?, ?, ?, {moved_at}, ?)",
+                (*key, *values, mark.counted),
+            )
+        except Exception as error:
+            if tables.is_duplicate(error):
+                raise overtaken from None
+            raise
         return
     changed = session.run(
         f"UPDATE {_table(tables)} SET column_name = ?, kind = ?, {tables.quote('value')} = ?, seen = ?, "
@@ -103,7 +131,4 @@ def write(tables: SqlTables, session: Session, load: Load, mark: Watermark, rows
         (*values, mark.counted, *key, mark.after),
     )
     if int(changed.rowcount) != 1:
-        raise LoadRefusedError(
-            f"Another run of {load.pipeline} has loaded {load.name} meanwhile; nothing of this one was written.",
-            hint="Let them share one run log: it lets one run at a time.",
-        )
+        raise overtaken

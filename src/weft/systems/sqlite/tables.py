@@ -85,6 +85,7 @@ class SqliteTables(SqlTables):
     true: ClassVar[str] = "1"
     false: ClassVar[str] = "0"
     random: ClassVar[str] = "(abs(random()) / 9223372036854775808.0)"
+    default_schema: ClassVar[str | None] = "main"
     native_decimals: ClassVar[bool] = False
     enforces_lengths: ClassVar[bool] = False
 
@@ -151,6 +152,12 @@ class SqliteTables(SqlTables):
                 yield batch
 
     # ---------------------------------------------------------------------------------------------------------- writing
+
+    def primary_key(self, session: Session, schema: str | None, name: str) -> list[str]:
+        found = session.rows(
+            "SELECT name FROM pragma_table_info(?) WHERE pk > 0 ORDER BY pk", (self._name(schema, name),)
+        )
+        return [column for (column,) in found]
 
     def columns(self, session: Session, schema: str | None, name: str) -> list[Column] | None:
         described = session.rows(
@@ -243,12 +250,29 @@ class SqliteTables(SqlTables):
     def _name(self, schema: str | None, name: str) -> str:
         return name if schema in (None, "main") else f"{schema}.{name}"
 
+    def is_view(self, session: Session, schema: str | None, name: str) -> bool:
+        query = "SELECT type FROM sqlite_master WHERE name = ?"
+        return bool(session.value(query, (self._name(schema, name),)) == "view")
+
     def names(self, session: Session, schema: str | None) -> list[str]:
         before = self._name(schema, "")
         named = session.rows(
             "SELECT name FROM sqlite_master WHERE type IN ('table', 'view') AND name NOT LIKE 'sqlite_%'"
         )
         return [name.removeprefix(before) for (name,) in named if name.startswith(before)]
+
+    def replace_table(self, session: Session, schema: str | None, name: str, new: str, drop: str) -> None:
+        """Without a look at the views of the database: those over the table have none between the two statements."""
+        (before,) = session.row("PRAGMA legacy_alter_table") or (0,)
+        session.run("PRAGMA legacy_alter_table = 1")
+        try:
+            super().replace_table(session, schema, name, new, drop)
+        finally:
+            session.run(f"PRAGMA legacy_alter_table = {before}")
+
+    def all_names(self, session: Session) -> list[tuple[str | None, str]]:
+        found = (name.rpartition(".") for name in self.names(session, None))
+        return [(schema or None, name) for schema, _, name in found if schema != "weft"]
 
     def create_schema(self, session: Session, schema: str) -> None:
         """There are none."""
@@ -271,6 +295,12 @@ class SqliteTables(SqlTables):
 
     def as_key(self, expression: str, column: Column) -> str:
         return expression if column.collation is None else f"{expression} COLLATE {column.collation}"
+
+    def delete_from(self, table: str, source: str, on: str, keys: dict[str, str]) -> str:
+        """There is no USING; rows of keys are found by an index."""
+        return (
+            f"DELETE FROM {table} WHERE ({self.listed(keys)}) IN (SELECT {', '.join(keys.values())} FROM {source} AS s)"
+        )
 
     def distinct(self, left: str, right: str, column: Column) -> str:
         """IS NOT compares any two values; texts by their letters, whatever the column's collation says."""

@@ -1,0 +1,152 @@
+"""Changes of a table, applied to a Delta table: one MERGE a batch, and a gate that drops what is late."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import weft
+from engine.streaming.conftest import declare, forget_last_commit, run_once
+from weft import CDC
+from weft.project import Project
+
+BEGAN = 1_770_000_000_000
+
+
+class Lake:
+    """A stream of envelopes, and a pipeline that applies them to a Delta table."""
+
+    def __init__(self, spark: Any, folder: Path, **cdc: Any) -> None:
+        self.spark, self.folder = spark, folder / "lake"
+        self.events = declare(op="string", before="json?", after="json?", source="json?")
+        self.cdc = CDC(envelope="debezium", key_field="after.id", **cdc)
+
+    def publish(self, *changes: tuple[str, Any, Any, int]) -> None:
+        for op, before, after, lsn in changes:
+            source = {"lsn": lsn, "ts_ms": BEGAN + lsn}
+            weft.publish_sync("events", {"op": op, "before": before, "after": after, "source": source})
+
+    def run(self) -> None:
+        run_once(
+            name="mirror",
+            source=self.events,
+            target=weft.DeltaLocalConnection(path=str(self.folder)),
+            target_table=("default", "customers"),
+            target_primary_key=["id"],
+            cdc=self.cdc,
+        )
+
+    def rows(self, columns: str = "*") -> list[tuple[Any, ...]]:
+        path = self.folder / "default" / "customers"
+        return [tuple(row) for row in self.spark.sql(f"SELECT {columns} FROM delta.`{path}` ORDER BY id").collect()]
+
+    def versions(self) -> int:
+        return len(list((self.folder / "default" / "customers" / "_delta_log").glob("*.json")))
+
+
+@pytest.fixture
+def lake(spark: Any, streams: Project, project: Path) -> Lake:
+    return Lake(spark, project)
+
+
+def row(id_: int, name: str | None, **more: Any) -> dict[str, Any]:
+    return {"id": id_, "name": name, **more}
+
+
+@pytest.mark.parametrize("system", ["sqlite"], indirect=True)
+def test_changes_become_rows_by_one_commit_a_batch(lake: Lake) -> None:
+    lake.publish(("r", None, row(1, "a"), 1), ("c", None, row(2, "b"), 2), ("c", None, row(3, "c"), 3))
+    lake.run()
+    assert lake.rows() == [(1, "a"), (2, "b"), (3, "c")]
+    before = lake.versions()
+    lake.publish(
+        ("u", row(1, "a"), row(1, "A"), 4),
+        ("u", row(1, "A"), row(1, "AA"), 5),
+        ("d", row(2, "b"), None, 6),
+        ("u", row(3, "c"), row(4, "moved"), 7),
+    )
+    lake.run()
+    assert lake.rows() == [(1, "AA"), (4, "moved")]
+    assert lake.versions() == before + 1
+    # Late, repeated, and of a key that is deleted.
+    lake.publish(("u", None, row(1, "old"), 3), ("c", None, row(2, "b"), 2), ("c", None, row(5, "e"), 8))
+    lake.run()
+    assert lake.rows() == [(1, "AA"), (4, "moved"), (5, "e")]
+    # A truncate, which rows that came after it survive.
+    lake.publish(("c", None, row(6, "f"), 12), ("t", None, None, 10), ("u", None, row(4, "later"), 11))
+    lake.run()
+    assert lake.rows() == [(4, "later"), (6, "f")]
+    # A batch that Spark takes for undone is in the table.
+    forget_last_commit("mirror")
+    after = lake.versions()
+    lake.run()
+    assert (lake.rows(), lake.versions()) == ([(4, "later"), (6, "f")], after)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("system", ["sqlite"], indirect=True)
+def test_columns_are_added_types_kept_and_rows_marked(spark: Any, streams: Project, project: Path) -> None:
+    lake = Lake(spark, project, schema_evolution="evolve", delete_mode="soft", soft_delete_column="gone_at")
+    path = lake.folder / "default" / "customers"
+    spark.sql(
+        f"CREATE TABLE delta.`{path}` (id INT, name STRING, day DATE, n DECIMAL(10,2), gone_at TIMESTAMP) USING delta"
+    )
+    lake.publish(("c", None, row(1, "a", day=19782, n="1.50"), 1), ("c", None, row(2, "b", day=None, n=None), 2))
+    lake.run()
+    assert [tuple(map(str, each)) for each in lake.rows("id, name, day, n, gone_at")] == [
+        ("1", "a", "2024-02-29", "1.50", "None"),
+        ("2", "b", "None", "None", "None"),
+    ]
+    unavailable = "__debezium_unavailable_value"
+    lake.publish(
+        ("u", None, row(1, unavailable, day=19783, n="2.50", more="x"), 3),
+        ("d", row(2, "b"), None, 4),
+        ("u", None, row(9, unavailable, day=1, n=None, more=None), 5),  # there is no row whose name it could keep
+    )
+    lake.run()
+    assert [tuple(map(str, each)) for each in lake.rows("id, name, day, n, more, gone_at IS NULL")] == [
+        ("1", "a", "2024-03-01", "2.50", "x", "True"),
+        ("2", "b", "None", "None", "None", "False"),
+    ]
+    gates = list((path / "_weft_cdc").glob("*/*.arrow"))
+    assert len(gates) <= 2, json.dumps([str(each) for each in gates])
+
+
+class _Broken(logging.Handler):
+    """Breaks a load off once it has taken a step."""
+
+    def __init__(self, step: str) -> None:
+        super().__init__(logging.DEBUG)
+        self.step = step
+
+    def handle(self, record: logging.LogRecord) -> bool:
+        if record.getMessage() == self.step:
+            raise RuntimeError(f"broken off: {self.step}")
+        return True
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("step", ["begun", "created", "checked", "committed"])
+@pytest.mark.parametrize("system", ["sqlite"], indirect=True)
+def test_a_batch_that_is_broken_off_is_there_once(lake: Lake, step: str) -> None:
+    lake.publish(("c", None, row(1, "a"), 1), ("c", None, row(2, "b"), 2))
+    lake.run()
+    lake.publish(("u", None, row(1, "A"), 5), ("d", row(2, "b"), None, 6))
+    steps, handler = logging.getLogger("weft.commit"), _Broken(step)
+    level = steps.level
+    steps.addHandler(handler)
+    steps.setLevel(logging.DEBUG)
+    try:
+        with pytest.raises(Exception, match=f"broken off: {step}"):
+            lake.run()
+    finally:
+        steps.removeHandler(handler)
+        steps.setLevel(level)
+    lake.run()
+    lake.publish(("u", None, row(1, "late"), 4), ("u", None, row(2, "late"), 5), ("c", None, row(3, "c"), 7))
+    lake.run()
+    assert lake.rows() == [(1, "A"), (3, "c")]
