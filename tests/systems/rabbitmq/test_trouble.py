@@ -185,3 +185,24 @@ def test_a_receiver_that_is_killed(rabbitmq: Any, connection: Any, here: Project
     while page := received_values(offsets, len(stored)):
         stored += page
     assert sorted(map(int, stored)) == list(range(total))
+
+
+def test_messages_of_all_sizes_keep_their_order(rabbitmq: Any, connection: Any) -> None:
+    """An acknowledgement is for all before it: one that came later must not be taken first."""
+    sizes = [0, 1, 300, 65_536, 65_537, 10, 200_000, 0, 5, 131_072, 7, 4096]
+    values = [b"%03d" % number + b"x" * size for number, size in enumerate(sizes * 10)]
+    queue = rabbitmq.create_queue()
+    rabbitmq.publish(queue, [b"", *values], headers={"a": [1, "é"]}, timestamp=1_700_000_000)
+    opened = QueueReceiver(connection.resolved(), queue)
+    taken: list[Any] = []
+    try:
+        wait_until(lambda: taken.extend(opened.receive(7, 0.05)) or len(taken) == 121, "all messages", 120)
+        assert opened._last == 121
+        assert [each.value for each in taken] == [b"", *values]
+        assert {each.about["headers"]["a"][1] for each in taken} == {"é"} and {each.about["key"] for each in taken} == {
+            queue
+        }
+        assert len({each.identity for each in taken}) == 121 and {each.sent_at.year for each in taken} == {2023}
+    finally:
+        opened.close()
+    wait_for_count(rabbitmq, queue, 121)

@@ -43,7 +43,8 @@ class QueueReceiver:
                 # Before messages come: the answer would wait for all that the broker gives.
                 declared = self._channel.queue_declare(queue, passive=True)
                 self._found = int(declared.method.message_count)
-                self._channel.basic_consume(queue, lambda _, *message: self._arrived(message))
+                client.deliver_to(self._opened, self._channel, self._arrived)
+                self._channel.basic_consume(queue, lambda *_: None)
         except BaseException:
             self.close()
             raise
@@ -51,9 +52,9 @@ class QueueReceiver:
     def _cancelled(self, _: Any) -> None:
         self._is_cancelled = True
 
-    def _arrived(self, message: tuple[Any, Any, bytes]) -> None:
-        self._got.append(message)
-        self._held += len(message[2])
+    def _arrived(self, messages: Sequence[tuple[Any, Any, bytes]]) -> None:
+        self._got.extend(messages)
+        self._held += sum(len(body) for _, _, body in messages)
 
     def _read(self, seconds: float) -> None:
         """Take what the broker gives, as soon as there is any. While much is held the socket is left alone, so that the
@@ -152,6 +153,8 @@ def sent_at(timestamp: Any) -> datetime | None:
 
 def _plain(value: Any) -> Any:
     """Return a header as JSON has it."""
+    if value is None or type(value) is str:
+        return value
     if isinstance(value, Mapping):
         return {str(_plain(name)): _plain(each) for name, each in value.items()}
     if isinstance(value, list | tuple):
