@@ -26,6 +26,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import cached_property, partial
+from shlex import quote
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 import msgspec
@@ -312,7 +313,7 @@ class Pump:
             f"The log {offsets.name} is full, so that nothing more is received: {slowest[0]} is {self._unread:,} "
             f"messages behind, and max_unread is {offsets.max_unread:,}. The messages stay at the broker.",
             hint=f"Run the pipeline of {slowest[0]}. Or, if it is not to run any more: weft streams forget "
-            f"{offsets.name} {slowest[0]}{where}",
+            f"{offsets.name} {quote(slowest[0])}{where}",
         )
 
 

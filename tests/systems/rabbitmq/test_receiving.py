@@ -54,14 +54,18 @@ def test_messages_are_received_once(rabbitmq: Any, connection: Any, on: Any) -> 
     assert received_values(offsets_of(connection, queue), end) == [b"4"]
 
 
-def test_a_receiver_that_dies_before_it_acknowledges(rabbitmq: Any, connection: Any, here: Project) -> None:
+@pytest.mark.parametrize("stored", [30, 50])
+def test_a_receiver_that_dies_before_it_acknowledges(
+    rabbitmq: Any, connection: Any, here: Project, stored: int
+) -> None:
+    """The broker delivers all messages again."""
     queue = rabbitmq.create_queue()
     rabbitmq.publish(queue, [b"%d" % n for n in range(50)])
     offsets = offsets_of(replace(connection, keep_days=1), queue)
     dying = QueueReceiver(connection.resolved(), queue)
     messages: list[Any] = []
     wait_until(lambda: messages.extend(dying.receive(20, 0.1)) or len(messages) >= 50, "all messages")
-    received.store(offsets, offsets.made(), messages[:30])
+    received.store(offsets, offsets.made(), messages[:stored])
     dying.close()
     wait_for_count(rabbitmq, queue, 50)
     drain(offsets)

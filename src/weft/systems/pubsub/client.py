@@ -220,8 +220,8 @@ class Client:
             if not waits:
                 # Google advises to wait, for who wants many messages soon. Who lists letters wants to know the end.
                 warnings.simplefilter("ignore", DeprecationWarning)
-            # Where nothing came until then, there is nothing.
-            answer = self.call("pull", request, timeout=PULL_SECONDS, accepts=_LATE)
+            # Where nothing came while it waited, there is nothing.
+            answer = self.call("pull", request, PULL_SECONDS, _LATE) if waits else self.call("pull", request)
         return () if answer is None else type(answer).pb(answer).received_messages
 
     def acknowledge(self, subscription: str, ids: Sequence[str]) -> None:

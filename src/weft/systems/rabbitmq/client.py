@@ -91,7 +91,7 @@ def _tolerant() -> Any:
             try:
                 return super()._read_frame()  # type: ignore[misc]
             except (ValueError, OverflowError, OSError, InvalidFieldTypeException):
-                buffer: bytes = self._frame_buffer  # type: ignore[attr-defined]
+                buffer = self._frame_buffer
                 kind, channel_number, size = struct.unpack_from(">BHL", buffer)
                 if kind != spec.FRAME_HEADER:
                     raise
