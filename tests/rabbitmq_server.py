@@ -125,7 +125,11 @@ class RabbitMQServer(Server):
 
     def cut_connections(self) -> None:
         """Close the connections of all clients."""
-        self.run(*self._environment(), self.find("rabbitmqctl"), "close_all_connections", "cut by a test")
+        self.control("close_all_connections", "cut by a test")
+
+    def control(self, *command: str) -> None:
+        """Do what an administrator does."""
+        self.run(*self._environment(), self.find("rabbitmqctl"), *command)
 
     def url(self, database: str | None = None) -> str:
         return f"amqp://{USER}:{PASSWORD}@127.0.0.1:{self.port}"

@@ -144,6 +144,19 @@ def test_groups(offsets, call) -> None:
     assert shown[2].split()[:5] == ["other", str(offsets[9]), "0", "10", "0"]
 
 
+def test_forget(offsets, call) -> None:
+    done = call("streams", "forget", "numbers", "other", code=2)
+    assert "other of numbers has 0 events to read. Remove it? Nobody can answer" in done.stderr
+    assert call("streams", "forget", "numbers", "other", "--yes").stdout == "removed other of numbers\n"
+    consume(call, "--batch-size", 3)
+    done = call("streams", "forget", "numbers", "mina", "--yes", code=1)
+    assert "Did you mean 'mine'?" in done.stderr
+    shown = json.loads(call("streams", "forget", "numbers", "mine", "--yes", "--format", "json").stdout)
+    assert shown == {"consumer": "mine", "removed": True}
+    assert json.loads(call("streams", "groups", "numbers", "--format", "json").stdout) == []
+    assert [event["n"] for event in consume(call)] == list(range(10))  # it is a new one
+
+
 def test_no_groups(streams, call) -> None:
     declare("numbers")
     done = call("streams", "groups", "numbers")

@@ -245,11 +245,11 @@ def test_a_trim_takes_larger_steps_again_after_a_full_disk(streams: Project, mon
     assert isinstance(log, SqlLog)
     step = log._trim_step
 
-    def full_at_first(session: Session, upto: int, most: int) -> tuple[int, bool]:
+    def full_at_first(session: Session, upto: int, most: int, *, keeps_unread: bool) -> tuple[int, bool]:
         steps.append(most)
         if len(steps) < 4:
             raise StorageError("The disk is full.")
-        return step(session, upto, most)
+        return step(session, upto, most, keeps_unread=keeps_unread)
 
     monkeypatch.setattr(log, "_trim_step", full_at_first)
     assert log.trim(log.head()) == 1200

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from dataclasses import asdict
 from datetime import datetime
 from typing import Any
@@ -12,15 +11,22 @@ from typing import Any
 import click
 
 from weft.cli.common import Moment, ago, confirm, escaped, one_line, plural, print_json, print_table, yes_option
-from weft.cli.streams_common import find_stream, of_stream, print_groups, stream_options
-from weft.cli.streams_consume import ack, consume, groups, nack, reset
+from weft.cli.streams_common import (
+    find_stored,
+    of_stored_stream,
+    of_stream,
+    print_groups,
+    stored_streams,
+    stream_options,
+)
+from weft.cli.streams_consume import ack, consume, forget, groups, nack, reset
 from weft.cli.streams_publish import publish
 from weft.cli.streams_tail import tail
-from weft.errors import NotFoundError, WeftError
+from weft.errors import WeftError
 from weft.project import DEFAULT, current
 from weft.streams import Stream, close, delete_stream_sync, trim_sync
 from weft.streams.events import with_texts
-from weft.streams.runtime import derived_streams, open_hub, stored_log
+from weft.streams.runtime import derived_streams, stored_log
 from weft.systems.base import Connection
 from weft.systems.log import PUBLISHED_AT, Log
 
@@ -93,7 +99,7 @@ def _undeclared(known: list[Stream], connection: str | None, problems: dict[str,
         if where in problems:
             continue
         try:
-            for stream in _stored_streams(connection or (here[0].connection if here else None)):
+            for stream in stored_streams(connection or (here[0].connection if here else None)):
                 if (stream.schema.lower(), stream.name.lower()) not in names:
                     yield stream
         except WeftError as error:
@@ -180,14 +186,7 @@ def _retention(policy: Mapping[str, float]) -> str:
 @stream_options
 def show(name: str, connection: str | None, output: str) -> None:
     """Show options, columns, events and consumers of the stream NAME."""
-    is_declared = True
-    try:
-        stream = find_stream(name)
-    except NotFoundError:
-        stored = _stored(name, connection)
-        if stored is None:
-            raise
-        stream, is_declared = stored, False
+    stream, is_declared = find_stored(name, connection)
     log = stored_log(stream, connection)
     details = _details(stream, connection)
     if not is_declared:
@@ -232,23 +231,6 @@ def show(name: str, connection: str | None, output: str) -> None:
             f"  @stream(name={json.dumps(name)}, schema={json.dumps(stream.schema)}, fields={fields})",
             err=True,
         )
-
-
-def _stored(name: str, connection: str | None) -> Stream | None:
-    """Return a stream that is not declared, but stored in a database that the project uses."""
-    places = {each.connection for each in current().streams.values()}
-    for place in [connection] if connection is not None else [None, *(places - {None})]:
-        with suppress(WeftError):  # that it is not declared is what matters
-            for stream in _stored_streams(place):
-                if stream.name == name:
-                    return stream
-    return None
-
-
-def _stored_streams(connection: str | Connection | None) -> list[Stream]:
-    """Return every stream that a database holds, declared or not; of each only its name is known."""
-    names = open_hub(current().connection(connection)).store.names()
-    return [Stream(name=name, schema=schema, connection=connection) for schema, name in names]
 
 
 def _plain(value: object) -> str:
@@ -332,19 +314,12 @@ def trim(
 @click.command()
 @click.argument("name")
 @yes_option
-@stream_options
-def delete(name: str, yes: bool, connection: str | None, output: str) -> None:
+@of_stored_stream
+def delete(stream: Stream, yes: bool, connection: str | None, output: str) -> None:
     """Delete the stream NAME for good: its events, consumers and idempotency keys.
 
     Also one that is stored and not declared. The next publish creates a declared one again.
     """
-    try:
-        stream = find_stream(name)
-    except NotFoundError:
-        stored = _stored(name, connection)
-        if stored is None:
-            raise
-        stream = stored
     confirm(f"Delete the stream {stream.name} with all its events and consumers, for good?", yes)
     was_there = delete_stream_sync(stream, connection=connection)
     if output == "json":
@@ -353,5 +328,5 @@ def delete(name: str, yes: bool, connection: str | None, output: str) -> None:
         click.echo(f"deleted {stream.name}" if was_there else f"{stream.name} is not stored: nothing to delete")
 
 
-for command in (list_, show, publish, tail, consume, ack, nack, groups, reset, trim, delete):
+for command in (list_, show, publish, tail, consume, ack, nack, groups, reset, forget, trim, delete):
     streams.add_command(command)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from functools import wraps
 from typing import Any
@@ -10,8 +11,11 @@ from typing import Any
 import click
 
 from weft.cli.common import Command, common_options, find_declared, print_table
+from weft.errors import NotFoundError, WeftError
+from weft.project import current
 from weft.streams import Stream
-from weft.streams.runtime import find
+from weft.streams.runtime import find, open_hub
+from weft.systems.base import Connection
 from weft.systems.log import Group
 
 
@@ -28,6 +32,27 @@ def find_stream(name: str) -> Stream:
     return find_declared(find, name)
 
 
+def find_stored(name: str, connection: str | None) -> tuple[Stream, bool]:
+    """Return the stream of that name, also one that is not declared, but stored in a database that the project uses;
+    and whether it is declared."""
+    try:
+        return find_stream(name), True
+    except NotFoundError:
+        places = {each.connection for each in current().streams.values()}
+        for place in [connection] if connection is not None else [None, *(places - {None})]:
+            with suppress(WeftError):  # that it is not declared is what matters
+                for stream in stored_streams(place):
+                    if stream.name == name:
+                        return stream, False
+        raise
+
+
+def stored_streams(connection: str | Connection | None) -> list[Stream]:
+    """Return every stream that a database holds, declared or not; of each only its name is known."""
+    names = open_hub(current().connection(connection)).store.names()
+    return [Stream(name=name, schema=schema, connection=connection) for schema, name in names]
+
+
 def of_stream(command: Command) -> Command:
     """Add those options, and call the command with the declared stream in the place of its NAME."""
 
@@ -35,6 +60,17 @@ def of_stream(command: Command) -> Command:
     @wraps(command)
     def found(*, name: str, **options: Any) -> Any:
         return command(stream=find_stream(name), **options)
+
+    return found
+
+
+def of_stored_stream(command: Command) -> Command:
+    """The same, also for a stream that is stored and not declared."""
+
+    @stream_options
+    @wraps(command)
+    def found(*, name: str, connection: str | None, **options: Any) -> Any:
+        return command(stream=find_stored(name, connection)[0], connection=connection, **options)
 
     return found
 

@@ -1,4 +1,4 @@
-"""`weft streams consume, ack, nack, groups, reset`: a consumer's side of a stream."""
+"""`weft streams consume, ack, nack, groups, reset, forget`: a consumer's side of a stream."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ import click
 
 from weft.cli.common import Command, Moment, confirm, plural, print_json, yes_option
 from weft.cli.events_out import print_events
-from weft.cli.streams_common import of_stream, print_groups
-from weft.errors import SchemaError
+from weft.cli.streams_common import of_stored_stream, of_stream, print_groups
+from weft.errors import SchemaError, unknown
 from weft.streams import Stream, ack_sync, consume_sync, nack_sync, reset_sync
 from weft.streams.events import offset_of, with_texts
 from weft.streams.runtime import stored_log
@@ -204,9 +204,9 @@ def _rowids_of_stdin() -> Iterator[int]:
 
 @click.command()
 @click.argument("name")
-@of_stream
+@of_stored_stream
 def groups(stream: Stream, connection: str | None, output: str) -> None:
-    """List the consumers of the stream NAME.
+    """List the consumers of the stream NAME, also of one that is stored and not declared.
 
     position: the last offset delivered; lag: events not delivered yet; pending: delivered, not acknowledged; lost:
     removed by retention before they were consumed.
@@ -255,3 +255,26 @@ def reset(
             click.echo(
                 f"note: {to:,} is past the end of {stream.name}, so it goes on with the next new event.", err=True
             )
+
+
+@click.command()
+@click.argument("name")
+@click.argument("consumer")
+@yes_option
+@of_stored_stream
+def forget(stream: Stream, consumer: str, yes: bool, connection: str | None, output: str) -> None:
+    """Remove CONSUMER of the stream NAME, with its position.
+
+    Its members lose the events that they hold: their acks are refused. If it consumes again it is a new one.
+    """
+    log = stored_log(stream, connection)
+    known = {group.consumer: group for group in log.groups()} if log else {}
+    if log is None or consumer not in known:
+        raise unknown(f"consumer of {stream.name}", consumer, known)
+    behind = plural(known[consumer].lag, "event")
+    confirm(f"{consumer} of {stream.name} has {behind} to read. Remove it?", yes)
+    removed = log.forget_consumer(consumer)
+    if output == "json":
+        print_json({"consumer": consumer, "removed": removed})
+    else:
+        click.echo(f"removed {consumer} of {stream.name}")

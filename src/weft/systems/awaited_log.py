@@ -23,8 +23,9 @@ _OF_NO_EVENTS: dict[str, Callable[..., Any]] = {
     "expired": lambda before, now: 0,
     "groups": list,
     "nth_last": lambda n: None,
-    "trim": lambda upto: 0,
-    "trim_keys": lambda before: None,
+    "forget_consumer": lambda consumer: False,
+    "trim": lambda upto, keeps_unread=False: 0,
+    "trim_keys": lambda before, most=None: None,
 }
 """What the methods that read a log, or remove events, return for one without events."""
 

@@ -246,11 +246,16 @@ class Log(Protocol):
     def groups(self) -> list[Group]:
         """Return every consumer of this stream."""
 
-    def trim(self, upto: int) -> int:
-        """Remove the events up to and including an offset, note the loss for each consumer, and return how many."""
+    def forget_consumer(self, consumer: str) -> bool:
+        """Remove a consumer with its position and its leases; return whether there was one."""
 
-    def trim_keys(self, before: float) -> None:
-        """Forget idempotency keys seen before a moment (seconds of the store's clock)."""
+    def trim(self, upto: int, *, keeps_unread: bool = False) -> int:
+        """Remove the events up to and including an offset, note the loss for each consumer, and return how many. With
+        `keeps_unread` nothing goes that a consumer has not read, also not one that is being created."""
+
+    def trim_keys(self, before: float, most: int | None = None) -> None:
+        """Forget idempotency keys seen before a moment (seconds of the store's clock). With `most` forget also those
+        that are older than the newest so many."""
 
     def nth_last(self, n: int) -> int | None:
         """Return the offset of the `n`-th event from the end, or `None` where there are fewer."""

@@ -26,6 +26,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import cached_property, partial
+from shlex import quote
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 import msgspec
@@ -35,6 +36,7 @@ from weft import hooks
 from weft.columns import UTC_TIME
 from weft.errors import ConnectionFailedError, DeclarationError, StorageError, WeftError
 from weft.spark_support.folder import Location
+from weft.spark_support.sessions import reached
 from weft.systems.base import Connection, system_for
 from weft.systems.codec import Codec
 from weft.systems.log import ROWID, Batch, Log
@@ -54,6 +56,7 @@ _FIELDS = {
     # JSON, as bytes: texts of messages may have characters that no column of texts holds.
     "about": FieldType("bytes", nullable=True),
 }
+_DAY = 86_400.0
 MESSAGES = pa.schema(
     [
         ("value", pa.binary()),
@@ -70,12 +73,11 @@ _PAUSE, _STORING_PAUSE = 0.05, 0.005
 PATIENCE = 60.0
 """How many seconds a receiver tries to connect again, to the broker and to the log."""
 _RETRY_SECONDS = 0.5
-# Of a broker that does not say how much it has: when nothing came for so long, there is nothing.
-_QUIET_SECONDS = 3.0
-_TIDY_SECONDS = 1.0
-_KEYS_SECONDS = 3600.0
-"""A receiver that is connected for so long has been given all that earlier ones did not acknowledge: older keys go."""
-_ANY_AGE = 3650 * 86_400.0
+_TIDY_SECONDS, _KEYS_SECONDS = 1.0, 60.0
+"""How often what was read is removed, and how often old keys are."""
+MOST_KEYS = 5_000_000
+"""So many messages are known by their keys, the newest: a full disk helps nobody. One that is not acknowledged is among
+the last that a receiver stored."""
 
 
 class Received(NamedTuple):
@@ -102,7 +104,10 @@ class Receiver(Protocol):
         """Tell the broker that everything that `receive` returned is stored."""
 
     def waiting(self) -> int | None:
-        """Return how many messages the broker has for it now; `None` if it does not say."""
+        """Return how many messages the broker had when this receiver was opened; `None` if it does not say."""
+
+    def is_drained(self) -> bool:
+        """Return whether the broker has nothing more for it, as far as that can be known. It has nothing itself."""
 
     def close(self) -> None:
         """Give back what is not acknowledged."""
@@ -113,16 +118,19 @@ class ReceivedOffsets(Offsets):
     """The offsets of the log of a queue, and the receiver that fills it."""
 
     consumer: str = ""
-    """The pipeline that reads."""
+    """The checkpoint that reads."""
     open: Callable[[], Receiver] | None = None
     """Opens a receiver. It travels to Spark's Python process."""
     max_unread: int = 1_000_000
     keep_days: float = 0.0
+    deduplicate_days: float = 7.0
     fields: ClassVar[dict[str, FieldType]] = _FIELDS
 
     def __post_init__(self) -> None:
         self.is_once = False
         self._pump: Pump | None = None
+        self._away_since: float | None = None
+        """Since when the database of the log does not answer."""
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -137,8 +145,13 @@ class ReceivedOffsets(Offsets):
         self.is_once = True
 
     def first(self) -> int:
-        self.made()
-        return super().first()
+        """Return where a new checkpoint begins. From then on nobody removes what comes after it."""
+        log = self.made()
+        while True:
+            position = super().first()
+            log.reset(self.consumer, position)
+            if self.start != "earliest" or log.floor() <= position:  # else it was removed between the two
+                return position
 
     def stop(self) -> None:
         """Receive no more. What is not acknowledged goes back to the broker."""
@@ -147,14 +160,31 @@ class ReceivedOffsets(Offsets):
 
     def following(self, after: int) -> int:
         # Spark asks for what follows an offset when every target has what is before it.
+        while True:
+            if self._pump is not None:
+                self._pump.check()
+            try:
+                upto, is_done = self._look(after)
+                self._away_since = None
+            except ConnectionFailedError:
+                now = time.monotonic()
+                self._away_since = self._away_since or now
+                if now - self._away_since > PATIENCE:
+                    raise
+                time.sleep(_RETRY_SECONDS)
+                upto, is_done = after, False
+            if is_done and self._pump is not None:
+                self._pump.check()  # it may have failed meanwhile
+            if upto > after or is_done or not self.is_once:
+                return upto
+
+    def _look(self, after: int) -> tuple[int, bool]:
+        """Return the last offset of the next batch, and whether everything was received before it was looked up."""
         if self._pump is None:
             self._pump = Pump(self)
         self._pump.read_upto(after)
-        while True:
-            is_done = self._pump.is_done()  # before the look: what was received until then is seen by it
-            upto = super().following(after)
-            if upto > after or is_done or not self.is_once:
-                return upto
+        is_done = self._pump.is_done()
+        return super().following(after), is_done
 
 
 class Pump:
@@ -166,7 +196,10 @@ class Pump:
         """What the pipeline has done."""
         self._noted: int | None = None
         self._unread = 0
-        self._tidied_at = self._succeeded_at = float("-inf")
+        self._slowest: tuple[str, int] | None = None
+        """The consumer that is the furthest behind, and its position."""
+        self._slowest_since = 0.0
+        self._tidied_at = self._trimmed_at = self._succeeded_at = float("-inf")
         self._failure: BaseException | None = None
         self._stopping = threading.Event()
         self._storing = ThreadPoolExecutor(1)  # meanwhile the next messages arrive
@@ -174,23 +207,26 @@ class Pump:
 
     def read_upto(self, position: int) -> None:
         """Take note of what the pipeline has done. The first time, begin to receive."""
-        is_first, self._position = self._position is None, position
-        if is_first:
+        if self._position is None:
             self._log.reset(self._offsets.consumer, position)  # from now on it is kept what comes after that
+            self._position = position
             self._thread.start()
+        self._position = position
 
     def is_done(self) -> bool:
-        """Return whether it has received all that it was to; raise why it could not."""
-        if self._thread.is_alive():
-            return False
-        if self._failure is not None:
+        """Return whether it has received all that it was to."""
+        return self._thread.ident is not None and not self._thread.is_alive()
+
+    def check(self) -> None:
+        """Raise why it could not receive."""
+        if self.is_done() and self._failure is not None:
             raise self._failure
-        return True
 
     def stop(self) -> None:
         """End the thread."""
         self._stopping.set()
-        self._thread.join()
+        if self._thread.ident is not None:
+            self._thread.join()
         self._storing.shutdown()
 
     def _run(self) -> None:
@@ -216,49 +252,69 @@ class Pump:
 
     def _receive(self, receiver: Receiver) -> None:
         """Receive until it fails, or has what the broker had at the start."""
-        offsets, quiet_since = self._offsets, time.monotonic()
-        connected_at = quiet_since
+        offsets = self._offsets
         left = receiver.waiting() if offsets.is_once else None
         while not self._stopping.is_set():
-            self._tidy(connected_at)
+            self._tidy()
             room = max(0, offsets.max_unread - self._unread)
             messages = receiver.receive(min(room, MOST_MESSAGES), _PAUSE)
             if messages:
+                reached("received")
                 stored = self._storing.submit(store, offsets, self._log, messages)
                 while not stored.done():
                     receiver.receive(0, _STORING_PAUSE)
                 stored.result()
+                reached("stored")
                 receiver.acknowledge()
+                reached("acknowledged")
                 self._unread += len(messages)
-            self._succeeded_at = now = time.monotonic()
-            quiet_since = now if messages or not room else quiet_since
+            self._succeeded_at = time.monotonic()
             if not offsets.is_once:
                 continue
-            if left is None:
-                if now - quiet_since > _QUIET_SECONDS:
-                    return
-            else:
+            if left is not None:
                 left -= len(messages)
-                if left <= 0 or (room and not messages and not receiver.waiting()):
-                    return
+            if left is not None and left <= 0:
+                return
+            if not room:
+                self._check_room()
+            elif not messages and receiver.is_drained():
+                return
 
-    def _tidy(self, connected_at: float) -> None:
-        """Note where the pipeline is, and remove what all pipelines have read."""
-        now, position, offsets = time.monotonic(), self._position, self._offsets
+    def _tidy(self) -> None:
+        """Note where the pipeline is, and remove what all pipelines have read, and keys that are too old."""
+        now, position, offsets, log = time.monotonic(), self._position, self._offsets, self._log
+        if now - self._trimmed_at > _KEYS_SECONDS:
+            self._trimmed_at = now
+            log.trim_keys(offsets.store.now() - offsets.deduplicate_days * _DAY, MOST_KEYS)
         is_full = self._unread >= offsets.max_unread
         if position is None or now - self._tidied_at < _TIDY_SECONDS or (position == self._noted and not is_full):
             return
-        self._tidied_at, self._noted, log = now, position, self._log
+        self._tidied_at, self._noted = now, position
         log.reset(offsets.consumer, position)
-        slowest = min(each.position for each in log.groups())
-        self._unread = log.extent(slowest, log.head(), offsets.max_unread)
-        moment = datetime.fromtimestamp(offsets.store.now(), UTC)
+        slowest, upto = min(((each.consumer, each.position) for each in log.groups()), key=lambda each: each[1])
+        if (slowest, upto) != self._slowest:
+            self._slowest, self._slowest_since = (slowest, upto), now
+        self._unread = log.extent(upto, log.head(), offsets.max_unread)
         if offsets.keep_days:
-            slowest = min(slowest, log.expired(moment - timedelta(days=offsets.keep_days), moment))
-        if slowest > log.floor():
-            log.trim(slowest)
-        if now - connected_at > _KEYS_SECONDS:
-            log.trim_keys(moment.timestamp() - _KEYS_SECONDS)
+            moment = datetime.fromtimestamp(offsets.store.now(), UTC)
+            upto = min(upto, log.expired(moment - timedelta(days=offsets.keep_days), moment))
+        if upto > log.floor():
+            log.trim(upto, keeps_unread=True)
+
+    def _check_room(self) -> None:
+        """Raise if the log is full, and this pipeline has read all of it: another one that does not go on would hold up
+        a run that is to end."""
+        offsets, slowest = self._offsets, self._slowest
+        is_stuck = slowest is not None and time.monotonic() - self._slowest_since > PATIENCE
+        if slowest is None or not is_stuck or (self._position or 0) < self._log.head():
+            return
+        where = f" --connection {offsets.connection.name}" if offsets.connection.name else ""
+        raise StorageError(
+            f"The log {offsets.name} is full, so that nothing more is received: {slowest[0]} is {self._unread:,} "
+            f"messages behind, and max_unread is {offsets.max_unread:,}. The messages stay at the broker.",
+            hint=f"Run the pipeline of {slowest[0]}. Or, if it is not to run any more: weft streams forget "
+            f"{offsets.name} {quote(slowest[0])}{where}",
+        )
 
 
 def unparsable(codec: Codec, values: Sequence[bytes]) -> set[int]:
@@ -273,7 +329,8 @@ def unparsable(codec: Codec, values: Sequence[bytes]) -> set[int]:
 def store(offsets: ReceivedOffsets, log: Log, messages: Sequence[Received]) -> None:
     """Store messages. When this returns they are durable."""
     arrived = datetime.now(UTC)
-    keys = [None if each.identity is None else _key(each.identity) for each in messages]
+    horizon = offsets.deduplicate_days * _DAY
+    keys = [None if each.identity is None or not horizon else _key(each.identity) for each in messages]
     columns: list[list[Any]] = [
         [each.value for each in messages],
         [each.sent_at or arrived for each in messages],
@@ -285,7 +342,7 @@ def store(offsets: ReceivedOffsets, log: Log, messages: Sequence[Received]) -> N
         tuple(_FIELDS),
         columns,
         keys=keys if any(keys) else None,
-        key_horizon=_ANY_AGE,
+        key_horizon=horizon,
     )
     for each in offsets.store.append([batch]):
         if isinstance(each, WeftError):
@@ -313,6 +370,11 @@ class ReceivedSource(LogPositions, MessageSource):
     """A queue or subscription. Its connection has the fields `received_log`, `max_unread` and `keep_days`."""
 
     waits = True
+    wants_reader = True
+    reader = ""
+
+    def read_as(self, reader: str) -> None:
+        self.reader = reader
 
     @abstractmethod
     def opener(self) -> Callable[[], Receiver]:
@@ -351,9 +413,9 @@ class ReceivedSource(LogPositions, MessageSource):
             log_name(self.connection.kind, self.name, self.place()),
             max_rows=self.settings.max_rows or MAX_ROWS,
             wait_seconds=self.settings.wait_seconds,
-            consumer=self.settings.reader,
             max_unread=self.connection.max_unread,
             keep_days=self.connection.keep_days,
+            deduplicate_days=self.connection.deduplicate_days,
         )
         made.store = hooks.open_store(connection)
         return made
@@ -363,8 +425,19 @@ class ReceivedSource(LogPositions, MessageSource):
         return self._offsets.log
 
     def follow(self, spark: SparkSession, start: str) -> DataFrame:
-        frame: DataFrame = ranges(spark, replace(self._offsets, start=start, open=self.opener()))
+        offsets = replace(self._offsets, start=start, consumer=self.reader, open=self.opener())
+        frame: DataFrame = ranges(spark, offsets)
         return frame
+
+    def check(self, pipeline: str, message: str) -> None:
+        """Raise if the database of the log does not answer."""
+        try:
+            self.log.head()
+        except ConnectionFailedError as error:
+            kept = f"It keeps what {pipeline} receives from {self.connection.label}."
+            raise ConnectionFailedError(f"{error.what} {kept}", hint=error.hint) from None
+        except WeftError:
+            return
 
     def take(self, frame: DataFrame) -> ReceivedMessages:
         spark, log, parts = frame.sparkSession, self.log, []
@@ -394,6 +467,14 @@ class ReceivedSource(LogPositions, MessageSource):
         return pa.schema([*MESSAGES, *((name, pa.string()) for name in texts if name not in MESSAGES.names)])
 
     # -------------------------------------------------------------------------------------------------------- positions
+
+    def end(self) -> str:
+        """Return what follows the head. From then on nobody removes it."""
+        log = self._offsets.made()
+        head = log.head()
+        if self.reader:
+            log.reset(self.reader, head)
+        return str(head + 1)
 
     def lag(self, position: int | None, source_log: Location | None) -> int | None:
         """Return how many messages were received and not read, and how many wait at the broker."""

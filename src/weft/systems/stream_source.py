@@ -48,8 +48,6 @@ class SourceSettings:
     """The types that columns have by declaration; a row with a value that does not fit is a bad one."""
     wait_seconds: float = 0.0
     """How long a source that waits for rows by itself waits before it reports that there are none."""
-    reader: str = ""
-    """The pipeline that reads it."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +75,8 @@ class StreamSource(ABC):
     """Whether `committed` does something."""
     brings_keys: bool = False
     """Whether any row may have columns of its own, as messages of JSON do."""
+    wants_reader: ClassVar[bool] = False
+    """Whether `read_as` does something."""
     read_by_workers: ClassVar[bool] = True
     """Whether Spark's workers open the connection themselves."""
 
@@ -94,6 +94,10 @@ class StreamSource(ABC):
         self.connection: Any = connection
         self.settings = settings
         self.name = settings.name
+
+    def read_as(self, reader: str) -> None:  # noqa: B027 - optional
+        """Take the name of the checkpoint that is to follow the source. No other checkpoint has it. Before `end` and
+        `follow`."""
 
     # ------------------------------------------------------------------------------------------------------------- rows
 

@@ -88,7 +88,7 @@ def open_lake(request: pytest.FixtureRequest, where: str) -> Callable[..., Any]:
     return lake
 
 
-_KILLED = """
+KILLED = """
 import logging, os, signal, sys
 
 step, left = sys.argv.pop(1), [int(sys.argv.pop(1))]
@@ -111,7 +111,7 @@ for name in ("weft.streaming", "weft.commit"):
 def run_killed(program: str, step: str, times: int, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run a program with these arguments in a process that is killed (-9) when it has come to a step so often. Its JVM
     is that of the test's session."""
-    command = [sys.executable, "-c", _KILLED + program, step, str(times), *arguments]
+    command = [sys.executable, "-c", KILLED + program, step, str(times), *arguments]
     with lent_session() as variables:
         environment = {**os.environ, **variables}
         return warm_python.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)

@@ -94,8 +94,8 @@ def _rabbitmq(project: Path, request: pytest.FixtureRequest) -> Followed:
     def add(count: int) -> None:
         """Publish messages and receive them: what waits in the queue has no position yet."""
         rabbitmq.publish(source.name, [b"{}"] * count)
-        opened: Any = open_source(source, 0.01, "copies")
-        offsets = replace(opened._offsets, open=opened.opener())
+        opened: Any = open_source(source, 0.01)
+        offsets = replace(opened._offsets, consumer="copies", open=opened.opener())
         offsets.store, after = opened._offsets.store, offsets.first()
         offsets.stop_at_head()
         while (upto := offsets.following(after)) > after:

@@ -3,8 +3,12 @@ messages are not stored again when they are delivered again."""
 
 from __future__ import annotations
 
+import socket
+import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -15,6 +19,7 @@ import weft
 from pubsub_server import PubSubServer
 from servers import wait_until
 from weft.project import Project
+from weft.systems.pubsub import client as client_module
 from weft.systems.pubsub import receiver as module
 from weft.systems.pubsub.client import client
 from weft.systems.pubsub.receiver import SubscriptionReceiver
@@ -203,3 +208,56 @@ def test_a_server_that_restarts(need_server: Any, opened: Any) -> None:
         assert [each.value for each in take(opened(connection, "orders"), 1)] == [b"1"]
     finally:
         server.kill()
+
+
+class _SlowNetwork:
+    """Passes bytes on to a server; the first answer takes a while."""
+
+    def __init__(self, port: int, seconds: float) -> None:
+        self._port, self._seconds = port, seconds
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listening.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                one, _ = self._listening.accept()
+                other = socket.create_connection(("127.0.0.1", self._port))
+                threading.Thread(target=self._pass_on, args=(one, other, 0.0), daemon=True).start()
+                threading.Thread(target=self._pass_on, args=(other, one, self._seconds), daemon=True).start()
+
+    def _pass_on(self, source: socket.socket, target: socket.socket, seconds: float) -> None:
+        with suppress(OSError):
+            while data := source.recv(65_536):
+                time.sleep(seconds)
+                seconds = 0.0
+                target.sendall(data)
+        for each in (source, target):
+            with suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self._listening.close()
+
+
+def test_once_on_a_slow_network(pubsub: Any, here: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To open the connection takes longer than to find that there are no messages."""
+    monkeypatch.setattr(client_module, "PULL_SECONDS", 0.2)
+    topic, subscription = pubsub.create_queue()
+    pubsub.publish(topic, [b"%d" % n for n in range(20)])
+    network = _SlowNetwork(pubsub.port, 2.0)
+    fields = {**pubsub.fields(), "endpoint": f"http://127.0.0.1:{network.port}"}
+    source = PubSubSource(weft.PubSubConnection(**fields, name="events"), SourceSettings(subscription))
+    offsets = replace(source._offsets, consumer="copies", open=source.opener())
+    offsets.store = source._offsets.store
+    try:
+        offsets.stop_at_head()
+        position = offsets.first()
+        while (upto := offsets.following(position)) > position:
+            position = upto
+        assert offsets.log.head() == position == 20
+        assert pubsub.pull(subscription) == []
+    finally:
+        offsets.stop()
+        network.close()

@@ -15,6 +15,7 @@ from documents import ROOT, blocks_of
 from servers import wait_until
 from tests.engine.streaming.conftest import rows, run_killed, run_once
 from weft.cli import cli
+from weft.engine.streaming.checkpoint import Checkpoint
 from weft.engine.streaming.query import Query
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("here")]
@@ -61,6 +62,9 @@ def test_a_source_and_its_dead_letters(rabbitmq: Any) -> None:
     assert rabbitmq.count(failed) == 1
 
     assert shown("checkpoints", "show", "copies")["lag"] == {queue: 0}
+    # The log knows the checkpoint, and no other one of that name.
+    (log,) = (each["name"] for each in shown("streams", "list") if each["name"].startswith("received_rabbitmq"))
+    assert [each["consumer"] for each in shown("streams", "groups", log)] == [Checkpoint("copies").reader()]
     call("checkpoints", "rewind", "copies", "--to-offset", f"{queue}:3")
     assert shown("checkpoints", "show", "copies")["lag"] == {queue: 1}
     rabbitmq.publish(queue, numbered(3))
@@ -175,8 +179,8 @@ supervise(SparkEngine(make(name="copies", source=source, target="default", targe
 def test_a_driver_that_is_killed(rabbitmq: Any, project: Path, count: Any) -> None:
     """At each step. Every row is there once, and the queue is empty."""
     queue, total = rabbitmq.create_queue(), 0
-    points = [("loaded", 1), ("begun", 2), ("done", 2)]
-    for number in range(count(30, brief=1)):
+    points = [("loaded", 1), ("begun", 2), ("done", 2), ("begun", 1), ("loaded", 2), ("done", 1)]
+    for number in range(count(60, brief=1)):
         rabbitmq.publish(queue, numbered(*range(total, total + 60)))
         total += 60
         ended = run_killed(PROGRAM, *points[number % len(points)], rabbitmq.url(), queue)

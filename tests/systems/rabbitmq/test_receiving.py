@@ -19,12 +19,12 @@ import pytest
 import weft
 from rabbitmq_server import wait_for_count
 from servers import wait_until
+from tests.systems.rabbitmq.conftest import drain, offsets_of, received_values
 from weft.engine.streaming.sources import open_source
 from weft.project import Project
 from weft.systems import received
 from weft.systems.rabbitmq import client
 from weft.systems.rabbitmq.receiver import QueueReceiver, sent_at
-from weft.systems.received import ReceivedOffsets
 
 
 @pytest.fixture(params=["sqlite", "postgres", "mysql", "redis"])
@@ -36,38 +36,6 @@ def on(
         connection = weft.connect(url=system.url, name="log")
         weft.register_connection(connection)
         yield connection
-
-
-_opened: list[ReceivedOffsets] = []
-
-
-@pytest.fixture(autouse=True)
-def _stopped() -> Iterator[None]:
-    yield
-    while _opened:
-        _opened.pop().stop()
-
-
-def offsets_of(connection: Any, queue: str, reader: str = "copies") -> ReceivedOffsets:
-    """Return what Spark's Python process has of a source."""
-    source: Any = open_source(weft.Source(connection=connection, query=queue), 0.05, reader)
-    made = replace(source._offsets, open=source.opener())
-    made.store = source._offsets.store
-    _opened.append(made)
-    return made
-
-
-def received_values(offsets: ReceivedOffsets, after: int = 0) -> list[bytes]:
-    page = offsets.log.read(after, offsets.log.head(), 10_000)
-    return list(page.columns[page.names.index("value")])
-
-
-def drain(offsets: ReceivedOffsets, after: int = 0) -> int:
-    """Receive what the queue has now, and return the last offset."""
-    offsets.stop_at_head()
-    while (upto := offsets.following(after)) > after:
-        after = upto
-    return after
 
 
 @pytest.mark.brief("sqlite", "postgres")
@@ -86,14 +54,18 @@ def test_messages_are_received_once(rabbitmq: Any, connection: Any, on: Any) -> 
     assert received_values(offsets_of(connection, queue), end) == [b"4"]
 
 
-def test_a_receiver_that_dies_before_it_acknowledges(rabbitmq: Any, connection: Any, here: Project) -> None:
+@pytest.mark.parametrize("stored", [30, 50])
+def test_a_receiver_that_dies_before_it_acknowledges(
+    rabbitmq: Any, connection: Any, here: Project, stored: int
+) -> None:
+    """The broker delivers all messages again."""
     queue = rabbitmq.create_queue()
     rabbitmq.publish(queue, [b"%d" % n for n in range(50)])
     offsets = offsets_of(replace(connection, keep_days=1), queue)
     dying = QueueReceiver(connection.resolved(), queue)
     messages: list[Any] = []
     wait_until(lambda: messages.extend(dying.receive(20, 0.1)) or len(messages) >= 50, "all messages")
-    received.store(offsets, offsets.made(), messages[:30])
+    received.store(offsets, offsets.made(), messages[:stored])
     dying.close()
     wait_for_count(rabbitmq, queue, 50)
     drain(offsets)
@@ -154,7 +126,7 @@ def test_messages_that_go_back_to_the_broker(rabbitmq: Any, connection: Any, her
     with pytest.raises(weft.NotFoundError, match="There is no exchange 'no-such'"):
         offsets_of(missing, f"other-{dead}")
     with pytest.raises(weft.NotFoundError, match="There is no exchange 'no-such'"):
-        open_source(weft.Source(connection=missing, query=queue), 0.05, "copies").validate()
+        open_source(weft.Source(connection=missing, query=queue)).validate()
     with pytest.raises(weft.DeclarationError, match="with other arguments"):
         offsets_of(replace(connection, queue_args={}), queue)
 

@@ -29,9 +29,11 @@ _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 _BUCKET = re.compile(r"^s3n?://")
 # Between the name of a checkpoint and the purpose of a file next to it: no folder of a pipeline has one in its name.
 _MARK = "~"
-_REWOUND, _MOVING = "rewound", "moving"
+_REWOUND, _MOVING, _READER = "rewound", "moving", "reader"
 # What the note on a move says between its two steps; before, what is behind the name of what is moved aside.
 _MOVED_ASIDE = "aside"
+# Consumers of a log have names of up to 255 characters.
+_LONGEST_NAME = 200
 _FULL = os.strerror(errno.ENOSPC)
 # What Spark could not write is more than what is left; it removes the part that it wrote.
 _LITTLE_SPACE = 1024 * 1024
@@ -167,6 +169,17 @@ class Checkpoint:
     def positions(self, batch_id: int) -> tuple[Any, ...]:
         """Return the position of each source at the end of a batch that was begun."""
         return _entry(self.home.at(f"offsets/{batch_id}"))[1]
+
+    def reader(self) -> str:
+        """Return the name by which a source knows what has read it: that of the pipeline, and an id.
+
+        Two checkpoints of one pipeline, or of one name in two projects, have different ones. It is next to the
+        checkpoint: it stays the same after a reset and a rewind, and a copy of the checkpoint gets one of its own. The
+        caller holds the checkpoint."""
+        file = self._beside(_READER)
+        if (known := file.read()) is None:
+            file.write(known := uuid4().hex[:12])
+        return f"{self.name[:_LONGEST_NAME]}-{known}"
 
     # -------------------------------------------------------------------------------------------------------- moving it
 

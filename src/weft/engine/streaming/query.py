@@ -83,8 +83,7 @@ class Query:
             self.checkpoint.lock.take()
         try:
             sources, pause = self.pipeline.sources, self.pipeline.idle_pause_seconds
-            wait, name = pause / len(sources), self.pipeline.name
-            self.sources = [OpenedSource(open_source(each, wait, name)) for each in sources]
+            self.sources = [OpenedSource(open_source(each, pause / len(sources))) for each in sources]
             opened = [each.source for each in self.sources]
             first = session.spark()
             if self.spark is None or self.spark.sparkContext is not first.sparkContext:  # that one's JVM ended
@@ -103,7 +102,10 @@ class Query:
             self._batches = Batches(self.pipeline, self.sources, Columns(self.checkpoint.home, sources))
             noted = Sources(self.checkpoint.home)
             self._noted = None if noted.check(self.pipeline) else noted
-            starts = Starts(self.checkpoint.home).settle(sources)
+            for source in opened:
+                if source.wants_reader:
+                    source.read_as(self.checkpoint.reader())
+            starts = Starts(self.checkpoint.home).settle(sources, opened)
             for source in opened:
                 refuse_unreachable(source)
             check_start(self.pipeline, opened, spark)

@@ -22,13 +22,12 @@ from typing import Any, ClassVar
 import pyarrow as pa
 
 from weft.engine.streaming.batch_id import BatchId
-from weft.engine.streaming.sources import open_source
 from weft.errors import DeclarationError
 from weft.pipelines.streaming.spec import Source, StreamingPipeline
 from weft.project import current
 from weft.spark_support.folder import Location
 from weft.systems.codecs.columns import storable
-from weft.systems.stream_source import OFFSET
+from weft.systems.stream_source import OFFSET, StreamSource
 from weft.types import FieldType
 
 _MOST_COLUMNS = 1000
@@ -98,13 +97,14 @@ class Starts(_Kept):
 
     NAME = "starts.json"
 
-    def settle(self, sources: Sequence[Source]) -> list[str]:
+    def settle(self, sources: Sequence[Source], opened: Sequence[StreamSource]) -> list[str]:
         """Where each source begins. An end is looked up once; when this returns, a crash does not make it forgotten."""
         if self._home.at("metadata").read() is None:  # what Spark writes first
-            for each in sources:
-                open_source(each).check_start()
+            for each in opened:
+                each.check_start()
         known = self._read() or {}
-        ends = {each.name: open_source(each).end() for each in sources if _is_open(each) and each.name not in known}
+        pairs = zip(sources, opened, strict=True)
+        ends = {each.name: there.end() for each, there in pairs if _is_open(each) and each.name not in known}
         if ends:
             known |= ends
             self._write(known)

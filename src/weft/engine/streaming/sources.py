@@ -18,12 +18,11 @@ from weft.systems.stream_source import SourceSettings, StreamSource
 from weft.types import FieldType
 
 
-def open_source(source: Source, wait_seconds: float = 0.0, reader: str = "") -> StreamSource:
-    """Return the opened source of a pipeline. `wait_seconds`: how long it waits for rows, if it waits by itself.
-    `reader`: the name of the pipeline, for one that is to be followed."""
+def open_source(source: Source, wait_seconds: float = 0.0) -> StreamSource:
+    """Return the opened source of a pipeline. `wait_seconds`: how long it waits for rows, if it waits by itself."""
     columns = {name: FieldType.parse(kind) for name, kind in source.columns.items()}
     limits = source.max_rows, source.max_files
-    settings = SourceSettings(source.name, source.start, *limits, columns, wait_seconds, reader)
+    settings = SourceSettings(source.name, source.start, *limits, columns, wait_seconds)
     if isinstance(source.query, Stream):
         return LogSource(source.connection, settings, source.query)
     connection = source.connection_with_options(current().connection(source.connection))

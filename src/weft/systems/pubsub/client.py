@@ -29,12 +29,13 @@ PATIENCE = 60.0
 _NETWORK_PATIENCE = 5.0
 _FIRST_WAIT, _LONGEST_WAIT = 0.1, 5.0
 _BUSY = {"RESOURCE_EXHAUSTED", "ABORTED", "INTERNAL", "UNKNOWN"}
-_AWAY = {"UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED"}
+_LATE, _DENIED = "DEADLINE_EXCEEDED", "PERMISSION_DENIED"
+_AWAY = {"UNAVAILABLE", _LATE, "CANCELLED"}
 _SCOPES = ("https://www.googleapis.com/auth/pubsub",)
 # Of one request. What a message has beyond its data is reckoned with.
 _MOST_MESSAGES, _MOST_BYTES, _OVERHEAD = 1000, 9_000_000, 100
 _MOST_IDS = 1000
-PULL_SECONDS = 2.0
+PULL_SECONDS = 1.5
 """How long a request for messages waits for some. Who ends a receiver waits for it, too."""
 _ATTEMPTS = 5
 _WINDOW = 20_000
@@ -112,8 +113,9 @@ class Client:
 
     # ------------------------------------------------------------------------------------------------------------ calls
 
-    def call(self, operation: str, request: Any, timeout: float = 60.0) -> Any:
-        """Return what Pub/Sub answers. Wait and ask again where it is asked too often, or cannot be reached."""
+    def call(self, operation: str, request: Any, timeout: float = 60.0, accepts: str = "") -> Any:
+        """Return what Pub/Sub answers. Wait and ask again where it is asked too often, or cannot be reached. An error
+        whose code it `accepts` is an answer too, `None`."""
         client = self._publisher if hasattr(self._publisher, operation) else self._subscriber
         began, waits = time.monotonic(), _waits()
         while True:
@@ -121,8 +123,8 @@ class Client:
                 return getattr(client, operation)(request=request, timeout=timeout, retry=None)
             except self.errors.GoogleAPICallError as error:
                 code = getattr(error.grpc_status_code, "name", "UNKNOWN")
-                if operation == "pull" and code == "DEADLINE_EXCEEDED":
-                    return None  # nothing came
+                if code == accepts:
+                    return None
                 patience = self.patience if code in _BUSY else _NETWORK_PATIENCE if code in _AWAY else 0.0
                 failure = self._failure(error, code, request)
             except self._auth_errors.GoogleAuthError as error:
@@ -202,6 +204,11 @@ class Client:
 
     # -------------------------------------------------------------------------------------------------------- receiving
 
+    def sign_in(self, subscription: str) -> None:
+        """Have the connection opened, and raise if there is no such subscription. On a slow network that takes longer
+        than a pull waits. Who may consume need not be allowed to look, and is told so: that is an answer."""
+        self.call("get_subscription", {"subscription": self._path("subscriptions", subscription)}, accepts=_DENIED)
+
     def pull(self, subscription: str, most: int, *, waits: bool) -> Sequence[Any]:
         """Return messages that a subscription has now, in the form of protocol buffers: there may be more."""
         request = {
@@ -213,7 +220,8 @@ class Client:
             if not waits:
                 # Google advises to wait, for who wants many messages soon. Who lists letters wants to know the end.
                 warnings.simplefilter("ignore", DeprecationWarning)
-            answer = self.call("pull", request, timeout=PULL_SECONDS)
+            # Where nothing came while it waited, there is nothing.
+            answer = self.call("pull", request, PULL_SECONDS, _LATE) if waits else self.call("pull", request)
         return () if answer is None else type(answer).pb(answer).received_messages
 
     def acknowledge(self, subscription: str, ids: Sequence[str]) -> None:

@@ -49,6 +49,7 @@ class PubSubConnection(Connection):
     prefetch: int = option(default=5_000, kw_only=True)
     max_unread: int = option(default=1_000_000, kw_only=True)
     keep_days: float = option(default=0.0, kw_only=True)
+    deduplicate_days: float = option(default=7.0, kw_only=True)
     received_log: str | Connection | None = option(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
@@ -84,8 +85,9 @@ class PubSubConnection(Connection):
         for name in ("prefetch", "max_unread"):
             if getattr(self, name) < 1:
                 raise DeclarationError(f"The {name} of {self.label} is at least 1, not {getattr(self, name)}.")
-        if self.keep_days < 0:
-            raise DeclarationError(f"The keep_days of {self.label} cannot be less than 0.")
+        for name in ("keep_days", "deduplicate_days"):
+            if getattr(self, name) < 0:
+                raise DeclarationError(f"The {name} of {self.label} cannot be less than 0.")
 
     def _check_policy(self, policy: dict[str, Any]) -> None:
         refuse_unknown(policy, _POLICY, f"The dead_letter_policy of {self.label}", "Its keys", noun="key")

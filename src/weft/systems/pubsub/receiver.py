@@ -24,6 +24,9 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 # The shortest time for which a subscription leaves a message to a receiver is ten seconds.
 _FIRST_SECONDS, _KEPT_SECONDS = 4.0, 60
 _TICK_SECONDS = 1.0
+_EMPTY_PULLS = 3
+"""So many requests in a row that gave nothing mean that there is nothing: Pub/Sub does not ask all of its servers at
+once."""
 
 
 class SubscriptionReceiver:
@@ -40,6 +43,8 @@ class SubscriptionReceiver:
         self._kept: dict[str, float] = {}
         """By the id of a delivery that is not acknowledged, when to ask for more time."""
         self._taken: list[str] = []
+        self._empty_pulls = 0
+        """How many requests gave nothing since the last message."""
         self._failure: BaseException | None = None
         self._is_closed = False
         self._threads = [
@@ -61,6 +66,7 @@ class SubscriptionReceiver:
 
     def _pull(self) -> None:
         prefetch = self._connection.prefetch
+        self._client.sign_in(self._subscription)
         while True:
             with self._changed:
                 self._changed.wait_for(
@@ -74,6 +80,7 @@ class SubscriptionReceiver:
                 due = time.monotonic() + _FIRST_SECONDS
                 self._kept.update((each.ack_id, due) for each in found)
                 self._got.extend(found)
+                self._empty_pulls = 0 if found else self._empty_pulls + 1
                 self._size += sum(len(each.message.data) for each in found)
                 self._changed.notify_all()
 
@@ -128,6 +135,10 @@ class SubscriptionReceiver:
 
     def waiting(self) -> None:
         """Return `None`: Pub/Sub does not say."""
+
+    def is_drained(self) -> bool:
+        with self._changed:
+            return not self._got and self._empty_pulls >= _EMPTY_PULLS
 
     def close(self) -> None:
         with self._changed:

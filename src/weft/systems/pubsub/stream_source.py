@@ -40,6 +40,7 @@ class PubSubSource(ReceivedSource):
 
     def check(self, pipeline: str, message: str) -> None:
         """Raise if the subscription is gone. A service that does not answer proves nothing."""
+        super().check(pipeline, message)
         try:
             client(self.connection).subscription(self.name)
         except NotFoundError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ssl
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -58,17 +58,40 @@ def opened(connection: RabbitMQConnection) -> Any:
 @cache
 def _tolerant() -> Any:
     """Return pika's connection, except that headers which it cannot read (a time that is none) are left out: it would
-    close the connection, and the broker would deliver the message again, for ever."""
+    close the connection, and the broker would deliver the message again, for ever. What a receiver is given goes to it
+    directly: see `deliver_to`."""
     import pika
     from pika import frame, spec
     from pika.exceptions import InvalidFieldTypeException
 
+    from weft.systems.rabbitmq import deliveries
+
     class Tolerant(pika.SelectConnection):
+        receiver: tuple[int, Callable[[list[deliveries.Message]], None]] | None = None
+
+        def _on_data_available(self, data_in: bytes) -> None:
+            if self.receiver is None:
+                super()._on_data_available(data_in)  # type: ignore[misc]
+                return
+            channel, receive = self.receiver
+            self._frame_buffer: bytes = self._frame_buffer + data_in
+            while self._frame_buffer:
+                found, consumed = deliveries.taken(self._frame_buffer, channel)
+                if found:
+                    receive(found)
+                else:
+                    consumed, other = self._read_frame()
+                    if not other:
+                        return
+                self._trim_frame_buffer(consumed)  # type: ignore[attr-defined]
+                if not found:
+                    self._process_frame(other)  # type: ignore[attr-defined]
+
         def _read_frame(self) -> Any:
             try:
                 return super()._read_frame()  # type: ignore[misc]
             except (ValueError, OverflowError, OSError, InvalidFieldTypeException):
-                buffer: bytes = self._frame_buffer  # type: ignore[attr-defined]
+                buffer = self._frame_buffer
                 kind, channel_number, size = struct.unpack_from(">BHL", buffer)
                 if kind != spec.FRAME_HEADER:
                     raise
@@ -79,6 +102,20 @@ def _tolerant() -> Any:
                 return consumed, frame.Header(channel_number, length, properties)
 
     return Tolerant
+
+
+def deliver_to(connection: Any, channel: Any, receive: Callable[[list[Any]], None]) -> None:
+    """Have a connection of `opened` give the messages of all consumers of a channel to a function while it reads, in
+    their order. Before there is a consumer, whose own callback is not called."""
+
+    def received(messages: list[Any]) -> None:
+        receive(messages)
+        connection._request_channel_dispatch(channel.channel_number)  # who waits for events need not wait longer
+
+    # Those that pika reads. Its own function would keep them until the end of a read, behind others that came later,
+    # and an acknowledgement of one is for all before it.
+    channel._on_consumer_message_delivery = lambda _, *message: received([message])
+    connection._impl.receiver = channel.channel_number, received
 
 
 def without_headers(properties: bytes) -> bytes:

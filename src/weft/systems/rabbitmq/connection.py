@@ -36,6 +36,7 @@ class RabbitMQConnection(Connection):
     prefetch: int = option(default=10_000, kw_only=True)
     max_unread: int = option(default=1_000_000, kw_only=True)
     keep_days: float = option(default=0.0, kw_only=True)
+    deduplicate_days: float = option(default=7.0, kw_only=True)
     received_log: str | Connection | None = option(default=None, kw_only=True)
     routing_key: str | None = option(default=None, kw_only=True)
     ssl_ca_location: str | None = option(default=None, kw_only=True)
@@ -68,8 +69,9 @@ class RabbitMQConnection(Connection):
             raise DeclarationError(f"The prefetch of {self.label} is 1 to 65535, not {self.prefetch}.")
         if self.max_unread < 1:
             raise DeclarationError(f"The max_unread of {self.label} is at least 1, not {self.max_unread}.")
-        if self.keep_days < 0:
-            raise DeclarationError(f"The keep_days of {self.label} cannot be less than 0.")
+        for name in ("keep_days", "deduplicate_days"):
+            if getattr(self, name) < 0:
+                raise DeclarationError(f"The {name} of {self.label} cannot be less than 0.")
         if bool(self.ssl_certificate_location) != bool(self.ssl_key_location):
             raise DeclarationError(
                 f"{self.label} needs ssl_certificate_location and ssl_key_location, both or neither."

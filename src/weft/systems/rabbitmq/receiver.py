@@ -15,6 +15,9 @@ from weft.systems.rabbitmq import client
 from weft.systems.rabbitmq.connection import RabbitMQConnection
 from weft.systems.received import MOST_BYTES, Received, unparsable
 
+MOST_HELD = 4 * MOST_BYTES
+"""So many bytes of messages may wait to be taken: the broker counts messages only."""
+_HEARTBEAT_SECONDS = 10.0
 # In seconds this is the year 5138: somebody wrote milliseconds.
 _MILLISECONDS = 100_000_000_000
 
@@ -25,6 +28,9 @@ class QueueReceiver:
     def __init__(self, connection: RabbitMQConnection, queue: str) -> None:
         self._connection, self._queue = connection, queue
         self._got: deque[tuple[Any, Any, bytes]] = deque()
+        self._held = 0
+        """The bytes of these messages."""
+        self._read_at = 0.0
         self._last: int | None = None
         self._is_cancelled = False
         self._codec = codec_of(connection.payload_format)
@@ -34,13 +40,31 @@ class QueueReceiver:
                 self._channel = self._opened.channel()
                 self._channel.basic_qos(prefetch_count=connection.prefetch)
                 self._channel.add_on_cancel_callback(self._cancelled)
-                self._channel.basic_consume(queue, lambda _, *message: self._got.append(message))
+                # Before messages come: the answer would wait for all that the broker gives.
+                declared = self._channel.queue_declare(queue, passive=True)
+                self._found = int(declared.method.message_count)
+                client.deliver_to(self._opened, self._channel, self._arrived)
+                self._channel.basic_consume(queue, lambda *_: None)
         except BaseException:
             self.close()
             raise
 
     def _cancelled(self, _: Any) -> None:
         self._is_cancelled = True
+
+    def _arrived(self, messages: Sequence[tuple[Any, Any, bytes]]) -> None:
+        self._got.extend(messages)
+        self._held += sum(len(body) for _, _, body in messages)
+
+    def _read(self, seconds: float) -> None:
+        """Take what the broker gives, as soon as there is any. While much is held the socket is left alone, so that the
+        broker waits; a look now and then keeps the connection."""
+        now = time.monotonic()
+        if self._held >= MOST_HELD and now - self._read_at < _HEARTBEAT_SECONDS:
+            time.sleep(seconds)
+            return
+        self._read_at = now
+        self._opened.process_data_events(time_limit=seconds if self._held < MOST_HELD else 0)
 
     def receive(self, most: int, seconds: float) -> Sequence[Received]:
         with client.explained(self._connection):
@@ -56,16 +80,17 @@ class QueueReceiver:
             left = deadline - time.monotonic()
             if left <= 0:
                 return []
-            self._opened.process_data_events(time_limit=left)
+            self._read(left)
         before = 0
-        while before < len(self._got) < most:  # what is there already
+        while before < len(self._got) < most and self._held < MOST_HELD:  # what is there already
             before = len(self._got)
-            self._opened.process_data_events(time_limit=0)
+            self._read(0)
         size = 0
         taken: list[tuple[Any, Any, bytes]] = []
         while self._got and len(taken) < most and size < MOST_BYTES:
             taken.append(self._got.popleft())
             size += len(taken[-1][2])
+        self._held -= size
         if self._connection.rejects_bad:
             taken = self._without_bad(taken)
         if taken:
@@ -86,10 +111,13 @@ class QueueReceiver:
                 self._last = None
 
     def waiting(self) -> int:
+        return self._found
+
+    def is_drained(self) -> bool:
         with client.missing_queue(self._connection, self._queue), client.explained(self._connection):
-            count = self._channel.queue_declare(self._queue, passive=True).method.message_count
-            self._opened.process_data_events(time_limit=0)  # what was delivered before that answer
-            return int(count) + len(self._got)
+            declared = self._channel.queue_declare(self._queue, passive=True)
+            self._read(0)  # what was delivered before that answer
+            return not declared.method.message_count and not self._got
 
     def close(self) -> None:
         with suppress(Exception):
@@ -125,6 +153,8 @@ def sent_at(timestamp: Any) -> datetime | None:
 
 def _plain(value: Any) -> Any:
     """Return a header as JSON has it."""
+    if value is None or type(value) is str:
+        return value
     if isinstance(value, Mapping):
         return {str(_plain(name)): _plain(each) for name, each in value.items()}
     if isinstance(value, list | tuple):

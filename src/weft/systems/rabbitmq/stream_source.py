@@ -12,6 +12,7 @@ from weft.systems.received import ReceivedSource, Receiver
 from weft.systems.stream_source import counted
 
 _METADATA = {"_routing_key": "key", "_exchange": "exchange", "_message_id": "message_id", "_headers": "headers"}
+_REPEATED = "one without a message_id may become two rows after a crash"
 
 
 class RabbitMQSource(ReceivedSource):
@@ -39,6 +40,7 @@ class RabbitMQSource(ReceivedSource):
 
     def check(self, pipeline: str, message: str) -> None:
         """Raise if the queue is gone. A broker that does not answer proves nothing."""
+        super().check(pipeline, message)
         try:
             self.waiting()
         except NotFoundError:
@@ -52,5 +54,5 @@ class RabbitMQSource(ReceivedSource):
     def validate(self) -> str:
         client.check_dead_letter_exchange(self.connection.resolved())
         if self.connection.queue_args is not None and client.is_missing(self.connection, self.name):
-            return "is made at the start"
-        return counted(self.waiting(), self.unit)
+            return f"is made at the start; {_REPEATED}"
+        return f"{counted(self.waiting(), self.unit)}; {_REPEATED}"

@@ -422,6 +422,9 @@ class RedisLog:
     def reset(self, consumer: str, position: int) -> None:
         self.store.script("reset", self._keys_of(consumer), consumer, ids.to_id(position))
 
+    def forget_consumer(self, consumer: str) -> bool:
+        return bool(self.store.script("forget_consumer", self._keys_of(consumer), consumer))
+
     def groups(self) -> list[Group]:
         """Return every consumer group of this stream, also those that others made."""
         prefix = f"{self.keys.meta}:"
@@ -466,18 +469,20 @@ class RedisLog:
 
     # -------------------------------------------------------------------------------------------------------- retention
 
-    def trim(self, upto: int) -> int:
+    def trim(self, upto: int, *, keeps_unread: bool = False) -> int:
         removed = 0
         upto = min(upto, self.head())
         while True:
             keys = [self.keys.stream, self.keys.meta, self.keys.trims]
-            count, more = self.store.script("trim", keys, ids.to_id(upto), _TRIM_STEP)
+            count, more = self.store.script("trim", keys, ids.to_id(upto), _TRIM_STEP, int(keeps_unread))
             removed += int(count)
             if not more:
                 return removed
 
-    def trim_keys(self, before: float) -> None:
+    def trim_keys(self, before: float, most: int | None = None) -> None:
         self.store.command("ZREMRANGEBYSCORE", self.keys.seen, "-inf", f"({int(before * 1e6)}")
+        if most is not None:
+            self.store.command("ZREMRANGEBYRANK", self.keys.seen, 0, -most - 1)
 
 
 def _texts(column: Sequence[Any], kind: FieldType) -> Sequence[Any]:

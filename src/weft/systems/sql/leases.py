@@ -311,6 +311,12 @@ class ConsumerLeases:
         self.session.run(f"DELETE FROM {self.store.leases} WHERE stream = ? AND consumer = ?", self.key)
         self._update("position = ?, untold = 0, epoch = epoch + 1", position)
 
+    def remove(self) -> bool:
+        """Remove its row and every lease; return whether there was one."""
+        self.session.run(f"DELETE FROM {self.store.leases} WHERE stream = ? AND consumer = ?", self.key)
+        removed = self.session.run(f"DELETE FROM {self.store.groups} WHERE stream = ? AND consumer = ?", self.key)
+        return bool(removed.rowcount)
+
     # ------------------------------------------------------------------------------------------------------------- trim
 
     def skip(self, position: int, cut: int) -> None:

@@ -255,7 +255,11 @@ class SqlLog:
 
     # -------------------------------------------------------------------------------------------------------- retention
 
-    def trim(self, upto: int) -> int:
+    def forget_consumer(self, consumer: str) -> bool:
+        """Remove a consumer."""
+        return self._keep(lambda session: self._of(session, consumer).remove())
+
+    def trim(self, upto: int, *, keeps_unread: bool = False) -> int:
         """Remove the events up to an offset, in steps; the next lease of each consumer reports how many it lost."""
         removed, most = 0, _TRIM_STEP
         self.floor()  # as in `groups`
@@ -263,7 +267,7 @@ class SqlLog:
         while True:
             try:
                 with self.store.session("keep") as session:
-                    count, more = self._trim_step(session, upto, most)
+                    count, more = self._trim_step(session, upto, most, keeps_unread=keeps_unread)
             except StorageError:
                 if most == 1:
                     raise
@@ -274,9 +278,11 @@ class SqlLog:
                 return removed
             most = min(10 * most, _TRIM_STEP)  # what was removed may have made room
 
-    def _trim_step(self, session: Session, upto: int, most: int) -> tuple[int, bool]:
+    def _trim_step(self, session: Session, upto: int, most: int, *, keeps_unread: bool) -> tuple[int, bool]:
         # Consumers first: nobody may lease events that are about to be removed.
         consumers = leases.lock_all(session, self)
+        if keeps_unread:
+            upto = min([upto, *(position for _, position in consumers)])
         ((count, cut),) = session.rows(
             f"SELECT count(*), max(r) FROM (SELECT {self.rowid} AS r FROM {self.table} WHERE {self.rowid} <= ? "
             f"ORDER BY {self.rowid} LIMIT {most}) AS oldest",
@@ -289,11 +295,15 @@ class SqlLog:
         session.run(f"UPDATE {self.store.streams} SET floor = ? WHERE id = ? AND floor < ?", (cut, self.number, cut))
         return count, count == most
 
-    def trim_keys(self, before: float) -> None:
-        """Forget idempotency keys seen before a moment."""
+    def trim_keys(self, before: float, most: int | None = None) -> None:
+        """Forget idempotency keys seen before a moment. Those of one commit were seen at once, and go together."""
+        moment = int(before * 1e6)
+        if most is not None:
+            sql = f"SELECT seen FROM {self.store.keys} WHERE stream = ? ORDER BY seen DESC LIMIT 1 OFFSET ?"
+            moment = max(moment, int(self._one(sql, (self.number, max(most, 1) - 1)) or 0))
         while True:
             with self.store.session("keep") as session:
-                if self.store.forget_keys(session, self, int(before * 1e6), _TRIM_STEP) < _TRIM_STEP:
+                if self.store.forget_keys(session, self, moment, _TRIM_STEP) < _TRIM_STEP:
                     return
 
     def count_between(self, session: Session, first: int, last: int) -> int:

@@ -1,14 +1,19 @@
 -- Remove the entries up to an id, or the first so many of them; groups that had not seen them are told.
--- KEYS: stream, meta, trims. ARGV: the id, how many at most where somebody has to be told. Gives how many went, and 1 where
--- there may be more.
+-- KEYS: stream, meta, trims. ARGV: the id, how many at most where somebody has to be told, and 1 where what a group has
+-- not seen is to stay. Gives how many went, and 1 where there may be more.
 local stream, meta, upto, step = KEYS[1], KEYS[2], ARGV[1], tonumber(ARGV[2])
 if call('EXISTS', stream) == 0 then return {0, 0} end
+local groups = {}
+for _, flat in ipairs(call('XINFO', 'GROUPS', stream)) do
+  groups[#groups + 1] = map_of(flat)
+  local seen = groups[#groups]['last-delivered-id']
+  if ARGV[3] == '1' and is_before(seen, upto) then upto = seen end
+end
 local first = call('XRANGE', stream, '-', upto, 'COUNT', 1)[1]
 if not first then return {0, 0} end
 
 local behind = {}
-for _, flat in ipairs(call('XINFO', 'GROUPS', stream)) do
-  local group = map_of(flat)
+for _, group in ipairs(groups) do
   if is_before(group['last-delivered-id'], upto) then behind[#behind + 1] = group end
 end
 local cut, more = upto, 0
