@@ -100,6 +100,47 @@ def test_starts_each_slot_once(log: RunLog, clock: Clock) -> None:
     assert runs.started == ["orders", "orders"]
 
 
+@pytest.mark.parametrize("status", ["succeeded", "failed"])
+def test_schedule_that_becomes_rarer_waits_for_its_next_slot(log: RunLog, clock: Clock, status: str) -> None:
+    """The last slot is of the old schedule, and later than the last one of the new."""
+    midnight, last = NOON.replace(hour=0, second=0), NOON.replace(second=0)
+    succeed(log, "orders", midnight)
+    claimed = log.claim("orders", slot=last, attempts_allowed=2)
+    assert isinstance(claimed, ClaimedRun)
+    log.finish(claimed, status, retry_in=0.0 if status == "failed" else None)
+
+    @weft.pipeline(name="orders", target="orders", schedule="0 0 * * *", retry={"max_attempts": 2})
+    def load():  # type: ignore[no-untyped-def]
+        return [{"id": 1}]
+
+    runs = Runs()
+    made = scheduler(log, runs, clock)
+    (due,) = made.due()
+    assert (due.slot, due.why) == (last, "done" if status == "succeeded" else "retry")
+    assert made.tick() == ([] if status == "succeeded" else ["orders"])
+    clock.now = midnight + timedelta(days=1, seconds=30)
+    runs.codes["orders"] = 0
+    assert made.due()[0].slot == midnight + timedelta(days=1)
+    assert made.tick() == ["orders"]
+
+
+def test_run_whose_slot_was_done_is_not_started_at_every_tick(log: RunLog, clock: Clock) -> None:
+    """A clock that was an hour ahead has claimed a slot that is still to come."""
+    declare("orders")
+    succeed(log, "orders", NOON.replace(second=0))
+    succeed(log, "orders", NOON.replace(second=0) + timedelta(hours=1))
+    made = scheduler(log, runs := Runs(), clock)
+
+    assert made.tick() == ["orders"]
+    runs.codes["orders"] = 0  # its claim was refused
+    assert made.tick() == []
+    clock.move(seconds=6)
+    assert made.tick() == ["orders"]
+    runs.codes["orders"] = 0
+    clock.move(seconds=60)
+    assert made.tick() == ["orders"]  # the next slot
+
+
 def test_follows_the_graph(log: RunLog, clock: Clock) -> None:
     declare("raw")
     declare("report", depends_on="raw")

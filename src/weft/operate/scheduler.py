@@ -215,9 +215,10 @@ class Scheduler(Planner):
             _log.error("the executor cannot tell whether %s has ended: %s", name, described(error))
             known.code = None
         if known.code is not None:
-            if known.code == 0:
+            is_same = known.slot == due.slot and _last_attempt(due.state) == known.before
+            if known.code == 0 and not (due.is_due and is_same):
                 del self._running[name]
-            return
+            return  # one that was refused, as by a clock that is behind, is not started again at once
         if due.state.is_live or getattr(known.started, "tells_end", False):
             return
         if known.slot != due.slot or _last_attempt(due.state) != known.before:
