@@ -122,6 +122,12 @@ class PipelineState:
     """Whether a process works on it now."""
     paused_at: datetime | None = None
     """Since when its schedule is not followed."""
+    watched_at: datetime | None = None
+    """Since when somebody waits for a success: `weft.operate.freshness`."""
+    stale_at: datetime | None = None
+    """When it was last reported that none came in time; `None` where all is well."""
+    now: datetime | None = None
+    """When this was read, by the log's clock; `None` where the log does not know the pipeline."""
 
     @property
     def status(self) -> Status | None:
