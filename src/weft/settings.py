@@ -106,8 +106,8 @@ def _check_alerts(alerts: Any) -> None:
     for where, table in (("alerts", limits), *((f"alerts.pipelines.{name}", each) for name, each in own.items())):
         for key, value in table.items():
             if key not in _ALERT_LIMITS:
-                hint = did_you_mean(key, _ALERT_LIMITS, f"Known keys: {', '.join(_ALERT_LIMITS)}.")
-                raise SettingsError(f"{PROJECT_FILE}: unknown key {key!r} in {where}.", hint=hint)
+                close = did_you_mean(key, _ALERT_LIMITS, f"Known keys: {', '.join(_ALERT_LIMITS)}.")
+                raise SettingsError(f"{PROJECT_FILE}: unknown key {key!r} in {where}.", hint=close)
             if type(value) is not int or value < 1:
                 raise SettingsError(f"{PROJECT_FILE}: {key} in {where} is a whole number of at least 1.", hint=hint)
 

@@ -242,23 +242,28 @@ class LogTables(RunStore):
     def latest(self, pipelines: Sequence[str] | None) -> list[PipelineState]:
         wanted = list(pipelines or ())
         where = f" WHERE c.pipeline IN ({', '.join('?' * len(wanted))})" if 0 < len(wanted) <= _LISTED else ""
+        # Mostly the last attempt is that of the last slot: it is read once.
+        same = "CASE WHEN c.slot_run_id = c.run_id AND c.slot_attempt = c.attempt THEN 1 ELSE 0 END"
         with self.session("read") as session:
             rows = session.rows(
                 f"SELECT c.pipeline, c.owner, c.expires_at, c.succeeded_at, c.failures, {self.now}, "
-                f"{self._later('c.')}, {self.columns('l')}, {self.columns('s')}, {self.columns('k')} "
+                f"{self._later('c.')}, {same}, {self.columns('l')}, {self.columns('s')}, {self.columns('k')} "
                 f"FROM {self.claims} c "
                 f"LEFT JOIN {self.runs_table} l ON l.run_id = c.run_id AND l.attempt = c.attempt "
-                f"LEFT JOIN {self.runs_table} s ON s.run_id = c.slot_run_id AND s.attempt = c.slot_attempt "
+                f"LEFT JOIN {self.runs_table} s "
+                f"ON s.run_id = c.slot_run_id AND s.attempt = c.slot_attempt AND {same} = 0 "
                 f"LEFT JOIN {self.runs_table} k ON k.run_id = c.skip_run_id AND k.attempt = 0{where}",
                 wanted if where else (),
             )
         names = None if pipelines is None else set(wanted)
         states = []
-        for name, owner, expires_at, succeeded_at, failures, now, paused_at, _, watched_at, stale_at, *attempts in rows:
+        for name, owner, expires_at, succeeded_at, failures, now, *rest in rows:
             if names is not None and name not in names:
                 continue
+            (paused_at, _, watched_at, stale_at, is_same), attempts = rest[:5], rest[5:]
             width = len(attempts) // 3
             last, scheduled, skipped = (attempt_of(attempts[at : at + width]) for at in (0, width, 2 * width))
+            scheduled = last if is_same else scheduled
             moment = instant(now)
             assert moment is not None
             live = is_live(owner, instant(expires_at), moment)
