@@ -34,10 +34,12 @@ _PROJECT_KEYS = (
     "run_log",
     "on_run_log_failure",
     "alerters",
+    "alerts",
     "metrics",
     "pools",
     "server",
 )
+_ALERT_LIMITS = ("restarts", "lag", "dead_letters")
 _USER_KEYS = ("connections",)
 
 
@@ -89,9 +91,25 @@ def read_project_file(folder: Path) -> dict[str, Any]:
     alerters = settings.get("alerters", [])
     if not isinstance(alerters, list) or not all(isinstance(url, str) for url in alerters):
         raise SettingsError(f"{PROJECT_FILE}: alerters must be a list of URLs.", hint='alerters = ["stdout://"]')
+    _check_alerts(settings.get("alerts", {}))
     if not isinstance(settings.get("server", {}), dict):
         raise SettingsError(f"{PROJECT_FILE}: server must be a table.", hint="Write [server] and its settings below.")
     return settings
+
+
+def _check_alerts(alerts: Any) -> None:
+    hint = "[alerts]\nrestarts = 3\nlag = 100000\n[alerts.pipelines.NAME]\ndead_letters = 50"
+    own = alerts.get("pipelines", {}) if isinstance(alerts, dict) else None
+    if not isinstance(own, dict) or not all(isinstance(each, dict) for each in own.values()):
+        raise SettingsError(f"{PROJECT_FILE}: alerts must be a table.", hint=hint)
+    limits = {key: value for key, value in alerts.items() if key != "pipelines"}
+    for where, table in (("alerts", limits), *((f"alerts.pipelines.{name}", each) for name, each in own.items())):
+        for key, value in table.items():
+            if key not in _ALERT_LIMITS:
+                close = did_you_mean(key, _ALERT_LIMITS, f"Known keys: {', '.join(_ALERT_LIMITS)}.")
+                raise SettingsError(f"{PROJECT_FILE}: unknown key {key!r} in {where}.", hint=close)
+            if type(value) is not int or value < 1:
+                raise SettingsError(f"{PROJECT_FILE}: {key} in {where} is a whole number of at least 1.", hint=hint)
 
 
 def read_user_file() -> dict[str, Any]:

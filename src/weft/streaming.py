@@ -71,6 +71,8 @@ def run_pipeline(config: str | os.PathLike[str], **options: Unpack[RunKeywords])
 def _supervise(pipeline: StreamingPipeline, running: Running) -> None:
     # Spark and Arrow, which declaring a pipeline does not need.
     from weft.engine.streaming.spark_engine import SparkEngine
+    from weft.operate.streaming_alerts import reported
     from weft.operate.supervisor import supervise
 
-    supervise(SparkEngine(pipeline), running)
+    with reported(pipeline) as listeners:
+        supervise(SparkEngine(pipeline), running, listeners)

@@ -19,6 +19,7 @@ import pytest
 import warm_python
 import weft
 from servers import free_port, wait_until
+from weft.operate.runlog import open_run_log
 from weft.project import Project
 from weft.systems.process import host_of
 
@@ -267,11 +268,13 @@ def test_killed(start: Any) -> None:
 @pytest.mark.spark
 def test_a_file(call: Any, three_numbers: None) -> None:
     Path("pipeline.toml").write_text(
-        'pipeline_name = "by-file"\nsource_query = "numbers"\n[source]\nconnection = "default"\n'
+        'pipeline_name = "by-file"\nsource_query = "numbers"\nexpect_within = "1h"\n[source]\nconnection = "default"\n'
         '[target]\nconnection = "out"\n[target.table]\nname = "copies"\n'
     )
     assert call("consume", "pipeline.toml", "--once").stdout == "by-file: 3 rows in 1 batch\n"
     assert copied() == [0, 1, 2]
+    with open_run_log(read_only=True) as log:
+        assert log.latest(["streaming:by-file"])["streaming:by-file"].succeeded_at is not None
 
 
 @pytest.mark.parametrize(
@@ -297,8 +300,9 @@ def test_an_error_says_where_it_was(call: Any, three_numbers: None) -> None:
         '[target]\nconnection = "out"\n[target.table]\nname = "t"\n'
         '[transform]\nsql = "SELECT s.* FROM source s JOIN users"\n[lookups.users]\ntable = "people"\n'
     )
-    done = call("consume", "pipeline.toml", "--once", code=1)
+    done = call("consume", "pipeline.toml", "--once", "--alerter", "stdout://", code=1)
     assert "There is no table people on the connection 'default'.\n  (lookup users)\n" in done.stderr
+    assert "✗ by-file failed, and has ended: There is no table people" in done.stderr
 
 
 @pytest.mark.full

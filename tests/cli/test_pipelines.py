@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from weft.operate.runlog import open_run_log
 
 PIPELINES = '''
 import logging
@@ -99,6 +102,35 @@ def test_run_due_and_status(run: Any, shop: sqlite3.Connection) -> None:
     found = {row["pipeline"]: row for row in json.loads(run("status", "--format", "json").stdout)}
     assert (found["counts"]["status"], found["counts"]["now"]) == ("succeeded", "done")
     assert (found["picky"]["status"], found["picky"]["now"]) == ("never run", "no schedule")
+
+
+def test_status_shows_what_is_stale(run: Any, project: Path) -> None:
+    Path("watched.py").write_text(
+        "import weft\n"
+        "weft.pipeline(name='daily', target='t', expect_within='2h')(lambda: [])\n"
+        "weft.streaming_pipeline(name='clicks', source='here', source_query='a', target='here', target_table='c', "
+        "expect_within='1h')(lambda: None)\n"
+    )
+    Path("weft.toml").write_text('modules = ["watched"]\n')
+
+    def stands() -> dict[str, tuple[str, str]]:
+        found = json.loads(run("status", "--format", "json").stdout)
+        return {row["pipeline"]: (row["status"], row["now"]) for row in found}
+
+    assert stands() == {"daily": ("never run", "no schedule"), "clicks": ("streaming", "no rows yet")}
+    with open_run_log() as log:
+        log.watch("daily")
+        log.note_rows("streaming:clicks")
+        assert stands()["clicks"] == ("streaming", "fresh")
+        for name in ("daily", "streaming:clicks"):
+            log._book.locked(
+                name,
+                lambda each: each.change(
+                    dict.fromkeys(("watched_at", "succeeded_at"), each.claim.now - timedelta(hours=3))
+                ),
+            )
+    assert stands() == {"daily": ("never run", "no schedule, stale"), "clicks": ("streaming", "stale")}
+    assert [line.split()[0] for line in run("status", "clicks").stdout.splitlines()[1:]] == ["clicks"]
 
 
 def test_a_run_log_needs_no_module(run: Any, shop: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch) -> None:

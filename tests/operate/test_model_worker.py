@@ -279,6 +279,7 @@ def test_failures_and_recovery_are_reported(bench: Bench) -> None:
 
     class Told(Alerter):
         shown = "told"
+        is_local = True
 
         def deliver(self, event: Alert) -> None:
             told.append(f"{event.event} {event.pipeline}")

@@ -308,7 +308,9 @@ def test_a_full_disk_is_told_at_the_claim(tmp_path: Path) -> None:
         assert log.finish(run, "failed", error="x" * 9000)
 
 
-@pytest.mark.parametrize("dropped", [("paused_at", "cancelled"), ("cancelled",)], ids=["both", "one"])
+@pytest.mark.parametrize(
+    "dropped", [("paused_at", "cancelled", "watched_at", "stale_at"), ("stale_at",)], ids=["all", "one"]
+)
 @pytest.mark.parametrize("log_url", DATABASES, indirect=True)
 def test_a_log_of_before(log_url: str, dropped: tuple[str, ...], caplog: pytest.LogCaptureFixture) -> None:
     """Pauses came later: its columns are added by who writes, and who may not does without."""

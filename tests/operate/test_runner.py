@@ -37,6 +37,7 @@ class Told(Alerter):
     """Remembers."""
 
     shown = "told"
+    is_local = True
 
     def __init__(self) -> None:
         self.events: list[tuple[str, str]] = []
@@ -220,6 +221,27 @@ def test_taken_over_while_it_works(site: Site) -> None:
     assert site.told.events == []
 
 
+def test_what_is_stale_is_told_at_the_end(site: Site) -> None:
+    weft.pipeline(name="by_hand", target="by_hand", expect_within="2h")(lambda: [{"n": 1}])
+    hourly("copy", expect_within="2h")
+    site.due(NOON)
+    assert site.told.events == []
+    for name, moment in (("by_hand", "watched_at"), ("copy", "succeeded_at")):
+        site.log._book.locked(name, lambda each, at=moment: each.change({at: each.claim.now - 3 * HOUR}))  # type: ignore[misc]
+    list(site.runner.run_due(["copy"]))
+    assert site.told.events == []  # that is the scheduler's
+    site.due(NOON + HOUR)
+    site.due(NOON + HOUR)
+    assert site.told.events == [("stale", "by_hand")]
+
+
+def test_failures_of_many_slots_are_grouped(site: Site) -> None:
+    hourly("copy", lambda: 1 / 0, retry={"max_attempts": 1})
+    for hours in range(9):
+        site.due(NOON + hours * HOUR)
+    assert site.told.events == [("failed", "copy")] * 4  # of 1, 2, 4 and 8
+
+
 # ---------------------------------------------------------------------------------------------------- the log, alerters
 
 
@@ -316,12 +338,13 @@ def test_alerters_that_hang_or_fail(
     hourly("first", lambda: 1 / 0)
     hourly("second")
     hangs = _Hangs()
-    runner = Runner(site.log, engine.PipelineRun, Alerters([_Broken(), hangs, site.told]), project=site.project)
-    assert statuses(list(runner.run_due())) == {"first": "failed", "second": "succeeded"}
+    with Alerters([_Broken(), hangs, site.told]) as told:
+        runner = Runner(site.log, engine.PipelineRun, told, project=site.project)
+        assert statuses(list(runner.run_due())) == {"first": "failed", "second": "succeeded"}
     hangs.released.set()
     assert site.told.events == [("failed", "first")]
     messages = [record.message for record in caplog.records if record.name == "weft.operate"]
-    assert any("hangs did not answer" in each for each in messages)
+    assert any("hangs" in each for each in messages)
     assert any("broken failed" in each for each in messages)
     assert [(each.pipeline, each.status) for each in site.log.runs()] == [("second", "succeeded"), ("first", "failed")]
 

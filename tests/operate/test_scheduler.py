@@ -11,6 +11,7 @@ import pytest
 
 import weft
 from weft.errors import ConnectionFailedError, NotFoundError, SettingsError
+from weft.operate.alerts import Alert, Alerter, Alerters
 from weft.operate.executors import Dispatch, open_executor
 from weft.operate.metrics import Metrics
 from weft.operate.records import ClaimedRun
@@ -44,6 +45,19 @@ class Runs:
                 return runs.codes[name]
 
         return Run()
+
+
+class Told(Alerter):
+    """Remembers."""
+
+    shown = "told"
+    is_local = True
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def deliver(self, event: Alert) -> None:
+        self.texts.append(str(event))
 
 
 class Clock:
@@ -98,6 +112,47 @@ def test_starts_each_slot_once(log: RunLog, clock: Clock) -> None:
     clock.move(minutes=1)
     assert made.tick() == ["orders"]
     assert runs.started == ["orders", "orders"]
+
+
+@pytest.mark.parametrize("status", ["succeeded", "failed"])
+def test_schedule_that_becomes_rarer_waits_for_its_next_slot(log: RunLog, clock: Clock, status: str) -> None:
+    """The last slot is of the old schedule, and later than the last one of the new."""
+    midnight, last = NOON.replace(hour=0, second=0), NOON.replace(second=0)
+    succeed(log, "orders", midnight)
+    claimed = log.claim("orders", slot=last, attempts_allowed=2)
+    assert isinstance(claimed, ClaimedRun)
+    log.finish(claimed, status, retry_in=0.0 if status == "failed" else None)
+
+    @weft.pipeline(name="orders", target="orders", schedule="0 0 * * *", retry={"max_attempts": 2})
+    def load():  # type: ignore[no-untyped-def]
+        return [{"id": 1}]
+
+    runs = Runs()
+    made = scheduler(log, runs, clock)
+    (due,) = made.due()
+    assert (due.slot, due.why) == (last, "done" if status == "succeeded" else "retry")
+    assert made.tick() == ([] if status == "succeeded" else ["orders"])
+    clock.now = midnight + timedelta(days=1, seconds=30)
+    runs.codes["orders"] = 0
+    assert made.due()[0].slot == midnight + timedelta(days=1)
+    assert made.tick() == ["orders"]
+
+
+def test_run_whose_slot_was_done_is_not_started_at_every_tick(log: RunLog, clock: Clock) -> None:
+    """A clock that was an hour ahead has claimed a slot that is still to come."""
+    declare("orders")
+    succeed(log, "orders", NOON.replace(second=0))
+    succeed(log, "orders", NOON.replace(second=0) + timedelta(hours=1))
+    made = scheduler(log, runs := Runs(), clock)
+
+    assert made.tick() == ["orders"]
+    runs.codes["orders"] = 0  # its claim was refused
+    assert made.tick() == []
+    clock.move(seconds=6)
+    assert made.tick() == ["orders"]
+    runs.codes["orders"] = 0
+    clock.move(seconds=60)
+    assert made.tick() == ["orders"]  # the next slot
 
 
 def test_follows_the_graph(log: RunLog, clock: Clock) -> None:
@@ -184,16 +239,47 @@ def test_run_that_ends_before_its_claim_is_started_again_later(log: RunLog, cloc
 
 def test_executor_that_fails_is_reported(log: RunLog, clock: Clock) -> None:
     declare("orders")
-    runs, told = Runs(), []
+    runs, told = Runs(), Told()
     runs.error = OSError("no memory")
-    made = scheduler(log, runs, clock, failed=lambda name, error: told.append((name, error)))
+    made = scheduler(log, runs, clock, told=Alerters([told]))
 
     assert made.tick() == []
-    assert told == [("orders", "no memory")]
+    assert told.texts == ["orders could not be started: no memory"]
     assert made.tick() == []
+    for _ in range(4):  # of five in a row, the first, second and fourth
+        clock.move(minutes=1)
+        assert made.tick() == []
+    assert told.texts == ["orders could not be started: no memory"] * 3
     runs.error = None
-    clock.move(seconds=10)
+    clock.move(minutes=1)
     assert made.tick() == ["orders"]
+    assert told.texts[3:] == ["orders was started after 5 failed starts"]
+
+
+def test_new_leader_is_reported(log: RunLog, clock: Clock) -> None:
+    declare("orders")
+    told = Told()
+    first, second, third = (scheduler(log, Runs(), clock, told=Alerters([told])) for _ in range(3))
+    first.tick()
+    first.hand_over()
+    second.tick()
+    assert told.texts == []  # the first ever, and one that was started again on its host
+    assert second.leads is not None
+    log.finish(second.leads, "interrupted")  # as the next one finds it after its lease
+    third.tick()
+    assert len(told.texts) == 1 and "ended or was silent for longer than its lease" in told.texts[0]
+
+
+def test_tick_reports_what_is_stale(log: RunLog, clock: Clock) -> None:
+    declare("orders", expect_within="2h")
+    declare("other")
+    told = Told()
+    made = scheduler(log, Runs(), clock, told=Alerters([told]))
+    made.tick()
+    log._book.locked("orders", lambda each: each.change({"watched_at": each.claim.now - timedelta(hours=3)}))
+    made.tick()
+    made.tick()
+    assert len(told.texts) == 1 and told.texts[0].startswith("orders had no success for 3:0")
 
 
 def test_known_pipelines_are_limited_too(log: RunLog, clock: Clock) -> None:
@@ -274,13 +360,10 @@ def test_error_of_one_pipeline_leaves_the_others_alone(
             raise OSError("no memory")
         return start(dispatch)
 
-    def fail(name: str, error: str) -> None:
-        raise RuntimeError("no alerts today")
-
     runs.start = fail_broken  # type: ignore[method-assign]
-    made = scheduler(log, runs, clock, failed=fail)
+    made = scheduler(log, runs, clock)
     assert made.tick() == ["orders"]
-    assert "broken is left out of this tick: RuntimeError: no alerts today" in caplog.text
+    assert "broken could not be started: no memory" in caplog.text
     # Not at every tick: what could not be started waits.
     caplog.clear()
     assert made.tick() == []

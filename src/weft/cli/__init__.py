@@ -67,6 +67,14 @@ class _CommandError(click.ClickException):
 
 def show_error(what: str, hint: str | None = None, notes: Iterable[str] = ()) -> None:
     """Print what failed, then what to do."""
+    if os.environ.get("WEFT_LOG_FORMAT") == "json":
+        import logging
+
+        from weft.operate.log_format import JsonFormatter
+
+        said = {"name": "weft.cli", "levelname": "ERROR", "msg": " ".join((what, *notes)), "hint": hint}
+        click.echo(JsonFormatter().format(logging.makeLogRecord(said)), err=True)
+        return
     click.echo(f"{click.style('error:', fg='red', bold=True)} {what}", err=True)
     for note in notes:
         click.echo(f"  ({note})", err=True)
@@ -111,6 +119,12 @@ class _LazyGroup(click.Group):
 @click.version_option(package_name="weft", message="weft %(version)s", help="Show the version.")
 def cli() -> None:
     """Durable streams of events on the database you already have, and the tables made from them."""
+    if os.environ.get("WEFT_LOG_FORMAT") == "json":
+        import logging
+
+        from weft.cli.common import log_to_stderr
+
+        log_to_stderr("", logging.WARNING)  # commands that log more say so themselves
 
 
 def main() -> None:

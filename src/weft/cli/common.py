@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import os
 import re
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -16,6 +17,7 @@ import click
 
 from weft import engine
 from weft.errors import NotFoundError
+from weft.operate import log_format
 from weft.project import current
 
 if TYPE_CHECKING:
@@ -52,6 +54,31 @@ run_log_option = click.option(
     envvar="WEFT_RUN_LOG",
     help="Where runs are recorded: sqlite://PATH, postgres://…, mysql://…, duckdb://PATH, memory://, or a "
     "connection's name. By default run_log in weft.toml, or .weft/runs.db.",
+)
+
+alerter_option = click.option(
+    "--alerter",
+    "alerters",
+    metavar="URL",
+    multiple=True,
+    envvar="WEFT_ALERTERS",
+    help="Where to report failures and recoveries: stdout://, slack://…, https://…, mailto://… and others of Apprise. "
+    "May be repeated. By default alerters in weft.toml.",
+)
+
+
+def _use_log_format(_: click.Context, __: click.Parameter, chosen: str | None) -> None:
+    if chosen is not None:
+        os.environ[log_format.VARIABLE] = chosen
+
+
+log_format_option = click.option(
+    "--log-format",
+    type=click.Choice(["text", "json"]),
+    envvar=log_format.VARIABLE,
+    expose_value=False,
+    callback=_use_log_format,
+    help="How log messages are written to standard error.  [default: text]",
 )
 
 
@@ -136,10 +163,17 @@ def none_declared(kind: str) -> NotFoundError:
     return NotFoundError(f"No {kind} is declared.", hint=current().elsewhere() or hint)
 
 
+class _ToStderr(logging.StreamHandler[Any]):
+    """The handler of this command."""
+
+
 def log_to_stderr(line: str, level: int = logging.NOTSET) -> None:
-    """Print log records of at least `level` to stderr, formatted by `line`."""
-    handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter(line))
+    """Print log records of at least `level` to stderr, formatted by `line`, or as JSON where that is asked for."""
+    root = logging.getLogger()
+    for each in [each for each in root.handlers if isinstance(each, _ToStderr)]:
+        root.removeHandler(each)
+    handler = _ToStderr()
+    handler.setFormatter(log_format.JsonFormatter() if log_format.is_json() else logging.Formatter(line))
     handler.setLevel(level)
     # Py4J raises the error of a call that was interrupted or lost its JVM, and also logs it with a traceback.
     handler.addFilter(lambda record: not record.name.startswith("py4j"))

@@ -17,15 +17,26 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from weft import engine
-from weft.cli.common import common_options, engine_option, escaped, find_declared, log_to_stderr, plural
+from weft.cli.common import (
+    alerter_option,
+    common_options,
+    engine_option,
+    escaped,
+    find_declared,
+    log_format_option,
+    log_to_stderr,
+    plural,
+    run_log_option,
+)
 from weft.engine.progress import live
 from weft.engine.streaming.spark_engine import SparkEngine
 from weft.operate.listener import RunListener
 from weft.operate.run_options import Running
+from weft.operate.streaming_alerts import reported
 from weft.operate.supervisor import supervise
+from weft.pipelines.options import interval
 from weft.pipelines.streaming import declare, toml
 from weft.pipelines.streaming.execution import Lag, Report
-from weft.pipelines.streaming.options import interval
 
 if TYPE_CHECKING:
     from weft.pipelines.streaming.spec import StreamingPipeline
@@ -62,8 +73,13 @@ def find_pipeline(what: str) -> StreamingPipeline:
 @_number("--max-backoff-ms", default=Running.max_backoff_ms, help="Wait no longer than this.")
 @_number("--max-restarts", help="Give up after so many starts without a batch that succeeds.  [default: never]")
 @engine_option
+@log_format_option
+@run_log_option
+@alerter_option
 @common_options
-def consume(what: str, every: str | None, output: str, **running: Any) -> None:
+def consume(
+    what: str, every: str | None, output: str, run_log: str | None, alerters: tuple[str, ...], **running: Any
+) -> None:
     """Run a streaming pipeline until it is stopped: that of a TOML file, or the one declared as NAME.
 
     SIGTERM and Ctrl-C finish the batch in hand and stop, with exit code 0 and 130; a second one ends at once. With
@@ -80,7 +96,8 @@ def consume(what: str, every: str | None, output: str, **running: Any) -> None:
     with listener.shown():
         log_to_stderr("%(asctime)s %(levelname)s: %(message)s")
         logging.getLogger("weft.operate").setLevel(logging.INFO)
-        supervise(SparkEngine(pipeline), Running(**running), [listener])
+        with reported(pipeline, alerters, run_log) as reporting:
+            supervise(SparkEngine(pipeline), Running(**running), [listener, *reporting])
 
 
 class _JsonLines(RunListener):

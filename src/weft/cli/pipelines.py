@@ -15,10 +15,12 @@ import click
 
 from weft.cli.common import (
     ago,
+    alerter_option,
     common_options,
     engine_option,
     first_line,
     format_option,
+    log_format_option,
     log_to_stderr,
     module_option,
     none_declared,
@@ -44,16 +46,6 @@ if TYPE_CHECKING:
 _NAMES = click.argument("names", nargs=-1, metavar="[NAME]...")
 _EXIT_INTERRUPTED, _EXIT_TERMINATED = 130, 143
 
-
-alerter_option = click.option(
-    "--alerter",
-    "alerters",
-    metavar="URL",
-    multiple=True,
-    envvar="WEFT_ALERTERS",
-    help="Where to report failures and recoveries: stdout://, slack://…, https://…. May be repeated. By default "
-    "alerters in weft.toml.",
-)
 
 metrics_option = click.option(
     "--metrics",
@@ -99,7 +91,7 @@ def open_runner(
 ) -> Iterator[Runner]:
     """Open the run log, and give the runner of this project's pipelines. A log that cannot be written is replaced by
     one in memory; with `or_memory=False` its error is raised."""
-    from weft.operate.alerts import open_alerters
+    from weft.operate.alerters import open_alerters
     from weft.operate.metrics import open_metrics
     from weft.operate.runlog import open_run_log
     from weft.operate.runner import Runner
@@ -113,6 +105,7 @@ def open_runner(
     # Before the log is opened: a wrong URL of an alerter leaves no new log behind.
     opened_alerters = open_alerters(alerters or settings.get("alerters", ()))
     with (
+        opened_alerters,
         open_metrics(metrics or settings.get("metrics")) as counted,
         open_run_log(url, or_memory=or_memory and not read_only, read_only=read_only) as log,
     ):
@@ -275,6 +268,7 @@ def _named(connection: str | Connection | None) -> str:
 @run_log_option
 @alerter_option
 @metrics_option
+@log_format_option
 @format_option
 def run(
     names: tuple[str, ...],
@@ -361,6 +355,7 @@ def _has_lost_engine() -> bool:
 @run_log_option
 @alerter_option
 @metrics_option
+@log_format_option
 @format_option
 def run_due(
     names: tuple[str, ...], run_log: str | None, alerters: tuple[str, ...], metrics: str | None, output: str
@@ -391,12 +386,17 @@ def run_due(
 @run_log_option
 @format_option
 def status(names: tuple[str, ...], run_log: str | None, output: str) -> None:
-    """How each pipeline stands: its last run, its attempts, when it is due next, and what it waits for.
+    """How each pipeline stands: its last run, its attempts, when it is due next, and what it waits for. Streaming
+    pipelines are listed that have `expect_within`, with the time of their last rows.
 
     With --run-log and no declared pipeline it shows what the log knows of any.
     """
-    is_known_by_log_only = run_log is not None and not current().pipelines
-    if not is_known_by_log_only:
+    from weft.operate import freshness
+
+    project = current()
+    streaming = {name: each for name, each in project.streaming_pipelines.items() if each.expect_within is not None}
+    is_known_by_log_only = run_log is not None and not project.pipelines and not streaming
+    if not is_known_by_log_only and (project.pipelines or not streaming):
         declared()
     rows: list[dict[str, Any]] = []
     with open_runner(run_log, read_only=True) as runner:
@@ -407,13 +407,25 @@ def status(names: tuple[str, ...], run_log: str | None, output: str) -> None:
                 if name not in states:
                     raise unknown("pipeline", name, states, otherwise=f"{runner.log.shown} has no run of it.")
                 rows.append(_standing(states[name]) | {"next_due": None, "now": "not declared here"})
-        for due in () if is_known_by_log_only else runner.due(names):
+        batch_names = [name for name in names if name not in streaming]
+        for due in runner.due(batch_names) if project.pipelines and (batch_names or not names) else ():
             state, pipeline = due.state, due.pipeline
-            stale = pipeline.freshness_sla is not None and (
-                state.succeeded_at is None or (now - state.succeeded_at).total_seconds() > pipeline.freshness_sla
+            stale = freshness.late_by(state, pipeline.expect_within) is not None or (
+                pipeline.freshness_sla is not None
+                and (state.succeeded_at is None or (now - state.succeeded_at).total_seconds() > pipeline.freshness_sla)
             )
             next_due = None if pipeline.schedule is None else pipeline.schedule.next(now)
             rows.append(_standing(state) | {"next_due": next_due, "now": due.why + (", stale" if stale else "")})
+        for name, each in streaming.items():
+            if names and name not in names:
+                continue
+            key = freshness.streaming_key(name)
+            state = runner.log.latest([key])[key]
+            stands = "fresh" if state.succeeded_at is not None else "no rows yet"
+            if freshness.late_by(state, each.expect_within) is not None:
+                stands = "stale"
+            last = {"pipeline": name, "status": "streaming", "last_run": state.succeeded_at}
+            rows.append(_standing(state) | last | {"next_due": None, "now": stands})
     if output == "json":
         print_json(rows)
         return

@@ -12,6 +12,7 @@ import click
 
 from weft.cli.common import (
     Moment,
+    alerter_option,
     confirm,
     find_declared,
     format_option,
@@ -23,7 +24,7 @@ from weft.cli.common import (
     yes_option,
 )
 from weft.cli.models import declared_models
-from weft.cli.pipelines import alerter_option, run_now
+from weft.cli.pipelines import run_now
 from weft.errors import NotFoundError
 from weft.operate.redaction import clean
 

@@ -10,14 +10,16 @@ from click.core import ParameterSource
 
 from weft.cli.common import (
     ago,
+    alerter_option,
     format_option,
+    log_format_option,
     log_to_stderr,
     module_names_option,
     print_json,
     print_table,
     unused_module_option,
 )
-from weft.cli.pipelines import alerter_option, declared, metrics_option
+from weft.cli.pipelines import declared, metrics_option
 from weft.project import current
 from weft.settings import read_project_file
 
@@ -41,6 +43,7 @@ _run_log = click.option(
     help="What starts the runs: subprocess:// (the command weft), subprocess+python:// (this Python), k8s://…, lambda://….",
 )
 @_run_log
+@log_format_option
 @alerter_option
 @metrics_option
 @click.option(
@@ -74,7 +77,7 @@ def scheduler(
     """
     if context.invoked_subcommand is not None:
         return
-    from weft.operate.alerts import open_alerters
+    from weft.operate.alerters import open_alerters
     from weft.operate.executors import open_executor
     from weft.operate.metrics import open_metrics
     from weft.operate.runlog import open_run_log
@@ -93,8 +96,11 @@ def scheduler(
     logging.getLogger("weft.scheduler").setLevel(logging.INFO)
     settings = read_project_file(current().root)
     url = run_log or settings.get("run_log")
-    opened = open_alerters(alerters or settings.get("alerters", ()))
-    with open_metrics(metrics or settings.get("metrics"), must_serve=True) as counted, open_run_log(url) as log:
+    with (
+        open_alerters(alerters or settings.get("alerters", ())) as told,
+        open_metrics(metrics or settings.get("metrics"), must_serve=True) as counted,
+        open_run_log(url) as log,
+    ):
         running = Scheduler(
             log,
             open_executor(executor),
@@ -105,7 +111,7 @@ def scheduler(
             most_running=max_running,
             pools=settings.get("pools"),
             metrics=counted,
-            failed=lambda name, error: opened.gave_up(name, None, f"It could not be started: {error}"),
+            told=told,
         )
         with signalled(running.stop):
             running.run()

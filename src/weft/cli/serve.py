@@ -41,6 +41,7 @@ def needs_server() -> Iterator[None]:
     type=click.Choice(["json", "text"]),
     default="json",
     show_default=True,
+    envvar="WEFT_LOG_FORMAT",
     help="How each request is logged to standard error.",
 )
 @click.option("--no-worker", is_flag=True, help="Build no models: `weft worker` does it elsewhere.")

@@ -11,8 +11,16 @@ from typing import TYPE_CHECKING
 
 import click
 
-from weft.cli.common import escaped, format_option, module_option, none_declared, run_log_option
-from weft.cli.pipelines import alerter_option, metrics_option, open_runner, outcome_record, report
+from weft.cli.common import (
+    alerter_option,
+    escaped,
+    format_option,
+    log_format_option,
+    module_option,
+    none_declared,
+    run_log_option,
+)
+from weft.cli.pipelines import metrics_option, open_runner, outcome_record, report
 
 if TYPE_CHECKING:
     from weft.operate.model_worker import ModelWorker
@@ -27,6 +35,7 @@ if TYPE_CHECKING:
 @module_option
 @run_log_option
 @alerter_option
+@log_format_option
 @metrics_option
 @format_option
 def worker(

@@ -1,47 +1,41 @@
-"""Alerts about failures and recoveries. A failing alerter never fails the work, nor delays it for long.
-
-All of a URL but its host is a secret: anyone who knows a webhook's path can write to it.
-"""
+"""Alerts about failures and recoveries. An alerter that fails or hangs neither fails the work nor delays it: alerts
+wait in a bounded queue, and a thread delivers them."""
 
 from __future__ import annotations
 
-import json
 import logging
-import sys
+import queue
 import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from ipaddress import ip_address
-from typing import Any, Literal
+from typing import Any, Literal, Self
 from urllib.error import HTTPError, URLError
-from urllib.parse import urlsplit
-from urllib.request import HTTPRedirectHandler, Request, build_opener
 
-from weft import settings
-from weft.errors import NotFoundError, SettingsError, nearest
 from weft.operate.records import Attempt, ClaimedRun
 from weft.operate.redaction import clean
-from weft.systems.base import url_scheme
 
 logger = logging.getLogger("weft.operate")
 
 WAIT_SECONDS = 5.0
-"""How long the work waits for all of its alerters together."""
+"""How long an alerter has for one alert, and the end of a process waits for all of its alerters together."""
+_MOST_WAITING = 1000
+"""Alerts that wait for one alerter. Later ones are dropped."""
 _ERROR_CHARACTERS = 1500
-_SCHEMES = ("stdout", "slack", "https", "http")
-_NOT_OFFERED = ("email", "mailto", "smtp", "pagerduty")
-_EXAMPLES = "For example stdout://, slack://hooks.slack.com/services/… or https://example.com/hook."
 
-AlertKind = Literal["failed", "gave_up", "recovered"]
+EXAMPLES = "For example stdout://, slack://hooks.slack.com/services/… or https://example.com/hook."
+
+AlertKind = Literal[
+    "failed", "gave_up", "recovered", "stale", "lag", "dead_letters", "dispatch_failed", "leader_changed"
+]
 
 
 @dataclass(frozen=True)
 class Alert:
     """What is sent. `failed`: an attempt failed. `gave_up`: the last one did. `recovered`: one succeeded after some
-    that did not."""
+    that did not, or what another alert was about is over. docs/running.md has the others."""
 
     event: AlertKind
     pipeline: str
@@ -50,18 +44,23 @@ class Alert:
     attempt: int | None
     max_attempts: int | None
     failures: int | None
-    """Recovered: how many attempts in a row had not succeeded."""
+    """How many attempts in a row did not succeed."""
     error: str | None
     next_retry: datetime | None
     at: datetime
+    message: str | None = None
+    """What it says, where that is not about an attempt."""
 
     def __str__(self) -> str:
+        if self.message is not None:
+            return f"{self.message}: {self.error}" if self.error else self.message
         attempts = f"attempt {self.attempt}" + (f" of {self.max_attempts}" if self.max_attempts else "")
         if self.event == "recovered":
             return f"{self.pipeline} succeeded after {self.failures} failed attempt{'s' if self.failures != 1 else ''}"
         what = "failed" if self.event == "failed" else "failed for good"
-        after = f"; next attempt at {_time(self.next_retry)}" if self.next_retry else ""
-        about = f" ({attempts}{after})" if self.attempt else ""
+        after = f"; next attempt at {shown_time(self.next_retry)}" if self.next_retry else ""
+        again = f"; {self.failures} failures in a row" if (self.failures or 0) > (self.attempt or 0) else ""
+        about = f" ({attempts}{again}{after})" if self.attempt else ""
         return f"{self.pipeline} {what}{about}" + (f": {self.error}" if self.error else "")
 
     def as_json(self) -> dict[str, Any]:
@@ -70,6 +69,7 @@ class Alert:
             name: value.astimezone(UTC).isoformat() if isinstance(value, datetime) else value
             for name, value in asdict(self).items()
         }
+        del fields["message"]
         return {**fields, "text": str(self)}
 
 
@@ -78,6 +78,8 @@ class Alerter(ABC):
 
     shown: str
     """Where they go, without secrets."""
+    is_local = False
+    """Whether it asks nobody, so that it is called at once."""
 
     @abstractmethod
     def deliver(self, event: Alert) -> None:
@@ -87,58 +89,76 @@ class Alerter(ABC):
         return f"{type(self).__name__}({self.shown!r})"
 
 
-class Lines(Alerter):
-    """A line on stderr for each event."""
+class _Outbox:
+    """The alerts that wait for one alerter. A thread delivers them, one after the other."""
 
-    shown = "stdout://"
+    def __init__(self, alerter: Alerter) -> None:
+        self.alerter = alerter
+        self._waiting: queue.Queue[Alert] = queue.Queue(_MOST_WAITING)
+        self._thread: threading.Thread | None = None
+        self._starting = threading.Lock()
 
-    def deliver(self, event: Alert) -> None:
-        sign = "✓" if event.event == "recovered" else "✗"
-        first, *more = str(event).splitlines() or [""]
-        lines = [f"{_time(event.at)} {sign} {first}", *(f"    {line}" for line in more)]
-        print("\n".join(lines), file=sys.stderr, flush=True)
+    def put(self, event: Alert) -> None:
+        """Have an alert delivered; return at once."""
+        if self.alerter.is_local:
+            _deliver(self.alerter, event)
+            return
+        with self._starting:
+            if self._thread is None:
+                name = f"weft alerts to {self.alerter.shown}"
+                self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+                self._thread.start()
+        try:
+            self._waiting.put_nowait(event)
+        except queue.Full:
+            logger.warning("The alerter %s is too slow: an alert was dropped.", self.alerter.shown)
 
+    def _run(self) -> None:
+        while True:
+            event = self._waiting.get()
+            # A thread of its own, because a name server or a slow answer can take longer than any timeout of a socket.
+            name = f"weft alert to {self.alerter.shown}"
+            delivery = threading.Thread(target=_deliver, args=(self.alerter, event), name=name, daemon=True)
+            delivery.start()
+            delivery.join(WAIT_SECONDS)
+            if delivery.is_alive():
+                logger.warning("The alerter %s did not answer within %g s.", self.alerter.shown, WAIT_SECONDS)
+            self._waiting.task_done()
+            # The next one would only hang too, and threads would pile up.
+            delivery.join()
 
-class _NoRedirects(HTTPRedirectHandler):
-    """A redirected POST would become a GET without its body, and may lead to a stranger."""
-
-    def redirect_request(self, *_: Any, **__: Any) -> None:
-        return None
-
-
-class Webhook(Alerter):
-    """A POST of JSON for each event."""
-
-    def __init__(self, url: str) -> None:
-        parts = urlsplit(url)
-        self._url, self.shown = url, f"{parts.scheme}://{parts.netloc}/{settings.HIDDEN}"
-        self._opener = build_opener(_NoRedirects)
-
-    def body(self, event: Alert) -> dict[str, Any]:
-        return event.as_json()
-
-    def deliver(self, event: Alert) -> None:
-        data = json.dumps(self.body(event)).encode()
-        headers = {"Content-Type": "application/json", "User-Agent": "weft"}
-        with self._opener.open(Request(self._url, data, headers, method="POST"), timeout=WAIT_SECONDS):
-            pass
-
-
-class Slack(Webhook):
-    """An incoming webhook of Slack's."""
-
-    def body(self, event: Alert) -> dict[str, Any]:
-        sign = ":white_check_mark:" if event.event == "recovered" else ":x:"
-        # Slack's own marks are escaped.
-        text = str(event).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-        return {"text": f"{sign} {text}"}
+    def wait(self, deadline: float) -> bool:
+        """Wait until all were delivered or had their time; return whether that is so."""
+        with self._waiting.all_tasks_done:
+            while self._waiting.unfinished_tasks:
+                left = deadline - time.monotonic()
+                if left <= 0 or not self._waiting.all_tasks_done.wait(left):
+                    return False
+        return True
 
 
 class Alerters:
-    """All alerters of a process. Its methods never raise, and wait some seconds at most."""
+    """All alerters of a process. Its methods never raise, and do not wait for an answer; `flush` does, and the end of
+    the block."""
 
     def __init__(self, alerters: Iterable[Alerter] = ()) -> None:
-        self._alerters = tuple(alerters)
+        self._outboxes = [_Outbox(each) for each in alerters]
+
+    def __bool__(self) -> bool:
+        return bool(self._outboxes)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.flush()
+
+    def flush(self, seconds: float | None = None) -> None:
+        """Wait until all alerts were delivered, for some seconds at most."""
+        deadline = time.monotonic() + (WAIT_SECONDS if seconds is None else seconds)
+        for each in self._outboxes:
+            if not each.wait(deadline):
+                logger.warning("Some alerts have not reached %s.", each.alerter.shown)
 
     def failed(self, pipeline: str, run: ClaimedRun, error: str, next_retry: datetime | None = None) -> None:
         self._alert("failed", pipeline, run, error=error, next_retry=next_retry)
@@ -152,6 +172,12 @@ class Alerters:
         if run.failures >= 1:
             self._alert("recovered", pipeline, run)
 
+    def notice(
+        self, event: AlertKind, pipeline: str, message: str, *, error: str | None = None, failures: int | None = None
+    ) -> None:
+        """Report what is not about an attempt at a run."""
+        self._alert(event, pipeline, None, error=error, message=message, failures=failures)
+
     def _alert(
         self,
         event: AlertKind,
@@ -160,43 +186,38 @@ class Alerters:
         *,
         error: str | None = None,
         next_retry: datetime | None = None,
+        message: str | None = None,
+        failures: int | None = None,
     ) -> None:
-        """Send an alert to every alerter, to all at the same time."""
-        if not self._alerters:
+        if not self._outboxes:
             return
         try:
             run = about if isinstance(about, ClaimedRun) else None
             error = about.error if error is None and isinstance(about, Attempt) else error
-            self._send(
-                Alert(
-                    event,
-                    pipeline,
-                    run_id=about.run_id if about else None,
-                    slot=about.slot if about else None,
-                    attempt=about.attempt if about else None,
-                    max_attempts=run.attempts_allowed if run else None,
-                    failures=run.failures if run and event == "recovered" else None,
-                    error=clean(error, most=_ERROR_CHARACTERS) if error else None,
-                    next_retry=next_retry,
-                    at=datetime.now(UTC),
-                )
+            if run is not None:
+                failures = run.failures + (event != "recovered")
+            made = Alert(
+                event,
+                pipeline,
+                run_id=about.run_id if about else None,
+                slot=about.slot if about else None,
+                attempt=about.attempt if about else None,
+                max_attempts=run.attempts_allowed if run else None,
+                failures=failures,
+                error=clean(error, most=_ERROR_CHARACTERS) if error else None,
+                next_retry=next_retry,
+                at=datetime.now(UTC),
+                message=message,
             )
+            for each in self._outboxes:
+                each.put(made)
         except Exception as problem:
             logger.warning("No alert was sent that %s %s: %s", pipeline, event, type(problem).__name__)
 
-    def _send(self, event: Alert) -> None:
-        # Threads, because a name server or a slow answer can take longer than any timeout of a socket.
-        threads = [
-            threading.Thread(target=_deliver, args=(each, event), name=f"weft alert to {each.shown}", daemon=True)
-            for each in self._alerters
-        ]
-        for thread in threads:
-            thread.start()
-        deadline = time.monotonic() + WAIT_SECONDS
-        for thread, alerter in zip(threads, self._alerters, strict=True):
-            thread.join(max(0.0, deadline - time.monotonic()))
-            if thread.is_alive():
-                logger.warning("The alerter %s did not answer within %g s.", alerter.shown, WAIT_SECONDS)
+
+def is_worth_telling(repeats: int) -> bool:
+    """Return whether to report the same again: the first, second, fourth, eighth … time in a row."""
+    return repeats > 0 and repeats & (repeats - 1) == 0
 
 
 def _deliver(alerter: Alerter, event: Alert) -> None:
@@ -215,63 +236,6 @@ def _reason(error: Exception) -> str:
     return str(reason.strerror or reason) if isinstance(reason, OSError) else type(error).__name__
 
 
-def open_alerters(urls: Iterable[str]) -> Alerters:
-    """Open the alerters at some URLs; raise for the first that is not valid."""
-    return Alerters([open_alerter(url) for url in urls])
-
-
-def open_alerter(url: str) -> Alerter:
-    """Open the alerter at a URL: `stdout://`, `slack://hooks.slack.com/services/…`, `https://…` or `http://…`.
-
-    `${VAR}` in it is replaced by the environment's value. `slack+http://127.0.0.1:PORT/…` is for tests: without TLS, so
-    this machine only.
-    """
-    if not isinstance(url, str) or not url.strip():
-        raise SettingsError("An alerter needs a URL.", hint=_EXAMPLES)
-    url = settings.interpolate(url.strip(), "the URL of an alerter")
-    scheme = url_scheme(url)
-    if scheme in _NOT_OFFERED:
-        raise SettingsError(
-            f"An alerter at {scheme}: is not offered.", hint=f"Post to a service that forwards. {_EXAMPLES}"
-        )
-    if scheme == "stdout":
-        if url.partition("://")[2].strip("/"):
-            raise SettingsError("The alerter stdout:// has no path.", hint="Write stdout://.")
-        return Lines()
-    if scheme not in (*_SCHEMES, "slack+http"):
-        close = nearest(scheme or url.partition(":")[0][:20], _SCHEMES)
-        hint = f"Did you mean {close}://? " if close else ""
-        named = f"at {scheme}://" if scheme else "without a scheme"
-        raise NotFoundError(f"There is no alerter {named}.", hint=f"{hint}{_EXAMPLES}")
-    try:
-        parts = urlsplit(url)
-        host, _ = parts.hostname, parts.port
-    except ValueError:
-        # Without the cause, which would quote the URL.
-        raise SettingsError(f"The URL of an alerter at {scheme}:// cannot be read.", hint=_EXAMPLES) from None
-    if not host or parts.username is not None or parts.password is not None:
-        raise SettingsError(
-            f"The URL of an alerter at {scheme}:// needs a host, and has no user or password.", hint=_EXAMPLES
-        )
-    rest = url.partition("://")[2]
-    if scheme == "slack":
-        return Slack(f"https://{rest}")
-    if scheme == "slack+http":
-        if not _is_loopback(host):
-            raise SettingsError(
-                "The alerter slack+http:// is for tests on this machine: it sends the webhook without TLS.",
-                hint="Write slack://hooks.slack.com/services/….",
-            )
-        return Slack(f"http://{rest}")
-    return Webhook(url)
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
-def _time(moment: datetime) -> str:
+def shown_time(moment: datetime) -> str:
+    """Return a time as alerts have it."""
     return f"{moment.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"

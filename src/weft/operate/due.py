@@ -59,6 +59,9 @@ def due_now(pipeline: Pipeline, states: dict[str, PipelineState], now: datetime)
         return Due(pipeline, None, state, False, "no schedule" if state.paused_at is None else "paused")
     slot = pipeline.schedule.latest(now)
     done = state.scheduled
+    if done is not None and done.slot is not None and slot < done.slot <= now:
+        # The schedule has become rarer since: its own slots begin after the last that was claimed.
+        slot = done.slot
     if pipeline.catchup and done is not None and done.slot is not None and done.slot < slot:
         has_ended = done.status in ("succeeded", "cancelled") or (done.status == "failed" and done.retry_at is None)
         slot = pipeline.schedule.next(done.slot) if has_ended else done.slot

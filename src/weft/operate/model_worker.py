@@ -218,7 +218,9 @@ class ModelWorker:
         try:
             outcome = self.runner.run(model, by_hand=False)
         except BaseException as error:  # the run log is away, or the process is being stopped
-            _log.warning("%s could not be built, and is tried again: %s", name, described(error))
+            _log.warning(
+                "%s could not be built, and is tried again: %s", name, described(error), extra={"pipeline": name}
+            )
             self._failed.add(name)
             self._not_before[name] = self.clock() + _AGAIN_SECONDS
             return

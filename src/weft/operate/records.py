@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Literal
 
@@ -122,6 +122,12 @@ class PipelineState:
     """Whether a process works on it now."""
     paused_at: datetime | None = None
     """Since when its schedule is not followed."""
+    watched_at: datetime | None = None
+    """Since when somebody waits for a success: `weft.operate.freshness`."""
+    stale_at: datetime | None = None
+    """When it was last reported that none came in time; `None` where all is well."""
+    now: datetime | None = field(default=None, compare=False)
+    """When this was read, by the log's clock; `None` where the log does not know the pipeline."""
 
     @property
     def status(self) -> Status | None:

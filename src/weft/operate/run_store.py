@@ -30,6 +30,8 @@ class Claim:
     paused_at: datetime | None = None
     cancelled: str | None = None
     """The attempt that is to end, as `attempt_text` writes it."""
+    watched_at: datetime | None = None
+    stale_at: datetime | None = None
 
     @property
     def is_live(self) -> bool:
@@ -73,6 +75,8 @@ class RunStore(ABC):
 
     shown: str
     """Where it is, without secrets."""
+    has_notes = True
+    """Whether it can note pauses, cancels and what is stale: logs of older versions cannot."""
 
     @abstractmethod
     def secrets(self) -> Collection[str]:

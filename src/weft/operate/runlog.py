@@ -228,7 +228,8 @@ class RunLog:
         def end(records: LockedPipeline) -> bool:
             if records.claim.paused_at is None:
                 return False
-            records.change({"paused_at": None})
+            # What did not come while it was paused is not late.
+            records.change({"paused_at": None, "watched_at": records.claim.now})
             return True
 
         return self._book.locked(pipeline, end)
@@ -259,6 +260,52 @@ class RunLog:
             return
         if count:
             logger.warning("%s has now the %d attempts that it could not record before.", self.shown, count)
+
+    # -------------------------------------------------------------------------------------------------------- freshness
+
+    @property
+    def has_notes(self) -> bool:
+        """Whether it can note what is stale."""
+        return self._book.has_notes
+
+    def watch(self, pipeline: str) -> None:
+        """Wait for a success of a pipeline from now on, where nobody does so yet."""
+
+        def begin(records: LockedPipeline) -> None:
+            if records.claim.watched_at is None:
+                records.change({"watched_at": records.claim.now})
+
+        self._book.locked(pipeline, begin)
+
+    def note_stale(self, pipeline: str, before: datetime | None, *, is_stale: bool) -> bool:
+        """Note that a pipeline is stale now, or no longer. `before`: the `stale_at` that the caller has seen. `False`:
+        another process was faster, and reports it."""
+
+        def note(records: LockedPipeline) -> bool:
+            if records.claim.stale_at != before:
+                return False
+            records.change({"stale_at": records.claim.now if is_stale else None})
+            return True
+
+        return self._book.locked(pipeline, note)
+
+    def note_rows(self, pipeline: str) -> int:
+        """Note that rows came to a streaming pipeline; return how often it had failed since rows came before."""
+
+        def note(records: LockedPipeline) -> int:
+            records.change({"succeeded_at": records.claim.now, "failures": 0})
+            return records.claim.failures
+
+        return self._book.locked(pipeline, note)
+
+    def note_failure(self, pipeline: str) -> int:
+        """Note that a streaming pipeline failed; return how often it has since rows came."""
+
+        def note(records: LockedPipeline) -> int:
+            records.change({"failures": records.claim.failures + 1})
+            return records.claim.failures + 1
+
+        return self._book.locked(pipeline, note)
 
     # ---------------------------------------------------------------------------------------------------------- reading
 

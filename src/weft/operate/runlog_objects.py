@@ -60,6 +60,8 @@ class Document(msgspec.Struct):
     succeeded_at: datetime | None = None
     paused_at: datetime | None = None
     cancelled: str | None = None
+    watched_at: datetime | None = None
+    stale_at: datetime | None = None
     attempts: list[Attempt] = []
     """The newest ones, in the order in which they began."""
     is_archived: bool = False
@@ -181,6 +183,9 @@ class RunObjects(RunStore):
                 each.failures,
                 is_live(each.owner, each.expires_at, now),
                 each.paused_at,
+                each.watched_at,
+                each.stale_at,
+                now,
             )
             for each in documents
         ]
@@ -287,6 +292,8 @@ class _Records(LockedPipeline):
             now,
             document.paused_at,
             document.cancelled,
+            document.watched_at,
+            document.stale_at,
         )
         self.begun: list[str] = []
         self.is_changed = False

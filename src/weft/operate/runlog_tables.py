@@ -37,7 +37,12 @@ _RUNS = pa.schema(
     for name, hint in get_type_hints(Attempt).items()
 )
 # Logs that are older do not have these.
-_LATER = (pa.field("paused_at", _INSTANT), pa.field("cancelled", pa.string()))
+_LATER = (
+    pa.field("paused_at", _INSTANT),
+    pa.field("cancelled", pa.string()),
+    pa.field("watched_at", _INSTANT),
+    pa.field("stale_at", _INSTANT),
+)
 _CLAIMS = pa.schema(
     [
         pa.field("pipeline", pa.string(), nullable=False),
@@ -79,7 +84,7 @@ class LogTables(RunStore):
         self.tables, self.shown = tables, tables.connection.target
         self.now = tables.clock
         self.for_update = tables.row_lock
-        self._has_later = True
+        self.has_notes = True
 
     @cached_property
     def runs_table(self) -> str:
@@ -114,9 +119,10 @@ class LogTables(RunStore):
         missing = [] if self._has_columns(*_LATER) else [each for each in _LATER if not self._has_columns(each)]
         if write and create:
             missing = [each for each in missing if not self._add_column(each)]
-        self._has_later = not missing
+        self.has_notes = not missing
         if write and missing:
-            _log.warning("The run log %s cannot note pauses and cancels. %s", self.shown, self._alterations())
+            text = "The run log %s cannot note pauses, cancels and what is stale. %s"
+            _log.warning(text, self.shown, self._alterations())
 
     def _has_columns(self, *fields: pa.Field) -> bool:
         # Not quoted: SQLite takes an unknown name in quotes for a text.
@@ -148,7 +154,7 @@ class LogTables(RunStore):
         return f"Have them added: {'; '.join(map(self._alteration, _LATER))}"
 
     def require_control(self) -> None:
-        if not self._has_later:
+        if not self.has_notes:
             raise SettingsError(
                 f"The run log {self.shown} is of an older version, which cannot note pauses and cancels.",
                 hint=self._alterations(),
@@ -156,11 +162,11 @@ class LogTables(RunStore):
 
     def known(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the values of columns that this log has."""
-        later = () if self._has_later else [each.name for each in _LATER]
+        later = () if self.has_notes else [each.name for each in _LATER]
         return {name: value for name, value in values.items() if name not in later}
 
     def _later(self, alias: str = "") -> str:
-        return ", ".join(f"{alias}{each.name}" if self._has_later else "NULL" for each in _LATER)
+        return ", ".join(f"{alias}{each.name}" if self.has_notes else "NULL" for each in _LATER)
 
     def create(self) -> None:
         """Create missing tables; another process may do so at the same moment."""
@@ -198,11 +204,23 @@ class LogTables(RunStore):
         )
         if row is None:
             return None
-        fence, run_id, attempt, owner, expires_at, failures, now, paused_at, cancelled = row
+        fence, run_id, attempt, owner, expires_at, failures, now, paused_at, cancelled, watched_at, stale_at = row
         moment = instant(now)
         assert moment is not None
-        until, paused = instant(expires_at), instant(paused_at)
-        return Claim(pipeline, fence, run_id, attempt, owner, until, failures, moment, paused, cancelled)
+        return Claim(
+            pipeline,
+            fence,
+            run_id,
+            attempt,
+            owner,
+            instant(expires_at),
+            failures,
+            moment,
+            instant(paused_at),
+            cancelled,
+            instant(watched_at),
+            instant(stale_at),
+        )
 
     def _add(self, pipeline: str) -> None:
         sql = f"INSERT INTO {self.claims} (pipeline, fence, failures) VALUES (?, 0, 0)"
@@ -224,28 +242,33 @@ class LogTables(RunStore):
     def latest(self, pipelines: Sequence[str] | None) -> list[PipelineState]:
         wanted = list(pipelines or ())
         where = f" WHERE c.pipeline IN ({', '.join('?' * len(wanted))})" if 0 < len(wanted) <= _LISTED else ""
+        # Mostly the last attempt is that of the last slot: it is read once.
+        same = "CASE WHEN c.slot_run_id = c.run_id AND c.slot_attempt = c.attempt THEN 1 ELSE 0 END"
         with self.session("read") as session:
             rows = session.rows(
                 f"SELECT c.pipeline, c.owner, c.expires_at, c.succeeded_at, c.failures, {self.now}, "
-                f"{self._later('c.')}, {self.columns('l')}, {self.columns('s')}, {self.columns('k')} "
+                f"{self._later('c.')}, {same}, {self.columns('l')}, {self.columns('s')}, {self.columns('k')} "
                 f"FROM {self.claims} c "
                 f"LEFT JOIN {self.runs_table} l ON l.run_id = c.run_id AND l.attempt = c.attempt "
-                f"LEFT JOIN {self.runs_table} s ON s.run_id = c.slot_run_id AND s.attempt = c.slot_attempt "
+                f"LEFT JOIN {self.runs_table} s "
+                f"ON s.run_id = c.slot_run_id AND s.attempt = c.slot_attempt AND {same} = 0 "
                 f"LEFT JOIN {self.runs_table} k ON k.run_id = c.skip_run_id AND k.attempt = 0{where}",
                 wanted if where else (),
             )
         names = None if pipelines is None else set(wanted)
         states = []
-        for name, owner, expires_at, succeeded_at, failures, now, paused_at, _, *attempts in rows:
+        for name, owner, expires_at, succeeded_at, failures, now, *rest in rows:
             if names is not None and name not in names:
                 continue
+            (paused_at, _, watched_at, stale_at, is_same), attempts = rest[:5], rest[5:]
             width = len(attempts) // 3
             last, scheduled, skipped = (attempt_of(attempts[at : at + width]) for at in (0, width, 2 * width))
+            scheduled = last if is_same else scheduled
             moment = instant(now)
             assert moment is not None
             live = is_live(owner, instant(expires_at), moment)
-            at = instant(succeeded_at), failures, live, instant(paused_at)
-            states.append(PipelineState(name, last, scheduled, skipped, *at))
+            later = instant(paused_at), instant(watched_at), instant(stale_at), moment
+            states.append(PipelineState(name, last, scheduled, skipped, instant(succeeded_at), failures, live, *later))
         return states
 
     def runs(self, pipeline: str | None, status: Status | None, since: datetime | None, limit: int) -> list[Attempt]:

@@ -17,7 +17,8 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from weft.errors import LeaseLostError, WeftError, stop_behind
-from weft.operate.alerts import Alerters
+from weft.operate import freshness
+from weft.operate.alerts import Alerters, is_worth_telling
 from weft.operate.due import Planner, due_now
 from weft.operate.heartbeat import heartbeat
 from weft.operate.hints import hint_for
@@ -29,7 +30,6 @@ from weft.operate.runlog import RunLog
 from weft.pipelines import graph
 from weft.pipelines.declare import Pipeline
 from weft.pipelines.execution import Execution, Executor
-from weft.pipelines.models import Model
 from weft.project import Project, short_path, user_frames
 
 _log = logging.getLogger("weft.runner")
@@ -125,19 +125,20 @@ class Runner(Planner):
 
         execution = self.executor(pipeline, claimed.key, self.now, keep=keep)
         outcome = Outcome(pipeline.name, "succeeded", run_id=claimed.run_id, attempt=claimed.attempt, slot=claimed.slot)
+        known = {"pipeline": pipeline.name, "run_id": claimed.run_id, "attempt": claimed.attempt}
         started = self.now
         main = threading.main_thread()
         is_main = threading.current_thread() is main
         try:
             with heartbeat(self.log, claimed, end), captured(self.project.root, claimed.run_id, claimed.attempt):
-                _log.info("%s: attempt %d, run %s", pipeline.name, claimed.attempt, claimed.run_id)
+                _log.info("%s: attempt %d, run %s", pipeline.name, claimed.attempt, claimed.run_id, extra=known)
                 try:
                     execution.execute()
                 except BaseException as error:
-                    _log.info("%s: %s", pipeline.name, described(error))
+                    _log.info("%s: %s", pipeline.name, described(error), extra=known)
                     raise
                 for each in execution.loaded:
-                    _log.info("%s: %s: %s", pipeline.name, each.target, each.counts)
+                    _log.info("%s: %s: %s", pipeline.name, each.target, each.counts, extra=known)
             _steps.debug("executed")
         except _TakenOverError as error:
             outcome.status, outcome.error = "interrupted", error
@@ -207,12 +208,13 @@ class Runner(Planner):
             return
         if outcome.status == "cancelled":
             return
-        if isinstance(pipeline, Model) and claimed.attempt & (claimed.attempt - 1):
-            # A model is tried until it succeeds: attempts 1, 2, 4, 8 … are worth an alert.
-            return
         error = described(outcome.error) if outcome.error is not None else ""
         allowed = _allowed(pipeline, claimed)
-        if allowed is not None and claimed.attempt >= allowed > 1:
+        is_last = allowed is not None and claimed.attempt >= allowed > 1
+        is_first_to_give_up = is_last and claimed.failures < claimed.attempt
+        if not is_first_to_give_up and not is_worth_telling(claimed.failures + 1):
+            return
+        if is_last:
             self.alerters.gave_up(pipeline.name, claimed, error)
         else:
             self.alerters.failed(pipeline.name, claimed, error, outcome.retry_at)
@@ -242,6 +244,18 @@ class Runner(Planner):
                 before, due = due.slot, due_now(pipeline, states, self.now)
                 if not pipeline.catchup or due.slot == before:
                     break
+        if not names:
+            self.check_freshness()
+
+    def check_freshness(self) -> None:
+        """Report which pipelines had no success in time, and which have one again."""
+        expected = freshness.expected(self.project)
+        if not expected or not self.alerters:
+            return
+        try:
+            freshness.check(self.log, expected, self.log.latest(expected), self.alerters)
+        except WeftError as error:
+            _log.warning("What is stale could not be found out: %s", error.what)
 
 
 def _allowed(pipeline: Pipeline, claimed: ClaimedRun) -> int | None:

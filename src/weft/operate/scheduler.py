@@ -11,10 +11,13 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from weft.errors import ConnectionFailedError, SettingsError, WeftError, listed
+from weft.operate import freshness
+from weft.operate.alerts import Alerters, is_worth_telling
 from weft.operate.due import Due, Planner, due_now
 from weft.operate.executors import Dispatch, Executor, Started
 from weft.operate.metrics import DISPATCH_FAILURES, DISPATCHES, FAILURES, LEADS, RUNNING, Metrics
@@ -25,6 +28,7 @@ from weft.pipelines import graph
 from weft.pipelines.declare import Pipeline
 from weft.project import Project
 from weft.settings import PROJECT_FILE
+from weft.systems import process
 
 _log = logging.getLogger("weft.scheduler")
 
@@ -68,12 +72,13 @@ class Scheduler(Planner):
         most_running: int = 16,
         pools: Mapping[str, int] | None = None,
         metrics: Metrics | None = None,
-        failed: Callable[[str, str], None] = lambda pipeline, error: None,
+        told: Alerters | None = None,
         project: Project | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(log, project)
-        self.executor, self.failed, self.clock, self.metrics = executor, failed, clock, metrics or Metrics()
+        self.executor, self.clock, self.metrics = executor, clock, metrics or Metrics()
+        self.told = told or Alerters()
         self.pools = pools or {}
         for each in self.project.pipelines.values():
             if each.pool is not None and each.pool not in self.pools:
@@ -87,6 +92,8 @@ class Scheduler(Planner):
         self._leader: str | None = None
         self._counted: dict[str, tuple[str, int] | None] = {}
         """The last attempt of each pipeline that the metrics have."""
+        self._not_started: Counter[str] = Counter()
+        """How often in a row each pipeline could not be started."""
 
     def run(self) -> None:
         """Dispatch until `stop` is called, then hand the lease over. Runs that were started go on."""
@@ -131,7 +138,19 @@ class Scheduler(Planner):
         self.leads, self._leader = claimed, None
         self._counted.clear()  # another one has counted meanwhile
         _log.info("this scheduler leads")
+        if self.told:
+            self._tell_new_leader(claimed)
         return True
+
+    def _tell_new_leader(self, claimed: ClaimedRun) -> None:
+        host, pid = process.host_of(claimed.owner)
+        before = next((each for each in self.log.runs(LEADER, limit=2) if each.run_id != claimed.run_id), None)
+        # One that was stopped, and started again on its host, is no news.
+        if before is None or (before.status == "succeeded" and before.host == host):
+            return
+        ended = "was stopped" if before.status == "succeeded" else "ended or was silent for longer than its lease"
+        text = f"the scheduler is led by process {pid} on {host}: process {before.pid} on {before.host} {ended}"
+        self.told.notice("leader_changed", LEADER, text)
 
     def hand_over(self) -> None:
         """Release the lease, so that another scheduler takes over at its next tick."""
@@ -144,7 +163,8 @@ class Scheduler(Planner):
 
     def _dispatch_due(self) -> list[str]:
         graph.refuse_unknown_dependencies(self.project.pipelines)
-        states = self.log.latest(list(self.project.pipelines))
+        expected = freshness.expected(self.project) if self.told else {}
+        states = self.log.latest(dict.fromkeys((*self.project.pipelines, *expected)))
         self._count(states)
         dues = [each for each in (self._due(pipeline, states) for pipeline in self.chosen(())) if each is not None]
         # Before anything is started: what has ended makes room for pipelines that come earlier in the order.
@@ -169,8 +189,10 @@ class Scheduler(Planner):
             except ConnectionFailedError:
                 raise  # the log is away, for all of them
             except Exception as error:
-                _log.error("%s is left out of this tick: %s", name, described(error))
+                _log.error("%s is left out of this tick: %s", name, described(error), extra={"pipeline": name})
         self.metrics.set(RUNNING, sum(each.code is None for each in self._running.values()))
+        if self.leads is not None:
+            freshness.check(self.log, expected, states, self.told)
         return dispatched
 
     def _count(self, states: dict[str, PipelineState]) -> None:
@@ -194,7 +216,9 @@ class Scheduler(Planner):
         try:
             return due_now(pipeline, states, self.now)
         except Exception as error:
-            _log.error("%s is left out of this tick: %s", pipeline.name, described(error))
+            _log.error(
+                "%s is left out of this tick: %s", pipeline.name, described(error), extra={"pipeline": pipeline.name}
+            )
             return None
 
     def _skip(self, due: Due) -> None:
@@ -215,9 +239,10 @@ class Scheduler(Planner):
             _log.error("the executor cannot tell whether %s has ended: %s", name, described(error))
             known.code = None
         if known.code is not None:
-            if known.code == 0:
+            is_same = known.slot == due.slot and _last_attempt(due.state) == known.before
+            if known.code == 0 and not (due.is_due and is_same):
                 del self._running[name]
-            return
+            return  # one that was refused, as by a clock that is behind, is not started again at once
         if due.state.is_live or getattr(known.started, "tells_end", False):
             return
         if known.slot != due.slot or _last_attempt(due.state) != known.before:
@@ -247,12 +272,18 @@ class Scheduler(Planner):
         try:
             started = self.executor.start(Dispatch(name, self.modules, self.run_log, self.alerters))
         except Exception as error:
-            _log.error("%s could not be started: %s", name, error)
+            _log.error("%s could not be started: %s", name, error, extra={"pipeline": name})
             self._running[name] = _Dispatched(slot, None, failures + 1, not_before, 1, before)
             self.metrics.add(DISPATCH_FAILURES, pipeline=name)
-            self.failed(name, str(error))
+            self._not_started[name] += 1
+            if is_worth_telling(times := self._not_started[name]):
+                self.told.notice(
+                    "dispatch_failed", name, f"{name} could not be started", error=str(error), failures=times
+                )
             return False
-        _log.info("%s was started for %s", name, slot)
+        _log.info("%s was started for %s", name, slot, extra={"pipeline": name, "slot": slot})
+        if times := self._not_started.pop(name, 0):
+            self.told.notice("recovered", name, f"{name} was started after {times} failed starts", failures=times)
         self.metrics.add(DISPATCHES, pipeline=name)
         self._running[name] = _Dispatched(slot, started, failures + 1, not_before, None, before, self.clock())
         return True

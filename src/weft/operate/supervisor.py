@@ -35,6 +35,7 @@ class Supervisor:
         self._is_running = False
         self._failures = 0
         self._unread: BrokenPipeError | None = None
+        self._about = {"pipeline": engine.name}
 
     def run(self) -> None:
         """Run it. SIGTERM and Ctrl-C finish the batch in hand; then this returns, or raises `KeyboardInterrupt`.
@@ -65,7 +66,7 @@ class Supervisor:
                 if not self.running.restart_on_error:
                     raise
                 if attempt == 1:
-                    _log.info("%s stands by: %s", self.engine.name, error.what)
+                    _log.info("%s stands by: %s", self.engine.name, error.what, extra=self._about)
             if self._stopping.wait(self.running.backoff_seconds(attempt)):
                 return
 
@@ -90,7 +91,7 @@ class Supervisor:
                 idle=partial(notify, "idle") if any(each.wants_idle for each in self.listeners) else None,
             )
             self._is_running = True
-            _log.info("%s runs, with its checkpoint in %s", self.engine.name, self.engine.location)
+            _log.info("%s runs, with its checkpoint in %s", self.engine.name, self.engine.location, extra=self._about)
             self._notify("started", self.engine.lag)
         finally:
             told.set()
@@ -115,7 +116,7 @@ class Supervisor:
             return None
         pause = running.backoff_seconds(self._failures)
         text = "%s failed, and is started again in %.1f s: %s"
-        _log.warning(text, self.engine.name, pause, described(error))
+        _log.warning(text, self.engine.name, pause, described(error), extra=self._about)
         return pause
 
     def _notify(self, method: str, *details: object) -> None:
@@ -128,7 +129,7 @@ class Supervisor:
                 self._unread = error
                 self.stop()
             except Exception:
-                _log.exception("%s goes on, but a listener failed", self.engine.name)
+                _log.exception("%s goes on, but a listener failed", self.engine.name, extra=self._about)
 
 
 def supervise(engine: StreamingEngine, running: Running | None = None, listeners: Sequence[RunListener] = ()) -> None:

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, Unpack, get_args
 from weft.errors import DeclarationError, NotFoundError, did_you_mean, unknown
 from weft.options import Option, errors_at, look_like, one_of, options_of, refuse_unknown
 from weft.pipelines import graph
-from weft.pipelines.options import connection_option, place_of, refuse_twice
+from weft.pipelines.options import connection_option, place_of, refuse_twice, within
 from weft.pipelines.retry import Retry
 from weft.pipelines.schedule import Schedule
 from weft.pipelines.table import AnyTable, Table, table_of
@@ -69,6 +69,7 @@ class PipelineOptions(TargetOptions, total=False):
     catchup: Annotated[bool, Option()]
     pool: Annotated[str | None, Option()]
     freshness_sla: Annotated[float | timedelta | None, Option(check=_seconds)]
+    expect_within: Annotated[str | timedelta | None, Option(check=within)]
     continue_on_failure: Annotated[bool, Option()]
     engine: Annotated[Literal["spark", "pushdown"] | None, Option()]
     description: Annotated[str | None, Option()]
@@ -142,6 +143,8 @@ class Pipeline:
     pool: str | None = None
     """A scheduler runs at most so many pipelines of a pool at once as `[pools]` of the project says."""
     freshness_sla: float | None = None
+    expect_within: float | None = None
+    """Seconds in which a run is expected to succeed: else there is an alert."""
     continue_on_failure: bool = False
     engine: Literal["spark", "pushdown"] | None = None
     description: str | None = None

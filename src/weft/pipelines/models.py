@@ -20,7 +20,7 @@ from weft.errors import DeclarationError, NotFoundError, did_you_mean, unknown
 from weft.options import Option, column_names, look_like, one_of, options_of, refuse_unknown, text_option
 from weft.pipelines import graph
 from weft.pipelines.declare import Pipeline, PipelineTarget
-from weft.pipelines.options import connection_option, place_of, refuse_twice
+from weft.pipelines.options import connection_option, place_of, refuse_twice, within
 from weft.pipelines.retry import Retry
 from weft.pipelines.schedule import Schedule
 from weft.pipelines.table import NAME_BYTES, Table, table_of
@@ -165,6 +165,15 @@ class ModelOptions(TypedDict, total=False):
     expectations: Annotated[Sequence[Expectation] | None, Option("What must hold for the rows.")]
     on_quality_failure: Annotated[
         Reaction | None, Option("What to do where an expectation does not hold.", default="fail")
+    ]
+    expect_within: Annotated[
+        str | timedelta | None,
+        Option(
+            'A build is expected to succeed at least this often: `"30m"`, `"2h"`, `"1d"`, a `timedelta`. Else there is '
+            "an [alert](running.md#freshness).",
+            default="no alert",
+            check=within,
+        ),
     ]
     engine: Annotated[
         Literal["spark", "pushdown"] | None,
@@ -347,6 +356,7 @@ def make(function: Callable[..., Any], options: Mapping[str, Any], query: Query 
         targets=(target,),
         schedule=None if cron is None else Schedule(cron, options.get("timezone") or "UTC"),
         retry=_RETRY if options.get("retry") is None else Retry.declare(options["retry"]),
+        expect_within=values.get("expect_within"),
         engine=values.get("engine"),
         description=options.get("description") or inspect.getdoc(function),
         tags=values.get("tags") or (),

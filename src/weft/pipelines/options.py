@@ -3,14 +3,46 @@
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 from collections.abc import Callable, Mapping
+from datetime import timedelta
 from typing import Any
 
 from weft.errors import DeclarationError
 from weft.project import short_path
 from weft.settings import redact_url
 from weft.systems.base import Connection
+
+_LONGEST_SECONDS = timedelta(days=365).total_seconds()
+_MILLISECONDS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+
+
+def interval(value: Any, option: str, where: str) -> float:
+    """Return the seconds of a time such as "10s"."""
+    if isinstance(value, timedelta):
+        seconds = value.total_seconds()
+    else:
+        parts = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)", value) if isinstance(value, str) else None
+        seconds = float(parts[1]) * _MILLISECONDS[parts[2]] / 1000 if parts else 0.0
+    if not 0.001 <= seconds <= _LONGEST_SECONDS:
+        raise DeclarationError(
+            f"{where}: {option} is {value!r}.",
+            hint='It is a time such as "500ms", "10s", "1m" or "1h", or a timedelta.',
+        )
+    return seconds
+
+
+def show_interval(seconds: float) -> str:
+    return f"{seconds:.6f}".rstrip("0").rstrip(".") + "s"
+
+
+def within(value: Any, option: str, where: str) -> float:
+    """Return the seconds of a time in which something is expected."""
+    seconds = interval(value, option, where)
+    if seconds < 1:
+        raise DeclarationError(f"{where}: {option} is {value!r}, less than a second.", hint='For example "2h".')
+    return seconds
 
 
 def connection_option(value: object, option: str, where: str) -> str | Connection | None:

@@ -3,52 +3,29 @@
 from __future__ import annotations
 
 import logging
-import os
 import sys
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Literal
 
-import msgspec
+from weft.operate.log_format import JsonFormatter, extra_fields
 
 Format = Literal["json", "text"]
-
-# Attributes of a record that `extra=` may set, in the order in which they are printed.
-_FIELDS = ("request_id", "client", "method", "path", "status", "milliseconds", "worker", "url")
 
 
 def configure(form: Format) -> None:
     """Set up the log of this process. Earlier handlers are removed: a line would appear twice."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_JsonFormatter() if form == "json" else _TextFormatter())
+    handler.setFormatter(JsonFormatter() if form == "json" else _TextFormatter())
     logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
     logging.getLogger("weft").setLevel(logging.INFO)
-
-
-class _JsonFormatter(logging.Formatter):
-    def format(self, record: logging.LogRecord) -> str:
-        line = {
-            "time": datetime.fromtimestamp(record.created, UTC),
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            "message": record.getMessage(),
-            **_extra_fields(record),
-            "process": os.getpid(),
-        }
-        if record.exc_info:
-            line["traceback"] = self.formatException(record.exc_info)
-        return msgspec.json.encode(line).decode()
 
 
 class _TextFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         when = datetime.fromtimestamp(record.created).strftime("%H:%M:%S.%f")[:-3]
-        extra = " ".join(f"{name}={value}" for name, value in _extra_fields(record).items())
+        extra = " ".join(f"{name}={value}" for name, value in extra_fields(record).items())
         line = f"{when} {record.levelname.lower():<7} {_printable(record.getMessage())} {_printable(extra)}".rstrip()
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
-
-
-def _extra_fields(record: logging.LogRecord) -> dict[str, object]:
-    return {name: getattr(record, name) for name in _FIELDS if hasattr(record, name)}
 
 
 def _printable(text: str) -> str:

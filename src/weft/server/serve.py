@@ -17,6 +17,7 @@ from collections.abc import Sequence
 import msgspec
 
 from weft.errors import ConnectionFailedError, SettingsError
+from weft.operate.log_format import VARIABLE
 from weft.project import current
 from weft.server import cors, logs
 from weft.server.access import open_streams
@@ -196,6 +197,7 @@ class _Workers:
                 *(sys.executable, "-m", "weft", "worker", *modules, "--format", "json", "--while-stdin-is-open"),
                 # Ends with this process, also where that is killed.
                 stdin=asyncio.subprocess.PIPE,
+                env={**os.environ, VARIABLE: self.task.log_format},
                 stdout=sys.stderr,
                 process_group=0,
             )

@@ -16,7 +16,7 @@ from typing import Annotated, Any, TypedDict
 
 from weft.errors import DeclarationError
 from weft.options import Option, column_names, count, options_of, text_option
-from weft.pipelines.options import connection_option
+from weft.pipelines.options import connection_option, interval, show_interval, within
 from weft.pipelines.streaming.cdc import CDC
 from weft.pipelines.streaming.endpoints import connection_of
 from weft.pipelines.streaming.joins import Join
@@ -44,9 +44,7 @@ RESERVED_TABLE = "source"
 """What `transform_sql` calls the rows of a batch."""
 # What a statement begins with that returns rows: behind parentheses and comments.
 _QUERY = re.compile(r"(?:\s|\(|--[^\n]*\n|/\*.*?\*/)*(?:select|with|from|values|table)\b", re.IGNORECASE | re.DOTALL)
-_LONGEST_SECONDS = timedelta(days=365).total_seconds()
 _MOST_NEW_COLUMNS = 1000
-_MILLISECONDS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000}
 
 # --------------------------------------------------------------------------------------------------------------- checks
 
@@ -113,25 +111,6 @@ def _functions(value: Any, option: str, where: str) -> tuple[Any, ...]:
         if not callable(each):
             raise DeclarationError(f"{where}: {option} takes functions, not {each!r}.")
     return tuple(functions)
-
-
-def interval(value: Any, option: str, where: str) -> float:
-    """Return the seconds of a time such as "10s"."""
-    if isinstance(value, timedelta):
-        seconds = value.total_seconds()
-    else:
-        parts = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h)", value) if isinstance(value, str) else None
-        seconds = float(parts[1]) * _MILLISECONDS[parts[2]] / 1000 if parts else 0.0
-    if not 0.001 <= seconds <= _LONGEST_SECONDS:
-        raise DeclarationError(
-            f"{where}: {option} is {value!r}.",
-            hint='It is a time such as "500ms", "10s", "1m" or "1h", or a timedelta.',
-        )
-    return seconds
-
-
-def _show_interval(seconds: float) -> str:
-    return f"{seconds:.6f}".rstrip("0").rstrip(".") + "s"
 
 
 def _new_columns(value: Any, option: str, where: str) -> int:
@@ -384,7 +363,7 @@ class StreamingOptions(TypedDict, total=False):
             default="one after the other",
             check=interval,
             field="every_seconds",
-            show=_show_interval,
+            show=show_interval,
         ),
     ]
     idle_pause_ms: Annotated[
@@ -402,6 +381,16 @@ class StreamingOptions(TypedDict, total=False):
             "A folder, or a URL that Spark can read, of this pipeline alone; `${VAR}` in it is the environment's.",
             default="`.weft/checkpoints/<name>`",
             check=_path,
+        ),
+    ]
+    expect_within: Annotated[
+        str | timedelta | None,
+        Option(
+            'Rows are expected at least this often: `"10m"`, `"2h"`, `"1d"`, a `timedelta`. Without one there is an '
+            "[alert](running.md#freshness).",
+            default="no alert",
+            check=within,
+            show=show_interval,
         ),
     ]
     delivery: Annotated[

@@ -380,6 +380,8 @@ class StreamingPipeline:
     """How long a source without news is left alone."""
     checkpoint: str | None = None
     """A folder or a URL that Spark can read; `.weft/checkpoints/<name>` where `None`."""
+    expect_within: float | None = None
+    """Seconds in which rows are expected."""
     delivery: Delivery = "exactly_once"
     profile: Profile | None = None
     description: str | None = None

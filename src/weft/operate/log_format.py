@@ -1,0 +1,43 @@
+"""Log records as lines of JSON, of every command and of the service: one structure."""
+
+from __future__ import annotations
+
+import logging
+import os
+from datetime import UTC, datetime
+
+import msgspec
+
+VARIABLE = "WEFT_LOG_FORMAT"
+"""`json` or `text`. An option of a command sets it, so that the processes that the command starts log alike."""
+# Attributes of a record that `extra=` may set, in the order in which they are printed.
+_FIELDS = (
+    *("pipeline", "run_id", "attempt", "slot", "hint"),
+    *("request_id", "client", "method", "path", "status", "milliseconds", "worker", "url"),
+)
+
+
+def is_json() -> bool:
+    """Whether logs were asked for as JSON."""
+    return os.environ.get(VARIABLE) == "json"
+
+
+def extra_fields(record: logging.LogRecord) -> dict[str, object]:
+    return {name: getattr(record, name) for name in _FIELDS if hasattr(record, name)}
+
+
+class JsonFormatter(logging.Formatter):
+    """A line of JSON for each record."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = {
+            "time": datetime.fromtimestamp(record.created, UTC),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            **extra_fields(record),
+            "process": os.getpid(),
+        }
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        return msgspec.json.encode(line).decode()

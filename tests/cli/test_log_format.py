@@ -1,0 +1,60 @@
+"""Logs as JSON, on request."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from weft.operate.log_format import JsonFormatter
+
+PIPELINES = """
+import logging
+import weft
+
+@weft.pipeline(target="copies", schedule="* * * * *")
+def copies():
+    logging.getLogger("mine").warning("hello \\x1b from the function")
+    raise ValueError("no rows today")
+"""
+
+
+@pytest.fixture(autouse=True)
+def shop(project: Path) -> None:
+    Path("shop.py").write_text(PIPELINES)
+    Path("weft.toml").write_text('modules = ["shop"]\nalerters = ["http://127.0.0.1:1/x"]\n')
+
+
+def logged(text: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+
+
+def test_run_due(run: Any) -> None:
+    done = run("run-due", "--log-format", "json")
+    assert done.returncode == 1
+    mine, alerter = logged(done.stderr)
+    assert (mine["level"], mine["logger"], mine["message"]) == ("warning", "mine", "hello \x1b from the function")
+    assert set(mine) == {"time", "level", "logger", "message", "process"}
+    assert alerter["logger"] == "weft.operate" and "http://127.0.0.1:1/***" in alerter["message"]
+
+
+def test_error_of_any_command(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WEFT_LOG_FORMAT", "json")
+    done = run("runs", "show", "nothing")
+    assert done.returncode == 1
+    (error,) = logged(done.stderr)
+    assert (error["level"], error["logger"]) == ("error", "weft.cli") and "nothing" in error["message"]
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_unknown_format(run: Any) -> None:
+    assert "'xml' is not one of 'text', 'json'" in run("run-due", "--log-format", "xml").stderr
+
+
+def test_fields_of_a_record() -> None:
+    record = logging.makeLogRecord({"msg": "%s began", "args": ("orders",), "pipeline": "orders", "run_id": "abc"})
+    line = json.loads(JsonFormatter().format(record))
+    assert (line["message"], line["pipeline"], line["run_id"]) == ("orders began", "orders", "abc")
