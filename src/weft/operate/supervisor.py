@@ -83,15 +83,18 @@ class Supervisor:
             self._notify(method, *details)
 
         try:
+            self._is_running = True  # a start may take long, if tables are copied first
             self.engine.start(
                 once=self.running.once,
                 committed=self._committed,
                 report=partial(notify, "batch") if self.listeners else None,
                 idle=partial(notify, "idle") if any(each.wants_idle for each in self.listeners) else None,
             )
-            self._is_running = True
             _log.info("%s runs, with its checkpoint in %s", self.engine.name, self.engine.location)
             self._notify("started", self.engine.lag)
+        except BaseException:
+            self._is_running = False
+            raise
         finally:
             told.set()
         try:

@@ -200,7 +200,13 @@ class PostgresTables(SqlTables):
         return [column for (column,) in found]
 
     def running_transactions(self, session: Session) -> set[str]:
-        return {str(number) for (number,) in session.rows("SELECT pg_snapshot_xip(pg_current_snapshot())::text")}
+        # A snapshot does not list those that began after the last one that has ended. A lock lasts until others see
+        # what was written.
+        found = session.rows(
+            "SELECT transactionid::text FROM pg_locks "
+            "WHERE locktype = 'transactionid' AND mode = 'ExclusiveLock' AND granted"
+        )
+        return {number for (number,) in found}
 
     def sql_type(self, field: pa.Field, *, key: bool = False) -> str:
         """As the catalogue spells it; every type can be indexed but json."""
