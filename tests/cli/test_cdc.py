@@ -62,6 +62,15 @@ def test_keys_that_differ_are_named_and_mended(run: Any, mirror: str) -> None:
     assert run(*given).stderr == "3 rows compared, 0 differ.\n"
 
 
+def test_one_table_of_several(run: Any, mirror: str) -> None:
+    execute("mirror.db", "CREATE TABLE other (id INTEGER PRIMARY KEY)")
+    routes = PIPELINE.replace('[target.table]\nname = "people"\n', "").replace('key_field = "after.id"\n', "")
+    Path("routes.toml").write_text(f'{routes}[transform.cdc.route]\n"people" = "people"\n"others" = "other"\n')
+    given = ("cdc", "verify", "routes.toml", "--source", "shop", "--settle", "0")
+    assert "Name one with --target: people, other." in run(*given).stderr
+    assert run(*given, "--target", "people").stderr == "3 rows compared, 3 differ.\n"
+
+
 def test_what_cannot_be_compared_is_said(run: Any, mirror: str) -> None:
     other = ("--source", "shop", "--table", "nobody")
     assert "There is no table nobody of the connection 'shop'" in run("cdc", "verify", mirror, *other).stderr

@@ -10,13 +10,14 @@ import click
 from weft.cli.common import common_options, confirm, plural, print_json, print_table, yes_option
 from weft.cli.consume import find_pipeline
 from weft.engine.readers import open_tables
+from weft.engine.streaming.cdc.routes import resolved, source_table
 from weft.engine.streaming.cdc.verify import Side, compare
 from weft.errors import DeclarationError
 from weft.pipelines.streaming.spec import table_name
 from weft.project import current
 
 if TYPE_CHECKING:
-    from weft.pipelines.streaming.spec import StreamingPipeline
+    from weft.pipelines.streaming.spec import StreamingPipeline, Target
 
 _SHOWN = 50
 
@@ -50,25 +51,27 @@ def verify(
     A change that is on its way is no difference: a row that differs is asked for again.
     """
     pipeline = find_pipeline(what)
-    if pipeline.cdc is None:
+    if (cdc := pipeline.cdc) is None:
         raise DeclarationError(f"{pipeline.name} has no cdc, and so no mirror.")
+    pipeline = resolved(pipeline)
     mirror = _mirror(pipeline, target)
+    assert mirror.table is not None
     if mirror.mode == "scd2":
         raise DeclarationError(f"{mirror.name} has all versions of rows (scd2), and the source has the last ones.")
-    if pipeline.cdc.row_sql is not None:
+    if cdc.row_sql is not None:
         raise DeclarationError(f"{mirror.name} has what row_sql makes of rows, and the source has the rows themselves.")
     connection = current().connection(mirror.connection)
     if mend:
         confirm(f"Write rows of {source} into {mirror.name} of {connection.label} where they differ?", yes)
-    schema, name = table_name(table, "--table", pipeline.name) if table else _named_for(pipeline)
-    keys = pipeline.cdc.keys
+    schema, name = table_name(table, "--table", pipeline.name) if table else source_table(pipeline, mirror)
+    keys = mirror.primary_key
     with (
         closing(open_tables(current().connection(source))) as theirs,
         closing(open_tables(connection)) as ours,
     ):
         found = compare(
             Side(theirs, schema, name, keys),
-            Side(ours, mirror.table[0], mirror.table[1], keys, pipeline.cdc.soft_delete_column or ""),
+            Side(ours, mirror.table[0], mirror.table[1], keys, cdc.soft_delete_column or ""),
             settle_seconds=settle,
             mend=mend,
         )
@@ -93,7 +96,7 @@ def verify(
         click.get_current_context().exit(1)
 
 
-def _mirror(pipeline: StreamingPipeline, wanted: str | None) -> Any:
+def _mirror(pipeline: StreamingPipeline, wanted: str | None) -> Target:
     mirrors = [each for each in pipeline.targets if each.table is not None and wanted in (None, each.name)]
     if len(mirrors) != 1:
         names = ", ".join(each.name for each in pipeline.targets)
@@ -102,13 +105,3 @@ def _mirror(pipeline: StreamingPipeline, wanted: str | None) -> Any:
             hint=f"Name one with --target: {names}.",
         )
     return mirrors[0]
-
-
-def _named_for(pipeline: StreamingPipeline) -> tuple[str | None, str]:
-    """Return the table that Debezium names a topic for: prefix.schema.table."""
-    names = pipeline.sources[0].name.split(".")
-    if len(pipeline.sources) == 1 and len(names) >= 3:
-        return names[-2], names[-1]
-    raise DeclarationError(
-        f"The source of {pipeline.name} does not say which table it has the changes of.", hint="--table SCHEMA.TABLE"
-    )

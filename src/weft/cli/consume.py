@@ -116,6 +116,8 @@ class _JsonLines(RunListener):
         for part in ("windows", "cdc"):
             if record[part] is None:
                 del record[part]
+        if report.cdc is not None and report.cdc.tables is None:
+            del record["cdc"]["tables"]
         print(escaped(json.dumps(record, ensure_ascii=False)), file=self._out, flush=True)
 
     def shown(self) -> AbstractContextManager[object]:

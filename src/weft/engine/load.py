@@ -176,8 +176,12 @@ class Job:
                 return Counts()
             # No rows, no columns: there is nothing to project.
             schema, batches, self.projection = stored, [], None
-        self._prepare(tables, schema)
-        return sql_commit.commit(tables, self.load, Batches(schema, batches))
+        return sql_commit.commit(tables, *self.prepared(inputs.Memory(schema, batches), tables))
+
+    def prepared(self, data: inputs.Memory, tables: SqlTables) -> tuple[Load, Batches]:
+        """Return the load of rows that this process has, ready to be committed."""
+        self._prepare(tables, data.schema)
+        return self.load, Batches(data.schema, data.batches)
 
     def _by_spark(self, data: Input, reader: RowReader | None, tables: SqlTables) -> Counts:
         from weft.engine import session

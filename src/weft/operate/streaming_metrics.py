@@ -136,12 +136,32 @@ class _CdcMetrics:
             ["pipeline"],
             registry=registry,
         ).labels(pipeline)
+        self._pipeline, self._registry = pipeline, registry
+        self._of_tables: tuple[dict[str, Counter], Gauge] | None = None
 
     def batch(self, report: CdcReport) -> None:
         for name, counter in self._counters.items():
             counter.inc(getattr(report, name))
         if report.lag_seconds is not None:
             self._lag.set(report.lag_seconds)
+        for table, each in (report.tables or {}).items():
+            counters, lag = self._by_table()
+            for name, counter in counters.items():
+                counter.labels(self._pipeline, table).inc(getattr(each, name))
+            if each.lag_seconds is not None:
+                lag.labels(self._pipeline, table).set(each.lag_seconds)
+
+    def _by_table(self) -> tuple[dict[str, Counter], Gauge]:
+        """Return the same metrics for each table, where `route` leads changes to several."""
+        if self._of_tables is None:
+            labels, registry = ["pipeline", "table"], self._registry
+            counters = {
+                name: Counter(f"{_PREFIX}_cdc_table_{name}", f"{text} By table.", labels, registry=registry)
+                for name, text in self.COUNTED.items()
+            }
+            lag = Gauge(f"{_PREFIX}_cdc_table_lag_seconds", "The lag of a table.", labels, registry=registry)
+            self._of_tables = counters, lag
+        return self._of_tables
 
 
 class _LagCollector:

@@ -83,19 +83,20 @@ class Supervisor:
             told.wait()  # the first batch may be done before the engine's `start` returns
             self._notify(method, *details)
 
+        self._is_running = True  # a start may take long, if tables are copied first
         try:
-            self.engine.start(
-                once=self.running.once,
-                committed=self._committed,
-                report=partial(notify, "batch") if self.listeners else None,
-                idle=partial(notify, "idle") if any(each.wants_idle for each in self.listeners) else None,
-            )
-            self._is_running = True
-            _log.info("%s runs, with its checkpoint in %s", self.engine.name, self.engine.location, extra=self._about)
-            self._notify("started", self.engine.lag)
-        finally:
-            told.set()
-        try:
+            try:
+                self.engine.start(
+                    once=self.running.once,
+                    committed=self._committed,
+                    report=partial(notify, "batch") if self.listeners else None,
+                    idle=partial(notify, "idle") if any(each.wants_idle for each in self.listeners) else None,
+                )
+                text = "%s runs, with its checkpoint in %s"
+                _log.info(text, self.engine.name, self.engine.location, extra=self._about)
+                self._notify("started", self.engine.lag)
+            finally:
+                told.set()
             if self._stopping.is_set():  # by a caller who did not see that it runs
                 self.engine.stop()
             self.engine.wait()

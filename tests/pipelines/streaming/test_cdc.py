@@ -14,6 +14,7 @@ from weft.pipelines.streaming.toml import parse, to_toml
 WAREHOUSE = weft.PostgresConnection(name="warehouse", url="postgresql://u@h/d")
 KAFKA = weft.KafkaConnection(name="broker", bootstrap_servers="localhost:9092")
 DEBEZIUM: dict[str, Any] = {"envelope": "debezium", "key_field": "after.id"}
+COPY: dict[str, Any] = {"snapshot": "copy", "snapshot_connection": "warehouse"}
 CUSTOM: dict[str, Any] = {
     "envelope": "custom",
     "key_field": ["new.a", "new.b"],
@@ -63,11 +64,27 @@ def test_the_defaults_of_the_guide() -> None:
         ({**DEBEZIUM, "out_of_order_tolerance_ms": -1}, "out_of_order_tolerance_ms must be a whole number"),
         ({**DEBEZIUM, "row_sql": "SELECT count(*) AS n FROM source"}, "row_sql depends on several rows"),
         ({**DEBEZIUM, "schema_evolution": "warn"}, "schema_evolution is 'warn'"),
+        ({**DEBEZIUM, "snapshot": "copy"}, 'snapshot = "copy" requires snapshot_connection'),
+        ({**DEBEZIUM, "snapshot_connection": "shop"}, 'snapshot_connection is for snapshot = "copy"'),
+        ({**DEBEZIUM, "snapshot_table": "t"}, 'snapshot_table is for snapshot = "copy"'),
+        ({**DEBEZIUM, **COPY, "snapshot_connection": "postgresql://u:p@h/d"}, "snapshot_connection is the URL"),
+        ({**DEBEZIUM, **COPY, "row_sql": "SELECT * FROM source"}, "row_sql is over changes"),
+        (
+            {**DEBEZIUM, **COPY, "route": {"public.orders": "orders"}, "snapshot_table": "t"},
+            "snapshot_table is one table",
+        ),
     ],
 )
 def test_refused(options: dict[str, Any], said: str) -> None:
     with pytest.raises(DeclarationError, match=f"^{said}|{said}"):
         weft.CDC(**options)
+
+
+def test_a_copy_in_a_file() -> None:
+    declared = pipeline(cdc=weft.CDC(**DEBEZIUM, **{**COPY, "snapshot_connection": WAREHOUSE}, snapshot_table="shop.t"))
+    again = parse(to_toml(declared))
+    assert (again.cdc.snapshot_connection, again.cdc.snapshot_table) == ("warehouse", "shop.t")
+    assert again.cdc == weft.CDC(**DEBEZIUM, **COPY, snapshot_table="shop.t")
 
 
 WINDOW = weft.Window(kind="tumbling", duration_ms=1000, aggregations=[weft.Aggregation(agg="count", as_="n")])
@@ -93,6 +110,11 @@ WINDOW = weft.Window(kind="tumbling", duration_ms=1000, aggregations=[weft.Aggre
             "delete_mode = 'soft' marks the rows of a mirror, and the mode is 'scd2'",
         ),
         ({"cdc": object()}, "cdc is a object"),
+        ({"mode": "scd2", "cdc": weft.CDC(**DEBEZIUM, **COPY)}, "fills a mirror, and this is a history"),
+        (
+            {"targets": [weft.Target(connection=KAFKA, stream="clean")], "cdc": weft.CDC(**DEBEZIUM, **COPY)},
+            "fills a mirror, and this is a stream or topic",
+        ),
     ],
 )
 def test_what_does_not_go_together(options: dict[str, Any], said: str) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -16,6 +16,7 @@ import pyarrow as pa
 from weft.engine import inputs
 from weft.engine.streaming.batch_id import BatchId
 from weft.engine.streaming.cdc.applying import ChangeBatch, changes_of, tombstones
+from weft.engine.streaming.cdc.routing import Routed, routed, well_formed
 from weft.engine.streaming.cdc.row_sql import RunSql
 from weft.engine.streaming.dead_letters import NO_STORE, DeadLetterBox
 from weft.engine.streaming.joins import Joins
@@ -26,12 +27,20 @@ from weft.engine.streaming.source_state import Columns, Written
 from weft.engine.streaming.state import open_state
 from weft.engine.streaming.stateful import Stateful
 from weft.engine.streaming.targets import Targets
-from weft.engine.streaming.transform import Reduction, Transform, Transformed, TypedRows, memory_of, together
+from weft.engine.streaming.transform import (
+    Reduction,
+    Transform,
+    Transformed,
+    TypedRows,
+    WithOrigins,
+    memory_of,
+    together,
+)
 from weft.engine.streaming.windows import Windows
 from weft.errors import ConnectionFailedError, DeclarationError, LoadRefusedError, WeftError
 from weft.pipelines.streaming.endpoints import label_of
 from weft.pipelines.streaming.execution import CdcReport, WindowReport
-from weft.pipelines.streaming.spec import StreamingPipeline
+from weft.pipelines.streaming.spec import StreamingPipeline, Target
 from weft.project import current
 from weft.systems.dead_letter_store import DeadLetter
 from weft.systems.load import Counts
@@ -126,7 +135,7 @@ class Batches:
         is_split = False
         self._box.put_ids.clear()
         self._box.withdrawn = self._written.withdrawn(batch)
-        self._box.note = functools.partial(self._written.note_letters, batch)
+        self._box.note = partial(self._written.note_letters, batch)
         try:
             self._supersede_letters(batch)
             for source, part in zip(self.sources, split(frame, self.sources), strict=True):
@@ -208,11 +217,20 @@ class Batches:
             self._check_unparsed(each)
         rejected = sum(len(each.bad) for each in typed)
         filled = [each for each in typed if each.size != 0]
-        transformed = self.transform.run(filled, spark, batch.query_id) if filled else None
-        changes: ChangeBatch | None = None
+        cdc = self.pipeline.cdc
+        changes: ChangeBatch | Routed | None = None
+        # Tables that are led apart are read apart: columns of one name need not be of one type.
+        is_routed = cdc is not None and cdc.route is not None
+        groups = [[each] for each in filled] if is_routed else [filled] if filled else []
+        apart = [self.transform.run(each, spark, batch.query_id) for each in groups]
+        transformed = apart[0] if apart else None
         try:
-            if transformed is not None and self.pipeline.cdc is not None:
-                changes = changes_of(transformed, filled, self.pipeline.cdc, self._run_sql(spark))
+            if transformed is not None and cdc is not None:
+                if is_routed:
+                    changes = routed(list(zip(apart, filled, strict=True)), cdc)
+                    transformed = transformed._replace(with_origins=partial(_origins, apart))
+                else:
+                    changes = changes_of(transformed, filled, cdc, self._run_sql(spark))
                 self._check_malformed(changes)
                 transformed = transformed._replace(rejected=changes.rejected)
             # Not before the SQL was understood: the batch may be read again under other types.
@@ -228,27 +246,48 @@ class Batches:
                     letters = []
                 self._put_failed(letters, batch)
                 rejected += len(letters)
-                for target in self.pipeline.targets:
-                    loaded = self.targets.load(target, rows, batch, with_origins, changes=changes)
+                for target, loaded in self.load(self.pipeline.targets, rows, batch, with_origins, changes):
                     counts[label_of(self.pipeline, target)] = loaded
                     _steps.debug("loaded")
                 if not all(each.replayed for each in counts.values()):
                     with suppress(Exception):  # the batch is done, and goes uncounted
                         rows_read = self.transform.rows_read()
         finally:
-            if transformed is not None and isinstance(transformed.rows, inputs.Frame):
-                transformed.rows.frame.unpersist()
+            for one in apart:
+                if isinstance(one.rows, inputs.Frame):
+                    one.rows.frame.unpersist()
         self._keep_columns(typed, batch.query_id)
         rejected += sum(each.quarantined for each in counts.values())
         report = None
         if self.pipeline.cdc is not None and not (counts and all(each.replayed for each in counts.values())):
             rows_read = sum(each.size or 0 for each in filled)
             dropped = tombstones(typed) + (rejected if self.pipeline.dead_letters is None else 0)
-            if changes is not None:
+            if isinstance(changes, Routed):
+                names = {label_of(self.pipeline, each): each.name for each in self.pipeline.targets}
+                by_table: dict[str, list[Counts]] = {}
+                for label, counted in counts.items():
+                    by_table.setdefault(names[label], []).append(counted)
+                report = changes.report(by_table, dropped)
+            elif changes is not None:
                 report = changes.report(counts.values(), dropped)
             elif dropped:
                 report = CdcReport(0, 0, 0, dropped, 0, None)
         return BatchResult(batch.number, counts, rows_read, rejected, cdc=report)
+
+    def load(
+        self,
+        targets: Sequence[Target],
+        rows: inputs.Input,
+        batch: BatchId,
+        with_origins: WithOrigins,
+        changes: ChangeBatch | Routed | None = None,
+    ) -> Iterator[tuple[Target, Counts]]:
+        """Load the rows of a batch into each target; yield what was done to it."""
+        if isinstance(changes, Routed):
+            yield from self.targets.load_routed(targets, changes, batch, with_origins)
+            return
+        for target in targets:
+            yield target, self.targets.load(target, rows, batch, with_origins, changes=changes)
 
     def _run_step(self, parts: Sequence[BatchRows], spark: Any, batch: BatchId) -> BatchResult:
         """Carry out the steps of a batch with windows or a join: add its rows to the state, commit what it emits."""
@@ -423,17 +462,19 @@ class Batches:
                 hint=f"{NO_STORE} Or {otherwise}.",
             )
 
-    def changes_in(self, messages: pa.Table, spark: Any) -> ChangeBatch | None:
+    def changes_in(self, messages: pa.Table, spark: Any) -> ChangeBatch | Routed | None:
         """Return the changes of messages that are well formed; `None` where the pipeline has rows."""
         if self.pipeline.cdc is None:
             return None
-        well_formed = Transformed(memory_of(messages), [], lambda: messages)
-        return changes_of(well_formed, (), self.pipeline.cdc, self._run_sql(spark))
+        if self.pipeline.cdc.route is not None:
+            return well_formed(messages, self.pipeline.cdc)
+        as_they_are = Transformed(memory_of(messages), [], lambda: messages)
+        return changes_of(as_they_are, (), self.pipeline.cdc, self._run_sql(spark))
 
     def _run_sql(self, spark: Any) -> RunSql:
         return lambda sql, rows: self.transform.over(sql, spark).attempt(rows)
 
-    def _check_malformed(self, changes: ChangeBatch) -> None:
+    def _check_malformed(self, changes: ChangeBatch | Routed) -> None:
         """Raise for messages that are no changes, if there is no place for them."""
         if changes.rejected and self.pipeline.transform_on_error == "fail" and self.pipeline.dead_letters is None:
             first = changes.rejected[0]
@@ -476,6 +517,11 @@ def _step(pipeline: StreamingPipeline, store: StateStore) -> Stateful:
         return Joins(pipeline, store)
     assert pipeline.window is not None
     return Sessions(pipeline, store) if pipeline.window.kind == "session" else Windows(pipeline, store)
+
+
+def _origins(parts: Sequence[Transformed]) -> pa.Table:
+    """Return the messages of all sources, each with its origin."""
+    return pa.concat_tables([each.with_origins() for each in parts], promote_options="permissive")
 
 
 def split(frame: Any, sources: Sequence[OpenedSource]) -> list[Any]:

@@ -15,6 +15,8 @@ from weakref import WeakMethod
 from weft.engine import session
 from weft.engine.streaming.batch import Batches, BatchResult, joined
 from weft.engine.streaming.batch_id import BatchId
+from weft.engine.streaming.cdc.copying import copied
+from weft.engine.streaming.cdc.routes import resolved
 from weft.engine.streaming.checkpoint import Checkpoint, prepared_session
 from weft.engine.streaming.progress import OpenedSource, listen, warn_of_removed
 from weft.engine.streaming.source_state import Columns, Sources, Starts
@@ -82,6 +84,7 @@ class Query:
         if self._is_lock_ours:
             self.checkpoint.lock.take()
         try:
+            self.pipeline = resolved(self.pipeline)
             sources, pause = self.pipeline.sources, self.pipeline.idle_pause_seconds
             self.sources = [OpenedSource(open_source(each, pause / len(sources))) for each in sources]
             opened = [each.source for each in self.sources]
@@ -109,6 +112,9 @@ class Query:
             for source in opened:
                 refuse_unreachable(source)
             check_start(self.pipeline, opened, spark)
+            if not copied(self.pipeline, self.checkpoint.home, self._stopping, self.checkpoint.lock.check):
+                self._started.set()
+                return
             carry_out = WeakMethod(self._carry_out)  # Spark's query keeps what it calls
             writer = (
                 joined([each.follow(spark, start) for each, start in zip(opened, starts, strict=True)])
@@ -139,6 +145,9 @@ class Query:
         """Wait until it ended; raises what made it fail."""
         from pyspark.errors import PySparkException
 
+        if self._query is None:  # stopped while tables were copied
+            self._unlock()
+            return True
         try:
             with outcome.explained(f"run {self.pipeline.name}"):
                 try:

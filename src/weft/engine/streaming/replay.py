@@ -34,7 +34,8 @@ from weft.engine import connectors, files, frame_projection, session
 from weft.engine.readers import opened_tables, stored_columns, stream_reader
 from weft.engine.streaming.batch import Batches
 from weft.engine.streaming.batch_id import BatchId
-from weft.engine.streaming.cdc import envelopes
+from weft.engine.streaming.cdc import envelopes, routing
+from weft.engine.streaming.cdc.routes import resolved
 from weft.engine.streaming.checkpoint import Checkpoint
 from weft.engine.streaming.dead_letters import DeadLetterBox, note_of
 from weft.engine.streaming.failing_rows import without_rows
@@ -89,7 +90,7 @@ class Replay:
     def __init__(
         self, pipeline: StreamingPipeline, wanted: Callable[[StoredLetter], bool], *, max_replays: int = MAX_REPLAYS
     ) -> None:
-        self.pipeline, self._wanted, self._max = pipeline, wanted, max_replays
+        self.pipeline, self._wanted, self._max = resolved(pipeline), wanted, max_replays
         self.box = DeadLetterBox(pipeline)
         self.done = Replayed()
         self.exhausted = False
@@ -202,8 +203,8 @@ class Replay:
                 changes = None
                 if self.pipeline.cdc is not None and len(rows):
                     changes = batches.changes_in(rows, session.spark().newSession())
-                for target in targets if len(failed) < len(tried) else ():
-                    batches.targets.load(target, memory_of(rows), batch, placed, changes=changes)
+                left = targets if len(failed) < len(tried) else ()
+                for _ in batches.load(left, memory_of(rows), batch, placed, changes):
                     is_begun = True
                     _steps.debug("loaded")
             except WeftError as error:
@@ -256,7 +257,10 @@ class Replay:
         rows, numbers, bad = _source_rows(self.pipeline, self._columns(), letters)
         failed = [_again(letters[number], "read", why) for number, why in bad.items()]
         if self.pipeline.cdc is not None and len(rows):
-            malformed = envelopes.opened(rows, self.pipeline.cdc).bad
+            if self.pipeline.cdc.route is None:
+                malformed = envelopes.opened(rows, self.pipeline.cdc).bad
+            else:
+                malformed = routing.malformed(rows, self.pipeline.cdc)
             failed += [_again(letters[numbers[number]], "transform", why) for number, why in malformed.items()]
             kept = [number for number in range(len(rows)) if number not in malformed]
             rows, numbers = rows.take(pa.array(kept, pa.int64())), [numbers[number] for number in kept]

@@ -34,7 +34,7 @@ _MOST_COLUMNS = 1000
 """So many columns of a source are remembered, or as many as its first batch has."""
 
 
-class _Kept:
+class Kept:
     """A file of JSON in a checkpoint: moved with it, and gone with it."""
 
     NAME: ClassVar[str]
@@ -55,7 +55,7 @@ class _Kept:
         self._file.write(json.dumps(kept))
 
 
-class Sources(_Kept):
+class Sources(Kept):
     """The pipeline that a checkpoint is of, and its sources in their order, from its first batch on."""
 
     NAME = "sources.json"
@@ -92,7 +92,7 @@ def _listed(named: list[list[str]]) -> str:
     return ", ".join(f"{name} ({kind})" for kind, name in named)
 
 
-class Starts(_Kept):
+class Starts(Kept):
     """By source, what its `start="latest"` was when the checkpoint was new."""
 
     NAME = "starts.json"
@@ -126,7 +126,7 @@ def _begun(sources: Sequence[Source], known: dict[str, str]) -> list[Source]:
     ]
 
 
-class Written(_Kept):
+class Written(Kept):
     """The tables that batches were written to, each with the number of columns that it got from them; and by query,
     what the batch in hand found when it was first tried. A table gets columns before its rows: a batch that is tried
     again would put other rows aside, and add columns beyond the limit."""
@@ -218,7 +218,7 @@ class Written(_Kept):
         return self._known
 
 
-class StatePlace(_Kept):
+class StatePlace(Kept):
     """Remembers which database keeps the windows of a checkpoint: another database would have none of them."""
 
     NAME = "state.json"
@@ -235,7 +235,7 @@ class StatePlace(_Kept):
             self._write({"checkpoint": query_id, "place": place})
 
 
-class Columns(_Kept):
+class Columns(Kept):
     """By source, the columns of all batches that were carried out, with the type that each had last; those that are
     declared have their declared type."""
 

@@ -218,7 +218,7 @@ def check_mirror(target: Target, cdc: CDC) -> None:
         primary = tables.primary_key(reading, *target.table)
     if primary and set(primary) != set(target.primary_key):
         raise DeclarationError(
-            f"The primary key of {where} is {', '.join(primary)}, and key_field names {', '.join(cdc.keys)}.",
+            f"The primary key of {where} is {', '.join(primary)}, and key_field names {', '.join(target.primary_key)}.",
             hint="Name the path of each of its columns, or create the table with the key of the source.",
         )
 

@@ -24,6 +24,7 @@ from weft.engine.readers import open_tables, stored_columns
 from weft.engine.streaming import dead_letters, new_columns
 from weft.engine.streaming.batch_id import BatchId
 from weft.engine.streaming.cdc.applying import ChangeBatch
+from weft.engine.streaming.cdc.routing import Routed
 from weft.engine.streaming.dead_letters import NO_STORE
 from weft.engine.streaming.source_state import Written
 from weft.engine.streaming.sources import open_source
@@ -44,6 +45,7 @@ from weft.systems.base import Connection, system_for
 from weft.systems.dead_letter_store import DeadLetter
 from weft.systems.load import KEY_LENGTH, KEYED_MODES, SCD2_COLUMNS, Counts, Declared, Load, Projected
 from weft.systems.log import RESERVED_PREFIX
+from weft.systems.sql import commit as sql_commit
 from weft.systems.sql import ledger, quarantine
 from weft.systems.sql.driver import MissingTableError
 from weft.systems.sql.tables import Column, SqlTables
@@ -51,6 +53,28 @@ from weft.systems.stream_source import EVENT_TIME
 from weft.systems.target import Reject, SparkTarget
 
 _log = logging.getLogger("weft.engine")
+NOTHING = inputs.Memory(pa.schema([]), [])
+
+
+@dataclass(frozen=True)
+class _Ready:
+    """The load of a batch into a target, before its transaction."""
+
+    target: Target
+    job: Job
+    fitted: new_columns.Fitted
+    place: str
+    before: Collection[str] | None
+    """The columns that the target had when the batch was first tried."""
+
+
+def _committed(loads: Sequence[_Ready], tables: SqlTables) -> list[Counts]:
+    """Carry out loads of one database: in one transaction, unless a table has columns that Spark has to make."""
+    rows = [each.fitted.rows for each in loads]
+    if not all(each.job.can_project(tables) for each in loads):
+        return [each.job.run(own, tables)[0] for each, own in zip(loads, rows, strict=True)]
+    prepared = [each.job.prepared(own, tables) for each, own in zip(loads, rows, strict=True)]  # type: ignore[arg-type]
+    return sql_commit.commit_together(tables, prepared)
 
 
 class Targets:
@@ -100,53 +124,109 @@ class Targets:
             return published(self._pipeline, target, rows, batch, put)
         connection, load = self._planned(target, batch)
         load = replace(load, removed=_removed(target, removed, self._pipeline.window))
-        on_drift = self._pipeline.on_drift if changes is None else _DRIFT_OF[changes.cdc.schema_evolution]
+        with self._explained([target], batch), self._opened(connection) as tables:
+            ready = self._ready(target, connection, load, rows, batch, tables, changes)
+            if ready is None:
+                return Counts()
+            ready.job.reject = None if put is None else _rejecting(put)
+            fitted = ready.fitted
+            is_decided = bool(fitted.aside or fitted.added)
+            if is_decided and self.has(target, batch):
+                counts = Counts(replayed=True)
+            else:
+                if is_decided:
+                    self._written.note_try(ready.place, batch, ready.before)
+                self._put_aside(fitted.aside, load, target, batch, with_origins)
+                if fitted.is_nothing:
+                    return Counts(quarantined=len(fitted.aside))
+                counts, _ = ready.job.run(fitted.rows, tables)
+                counts = replace(counts, quarantined=counts.quarantined + len(fitted.aside))
+        self._finish_load(ready, counts, batch, with_origins)
+        return counts
+
+    def load_routed(
+        self, targets: Sequence[Target], changes: Routed, batch: BatchId, with_origins: WithOrigins
+    ) -> Iterator[tuple[Target, Counts]]:
+        """Apply the changes of those tables that have some: of one database in one transaction."""
+        for connection, together in self._by_connection(targets).items():
+            # In one order in all pipelines, which else could wait for each other's locks.
+            changed = sorted((each for each in together if each.name in changes.by_table), key=lambda each: each.name)
+            if system_for(connection.kind).tables is None:
+                for target in changed:
+                    own = changes.by_table[target.name]
+                    yield target, self.load(target, NOTHING, batch, with_origins, changes=own)
+                continue
+            with self._explained(changed, batch), self._opened(connection) as tables:
+                assert tables is not None
+                ready: list[_Ready] = []
+                for target in changed:
+                    own, load = changes.by_table[target.name], self._planned(target, batch)[1]
+                    made = self._ready(target, connection, load, NOTHING, batch, tables, own)
+                    ready += [] if made is None else [made]
+                counts = dict(zip((each.target.name for each in ready), _committed(ready, tables), strict=True))
+            for each in ready:
+                self._finish_load(each, counts[each.target.name], batch, with_origins)
+            yield from ((each, counts.get(each.name, Counts())) for each in changed)
+
+    def _by_connection(self, targets: Sequence[Target]) -> dict[Connection, list[Target]]:
+        by: dict[Connection, list[Target]] = {}
+        for each in targets:
+            by.setdefault(each.connection_with_options(current().connection(each.connection)), []).append(each)
+        return by
+
+    @contextmanager
+    def _explained(self, targets: Sequence[Target], batch: BatchId) -> Iterator[None]:
+        """Add to an error which targets and which batch it is about."""
         try:
-            with self._opened(connection) as tables:
-                present = _columns(connection, tables, load)
-                if changes is not None:
-                    if changes.is_empty or (present is None and not changes.set.rows.num_rows):
-                        return Counts()
-                    stored = present if tables is not None else _typed_columns(connection, load)
-                    rows, load = changes.planned(load, stored, batch.checkpoint)
-                place = _place_of(target, connection)
-                if target.table is not None and present is None:
-                    self._refuse_gone(target, connection)
-                # A batch that is tried again puts the same rows aside, whatever columns the table has got meanwhile.
-                before = self._written.at_first(place, batch, present)
-                columns: TargetColumns | DeclaredColumns
-                if target.declared is not None and target.declared.columns:
-                    columns = DeclaredColumns.of(target.declared, on_drift)
-                else:
-                    columns = TargetColumns(None if before is None else frozenset(before), on_drift)
-                job = Job(load, connection, projection=columns)
-                job.reject = None if put is None else _rejecting(put)
-                selected = _selected(rows, columns, load)
-                if changes is not None:
-                    _warn_of_columns(load, new_columns.names_of(rows), new_columns.names_of(selected))
-                fitted = self._fitted(selected, columns, place, load, connection, tables, present, before)
-                self.dropped.append(fitted.dropped)
-                is_decided = bool(fitted.aside or fitted.added)
-                if is_decided and self.has(target, batch):
-                    counts = Counts(replayed=True)
-                else:
-                    if is_decided:
-                        self._written.note_try(place, batch, before)
-                    self._put_aside(fitted.aside, load, target, batch, with_origins)
-                    if fitted.is_nothing:
-                        return Counts(quarantined=len(fitted.aside))
-                    counts, _ = job.run(fitted.rows, tables)
-                    counts = replace(counts, quarantined=counts.quarantined + len(fitted.aside))
+            yield
         except WeftError as error:
             if isinstance(error, LoadRefusedError) and error.can_quarantine:
                 error = LoadRefusedError(error.what, hint=NO_STORE)
-            error.add_note(f"target {target.name} of {self._pipeline.name}, batch {batch.number}")
+            named = f"target{'' if len(targets) == 1 else 's'} {', '.join(each.name for each in targets)}"
+            error.add_note(f"{named} of {self._pipeline.name}, batch {batch.number}")
             raise error from error.__cause__
-        if target.table is not None or fitted.added:
-            self._written.note(place, batch, fitted.added)
+
+    def _ready(
+        self,
+        target: Target,
+        connection: Connection,
+        load: Load,
+        rows: Input,
+        batch: BatchId,
+        tables: SqlTables | None,
+        changes: ChangeBatch | None,
+    ) -> _Ready | None:
+        """Return the load of a batch into a target with the columns that it gets; `None` where nothing changes."""
+        on_drift = self._pipeline.on_drift if changes is None else _DRIFT_OF[changes.cdc.schema_evolution]
+        present = _columns(connection, tables, load)
+        if changes is not None:
+            if changes.is_empty or (present is None and not changes.set.rows.num_rows):
+                return None
+            stored = present if tables is not None else _typed_columns(connection, load)
+            rows, load = changes.planned(load, stored, batch.checkpoint)
+        place = _place_of(target, connection)
+        if target.table is not None and present is None:
+            self._refuse_gone(target, connection)
+        # A batch that is tried again puts the same rows aside, whatever columns the table has got meanwhile.
+        before = self._written.at_first(place, batch, present)
+        columns: TargetColumns | DeclaredColumns
+        if target.declared is not None and target.declared.columns:
+            columns = DeclaredColumns.of(target.declared, on_drift)
+        else:
+            columns = TargetColumns(None if before is None else frozenset(before), on_drift)
+        selected = _selected(rows, columns, load)
+        if changes is not None:
+            _warn_of_columns(load, new_columns.names_of(rows), new_columns.names_of(selected))
+        fitted = self._fitted(selected, columns, place, load, connection, tables, present, before)
+        self.dropped.append(fitted.dropped)
+        return _Ready(target, Job(load, connection, projection=columns), fitted, place, before)
+
+    def _finish_load(self, ready: _Ready, counts: Counts, batch: BatchId, with_origins: WithOrigins) -> None:
+        """Note that a target has a batch, and store what it rejected as letters."""
+        if ready.target.table is not None or ready.fitted.added:
+            self._written.note(ready.place, batch, ready.fitted.added)
         if counts.quarantined or counts.replayed:
-            self._store_rejected(target, batch, with_origins)
-        return counts
+            self._store_rejected(ready.target, batch, with_origins)
 
     def _fitted(
         self,
@@ -266,7 +346,15 @@ class Targets:
 
     def is_done(self, targets: Sequence[Target], batch: BatchId) -> bool:
         """Return whether the ledgers of all of these targets have a batch."""
-        return all(self.has(each, batch) for each in targets)
+        if self._pipeline.cdc is None or self._pipeline.cdc.route is None:
+            return all(self.has(each, batch) for each in targets)
+        # A table without changes has no entry. In one transaction each of the others has one, or none has.
+        for connection, together in self._by_connection(targets).items():
+            system = system_for(connection.kind)
+            is_one = system.tables is not None and system.load_tables().savepoints
+            if not (any if is_one else all)(self.has(each, batch) for each in together):
+                return False
+        return True
 
     def _planned(self, target: Target, batch: BatchId) -> tuple[Connection, Load]:
         connection: Connection = target.connection_with_options(current().connection(target.connection))

@@ -9,6 +9,8 @@ import pyarrow as pa
 
 from weft.engine import session
 from weft.engine.streaming import lookups, start_checks
+from weft.engine.streaming.cdc.copying import tables_to_copy
+from weft.engine.streaming.cdc.routes import resolved
 from weft.engine.streaming.dead_letters import DeadLetterBox
 from weft.engine.streaming.sources import open_source, refuse_unreachable
 from weft.engine.streaming.targets import topic_target
@@ -54,7 +56,9 @@ def validate(pipeline: StreamingPipeline) -> Iterator[ValidationResult]:
         store = current().connection(pipeline.state_store.connection)
         yield run_check(name, "state store", partial(open_connection, store))
     if pipeline.cdc is not None:
-        yield run_check(name, "cdc", partial(_cdc, pipeline.cdc))
+        keyed: list[StreamingPipeline] = []
+        yield run_check(name, "cdc", partial(_cdc, pipeline, pipeline.cdc, keyed))
+        pipeline = keyed[0] if keyed else pipeline
     for target in pipeline.targets:
         delivery = delivery_to(pipeline, target)
         yield run_check(name, f"target {target.name}", partial(_target, target, columns, pipeline.cdc), delivery)
@@ -113,13 +117,17 @@ def _join(
     return f"columns {', '.join(made)}" if made else "columns are known when rows come"
 
 
-def _cdc(cdc: CDC) -> str:
-    """Return what orders the changes, and what it means where messages do not say it."""
+def _cdc(pipeline: StreamingPipeline, cdc: CDC, keyed: list[StreamingPipeline]) -> str:
+    """Return what orders the changes, and what it means where messages do not say it. The pipeline with the keys of its
+    tables is added to `keyed`."""
+    keyed.append(resolved(pipeline))
+    copies = "".join(f"{each} is copied first, " for each in tables_to_copy(keyed[0]))
     positions = " or ".join(", ".join(each) for each in cdc.paths.positions)
     order = f"{positions}, then {cdc.paths.ts[0]}" if positions else cdc.paths.ts[0]
+    routes = "".join(f"{source} to {table}, " for source, table in (cdc.route or {}).items())
     return (
-        f"changes are ordered by {order}; where messages have neither, they are applied in the order in which they are "
-        "read, and one that comes late or again is applied again"
+        f"{copies}{routes}changes are ordered by {order}; where messages have neither, they are applied in the order "
+        "in which they are read, and one that comes late or again is applied again"
     )
 
 

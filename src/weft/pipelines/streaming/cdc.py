@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, get_args
 
-from weft.errors import DeclarationError
+from weft.errors import DeclarationError, did_you_mean
 from weft.options import Option
+from weft.pipelines.options import connection_option
 from weft.pipelines.streaming.windows import Structure, aggregate_in, milliseconds
-from weft.systems.base import Settings
+from weft.systems.base import AnyConnection, Settings
 from weft.systems.load import Columns
 from weft.systems.log import RESERVED_PREFIX
 
@@ -17,6 +18,8 @@ Envelope = Literal["debezium", "maxwell", "custom"]
 DeleteMode = Literal["hard", "soft"]
 TimeUnit = Literal["ms", "us", "ns"]
 SchemaEvolution = Literal["skip", "fail", "evolve"]
+Unrouted = Literal["skip", "fail"]
+Snapshot = Literal["debezium", "copy"]
 Operation = Literal["create", "update", "delete", "read", "truncate", "skip"]
 OPERATIONS: tuple[str, ...] = get_args(Operation)
 
@@ -34,6 +37,8 @@ class _Paths:
     """The paths that together say where a change is in the log of its database: the first of these that messages have.
     Texts of other paths would not sort with them."""
     ops: Mapping[str, Operation]
+    tables: tuple[tuple[str, ...], ...] = ()
+    """The paths that together name the table of a change: the first of these that a message has."""
 
 
 _ENVELOPES = {
@@ -51,6 +56,7 @@ _ENVELOPES = {
             ("source.ord",),
         ),
         ops={"c": "create", "u": "update", "d": "delete", "r": "read", "t": "truncate", "m": "skip"},
+        tables=(("source.schema", "source.table"), ("source.db", "source.table")),
     ),
     "maxwell": _Paths(
         op="type",
@@ -68,6 +74,7 @@ _ENVELOPES = {
             **dict.fromkeys((f"table-{each}" for each in ("create", "alter", "drop")), "skip"),
             **dict.fromkeys((f"database-{each}" for each in ("create", "alter", "drop")), "skip"),
         },
+        tables=(("database", "table"),),
     ),
 }
 _PATHS = ("op_field", "before_field", "after_field", "ts_field")
@@ -90,6 +97,27 @@ def _paths(value: Any, option: str, where: str) -> tuple[str, ...]:
     if len(set(columns)) < len(columns):
         raise DeclarationError(f"{where}: {option} names a column twice.")
     return checked
+
+
+def _key_paths(value: Any, option: str, where: str) -> tuple[str, ...] | Settings:
+    if not isinstance(value, Mapping):
+        return _paths(value, option, where)
+    return Settings({table: _paths(each, f"{option} of {table!r}", where) for table, each in value.items()})
+
+
+def _route(value: Any, option: str, where: str) -> Settings:
+    texts = [*value, *value.values()] if isinstance(value, Mapping) else []
+    if not texts or not all(isinstance(each, str) and all(each.split(".")) for each in texts):
+        raise DeclarationError(
+            f"{where}: {option} must be a dict of tables in the messages to tables of the target.",
+            hint='route={"public.orders": "orders", "public.items": "items"}',
+        )
+    if repeated := [table for table in value.values() if list(value.values()).count(table) > 1]:
+        raise DeclarationError(
+            f"{where}: {option} leads two tables to {repeated[0]!r}.",
+            hint="A mirror is of one table: their keys may be equal, and a truncate of one would empty both.",
+        )
+    return Settings(value)
 
 
 def _op_map(value: Any, option: str, where: str) -> Settings:
@@ -120,13 +148,57 @@ class CDC(Structure):
         Envelope, Option("The form of the messages: `debezium`, `maxwell`, or `custom`, where each path is named.")
     ]
     key_field: Annotated[
-        Columns | None,
+        Columns | Mapping[str, Columns] | None,
         Option(
             'The path of the primary key in a message: `"after.id"`, several in a list or separated by commas. Its '
-            "last part is the column. A delete has it in `before`.",
-            default="required",
+            "last part is the column. A delete has it in `before`. With `route` a dict has it by table.",
+            default="required; with `route` the primary key of each target's table",
+            check=_key_paths,
+            kinds=("text", "texts", "named_texts"),
+        ),
+    ] = None
+    route: Annotated[
+        Mapping[str, str] | None,
+        Option(
+            "Several tables in one pipeline: by the name of a table in the messages, such as `public.orders`, the "
+            "table of the target.",
+            default="all changes are of one table",
+            check=_route,
+            kinds=("types",),
+        ),
+    ] = None
+    unrouted: Annotated[
+        Unrouted,
+        Option(
+            "What happens to changes of tables that `route` does not name: `skip` leaves them out and counts them, "
+            "`fail` refuses the batch."
+        ),
+    ] = "skip"
+    table_field: Annotated[
+        Columns | None,
+        Option(
+            "The path of the name of the table in a message, for `route`; the values of several are joined by dots.",
+            default="`source.schema` or `source.db`, and `source.table`; of Maxwell `database` and `table`",
             check=_paths,
             kinds=("text", "texts"),
+        ),
+    ] = None
+    snapshot: Annotated[
+        Snapshot,
+        Option(
+            "Where the rows come from that were there before the changes: `debezium`, which reads them and sends them "
+            "as messages, or a `copy` of the source's table."
+        ),
+    ] = "debezium"
+    snapshot_connection: Annotated[
+        AnyConnection | None,
+        Option("The connection to the database of the source, for a copy.", check=connection_option, kinds=("text",)),
+    ] = None
+    snapshot_table: Annotated[
+        str | None,
+        Option(
+            "The table that is copied: `schema.table`.",
+            default="that of `route`, or of a topic of Debezium: `prefix.schema.table`",
         ),
     ] = None
     delete_mode: Annotated[
@@ -205,7 +277,9 @@ class CDC(Structure):
     ] = None
 
     def check(self) -> None:
-        needed = ("key_field",) if self.envelope in _ENVELOPES else ("key_field", *_PATHS, "op_map")
+        needed = () if self.route is not None else ("key_field",)
+        if self.envelope not in _ENVELOPES:
+            needed += (*_PATHS, "op_map", *(() if self.route is None else ("table_field",)))
         if missing := [name for name in needed if getattr(self, name) is None]:
             hint = 'key_field="after.id": the path of the primary key in a message.'
             if self.envelope == "custom":
@@ -220,13 +294,60 @@ class CDC(Structure):
             self._refuse('delete_mode = "soft" requires soft_delete_column.', 'soft_delete_column="deleted_at"')
         if self.delete_mode == "hard" and self.soft_delete_column is not None:
             self._refuse('soft_delete_column is for delete_mode = "soft".')
-        if self.soft_delete_column in self.keys:
-            self._refuse(f"{self.soft_delete_column!r} is a key, which a soft delete cannot write.")
+        self._check_route()
+        self._check_snapshot()
+        for keys in [self.keys] if self.route is None else map(self.keys_of, self.route):
+            if self.soft_delete_column in keys:
+                self._refuse(f"{self.soft_delete_column!r} is a key, which a soft delete cannot write.")
+
+    def _check_route(self) -> None:
+        by_table = self.key_field if isinstance(self.key_field, Mapping) else {}
+        if self.route is None:
+            for name, is_said in (
+                ("unrouted", self.unrouted != "skip"),
+                ("table_field", self.table_field is not None),
+                ("key_field by table", isinstance(self.key_field, Mapping)),
+            ):
+                if is_said:
+                    self._refuse(f"{name} is for route, and there is none.", 'route={"public.orders": "orders"}')
+            return
+        for table in by_table:
+            if table not in self.route:
+                hint = did_you_mean(table, self.route, f"It names {', '.join(self.route)}.")
+                self._refuse(f"key_field has keys of {table!r}, which route does not name.", hint)
+        if self.row_sql is not None:
+            self._refuse("row_sql is over the rows of one table, and route names several.", "Leave one of them out.")
+
+    def _check_snapshot(self) -> None:
+        if self.snapshot != "copy":
+            for name in ("snapshot_connection", "snapshot_table"):
+                if getattr(self, name) is not None:
+                    self._refuse(f'{name} is for snapshot = "copy".')
+            return
+        if self.snapshot_connection is None:
+            self._refuse('snapshot = "copy" requires snapshot_connection.', "The connection to the source's database.")
+        if self.row_sql is not None:
+            self._refuse('row_sql is over changes, and snapshot = "copy" copies rows.', "Leave one of them out.")
+        if self.route is not None and self.snapshot_table is not None:
+            self._refuse("snapshot_table is one table, and route names several.", "Leave it out.")
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The columns of the primary key."""
-        return tuple(each.rpartition(".")[2] for each in self.key_field or ())
+        """The columns of the primary key; none where `key_field` has them by table."""
+        return _columns_of(() if isinstance(self.key_field, Mapping) else self.key_field)
+
+    def keys_of(self, table: str) -> tuple[str, ...]:
+        """Return the columns of the key of a table that `route` names; none where the target's table has to say it."""
+        return _columns_of(self.key_field.get(table) if isinstance(self.key_field, Mapping) else self.key_field)
+
+    def of_table(self, table: str) -> CDC:
+        """Return how the changes of one of the routed tables are read, whose key is known."""
+        key = self.key_field[table] if isinstance(self.key_field, Mapping) else self.key_field
+        return replace(self, key_field=key, route=None, unrouted="skip", table_field=None, snapshot_table=None)
+
+    def source_of(self, table: str) -> str | None:
+        """Return which table of the messages is led to a table of a target; `None` where there is none."""
+        return next((source for source, target in (self.route or {}).items() if target == table), None)
 
     @property
     def paths(self) -> _Paths:
@@ -239,4 +360,9 @@ class CDC(Structure):
             ts=own.ts if self.ts_field is None else (self.ts_field,),
             positions=own.positions if self.position_field is None else (tuple(self.position_field),),
             ops=own.ops if self.op_map is None else self.op_map,  # type: ignore[arg-type]
+            tables=own.tables if self.table_field is None else (tuple(self.table_field),),
         )
+
+
+def _columns_of(paths: Columns | None) -> tuple[str, ...]:
+    return tuple(each.rpartition(".")[2] for each in paths or ())

@@ -212,15 +212,17 @@ def _targets(options: Mapping[str, Any], where: str, word: Callable[[str], str])
     order = OPTIONS["deduplicate_by"].checked(options.get("deduplicate_by", ()), where)
     targets = []
     for each in listed:
-        own = each if isinstance(each, Target) else _target(each, options, where)
+        owns = [each] if isinstance(each, Target) else _targets_of(each, options, cdc, where)
         with errors_at(where):
-            targets.append(_complete(own, mode, keys, order, () if cdc is None else cdc.keys))
+            targets += [_complete(own, mode, keys, order, cdc) for own in owns]
     if keys and not any(each.mode in KEYED_MODES or each.place == "stream" for each in targets):
         raise DeclarationError(f"{where}: the mode 'append' takes no keys.", hint='mode="merge" does.')
     if order and not any(each.mode in KEYED_MODES for each in targets):
         raise DeclarationError(f"{where}: the mode 'append' takes no deduplicate_by.", hint='mode="merge" does.')
     for each in targets:
-        if each.mode in KEYED_MODES and not each.primary_key:
+        # The table may have a key that nobody has said: it is looked up when the pipeline starts.
+        is_found = cdc is not None and cdc.route is not None
+        if each.mode in KEYED_MODES and not each.primary_key and not is_found:
             raise DeclarationError(
                 f"{where}, target {each.name}: the mode {each.mode!r} needs keys.",
                 hint=f'For example {word("keys")}=["id"], or {word("target_primary_key")}=["id"].',
@@ -236,6 +238,14 @@ def _targets(options: Mapping[str, Any], where: str, word: Callable[[str], str])
     if repeated := [each.name for each in targets if written.count(address(each)) > 1]:
         raise DeclarationError(f"{where}: the target {repeated[0]} is listed twice.")
     return tuple(targets)
+
+
+def _targets_of(part: Any, options: Mapping[str, Any], cdc: CDC | None, where: str) -> list[Target]:
+    """Return the target that `part` stands for, or one for each table that changes are led to."""
+    is_named = options.get("target_table") is not None or isinstance(part, Stream | type) or table_of(part) is not None
+    if cdc is None or cdc.route is None or is_named:
+        return [_target(part, options, where)]
+    return [_target(part, {**options, "target_table": table}, where) for table in cdc.route.values()]
 
 
 def _target(part: Any, options: Mapping[str, Any], where: str) -> Target:
@@ -254,22 +264,28 @@ def _target(part: Any, options: Mapping[str, Any], where: str) -> Target:
         return Target(connection=connection, table=table, primary_key=key)
 
 
-def _complete(
-    target: Target, mode: str, keys: tuple[str, ...], order: tuple[str, ...], changed: tuple[str, ...]
-) -> Target:
-    """Return a target with what the pipeline says of all of them, checked against its connection where it is known.
-    `changed`: the keys of the changes that it gets."""
-    if changed:
+def _complete(target: Target, mode: str, keys: tuple[str, ...], order: tuple[str, ...], cdc: CDC | None) -> Target:
+    """Return a target with what the pipeline says of all of them, checked against its connection where it is known."""
+    if cdc is not None:
         target = checked(target)  # a prefix of Delta is a table
-    mode = target.mode if target.has_mode else "append" if changed and target.place != "table" else mode
+    mode = target.mode if target.has_mode else "append" if cdc is not None and target.place != "table" else mode
     declared = target.declared
     if mode in KEYED_MODES or target.place == "stream":
         own = target.primary_key or keys or (declared.keys if declared else ())
-        own = own or (("key",) if target.place == "stream" and changed else changed)
+        if not own and cdc is not None:
+            own = ("key",) if target.place == "stream" else _changed_keys(cdc, target)
     else:
         own = target.primary_key or (declared.primary_key if declared else ())
     options = {"deduplicate_by": order, **target.options} if mode in KEYED_MODES and order else target.options
     return checked(replace(target, mode=mode, has_mode=True, primary_key=own, options=options))
+
+
+def _changed_keys(cdc: CDC, target: Target) -> tuple[str, ...]:
+    """Return the key of the rows whose changes a table gets; nothing where that is not said."""
+    if cdc.route is None:
+        return cdc.keys
+    source = cdc.source_of(target.name)
+    return () if source is None else cdc.keys_of(source)
 
 
 def sql_name(function: Any) -> str:
@@ -428,6 +444,7 @@ def _check_cdc(cdc: CDC, pipeline: StreamingPipeline, where: str, word: Callable
     for option, hint in reasons.items():
         if getattr(pipeline, option) is not None:
             raise DeclarationError(f"{where}: {word('cdc')} and {word(option)} are mutually exclusive.", hint=hint)
+    _check_route(cdc, pipeline, where, word)
     for target in pipeline.targets:
         at = f"{where}, target {target.name}"
         if target.place == "prefix":
@@ -441,9 +458,10 @@ def _check_cdc(cdc: CDC, pipeline: StreamingPipeline, where: str, word: Callable
                 f"{at}: {word('cdc')} changes the rows of a table, and the mode is 'append'.",
                 hint="Leave mode out, or say mode='scd2' for all versions of a row.",
             )
-        if target.place == "table" and set(target.primary_key) != set(cdc.keys):
+        keys = _changed_keys(cdc, target)
+        if target.place == "table" and set(target.primary_key) != set(keys) and (keys or cdc.route is None):
             raise DeclarationError(
-                f"{at}: its primary key is {', '.join(target.primary_key)}, and key_field names {', '.join(cdc.keys)}.",
+                f"{at}: its primary key is {', '.join(target.primary_key)}, and key_field names {', '.join(keys)}.",
                 hint="Name the same columns: the last part of each path in key_field is a column.",
             )
         if target.mode == "scd2" and cdc.delete_mode == "soft":
@@ -451,8 +469,44 @@ def _check_cdc(cdc: CDC, pipeline: StreamingPipeline, where: str, word: Callable
                 f"{at}: delete_mode = 'soft' marks the rows of a mirror, and the mode is 'scd2'.",
                 hint="Leave delete_mode out: a history keeps the versions of deleted rows.",
             )
+        if cdc.snapshot == "copy":
+            has_columns = target.declared is not None and target.declared.columns
+            if target.place == "stream" or target.mode == "scd2" or has_columns:
+                what = "a stream or topic" if target.place == "stream" else "a table with declared columns"
+                raise DeclarationError(
+                    f"{at}: snapshot = 'copy' fills a mirror, and this is "
+                    f"{'a history' if target.mode == 'scd2' else what}.",
+                    hint="Leave snapshot out: the messages of Debezium's own snapshot go everywhere.",
+                )
         for option in target.load_options:
             raise DeclarationError(f"{at}: {option} is not an option of {word('cdc')}.")
+
+
+def _check_route(cdc: CDC, pipeline: StreamingPipeline, where: str, word: Callable[[str], str]) -> None:
+    """Check that routes and targets name the same tables."""
+    if cdc.route is None:
+        return
+    for target in pipeline.targets:
+        at = f"{where}, target {target.name}"
+        if target.place == "stream":
+            raise DeclarationError(
+                f"{at}: a stream or topic gets the changes of one table, and route names several.",
+                hint="Let another pipeline write the changes of one of the tables there.",
+            )
+        if cdc.source_of(target.name) is None:
+            hint = did_you_mean(target.name, list(cdc.route.values()), f"It leads to {', '.join(cdc.route.values())}.")
+            raise DeclarationError(f"{at}: route leads no table there.", hint=hint)
+    names = [each.name for each in pipeline.targets]
+    for source, table in cdc.route.items():
+        if table not in names:
+            raise DeclarationError(
+                f"{where}: route leads {source} to {table}, which is no target.",
+                hint=f"Add a target with that table, or name the connection alone as {word('target')}: then each "
+                "table of route is a target.",
+            )
+        keys = {each.primary_key for each in pipeline.targets if each.name == table and each.primary_key}
+        if len(set(map(frozenset, keys))) > 1:
+            raise DeclarationError(f"{where}: two targets have the table {table} with different keys.")
 
 
 def _check_join_sources(join: Join, pipeline: StreamingPipeline, where: str, word: Callable[[str], str]) -> None:

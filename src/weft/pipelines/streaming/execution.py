@@ -42,6 +42,8 @@ class CdcReport:
     """Changes that came again, or too late: the target had a newer one of the key."""
     lag_seconds: float | None
     """From the commit of the newest change in the source to that in the targets; `None` where messages have no time."""
+    tables: Mapping[str, CdcReport] | None = None
+    """The same by table, where `route` leads changes to several."""
 
 
 @dataclass(frozen=True)

@@ -86,18 +86,20 @@ def _has_no_default(each: dataclasses.Field[Any]) -> bool:
 
 def _key(key: Key) -> dict[str, Any]:
     inside = {"$ref": f"#/$defs/{key.inside}"}
+    text, texts = {"type": "string", "minLength": 1}, {"type": "array", "items": {"type": "string"}}
     kinds: dict[str, dict[str, Any]] = {
-        "text": {"enum": list(key.choices)} if key.choices else {"type": "string", "minLength": 1},
+        "text": {"enum": list(key.choices)} if key.choices else text,
         "count": {"type": "integer", "minimum": 1},
         "number": {"type": "integer", "minimum": 0},
         "integer": {"type": "integer"},
         "fraction": {"type": "number", "minimum": 0, "maximum": 1},
-        "texts": {"type": "array", "items": {"type": "string"}},
+        "texts": texts,
         "table": inside,
         "tables": {"type": "array", "minItems": 1, "items": inside},
         "named": {"type": "object", "additionalProperties": inside},
         "object": {"type": "object"},
-        "types": {"type": "object", "additionalProperties": {"type": "string", "minLength": 1}},
+        "types": {"type": "object", "additionalProperties": text},
+        "named_texts": {"type": "object", "additionalProperties": _any_of([text, texts])},
     }
     return {"description": key.description, **_any_of([kinds[kind] for kind in key.kinds])}
 

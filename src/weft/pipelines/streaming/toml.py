@@ -50,7 +50,7 @@ def parse(text: str, shown: str = "pipeline.toml") -> StreamingPipeline:
         {
             **_options(file),
             "sources": [_source(each, file) for each in sources],
-            "targets": [target for each in targets for target in _targets(each)],
+            "targets": [target for each in targets for target in _targets(each, _routed(file))],
             **_dead_letters(file, sources),
         },
         shown,
@@ -227,8 +227,13 @@ def _source(table: _Table, file: _Table) -> Source:
         return checked(Source(connection=connection, query=query, **options))
 
 
-def _targets(table: _Table) -> Iterator[Target]:
-    """One target, or one for each of `[[target.table]]`."""
+def _routed(file: _Table) -> list[str]:
+    """Return the tables that `[transform.cdc]` leads changes to."""
+    return list(file.inside("transform").inside("cdc").values.get("route", {}).values())
+
+
+def _targets(table: _Table, routed: list[str]) -> Iterator[Target]:
+    """One target, or one for each of `[[target.table]]`, or of the tables to which changes are led."""
     connection = _connection(table)
     options = {**table.only("stream", "mode", *LOAD_OPTIONS), **_endpoint_options(table, connection)}
     if not _is_of_connection("prefix", table):
@@ -239,7 +244,9 @@ def _targets(table: _Table) -> Iterator[Target]:
     elif "table" in table.values:
         is_array = isinstance(table.values["table"], list)
         places = [*table.several("table")] if is_array else [table.inside("table")]
-    for place in places:
+    has_place = any(each in table.values for each in ("table", "prefix", "stream"))
+    named: list[dict[str, Any]] = [{}] if has_place or not routed else [{"table": each} for each in routed]
+    for place, name in ((place, name) for place in places for name in named):
         key = table.values.get("primary_key", ())
         if place is not None:
             place.check()
@@ -248,7 +255,7 @@ def _targets(table: _Table) -> Iterator[Target]:
             key = place.values.get("primary_key", key)
             options["table"] = (place.values.get("schema"), place.values["name"])
         with errors_at(table.where):
-            yield checked(Target(connection=connection, primary_key=key, **options))
+            yield checked(Target(connection=connection, primary_key=key, **options, **name))
 
 
 def _dead_letters(file: _Table, sources: list[_Table]) -> dict[str, Any]:

@@ -14,11 +14,28 @@ from weft.pipelines.streaming.options import OPTIONS
 from weft.pipelines.streaming.spec import LOAD_OPTIONS, SOURCE_OPTIONS, TARGET_OPTIONS
 from weft.systems.base import system_for
 
-Kind = Literal["text", "count", "number", "integer", "fraction", "texts", "table", "tables", "named", "object", "types"]
+Kind = Literal[
+    "text",
+    "count",
+    "number",
+    "integer",
+    "fraction",
+    "texts",
+    "table",
+    "tables",
+    "named",
+    "object",
+    "types",
+    "named_texts",
+]
 
 
 def _is_table(value: Any) -> bool:
     return isinstance(value, dict)
+
+
+def _is_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(each, str) for each in value)
 
 
 # What a key of each kind takes: in words, and as a check.
@@ -28,7 +45,7 @@ _KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "number": ("a whole number of at least 0", lambda value: type(value) is int and value >= 0),
     "integer": ("a whole number", lambda value: type(value) is int),
     "fraction": ("a number from 0 to 1", lambda value: type(value) in (int, float) and 0 <= value <= 1),
-    "texts": ("a list of texts", lambda value: isinstance(value, list) and all(isinstance(e, str) for e in value)),
+    "texts": ("a list of texts", _is_texts),
     "table": ("a table", _is_table),
     "tables": (
         "a list of tables",
@@ -37,6 +54,10 @@ _KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "named": ("a table of tables", lambda value: _is_table(value) and all(map(_is_table, value.values()))),
     "object": ("a table", _is_table),
     "types": ("a table of texts", lambda value: _is_table(value) and all(isinstance(e, str) for e in value.values())),
+    "named_texts": (
+        "a table of texts and lists of texts",
+        lambda value: _is_table(value) and all(_is_texts(e) or isinstance(e, str) for e in value.values()),
+    ),
 }
 
 

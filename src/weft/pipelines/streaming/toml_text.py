@@ -59,6 +59,8 @@ def _structures(value: Any, where: str) -> Any:
         return {name: _structures(each, where) for name, each in value.items()}
     if isinstance(value, list | tuple):
         return [_structures(each, where) for each in value]
+    if isinstance(value, Connection):
+        return _named(value, where)
     if not dataclasses.is_dataclass(value):
         return value
     if isinstance(value, StateStore):

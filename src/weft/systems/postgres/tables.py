@@ -189,6 +189,25 @@ class PostgresTables(SqlTables):
             for column, oid, modifier, sql, required, filled, generated, collation, default in rows
         ]
 
+    def primary_key(self, session: Session, schema: str | None, name: str) -> list[str]:
+        # A name without a schema need not be in the first schema of the search path.
+        found = session.rows(
+            "SELECT a.attname FROM pg_index i JOIN pg_attribute a ON a.attrelid = i.indrelid "
+            "AND a.attnum = ANY(i.indkey) WHERE i.indisprimary AND i.indrelid = to_regclass(?) "
+            "ORDER BY array_position(i.indkey::int2[], a.attnum)",
+            (self.table(schema, name),),
+        )
+        return [column for (column,) in found]
+
+    def running_transactions(self, session: Session) -> set[str]:
+        # A snapshot does not list those that began after the last one that has ended. A lock lasts until others see
+        # what was written.
+        found = session.rows(
+            "SELECT transactionid::text FROM pg_locks "
+            "WHERE locktype = 'transactionid' AND mode = 'ExclusiveLock' AND granted"
+        )
+        return {number for (number,) in found}
+
     def sql_type(self, field: pa.Field, *, key: bool = False) -> str:
         """As the catalogue spells it; every type can be indexed but json."""
         if key and (is_nested(field.type) or hint_of(field) == "json"):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import ClassVar, TypeVar
@@ -102,23 +102,35 @@ def prepare(tables: SqlTables, load: Load, schema: pa.Schema) -> None:
 
 def commit(tables: SqlTables, load: Load, rows: SourceRows) -> Counts:
     """Carry out a prepared load; safe to call again with the same load, whatever became of the first call."""
-    if ledger.is_committed(tables, load):
-        return Counts(replayed=True)
-    attempt: _Commit | None = None
+    return commit_together(tables, [(load, rows)])[0]
+
+
+def commit_together(tables: SqlTables, loads: Sequence[tuple[Load, SourceRows]]) -> list[Counts]:
+    """Carry out prepared loads into several tables of a database in one transaction. Those that the ledger has are left
+    out. Where there are no savepoints, a load ends its transaction in between: there each one has its own."""
+    if not tables.savepoints and len(loads) > 1:
+        return [commit(tables, *each) for each in loads]
+    counts = [Counts(replayed=True)] * len(loads)
+    left = [number for number, (load, _) in enumerate(loads) if not ledger.is_committed(tables, load)]
+    if not left:
+        return counts
+    done, attempt = list(counts), None
     try:
         with tables.driver.session("publish") as session:
             reached("begun")
-            attempt = _Commit(tables, session, load, rows)
-            counts = attempt.run()
+            for number in left:
+                attempt = _Commit(tables, session, *loads[number])
+                done[number] = attempt.run()
             reached("recorded")
     except ledger.ClaimRefusedError as refused:
-        ledger.check_committed(tables, load, refused)
-        return Counts(replayed=True)
+        for number in left:
+            ledger.check_committed(tables, loads[number][0], refused)
+        return counts
     except WeftError as error:
         _name_rejected(attempt, error)
         raise
     reached("committed")
-    return counts
+    return done
 
 
 class _UndoneError(Exception):

@@ -180,6 +180,10 @@ class SqlTables(ABC):
         )
         return [column for (column,) in found]
 
+    def running_transactions(self, session: Session) -> set[str]:
+        """Return names of the transactions of others that write now; none where one waits for the other anyway."""
+        return set()
+
     def names(self, session: Session, schema: str | None) -> list[str]:
         """Return the names of the tables and views in a schema, by default the connection's."""
         place, given = (self.current_schema, ()) if schema is None else ("?", (schema,))

@@ -172,7 +172,7 @@ def _wider(rows: pa.Table, columns: Mapping[str, Column | None]) -> Iterator[pa.
 
 def changes_of(transformed: Transformed, parts: Sequence[TypedRows], cdc: CDC, run: RunSql) -> ChangeBatch:
     """Open the messages of a batch. `run` runs the SQL over their rows."""
-    messages = _gathered(transformed.rows, parts)
+    messages = gathered(transformed.rows, parts)
     opened = envelopes.opened(messages, cdc)
     rejected: list[DeadLetter] = []
     if opened.bad:
@@ -196,7 +196,7 @@ def tombstones(parts: Sequence[TypedRows]) -> int:
     return sum(getattr(getattr(each, "parsed", None), "tombstones", 0) for each in parts)
 
 
-def _gathered(rows: Input, parts: Sequence[TypedRows]) -> pa.Table:
+def gathered(rows: Input, parts: Sequence[TypedRows]) -> pa.Table:
     """Return the rows in this process."""
     if isinstance(rows, inputs.Memory):
         return pa.Table.from_batches(rows.batches, rows.schema)

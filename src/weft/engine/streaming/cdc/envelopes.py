@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -113,16 +114,29 @@ def opened(messages: pa.Table, cdc: CDC) -> Opened:
     )
 
 
+def table_names(messages: pa.Table, cdc: CDC) -> pa.Array:
+    """Return of each message the table that it is about; null where it does not say it."""
+    # The rows stay texts: those of several tables are of no type.
+    rows = {path.rpartition(".")[2]: pa.json_() for path in (cdc.paths.before, cdc.paths.after)}
+    parts, names = _Parts(messages, cdc.paths.op, rows), list[pa.Array]()
+    for paths in cdc.paths.tables:
+        found = [each.cast(pa.string()) for path in paths if (each := parts.at(path)) is not None]
+        if len(found) == len(paths):
+            names.append(found[0] if len(found) == 1 else pc.binary_join_element_wise(*found, "."))
+    return pc.coalesce(*names) if names else pa.nulls(messages.num_rows, pa.string())
+
+
 class _Parts:
     """The parts of messages, by their paths."""
 
-    def __init__(self, messages: pa.Table, op: str) -> None:
+    def __init__(self, messages: pa.Table, op: str, known: Mapping[str, pa.DataType] = MappingProxyType({})) -> None:
+        self._known = known
         self._columns = {name: _combined(messages.column(name)) for name in messages.column_names}
         self.size = messages.num_rows
         self.payload: pa.Array | None = None
         # A row, or a part of another envelope, may be called so too.
         inner = None if op.split(".")[0] in self._columns else self._columns.get(_PAYLOAD)
-        if inner is not None and (payload := _parsed(inner)) is not None:
+        if inner is not None and (payload := _parsed(inner, known)) is not None:
             self.payload = inner
             self._columns = {**self._columns, **_fields(payload, self.size)}
 
@@ -141,7 +155,7 @@ class _Parts:
         first, *rest = path.removeprefix(f"{_PAYLOAD}.").split(".")
         found = self._columns.get(first)
         for name in rest:
-            inner = None if found is None else _parsed(found)
+            inner = None if found is None else _parsed(found, self._known)
             if inner is None or inner.type.get_field_index(name) < 0:
                 return None
             found = pc.struct_field(inner, name)
@@ -150,7 +164,7 @@ class _Parts:
     def struct(self, path: str) -> pa.Array | None:
         """Return the rows at a path; `None` where no message has one."""
         found = self.at(path)
-        return None if found is None else _parsed(found)
+        return None if found is None else _parsed(found, self._known)
 
 
 def _combined(column: pa.ChunkedArray) -> pa.Array:
@@ -158,7 +172,7 @@ def _combined(column: pa.ChunkedArray) -> pa.Array:
     return pa.concat_arrays(combined.chunks) if isinstance(combined, pa.ChunkedArray) else combined
 
 
-def _parsed(array: pa.Array) -> pa.Array | None:
+def _parsed(array: pa.Array, known: Mapping[str, pa.DataType]) -> pa.Array | None:
     """Return objects, of JSON too that is kept as a text; `None` where there are none."""
     if pa.types.is_struct(array.type):
         return array
@@ -170,7 +184,7 @@ def _parsed(array: pa.Array) -> pa.Array | None:
     texts = array.filter(valid).cast(pa.binary())
     if not len(texts):
         return None
-    parsed = JsonDecoder({}).parse(texts)
+    parsed = JsonDecoder(known).parse(texts)
     rows = np.flatnonzero(_mask(valid))[np.asarray(parsed.good, dtype=np.int64)]
     # By its number in the parsed rows; null where there is none.
     places = np.full(len(array), -1, dtype=np.int64)
