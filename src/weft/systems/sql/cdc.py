@@ -10,15 +10,12 @@ from weft.systems.changes import DELETE, FIRST, FIRST_TS, KEY, OP, POSITION, TS,
 from weft.systems.load import Counts
 from weft.systems.sql.cdc_gate import FIELDS, SURVIVORS
 from weft.systems.sql.cdc_unsaid import UnsaidValues
-from weft.systems.sql.literals import literal
 from weft.systems.sql.merge import Merge
 from weft.systems.sql.move import Move
 from weft.systems.sql.tables import Column
 
 Cast = Callable[[str, pa.Field, Column], str]
 _KNOWN = pa.schema([(KEY, pa.string()), (POSITION, pa.string()), (TS, pa.int64())])
-# So many keys are named by one statement.
-_NAMED = 500
 
 
 class Mirror(Merge, UnsaidValues):
@@ -26,7 +23,6 @@ class Mirror(Merge, UnsaidValues):
 
     late: tuple[int, ...] = ()
     """The creates, updates and deletes that are not newer than what the gate had."""
-    _dropped = 0
 
     def check_keys(self, rows: int, reject: Callable[[], None] | None = None) -> int:
         left_out = super().check_keys(rows, reject)
@@ -56,7 +52,7 @@ class Mirror(Merge, UnsaidValues):
             stage = self.tables.temporary(self.stage)
             entries = (
                 f"SELECT g.changed_key, g.{self._q('position')}, g.ts_ms FROM {stage} AS s JOIN {gate.table} AS g "
-                f"ON {gate.of_rows} AND g.changed_key = s.{self._q(KEY)} WHERE {first}"
+                f"ON {gate.of(gate.rows, 'g.')} AND g.changed_key = s.{self._q(KEY)} WHERE {first}"
             )
         known = self.session.rows(entries)
         if not known and not truncates:
@@ -75,15 +71,6 @@ class Mirror(Merge, UnsaidValues):
         for truncate in self._known_truncates():
             late = f"({late} OR {gate.is_before(position, ts, truncate)})"
         self._drop(late)
-
-    def _drop(self, condition: str) -> None:
-        statement = self.tables.delete_where(self.tables.temporary(self.stage), condition)
-        self._dropped += int(self.session.run(statement).rowcount)
-
-    def _drop_keys(self, keys: list[str]) -> None:
-        for first in range(0, len(keys), _NAMED):
-            named = ", ".join(literal(key, self.tables.dialect) for key in keys[first : first + _NAMED])
-            self._drop(f"s.{self._q(KEY)} IN ({named})")
 
     def _note(self) -> None:
         """Note the staged changes in the gate, and forget those that are too old."""
@@ -188,12 +175,6 @@ class Mirror(Merge, UnsaidValues):
             gone = super()._value(soft)
             statement = tables.update_from(self.target, deleted, f"{on} AND {self._is_there(soft)}", {soft: gone})
         return counts + Counts(deleted=int(self.session.run(statement).rowcount))
-
-    def _is_there(self, soft: str, alias: str = "t") -> str:
-        """The condition that a row is not soft deleted yet."""
-        column = f"{alias}.{self._q(soft)}"
-        is_flag = pa.types.is_boolean(self.columns[soft].field.type)
-        return f"({column} IS NULL OR {column} = {self.tables.false})" if is_flag else f"{column} IS NULL"
 
     @property
     def _gone(self) -> str:

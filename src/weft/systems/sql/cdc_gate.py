@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from weft.systems.changes import SEPARATOR, Changes, Place
 from weft.systems.load import Load
+from weft.systems.sql.driver import Session
 from weft.systems.sql.literals import literal
 from weft.systems.sql.merge import ComparedMove
 from weft.systems.sql.system_tables import create_system_table, system_table
@@ -42,8 +43,7 @@ def forget(tables: SqlTables, load: Load) -> None:
     """Empty the gate of a target that is created again: its rows are gone."""
     gate = Gate(tables, load)
     with tables.driver.session("publish") as session:
-        for each in (gate.of_rows, gate.of_truncates, gate.of_columns):
-            session.run(f"DELETE FROM {gate.table} WHERE {each}")
+        gate.empty(session)
 
 
 class Gate:
@@ -55,13 +55,9 @@ class Gate:
         self.rows, self.truncates, self.query = (
             literal(load.name + SEPARATOR * number, tables.dialect) for number in range(3)
         )
-        self._column = load.name + SEPARATOR * 3
-        self.of_rows, self.of_truncates, self.of_query = (
-            f"pipeline = {self.pipeline} AND target = {each}" for each in (self.rows, self.truncates, self.query)
-        )
-        first, behind = (literal(each, tables.dialect) for each in (self._column, self._column + "\U0010ffff"))
-        by_bytes = tables.by_bytes("target", FIELDS.field("target"))
-        self.of_columns = f"pipeline = {self.pipeline} AND {by_bytes} >= {first} AND {by_bytes} < {behind}"
+        self._columns = load.name + SEPARATOR * 3
+        self.columns = literal(self._columns, tables.dialect)
+        self.of_rows, self.of_truncates, self.of_query = map(self.of, (self.rows, self.truncates, self.query))
         self._tables = tables
         self._position = tables.quote("position")
         self._tolerance = 0 if load.changes is None else load.changes.tolerance_ms
@@ -69,11 +65,21 @@ class Gate:
     def column(self, name: str) -> str:
         """Return the literal of the target under which the entries of a column are: where its value is from, if the
         last change of a key does not say it."""
-        return literal(self._column + name, self._tables.dialect)
+        return literal(self._columns + name, self._tables.dialect)
 
-    def column_of(self, target: str) -> str:
-        """Return the column of such a target."""
-        return target.removeprefix(self._column)
+    def of(self, target: str, alias: str = "") -> str:
+        """Return the condition that an entry is under the literal of a target."""
+        return f"{alias}pipeline = {self.pipeline} AND {alias}target = {target}"
+
+    def listed_columns(self, session: Session) -> list[str]:
+        """Return the columns that have entries, or had them lately: each has an entry of its own that says so."""
+        return [name for (name,) in session.rows(f"SELECT changed_key FROM {self.table} WHERE {self.of(self.columns)}")]
+
+    def empty(self, session: Session) -> None:
+        """Forget what was applied."""
+        columns = [self.column(name) for name in self.listed_columns(session)]
+        for each in (self.rows, self.truncates, self.query, self.columns, *columns):
+            session.run(f"DELETE FROM {self.table} WHERE {self.of(each)}")
 
     def ordered(self, position: str) -> str:
         """Return a position as it is compared: a language may order letters and signs in its own way."""
@@ -106,6 +112,9 @@ class Gate:
 class Gated(ComparedMove):
     """A move of changes, which the gate knows."""
 
+    _dropped = 0
+    """How many staged rows were dropped."""
+
     @property
     def changes(self) -> Changes:
         """What the load says of its changes."""
@@ -125,8 +134,7 @@ class Gated(ComparedMove):
         known = self.session.value(f"SELECT {self._q('position')} FROM {gate.table} WHERE {gate.of_query}")
         if known == query:
             return
-        for each in (gate.of_rows, gate.of_truncates, gate.of_query, gate.of_columns):
-            self.session.run(f"DELETE FROM {gate.table} WHERE {each}")
+        gate.empty(self.session)
         self._insert(gate.query, "", query, None)
 
     def _insert(self, target: str, key: str, position: str | None, ts: int | None) -> None:
@@ -164,6 +172,11 @@ class Gated(ComparedMove):
         """Changes before this time are forgotten."""
         newest = self.changes.newest_ms
         return (self._now_ms if newest is None else newest) - self.changes.tolerance_ms
+
+    def _drop(self, condition: str) -> None:
+        """Drop staged rows."""
+        statement = self.tables.delete_where(self.tables.temporary(self.stage), condition)
+        self._dropped += int(self.session.run(statement).rowcount)
 
     def _note_truncate(self, place: Place, key: str = "") -> None:
         """Note a truncate in the gate, in the place of one that has this key."""

@@ -8,20 +8,25 @@ from __future__ import annotations
 
 import logging
 
+import pyarrow as pa
+
 from weft.systems.changes import DELETE, FROM, KEEPS, KEY, OP, POSITION, SAID, TS, UNKNOWN, Unsaid
 from weft.systems.sql.cdc_gate import Gated
+from weft.systems.sql.literals import literal
 from weft.systems.sql.move import LINE, Move
 from weft.systems.sql.tables import Column
 
 _log = logging.getLogger("weft.engine")
 _ORIGIN = "_weft_origin_"
+# So many keys are named by one statement.
+_NAMED = 500
 
 
 class UnsaidValues(Gated):
     """A move of changes of which some do not say all values."""
 
     _columns: list[str]
-    """The columns of which the gate has entries."""
+    """The columns of which the gate has entries, or had them."""
 
     @property
     def _kept(self) -> list[Unsaid]:
@@ -55,7 +60,10 @@ class UnsaidValues(Gated):
         return there if soft is None else f"({there} AND {self._is_there(soft, alias)})"
 
     def _is_there(self, soft: str, alias: str = "t") -> str:
-        raise NotImplementedError
+        """The condition that a row is not soft deleted yet."""
+        column = f"{alias}.{self._q(soft)}"
+        is_flag = pa.types.is_boolean(self.columns[soft].field.type)
+        return f"({column} IS NULL OR {column} = {self.tables.false})" if is_flag else f"{column} IS NULL"
 
     def _kept_value(self, each: Unsaid, value: str) -> str:
         """A staged value, or that of the stored row."""
@@ -71,8 +79,7 @@ class UnsaidValues(Gated):
     def _fill_late(self) -> None:
         """Fill values in that late changes say, and that no newer change said."""
         gate, stage, run = self.gate, self.tables.temporary(self.stage), self.session.run
-        found = self.session.rows(f"SELECT DISTINCT target FROM {gate.table} WHERE {gate.of_columns}")
-        self._columns = [gate.column_of(target) for (target,) in found]
+        self._columns = gate.listed_columns(self.session)
         kept, place = {each.name: each for each in self._kept}, self._q("position")
         key, last, ts = f"s.{self._q(KEY)}", f"s.{self._q(POSITION)}", f"s.{self._q(TS)}"
         for name in self._columns:
@@ -81,8 +88,8 @@ class UnsaidValues(Gated):
             said, is_said = last, f"s.{self._q(OP)} <> {DELETE}"
             if (each := kept.get(name)) is not None:
                 said, is_said = f"s.{self._q(each.position)}", f"{is_said} AND s.{self._q(each.flag)} = {SAID}"
-            of_column = f"c.pipeline = {gate.pipeline} AND c.target = {gate.column(name)} AND c.changed_key = {key}"
-            of_row = f"g.pipeline = {gate.pipeline} AND g.target = {gate.rows} AND g.changed_key = {key}"
+            of_column = f"{gate.of(gate.column(name), 'c.')} AND c.changed_key = {key}"
+            of_row = f"{gate.of(gate.rows, 'g.')} AND g.changed_key = {key}"
             late = gate.is_late(last, ts)
             for truncate in self._known_truncates():
                 late = f"{late} AND NOT ({gate.is_before(said, ts, truncate)})"
@@ -97,7 +104,7 @@ class UnsaidValues(Gated):
                 continue
             line = self.tables.temporary(LINE)
             run(self.tables.update_from(self.target, line, self._on(value=True), {name: Move._value(self, name)}))
-            entry = f"t.pipeline = {gate.pipeline} AND t.target = {gate.column(name)} AND t.changed_key = {key}"
+            entry = f"{gate.of(gate.column(name), 't.')} AND t.changed_key = {key}"
             run(self.tables.update_from(gate.table, line, entry, {"position": f"s.{self._q('_said')}"}))
 
     def _settle_kept(self) -> None:
@@ -107,8 +114,8 @@ class UnsaidValues(Gated):
         for each in self._kept:
             flag, said, last = (f"t.{self._q(name)}" for name in (each.flag, each.position, POSITION))
             column, row = (
-                f"(SELECT g.{place} FROM {gate.table} AS g WHERE g.pipeline = {gate.pipeline} "
-                f"AND g.target = {target} AND g.changed_key = t.{self._q(KEY)})"
+                f"(SELECT g.{place} FROM {gate.table} AS g WHERE {gate.of(target, 'g.')} "
+                f"AND g.changed_key = t.{self._q(KEY)})"
                 for target in (gate.column(each.name), gate.rows)
             )
             # The row of the old key is another one, if that key was changed after this.
@@ -162,7 +169,9 @@ class UnsaidValues(Gated):
         return column.required or not column.field.nullable
 
     def _drop_keys(self, keys: list[str]) -> None:
-        raise NotImplementedError
+        for first in range(0, len(keys), _NAMED):
+            named = ", ".join(literal(key, self.tables.dialect) for key in keys[first : first + _NAMED])
+            self._drop(f"s.{self._q(KEY)} IN ({named})")
 
     # -------------------------------------------------------------------------------------------------- after the merge
 
@@ -172,8 +181,12 @@ class UnsaidValues(Gated):
         kept = {each.name: each for each in self._kept}
         for name in {*self._columns, *kept}:
             self._forget_staged(gate.column(name), KEY)
+            forgotten = f"{gate.of(gate.column(name))} AND ts_ms < {self._oldest}"
+            self.session.run(f"DELETE FROM {gate.table} WHERE {forgotten}")
             if (each := kept.get(name)) is None:
                 continue
+            if name not in self._columns:
+                self._insert(gate.columns, name, None, None)
             said, last = f"s.{self._q(each.position)}", f"s.{self._q(POSITION)}"
             unsaid = f"(s.{self._q(each.flag)} <> {SAID} OR {gate.ordered(said)} < {gate.ordered(last)})"
             self._insert_staged(
@@ -182,4 +195,3 @@ class UnsaidValues(Gated):
                 f"WHERE {unsaid} AND {said} IS NOT NULL AND {last} IS NOT NULL AND s.{self._q(OP)} <> {DELETE} "
                 f"AND COALESCE(s.{self._q(TS)}, {self._now_ms}) >= {self._oldest}"
             )
-        self.session.run(f"DELETE FROM {gate.table} WHERE {gate.of_columns} AND ts_ms < {self._oldest}")
