@@ -257,6 +257,20 @@ def test_a_history_refuses_each_value_that_is_not_said(tables: SqlTables) -> Non
         apply(tables, [change("c", None, row(1, "long", 1), 1), unsaid], mode="scd2")
 
 
+@pytest.mark.parametrize("has_positions", [True, False])
+def test_a_history_of_one_millisecond(tables: SqlTables, has_positions: bool) -> None:
+    """As of a transaction that deletes a row and inserts it again, in whatever batches its changes come."""
+    steps = [("c", None, row(1, "a")), ("d", row(1), None), ("c", None, row(1, "b")), ("u", None, row(1, "c"))]
+    messages = [change(*each, lsn=number if has_positions else None, ts=5) for number, each in enumerate(steps)]
+    for each in ([messages[0]], [messages[1]], messages[2:], [messages[1]], messages[2:]):
+        apply(tables, each, mode="scd2")
+    apply(tables, [change("u", None, row(1, "d"), 9 if has_positions else None, 6)], mode="scd2")
+    found = [
+        (each["name"], milliseconds(each["valid_from"]), milliseconds(each["valid_to"])) for each in mirror(tables)
+    ]
+    assert sorted(found) == [("a", 5, 5), ("b", 5, 5), ("c", 5, 6), ("d", 6, None)]
+
+
 @pytest.mark.parametrize("soft", [False, True])
 def test_a_row_takes_its_values_along_when_its_key_changes(tables: SqlTables, soft: bool) -> None:
     cdc = replace(DEBEZIUM, delete_mode="soft", soft_delete_column="gone") if soft else DEBEZIUM

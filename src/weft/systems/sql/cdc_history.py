@@ -169,7 +169,12 @@ class History(Scd2ByEvent, Gated):
         )
         is_near = f"{position} IS NOT NULL AND {highest} <= {tables.add_seconds(ts, self.changes.tolerance_ms / 1000)}"
         timed = f"SELECT h.*, CASE WHEN {is_near} THEN {highest} ELSE {ts} END AS {at} FROM ({line}) AS h"
-        places = (at, self.gate.ordered(f"COALESCE({position}, '')"), src, number, f"COALESCE({until}, {never})")
+        # At one time without positions: what an earlier delete ended, that delete, what came after it, what is staged.
+        rank = (
+            f"CASE WHEN {src} = 0 AND {until} <= {ts} THEN 0 WHEN {src} = 1 AND {number} = -1 THEN 1 "
+            f"WHEN {src} = 0 THEN 2 ELSE 3 END"
+        )
+        places = (at, self.gate.ordered(f"COALESCE({position}, '')"), rank, number, f"COALESCE({until}, {never})")
         order = f"PARTITION BY {same} ORDER BY {', '.join(places)}"
         tables.create_temporary_as(
             self.session,
