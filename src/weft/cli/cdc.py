@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from contextlib import closing
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from weft.cli.common import common_options, confirm, plural, print_json, print_table, yes_option
 from weft.cli.consume import find_pipeline
-from weft.engine.readers import open_tables
+from weft.engine.readers import opened_tables
 from weft.engine.streaming.cdc.routes import resolved, source_table
 from weft.engine.streaming.cdc.verify import Side, compare
 from weft.errors import DeclarationError
 from weft.pipelines.streaming.spec import table_name
 from weft.project import current
+from weft.systems.base import system_for
 
 if TYPE_CHECKING:
     from weft.pipelines.streaming.spec import StreamingPipeline, Target
@@ -65,16 +66,16 @@ def verify(
         confirm(f"Write rows of {source} into {mirror.name} of {connection.label} where they differ?", yes)
     schema, name = table_name(table, "--table", pipeline.name) if table else source_table(pipeline, mirror)
     keys = mirror.primary_key
-    with (
-        closing(open_tables(current().connection(source))) as theirs,
-        closing(open_tables(connection)) as ours,
-    ):
-        found = compare(
-            Side(theirs, schema, name, keys),
-            Side(ours, mirror.table[0], mirror.table[1], keys, cdc.soft_delete_column or ""),
-            settle_seconds=settle,
-            mend=mend,
-        )
+    about = (*mirror.table, keys, cdc.soft_delete_column or "")
+    with ExitStack() as stack:
+        theirs = Side(stack.enter_context(opened_tables(current().connection(source))), schema, name, keys)
+        if system_for(connection.kind).tables:
+            ours = Side(stack.enter_context(opened_tables(connection)), *about)
+        else:
+            from weft.engine.streaming.cdc.verify_lake import LakeSide
+
+            ours = LakeSide(connection, *about)
+        found = compare(theirs, ours, settle_seconds=settle, mend=mend)
     rows: list[dict[str, Any]] = [
         {"key": dict(zip(found.keys, each.key, strict=True)), "in_mirror": each.kind, "columns": list(each.columns)}
         for each in found.differences

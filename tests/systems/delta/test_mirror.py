@@ -106,11 +106,16 @@ def test_columns_are_added_types_kept_and_rows_marked(spark: Any, streams: Proje
         ("u", None, row(1, unavailable, day=19783, n="2.50", more="x"), 3),
         ("d", row(2, "b"), None, 4),
         ("u", None, row(9, unavailable, day=1, n=None, more=None), 5),  # there is no row whose name it could keep
+        ("u", row(2, "b"), row(3, unavailable, day=1, n="3.50", more="y"), 6),  # that row is gone
+        ("u", row(1, "a"), row(7, unavailable, day=1, n="7.50", more="z"), 7),
     )
     lake.run()
     assert [tuple(map(str, each)) for each in lake.rows("id, name, day, n, more, gone_at IS NULL")] == [
-        ("1", "a", "2024-03-01", "2.50", "x", "True"),
+        ("1", "a", "2024-02-29", "1.50", "None", "False"),
         ("2", "b", "None", "None", "None", "False"),
+        ("3", "None", "1970-01-02", "3.50", "y", "True"),
+        ("7", "a", "1970-01-02", "7.50", "z", "True"),
+        ("9", "None", "1970-01-02", "None", "None", "True"),
     ]
     gates = list((path / "_weft_cdc").glob("*/*.arrow"))
     assert len(gates) <= 2, json.dumps([str(each) for each in gates])

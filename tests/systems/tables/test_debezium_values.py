@@ -110,7 +110,7 @@ def test_a_new_table_gets_the_types_of_the_source(tables: SqlTables) -> None:
 
 def test_values_that_an_update_did_not_send_are_known_as_such() -> None:
     batch = batch_of("postgres")
-    assert [name for name, _ in batch.set.kept] == ["t", "raw", "jb", "ints", "texts"]
+    assert [each.name for each in batch.set.kept] == ["t", "raw", "jb", "ints", "texts"]
     row = batch.set.rows.slice(batch.set.rows.num_rows - 1).to_pylist()[0]
     assert (row["id"], row["small"], row["t"], row["ints"]) == (5, 7, None, None)
 

@@ -9,22 +9,34 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from weft.spark_support.folder import Folder
+from weft.spark_support.lazy import F
 from weft.spark_support.sessions import quoted
-from weft.systems.changes import CREATE, DELETE, KEY, OP, POSITION, READ, TS, UPDATE
+from weft.systems.changes import (
+    DELETE,
+    FROM,
+    KEEPS,
+    KEY,
+    OP,
+    POSITION,
+    SAID,
+    TS,
+    Place,
+    is_after,
+    is_late,
+)
 from weft.systems.delta.table import writer
+from weft.systems.frame_checks import column
 from weft.systems.load import Load
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-Place = tuple[str | None, int | None]
-"""Position and time of a change."""
 STAYS = -1
 """The operation of a row that only says that a truncate came before the last change of its key."""
 _FOLDER, _TRUNCATED = "_weft_cdc", b"truncated"
@@ -37,7 +49,7 @@ class Gated:
     late: pa.Array
     """The keys of changes that are older than what the table has, as texts."""
     late_ops: tuple[int, ...]
-    """How many of them are creates, updates and deletes."""
+    """How many creates, updates and deletes of the batch are late, also of those that another one replaces."""
     truncates: bool
     stays: pa.Table
     """Keys that were changed after the truncate, in batches before."""
@@ -60,13 +72,12 @@ class Gate:
         late = pa.nulls(changes.num_rows, pa.bool_()).fill_null(False)
         if entries is not None:
             found = entries.take(pc.index_in(changes[KEY].combine_chunks(), entries[KEY].combine_chunks()))
-            late = _is_late(changes, found[POSITION], found[TS], load.changes.tolerance_ms)
+            late = is_late(changes, found[POSITION], found[TS], load.changes.tolerance_ms)
         truncated = load.changes.truncates[-1] if load.changes.truncates else None
         if last is not None:
             place = pa.scalar(last[0], pa.string()), pa.scalar(last[1], pa.int64())
-            late = pc.or_(late, _is_late(changes, *place, load.changes.tolerance_ms))
-            is_restored = truncated is not None and _is_much_later(truncated, last, load.changes.tolerance_ms)
-            if truncated is not None and not is_restored and not _is_after(truncated, last):
+            late = pc.or_(late, is_late(changes, *place, load.changes.tolerance_ms))
+            if truncated is not None and not is_after(truncated, last, load.changes.tolerance_ms):
                 truncated = None
         new = changes.filter(pc.invert(late))
         stays = changes.select(load.keys).slice(0, 0)
@@ -75,20 +86,23 @@ class Gate:
         self._write(_merged(entries, new, load), truncated or last)
         self._folder.remove(f"{self._path}/{self._name(number)}" for number in before[:-1])
         dropped = changes.filter(late)
-        counted = {each["values"]: each["counts"] for each in pc.value_counts(dropped[OP]).to_pylist()}
+        known = changes.slice(0, 0) if entries is None else entries
         return Gated(
             dropped[KEY].combine_chunks(),
-            (counted.get(CREATE, 0) + counted.get(READ, 0), counted.get(UPDATE, 0), counted.get(DELETE, 0)),
+            load.changes.late_of(known, last),
             truncated is not None,
             stays,
         )
 
     def _after(self, entries: pa.Table, truncated: Place, new: pa.Table) -> pa.Table:
+        assert self._load.changes is not None
+        tolerance = self._load.changes.tolerance_ms
         places = zip(entries[POSITION].to_pylist(), entries[TS].to_pylist(), strict=True)
-        is_after = pa.array([_is_after(place, truncated) for place in places], pa.bool_())
+        # At one time without a position, the truncate is what came last.
+        after = [is_after(place, truncated, tolerance, at_once=False) for place in places]
         in_batch = pc.is_in(entries[KEY], value_set=new[KEY].combine_chunks())
         is_there = pc.not_equal(entries[OP], DELETE)
-        kept = entries.filter(pc.and_(is_after, pc.and_(is_there, pc.invert(in_batch))))
+        kept = entries.filter(pc.and_(pa.array(after, pa.bool_()), pc.and_(is_there, pc.invert(in_batch))))
         return kept.select(self._load.keys)
 
     def _name(self, number: int) -> str:
@@ -108,27 +122,6 @@ class Gate:
         self._folder.write(f"{self._path}/{self._name(self._load.batch_id)}", sink.getvalue().to_pybytes())
 
 
-def _is_late(changes: pa.Table, position: Any, ts: Any, tolerance_ms: int) -> pa.ChunkedArray:
-    """Return which changes are not newer than what is known. A position is that of one change; at one time there may be
-    several, which come in their order. Positions begin anew in a source that was restored: its changes are known by
-    their time."""
-    both = pc.and_(pc.is_valid(changes[POSITION]), pc.is_valid(position))
-    is_restored = pc.fill_null(pc.greater(changes[TS], pc.add(ts, tolerance_ms)), False)
-    before = pc.and_(pc.less_equal(changes[POSITION], position), pc.invert(is_restored))
-    late = pc.if_else(both, before, pc.less(changes[TS], ts))
-    return pc.fill_null(late, False)
-
-
-def _is_after(one: Place, other: Place) -> bool:
-    if one[0] is not None and other[0] is not None:
-        return one[0] > other[0]
-    return one[1] is None or other[1] is None or one[1] >= other[1]
-
-
-def _is_much_later(one: Place, other: Place, tolerance_ms: int) -> bool:
-    return one[1] is not None and other[1] is not None and one[1] - other[1] > tolerance_ms
-
-
 def _merged(entries: pa.Table | None, new: pa.Table, load: Load) -> pa.Table:
     """Return what the gate knows after a batch, without what is too old to be asked for."""
     assert load.changes is not None
@@ -142,29 +135,50 @@ def _merged(entries: pa.Table | None, new: pa.Table, load: Load) -> pa.Table:
     return new.filter(pc.greater_equal(new[TS], oldest))
 
 
+def with_origins(frame: DataFrame, stored: DataFrame, load: Load) -> DataFrame:
+    """Return rows of changed keys with the values that the rows of the old keys have, where changes do not say them."""
+    changes = load.changes
+    assert changes is not None
+    kept = [each for each in changes.kept if each.name in frame.columns]
+    values = [column(each.name).alias(f"_weft_value_{number}") for number, each in enumerate(kept)]
+    keys = [column(key).alias(f"_weft_key_{number}") for number, key in enumerate(load.keys)]
+    same = [column(origin) == column(f"_weft_key_{number}") for number, origin in enumerate(changes.origins)]
+    joined = frame.join(stored.select(*keys, *values), same, "left")
+    replaced = {}
+    for number, each in enumerate(kept):
+        is_taken = column(FROM).isNotNull() & (column(each.flag) == KEEPS)
+        replaced[each.name] = F.when(is_taken, column(f"_weft_value_{number}")).otherwise(column(each.name))
+    for each in kept:
+        is_taken = column(FROM).isNotNull() & (column(each.flag) == KEEPS)
+        replaced[each.flag] = F.when(is_taken, SAID).otherwise(column(each.flag))
+    return joined.withColumns(replaced).select(*map(column, frame.columns))
+
+
 def merge_statement(table: str, view: str, frame: DataFrame, load: Load, *, truncates: bool) -> str:
     """Return the MERGE of changes: rows that are there are written, those that are gone removed or marked so."""
     changes = load.changes
     assert changes is not None
     names = [name for name in frame.columns if name not in changes.own]
-    kept = dict(changes.kept)
+    kept = {each.name: each.flag for each in changes.kept if each.name in names}
     soft = changes.soft_delete_column
 
     def value(name: str) -> str:
         said = f"s.{quoted(name)}"
-        return f"IF(s.{quoted(kept[name])}, t.{quoted(name)}, {said})" if name in kept else said
+        if name not in kept:
+            return said
+        is_kept = f"s.{quoted(kept[name])} = {KEEPS}{'' if soft is None else f' AND {_is_there(soft, frame)}'}"
+        return f"IF({is_kept}, t.{quoted(name)}, {said})"
 
     on = " AND ".join(f"t.{quoted(key)} = s.{quoted(key)}" for key in load.keys)
     is_row = f"s.{quoted(OP)} NOT IN ({DELETE}, {STAYS})"
     updates = ", ".join(f"t.{quoted(name)} = {value(name)}" for name in names if name not in load.keys)
-    whole = "".join(f" AND NOT s.{quoted(flag)}" for flag in kept.values())
     gone = "DELETE" if soft is None else f"UPDATE SET t.{quoted(soft)} = s.{quoted(soft)}"
     is_first = "" if soft is None else f" AND {_is_there(soft, frame)}"
     parts = [
         f"MERGE INTO {table} AS t USING {quoted(view)} AS s ON {on}",
         f"WHEN MATCHED AND s.{quoted(OP)} = {DELETE}{is_first} THEN {gone}",
         f"WHEN MATCHED AND {is_row} THEN UPDATE SET {updates}" if updates else "",
-        f"WHEN NOT MATCHED AND {is_row}{whole} THEN INSERT ({', '.join(map(quoted, names))}) "
+        f"WHEN NOT MATCHED AND {is_row} THEN INSERT ({', '.join(map(quoted, names))}) "
         f"VALUES ({', '.join(f's.{quoted(name)}' for name in names)})",
     ]
     if truncates:

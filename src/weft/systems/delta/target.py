@@ -282,6 +282,8 @@ class _Write:
             if len(gated.stays):
                 stays = self.spark.createDataFrame(gated.stays).withColumn(OP, F.lit(mirror.STAYS).cast("bigint"))
                 frame = frame.unionByName(stays, allowMissingColumns=True)
+            if load.changes is not None and load.changes.origins:
+                frame = mirror.with_origins(frame, table.read(), load)
             statement = mirror.merge_statement(table.name, _VIEW, frame, load, truncates=gated.truncates)
 
             def commit() -> list[Any]:

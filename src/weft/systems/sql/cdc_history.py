@@ -1,25 +1,38 @@
-"""The statements that put changes into the history of a table, by the times of the source."""
+"""The statements that put changes into the history of a table, by the order and the times of the source.
+
+A version has the position of its change in a column: of versions of one millisecond it says which came first, and a
+change that comes again is known by it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import ClassVar
+from hashlib import sha256
 
 import pyarrow as pa
 
-from weft.systems.changes import AT, DELETE, END, KEY, OP, READ, TS
-from weft.systems.load import VALID_FROM, VALID_TO, Counts
-from weft.systems.sql.cdc import FIELDS, SURVIVORS, Gated
-from weft.systems.sql.scd2 import Scd2ByEvent
+from weft.systems.changes import AT, DELETE, END, KEY, OP, ORDER, POSITION, READ, TS, Place, by_kind
+from weft.systems.load import IS_CURRENT, ROW_HASH, VALID_FROM, VALID_TO, Counts
+from weft.systems.sql.cdc_gate import SURVIVORS, Gated
+from weft.systems.sql.literals import literal
+from weft.systems.sql.move import CHAIN, KEPT, LINE
+from weft.systems.sql.scd2 import NEVER, Scd2ByEvent
+
+_ENDS = pa.schema([(KEY, pa.string()), (AT, pa.timestamp("us", "UTC")), (POSITION, pa.string())])
 
 
 class History(Scd2ByEvent, Gated):
     """Keeps each version of a row, from the time of the change to that of the next one, whatever order they come in."""
 
-    # One that changes nothing too: a change that comes late may be between it and the one before.
-    is_kept: ClassVar[str] = "1 = 1"
-    is_version: ClassVar[str] = "c._hash <> ''"
+    def __init__(self, *given: object) -> None:
+        super().__init__(*given)  # type: ignore[arg-type]
+        self._known: set[int] = set()
+        """The numbers of changes that the history had before."""
+
+    @property
+    def identity(self) -> list[str]:
+        return [*self.load.keys, ORDER]
 
     def check_keys(self, rows: int, reject: Callable[[], None] | None = None) -> int:
         left_out = super().check_keys(rows, reject)
@@ -34,68 +47,212 @@ class History(Scd2ByEvent, Gated):
         """A delete has no values: it ends the version before it."""
         return f"CASE WHEN s.{self._q(OP)} = {DELETE} THEN '' ELSE {super()._staged_hash(compared)} END"
 
+    # -------------------------------------------------------------------------------------------------------- truncates
+
     def clear(self) -> Counts:
         """End the versions that truncates of the source ended."""
         since, to, deleted = f"t.{self._q(VALID_FROM)}", f"t.{self._q(VALID_TO)}", 0
-        for _, ts in self.changes.truncates:
-            if ts is not None:
-                end = self.tables.moment(_instant(ts))
-                within = f"{since} <= {end} AND {to} > {end}"
+        for place in self.changes.truncates:
+            if place[1] is not None:
+                end, before = self.tables.moment(_instant(place[1])), self._is_before(place, place[1])
+                within = f"{before} AND {since} <= {end} AND {to} > {end}"
                 self.session.run(self.tables.update(self.target, {VALID_TO: end}, within))
-                deleted += self._close(end, f"{since} <= {end}")
+                deleted += self._close(self._later_of(end), before)
         return Counts(deleted=deleted)
 
-    def _differing(self, otherwise: str = "1 = 0") -> str:
-        """Each change is a version. A row that another snapshot reads is none, where it is as it was."""
-        return super()._differing(f"({otherwise} OR s.{self._q(OP)} <> {READ})")
+    def _is_before(self, truncate: Place, ts: int) -> str:
+        """The condition that a stored version is before a truncate. At one time without positions it is."""
+        since, position = f"t.{self._q(VALID_FROM)}", f"t.{self._q(POSITION)}"
+        by_time = f"{since} <= {self.tables.moment(_instant(ts))}"
+        if truncate[0] is None:
+            return by_time
+        # As `Gate.is_late`: positions begin anew in a source that was restored.
+        latest = self.tables.moment(_instant(ts + self.changes.tolerance_ms))
+        place = self.gate.ordered(literal(truncate[0], self.tables.dialect))
+        by_place = f"{self.gate.ordered(position)} <= {place} AND {since} <= {latest}"
+        return f"CASE WHEN {position} IS NULL THEN {by_time} ELSE {by_place} END"
+
+    # --------------------------------------------------------------------------------------------------------- versions
+
+    def apply(self) -> Counts:
+        """Put the changes into the history of their keys. Each one is a version, but for what a snapshot reads as it
+        was."""
+        self._refuse_timeless(self._began)
+        self._draw_line()
+        self._chain()
+        return self._write()
+
+    def _draw_line(self) -> None:
+        """Gather the stored versions of the keys in question, what is staged of them, and what ends versions."""
+        tables, keys, run = self.tables, list(self.load.keys), self.session.run
+        compared, began = self.load.compared(self.names), self._began
+        distinct = ", ".join(f"{self._as_key(key, self._value(key))} AS {self._q(key)}" for key in keys)
+        touched = f"(SELECT DISTINCT {distinct} FROM {self.source} AS s)"
+        names = ["_ts", "_until", "_position", "_src", "_op", "_number", "_hash"]
+        ts, until, position, src, op, number, digest = map(self._q, names)
+        stored_hash = self._hash({name: f"t.{self._q(name)}" for name in compared})
+        staged_hash = self._staged_hash(compared)
+        line = tables.temporary(LINE)
+        tables.create_temporary_as(
+            self.session,
+            LINE,
+            f"SELECT {tables.listed(keys, 't.')}, t.{self._q(VALID_FROM)} AS {ts}, t.{self._q(VALID_TO)} AS {until}, "
+            f"t.{self._q(POSITION)} AS {position}, 0 AS {src}, -1 AS {op}, -1 AS {number}, {stored_hash} AS {digest} "
+            f"FROM {self.target} AS t JOIN {touched} AS s ON {self._on()}",
+        )
+        same = f"t.{self._q(POSITION)} = s.{self._q(POSITION)}"
+        known = (
+            f"(EXISTS (SELECT 1 FROM {self.target} AS t WHERE {self._on(value=True)} "
+            f"AND t.{self._q(VALID_FROM)} = {began} "
+            f"AND ({same} OR (s.{self._q(POSITION)} IS NULL AND {stored_hash} = {staged_hash}))) "
+            f"OR EXISTS (SELECT 1 FROM {self.gate.table} AS g WHERE {self.gate.of_rows} "
+            f"AND g.changed_key = s.{self._q(END)}))"
+        )
+        values = ", ".join(self._value(key) for key in keys)
+        added = run(
+            f"INSERT INTO {line} ({tables.listed([*keys, *names])}) "
+            f"SELECT {values}, {began}, NULL, s.{self._q(POSITION)}, 1, s.{self._q(OP)}, s.{self._q(ORDER)}, "
+            f"{staged_hash} FROM {self.source} AS s WHERE NOT {known}"
+        ).rowcount
+        if int(added) < int(self.session.value(f"SELECT count(*) FROM {self.source} AS s")):
+            again = self.session.rows(f"SELECT s.{self._q(ORDER)} FROM {self.source} AS s WHERE {known}")
+            self._known |= {int(each) for (each,) in again}
+        self._add_ends(line)
 
     def _add_ends(self, line: str) -> None:
-        """Add the deletes and the truncate that came in earlier batches: what comes late ends with them too."""
-        gate, tables, keys = self.gate, self.tables, self.load.keys
-        stage = tables.temporary(self.stage)
-        found = self.session.rows(
-            f"SELECT {self._q('position')}, ts_ms FROM {gate.table} WHERE {gate.of_rows} "
-            f"AND {self._q('position')} IN (SELECT {self._q(KEY)} FROM {stage})"
+        """Add the deletes and truncates that came before: what comes late ends with them too."""
+        gate, tables, keys = self.gate, self.tables, list(self.load.keys)
+        stage, position = tables.temporary(self.stage), self._q("position")
+        ends = self.session.rows(
+            f"SELECT row_key, ts_ms, {position} FROM {gate.table} WHERE {gate.of_rows} "
+            f"AND row_key IN (SELECT {self._q(KEY)} FROM {stage})"
         )
-        truncates = {ts for _, ts in (*self.changes.truncates, *self._known_truncates()) if ts is not None}
+        truncates = {(ts, place) for place, ts in (*self.changes.truncates, *self._known_truncates()) if ts is not None}
         if truncates:
             staged = self.session.rows(f"SELECT DISTINCT {self._q(KEY)} FROM {stage}")
-            found = [*found, *((key, ts) for (key,) in staged for ts in truncates)]
-        if not found:
+            ends = [*ends, *((key, *each) for (key,) in staged for each in truncates)]
+        if not ends:
             return
-        schema = pa.schema([(KEY, pa.string()), (AT, pa.timestamp("us", "UTC"))])
         columns = [
-            pa.array([key for key, _ in found]),
-            pa.array([_instant(ts) for _, ts in found], schema.field(1).type),
+            pa.array([key for key, _, _ in ends], pa.string()),
+            pa.array([_instant(ts) for _, ts, _ in ends], _ENDS.field(AT).type),
+            pa.array([place for _, _, place in ends], pa.string()),
         ]
-        definitions = ", ".join(f"{self._q(each.name)} {tables.sql_type(each)}" for each in schema)
+        definitions = ", ".join(f"{self._q(each.name)} {tables.sql_type(each)}" for each in _ENDS)
         tables.create_temporary(self.session, SURVIVORS, definitions)
-        ends = tables.temporary(SURVIVORS)
-        tables.copy_in(self.session, ends, schema, [pa.RecordBatch.from_arrays(columns, schema=schema)])
+        table = tables.temporary(SURVIVORS)
+        tables.copy_in(self.session, table, _ENDS, [pa.RecordBatch.from_arrays(columns, schema=_ENDS)])
         values = ", ".join(f"{self._value(key)} AS {self._q(key)}" for key in keys)
-        at = tables.instant(f"e.{self._q(AT)}", schema.field(AT))
+        at = tables.instant(f"e.{self._q(AT)}", _ENDS.field(AT))
         self.session.run(
-            f"INSERT INTO {line} ({tables.listed([*keys, '_ts', '_src', '_hash'])}) "
-            f"SELECT DISTINCT {values}, {at}, 1, '' FROM {self.source} AS s "
-            f"JOIN {ends} AS e ON e.{self._q(KEY)} = s.{self._q(KEY)}"
+            f"INSERT INTO {line} ({tables.listed([*keys, '_ts', '_position', '_src', '_op', '_number', '_hash'])}) "
+            f"SELECT DISTINCT {values}, {at}, e.{self._q(POSITION)}, 1, {DELETE}, -1, '' FROM {self.source} AS s "
+            f"JOIN {table} AS e ON e.{self._q(KEY)} = s.{self._q(KEY)}"
         )
+
+    def _chain(self) -> None:
+        """Find of each version when it ends: with the next one, or where it ended before."""
+        tables, keys = self.tables, list(self.load.keys)
+        ts, until, position, src, number, digest = map(
+            self._q, ("_ts", "_until", "_position", "_src", "_number", "_hash")
+        )
+        highest, at, before, covered, end, following, to, is_new = map(
+            self._q, ("_highest", "_at", "_before", "_cover", "_end", "_next", "_to", "_is_new")
+        )
+        never, same = tables.moment(NEVER), self._same(keys)
+        by_place = f"{same}, CASE WHEN {position} IS NULL THEN 1 ELSE 0 END ORDER BY {self.gate.ordered(position)}"
+        # The clock of a source may go back, and MySQL's times are of when a statement began. Positions do not; but they
+        # begin anew in a source that was restored, much later.
+        line = (
+            f"SELECT l.*, MAX({ts}) OVER (PARTITION BY {by_place} ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW) "
+            f"AS {highest} FROM {tables.temporary(LINE)} AS l"
+        )
+        is_near = f"{position} IS NOT NULL AND {highest} <= {tables.add_seconds(ts, self.changes.tolerance_ms / 1000)}"
+        timed = f"SELECT h.*, CASE WHEN {is_near} THEN {highest} ELSE {ts} END AS {at} FROM ({line}) AS h"
+        # At one time without positions: what an earlier delete ended, that delete, what came after it, what is staged.
+        rank = (
+            f"CASE WHEN {src} = 0 AND {until} <= {ts} THEN 0 WHEN {src} = 1 AND {number} = -1 THEN 1 "
+            f"WHEN {src} = 0 THEN 2 ELSE 3 END"
+        )
+        places = (at, self.gate.ordered(f"COALESCE({position}, '')"), rank, number, f"COALESCE({until}, {never})")
+        order = f"PARTITION BY {same} ORDER BY {', '.join(places)}"
+        tables.create_temporary_as(
+            self.session,
+            KEPT,
+            f"SELECT * FROM (SELECT w.*, LAG({digest}) OVER ({order}) AS {before}, "
+            f"MIN({src}) OVER (PARTITION BY {same}) AS {is_new} FROM ({timed}) AS w) AS q "
+            # A snapshot reads a row as it was.
+            f"WHERE NOT ({src} = 1 AND {self._q('_op')} = {READ} AND {before} IS NOT NULL AND {before} = {digest})",
+        )
+        # A row that comes late ends where the version ended into which it falls, whatever ended that.
+        cover = (
+            f"MAX(CASE WHEN {src} = 0 THEN COALESCE({until}, {never}) END) "
+            f"OVER ({order} ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW)"
+        )
+        own_end = f"CASE WHEN {src} = 0 THEN {until} WHEN {covered} > {at} AND {covered} < {never} THEN {covered} END"
+        kept = tables.temporary(KEPT)
+        linked = f"SELECT k.*, {cover} AS {covered}, LEAD({ts}) OVER ({order}) AS {following} FROM {kept} AS k"
+        ended = f"SELECT c.*, {own_end} AS {end} FROM ({linked}) AS c"
+        first = f"CASE WHEN {end} IS NULL OR {following} < {end} THEN {following} ELSE {end} END"
+        tables.create_temporary_as(
+            self.session,
+            CHAIN,
+            # Of versions of one time all but the last have no length.
+            f"SELECT e.*, CASE WHEN {first} < {ts} THEN {ts} ELSE {first} END AS {to} FROM ({ended}) AS e",
+        )
+
+    def _write(self) -> Counts:
+        """End versions earlier, and add the new ones."""
+        tables, run = self.tables, self.session.run
+        ts, until, to, src, number, digest = map(self._q, ("_ts", "_until", "_to", "_src", "_number", "_hash"))
+        chain, never = tables.temporary(CHAIN), tables.moment(NEVER)
+        place, stored = f"COALESCE(s.{self._q('_position')}, '')", f"COALESCE(t.{self._q(POSITION)}, '')"
+        is_moved = f"{src} = 0 AND COALESCE({to}, {never}) <> COALESCE({until}, {never})"
+        run(
+            tables.update_from(
+                self.target,
+                f"(SELECT * FROM {chain} WHERE {is_moved})",
+                f"{self._on()} AND t.{self._q(VALID_FROM)} = s.{ts} AND {stored} = {place} "
+                f"AND COALESCE(t.{self._q(VALID_TO)}, {never}) = COALESCE(s.{until}, {never})",
+                {
+                    VALID_TO: f"s.{to}",
+                    IS_CURRENT: f"CASE WHEN s.{to} IS NULL THEN {tables.true} ELSE {tables.false} END",
+                },
+            )
+        )
+        names = tables.listed([*self.names, VALID_FROM, VALID_TO, IS_CURRENT, ROW_HASH, POSITION])
+        values = ", ".join(self._value(name) for name in self.names)
+        is_version = f"c.{src} = 1 AND c.{digest} <> ''"
+        added = run(
+            f"INSERT INTO {self.target} ({names}) SELECT {values}, c.{ts}, c.{to}, "
+            f"CASE WHEN c.{to} IS NULL THEN {tables.true} ELSE {tables.false} END, c.{digest}, s.{self._q(POSITION)} "
+            f"FROM {self.source} AS s JOIN {chain} AS c ON c.{number} = s.{self._q(ORDER)} "
+            f"WHERE {is_version} AND {self.mark}"
+        ).rowcount
+        fresh = int(
+            self.session.value(f"SELECT count(*) FROM {chain} AS c WHERE c.{self._q('_is_new')} = 1 AND {is_version}")
+        )
+        return Counts(inserted=fresh, updated=int(added) - fresh)
+
+    # --------------------------------------------------------------------------------------------------------- the gate
 
     def delete_missing(self) -> Counts:
         """Note the deletes in the gate: each one, because it ends whatever comes late and began before it."""
-        gate, run, end = self.gate, self.session.run, self._q(END)
+        gate, end = self.gate, self._q(END)
         stage = self.tables.temporary(self.stage)
         self._forget(END)
-        # The place of the position is taken by the key alone.
         self._insert_staged(
-            f"INSERT INTO {gate.table} ({self.tables.listed(FIELDS.names)}) SELECT DISTINCT {gate.pipeline}, "
-            f"{gate.rows}, s.{end}, s.{self._q(KEY)}, s.{self._q(TS)}, {self.tables.true} FROM {stage} AS s "
+            f"SELECT DISTINCT {gate.pipeline}, {gate.rows}, s.{end}, s.{self._q(POSITION)}, s.{self._q(TS)}, "
+            f"{self.tables.true}, s.{self._q(KEY)} FROM {stage} AS s "
             f"WHERE s.{end} IS NOT NULL AND s.{self._q(TS)} >= {self._oldest}"
         )
-        run(f"DELETE FROM {gate.table} WHERE {gate.of_truncates} AND ts_ms < {self._oldest}")
-        for position, ts in self.changes.truncates:
-            if ts is not None:
-                self._note_truncate(position, ts, str(ts))
-        return Counts()
+        self.session.run(f"DELETE FROM {gate.table} WHERE {gate.of_truncates} AND ts_ms < {self._oldest}")
+        for place in self.changes.truncates:
+            if place[1] is not None:
+                self._note_truncate(place, sha256(repr(place).encode()).hexdigest())
+        if not self._known or self.changes.counted is None:
+            return Counts()
+        return Counts(late=by_kind(self.changes.counted[OP].take(pa.array(sorted(self._known))).to_pylist()))
 
 
 def _instant(ts_ms: int) -> datetime:

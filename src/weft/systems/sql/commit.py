@@ -20,7 +20,8 @@ import pyarrow as pa
 from weft.columns import canonical_batch
 from weft.errors import EventsLostError, LoadRefusedError, WeftError
 from weft.systems.load import Counts, Load
-from weft.systems.sql import bad_rows, cdc, checks, ledger, quarantine, watermarks
+from weft.systems.sql import bad_rows, cdc_gate, checks, ledger, quarantine, watermarks
+from weft.systems.sql.cdc import Mirror
 from weft.systems.sql.cdc_history import History
 from weft.systems.sql.driver import Session
 from weft.systems.sql.merge import Merge
@@ -89,7 +90,7 @@ def prepare(tables: SqlTables, load: Load, schema: pa.Schema) -> None:
     if load.is_recorded:
         ledger.create(tables)
     if load.changes is not None:
-        cdc.prepare(tables)
+        cdc_gate.prepare(tables)
     ensure(tables, load, load.stored(written))
     if load.watermark is not None:
         watermarks.prepare(tables)
@@ -258,7 +259,7 @@ class _Commit:
             with suppress(Exception):
                 if self.tables.has_temporary_views:
                     self.tables.drop_temporary_view(self.session, _PROJECTED)
-                for name in (_STAGE, _RAW, checks.REPEATED, cdc.SURVIVORS, *Move.TEMPORARY):
+                for name in (_STAGE, _RAW, checks.REPEATED, cdc_gate.SURVIVORS, *Move.TEMPORARY):
                     self.tables.drop_temporary(self.session, name)
 
     def _move(self, columns: dict[str, Column], stage: str = _STAGE, types: dict[str, str] | None = None) -> Move:
@@ -266,7 +267,7 @@ class _Commit:
         scd2: type[Move] = Scd2 if self.load.event_timestamp_column is None else Scd2ByEvent
         merge: type[Move] = Merge
         if self.load.changes is not None:
-            merge, scd2 = cdc.Mirror, History
+            merge, scd2 = Mirror, History
         modes: dict[str, type[Move]] = {"append": Move, "truncate": Move, "merge": merge, "scd2": scd2}
         return modes[self.load.mode](self.transaction, columns, stage, types or {})
 

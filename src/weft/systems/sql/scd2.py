@@ -12,7 +12,7 @@ from weft.systems.sql.merge import HIT, SINCE, ComparedMove
 from weft.systems.sql.move import CHAIN, DELTA, KEPT, LINE
 
 # Later than every instant that a database holds: the end of what has no end.
-_NEVER = datetime(9999, 12, 31, 23, 59, 59, 999_999, UTC)
+NEVER = datetime(9999, 12, 31, 23, 59, 59, 999_999, UTC)
 
 
 class Scd2(ComparedMove):
@@ -133,16 +133,8 @@ class Scd2ByEvent(Scd2):
         assert event is not None
         return self.tables.instant(self._value(event), self.columns[event].field)
 
-    is_kept: ClassVar[str] = "1 = 0"
-    """The condition that an event begins a version also if it changes nothing."""
-    is_version: ClassVar[str] = "1 = 1"
-    """The condition that a row of the chain is a version, and not only the end of one."""
-
     def _staged_hash(self, compared: Sequence[str]) -> str:
         return self._hash({name: self._value(name) for name in compared})
-
-    def _add_ends(self, line: str) -> None:
-        """Add what ends versions without being one."""
 
     def _refuse_timeless(self, began: str) -> None:
         if nulls := self.session.value(f"SELECT count(*) FROM {self.source} AS s WHERE {began} IS NULL"):
@@ -182,7 +174,7 @@ class Scd2ByEvent(Scd2):
         ts, until, src, digest = (self._q(name) for name in ("_ts", "_until", "_src", "_hash"))
         covered, before, before_ts, is_new = (self._q(name) for name in ("_cover", "_before", "_before_ts", "_is_new"))
         end, following, to = (self._q(name) for name in ("_end", "_next", "_to"))
-        never = tables.moment(_NEVER)
+        never = tables.moment(NEVER)
         distinct = ", ".join(f"{self._same([key])} AS {self._q(key)}" for key in keys)
         touched = f"(SELECT DISTINCT {distinct} FROM {tables.temporary(DELTA)})"
         compared = load.compared(self.names)
@@ -207,7 +199,6 @@ class Scd2ByEvent(Scd2):
             f"SELECT {raw_keys}, {began}, NULL, 1, {staged_hash} FROM {self.source} AS s "
             f"JOIN {touched} AS k ON {same} WHERE NOT {known}"
         )
-        self._add_ends(line)
         order = f"PARTITION BY {self._same(keys)} ORDER BY {ts}, {src}, COALESCE({until}, {never})"
         # Where the version that began last before this row ends: stored versions never overlap.
         cover = (
@@ -219,7 +210,7 @@ class Scd2ByEvent(Scd2):
             KEPT,
             f"SELECT * FROM (SELECT l.*, {cover} AS {covered}, LAG({digest}) OVER ({order}) AS {before}, "
             f"LAG({ts}) OVER ({order}) AS {before_ts}, MIN({src}) OVER (PARTITION BY {self._same(keys)}) AS {is_new} "
-            f"FROM {line} AS l) AS w WHERE {src} = 0 OR {self.is_kept} OR {before} IS NULL OR {before} <> {digest} "
+            f"FROM {line} AS l) AS w WHERE {src} = 0 OR {before} IS NULL OR {before} <> {digest} "
             # The key was missing and is back, with the values it had.
             f"OR ({covered} <= {ts} AND {before_ts} < {covered})",
         )
@@ -251,10 +242,8 @@ class Scd2ByEvent(Scd2):
             f"INSERT INTO {self.target} ({names}) SELECT {values}, c.{ts}, c.{to}, "
             f"CASE WHEN c.{to} IS NULL THEN {tables.true} ELSE {tables.false} END, c.{digest} "
             f"FROM {self.source} AS s JOIN {chain} AS c ON {matching} AND {began} = c.{ts} "
-            f"WHERE c.{src} = 1 AND {self.is_version} AND {self.mark}"
+            f"WHERE c.{src} = 1 AND {self.mark}"
         )
         added = int(cursor.rowcount)
-        fresh = self.session.value(
-            f"SELECT count(*) FROM {chain} AS c WHERE {src} = 1 AND {is_new} = 1 AND {self.is_version}"
-        )
+        fresh = self.session.value(f"SELECT count(*) FROM {chain} AS c WHERE {src} = 1 AND {is_new} = 1")
         return Counts(inserted=fresh, updated=added - fresh)

@@ -9,8 +9,9 @@ import pyarrow as pa
 
 from weft.columns import hint_of, length_of
 from weft.errors import LoadRefusedError, WeftError
+from weft.systems.changes import POSITION
 from weft.systems.load import IS_CURRENT, ROW_HASH, SCD2_COLUMNS, VALID_FROM, VALID_TO, Load
-from weft.systems.sql import cdc, watermarks
+from weft.systems.sql import cdc_gate, watermarks
 from weft.systems.sql.tables import Column, SqlTables
 
 _log = logging.getLogger("weft.engine")
@@ -22,14 +23,31 @@ def ensure(tables: SqlTables, load: Load, written: pa.Schema) -> None:
     if columns is None:
         watermarks.forget(tables, load)
         if load.changes is not None:
-            cdc.forget(tables, load)
+            cdc_gate.forget(tables, load)
         _create(tables, load, written)
         columns = _columns(tables, load)
     if columns is None:
         raise WeftError(f"The table {load.name} could not be created.")
+    if load.changes is not None and load.changes.is_history and POSITION not in {each.name for each in columns}:
+        columns = _add_position(tables, load, columns)
     if load.declared is not None and load.declared.on_drift == "evolve":
         columns = _evolve(tables, load, written, columns)
     check_columns(load, written, columns)
+
+
+def _add_position(tables: SqlTables, load: Load, columns: list[Column]) -> list[Column]:
+    """Add the column that orders the versions of one time."""
+    kind = tables.sql_type(pa.field(POSITION, pa.string()))
+    try:
+        with tables.driver.session("publish") as session:
+            session.run(
+                f"ALTER TABLE {tables.table(load.schema, load.table)} ADD COLUMN {tables.quote(POSITION)} {kind}"
+            )
+    except WeftError:
+        # Another process may have been faster.
+        if POSITION not in {each.name for each in _columns(tables, load) or columns}:
+            raise
+    return _columns(tables, load) or columns
 
 
 def _columns(tables: SqlTables, load: Load) -> list[Column] | None:
@@ -73,6 +91,8 @@ def create_statement(tables: SqlTables, load: Load, written: pa.Schema) -> str:
             f"{'' if field.nullable else ' NOT NULL'}"
             for field in scd2_fields()
         ]
+        if load.changes is not None and load.changes.is_history:
+            definitions.append(f"{tables.quote(POSITION)} {tables.sql_type(pa.field(POSITION, pa.string()))}")
         types = {field.name: tables.column_type(field, key=True) for field in fields if field.name in load.keys}
         definitions += tables.stage_index({key: types[key] for key in load.keys})
     if primary:

@@ -17,7 +17,7 @@ from weft.engine.streaming import dead_letters
 from weft.engine.streaming.cdc import envelopes
 from weft.engine.streaming.cdc.debezium_types import typed
 from weft.engine.streaming.cdc.envelopes import Opened
-from weft.engine.streaming.cdc.newest import Newest, is_unavailable, newest, ordered, unsaid_of_new_keys, versions
+from weft.engine.streaming.cdc.newest import Newest, is_unavailable, newest, ordered, versions
 from weft.engine.streaming.cdc.row_sql import RunSql, selected
 from weft.engine.streaming.row_origin import ORIGIN, origin_of
 from weft.engine.streaming.transform import Transformed, TypedRows
@@ -62,6 +62,8 @@ class ChangeBatch:
             query=query,
             is_history=mode == "scd2",
             kept=self.set.kept if mode == "merge" else (),
+            origins=self.set.origins if mode == "merge" else (),
+            counted=self.set.counted if mode == "merge" else None,
             soft_delete_column=self.cdc.soft_delete_column,
             truncates=self.set.truncates,
         )
@@ -75,17 +77,24 @@ class ChangeBatch:
         if self.cdc.schema_evolution == "evolve":
             changes = replace(changes, wider=tuple(_wider(self._typed(self.set.rows, columns), columns or {})))
         if load.mode == "scd2":
-            return self.history(columns), replace(load, changes=changes, event_timestamp_column=AT)
+            rows, counted = self.history(columns)
+            changes = replace(changes, counted=counted)
+            return rows, replace(load, changes=changes, event_timestamp_column=AT)
         return self.rows_for(columns, load.moment), replace(load, changes=changes, deduplicate_by=(ORDER,))
 
     def _typed(self, rows: pa.Table, columns: Mapping[str, Column | None] | None) -> pa.Table:
         """Return rows with the values that the messages mean."""
-        fields = [each.field for each in (columns or {}).values() if each is not None]
+        fields = {name: each.field for name, each in (columns or {}).items() if each is not None}
+        meanings = dict(self.opened.meanings)
+        for key, origin in zip(self.cdc.keys, self.set.origins, strict=False):
+            # The key that a row had is of the type of the key.
+            meanings |= {origin: meanings[key]} if key in meanings else {}
+            fields |= {origin: fields[key.lower()].with_name(origin)} if key.lower() in fields else {}
         has_bits = self.cdc.envelope == "debezium"
-        return typed(rows, self.opened.meanings, fields, self.cdc.time_unit, has_bits=has_bits)
+        return typed(rows, meanings, fields.values(), self.cdc.time_unit, has_bits=has_bits)
 
-    def history(self, columns: Mapping[str, Column | None] | None = None) -> inputs.Memory:
-        """Return all changes, for a table that keeps the versions of rows."""
+    def history(self, columns: Mapping[str, Column | None] | None = None) -> tuple[inputs.Memory, pa.Table]:
+        """Return all changes, for a table that keeps the versions of rows, and what each counts as."""
         # Each change is a version, not the last one of a key alone.
         if unsaid := [name for name, each in self.opened.columns.items() if is_unavailable(each)]:
             raise LoadRefusedError(
@@ -93,18 +102,13 @@ class ChangeBatch:
                 "of the row cannot be written.",
                 hint="Have the source send whole rows: ALTER TABLE … REPLICA IDENTITY FULL.",
             )
-        table = inputs.understand(self._typed(versions(self.opened), columns), has_source=False)
+        rows, counted = versions(self.opened)
+        table = inputs.understand(self._typed(rows, columns), has_source=False)
         assert isinstance(table, inputs.Memory)
-        return inputs.Memory(table.schema, list(table.batches))
+        return inputs.Memory(table.schema, list(table.batches)), counted
 
     def rows_for(self, columns: Mapping[str, Column | None] | None, moment: datetime) -> inputs.Memory:
         """Return the rows for a table with these columns, by their names in small letters; `None` for a new one."""
-        if unsaid := unsaid_of_new_keys(self.opened):
-            raise LoadRefusedError(
-                f"Updates that change the key do not say the values of {', '.join(unsaid)}: the mirror has them in the "
-                "row of the old key.",
-                hint="Have the source send whole rows: ALTER TABLE … REPLICA IDENTITY FULL.",
-            )
         rows, soft = self._typed(self.set.rows, columns), self.cdc.soft_delete_column
         if soft is not None:
             stored = (columns or {}).get(soft.lower())
@@ -186,7 +190,7 @@ def changes_of(transformed: Transformed, parts: Sequence[TypedRows], cdc: CDC, r
     if cdc.row_sql is not None:
         opened = selected(opened, cdc.row_sql, run)
         # What was counted is what happened in the source.
-        counts = {name: getattr(counted, name) for name in ("creates", "updates", "deletes", "repeated")}
+        counts = {name: getattr(counted, name) for name in ("creates", "updates", "deletes", "repeated", "counted")}
         counted = replace(newest(opened), **counts)
     return ChangeBatch(cdc, opened, counted, rejected, opened.skipped)
 

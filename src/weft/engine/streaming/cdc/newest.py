@@ -17,16 +17,24 @@ from weft.systems.changes import (
     DELETE,
     END,
     ESCAPES,
+    FIRST,
+    FIRST_TS,
+    FROM,
     HASHED,
+    KEEPS,
     KEY,
     OP,
     ORDER,
     POSITION,
     READ,
+    SAID,
     SEPARATOR,
     TRUNCATE,
     TS,
+    UNKNOWN,
     UPDATE,
+    Place,
+    Unsaid,
 )
 from weft.systems.load import KEY_LENGTH
 
@@ -34,7 +42,7 @@ from weft.systems.load import KEY_LENGTH
 _UNAVAILABLE = pa.array(["__debezium_unavailable_value", "X19kZWJleml1bV91bmF2YWlsYWJsZV92YWx1ZQ=="])
 # And as the numbers of its letters, for an array of integers.
 _LETTERS = list(b"__debezium_unavailable_value")
-_KEPT = "_weft_keeps_"
+_KEPT, _FROM = "_weft_keeps_", "_weft_from_"
 
 
 @dataclass(frozen=True)
@@ -42,17 +50,19 @@ class Newest:
     """A batch of changes as a set."""
 
     rows: pa.Table
-    """The key columns, the columns of the row, and `weft.systems.changes.OWN`; one row a key."""
-    kept: tuple[tuple[str, str], ...]
-    """As `weft.systems.changes.Changes` has it."""
-    truncates: tuple[tuple[str | None, int | None], ...]
-    """As `Changes` has it too."""
+    """The key columns, the columns of the row, and `own` of `weft.systems.changes.Changes`; one row a key."""
+    kept: tuple[Unsaid, ...]
+    origins: tuple[str, ...]
+    truncates: tuple[Place, ...]
+    """These as `weft.systems.changes.Changes` has them."""
     newest_ms: int | None
     creates: int
     updates: int
     deletes: int
     repeated: int
     """The changes that the batch has more than once."""
+    counted: pa.Table
+    """As `Changes` has it."""
 
 
 def newest(changes: Opened) -> Newest:
@@ -61,6 +71,7 @@ def newest(changes: Opened) -> Newest:
     order = ordered(changes)
     truncates = np.flatnonzero(op[order] == TRUNCATE)
     truncated = [(position[number].as_py(), ts[number].as_py()) for number in order[truncates].tolist()]
+    last_truncate = int(order[truncates[-1]]) if len(truncates) else None
     if len(truncates):
         order = order[truncates[-1] + 1 :]
     key = _key_texts(changes.keys, len(op))
@@ -68,80 +79,91 @@ def newest(changes: Opened) -> Newest:
     number = codes.indices.to_numpy(zero_copy_only=False)
     is_repeated = _repeated(number, position)
     # The last one of a key stays.
-    last_of = np.full(len(codes.dictionary), -1, dtype=np.int64)
+    last_of, first_of = (np.full(len(codes.dictionary), -1, dtype=np.int64) for _ in range(2))
     last_of[number[order]] = order
+    first_of[number[order[::-1]]] = order[::-1]
     places = np.full(len(op), -1, dtype=np.int64)
     places[order] = np.arange(len(order))
     chosen = last_of[last_of >= 0]
     chosen = chosen[np.argsort(places[chosen])]
-    taken = pa.array(chosen)
+    taken, first = pa.array(chosen), pa.array(first_of[number[chosen]])
     columns = {name: each.take(taken) for name, each in changes.keys.items()}
-    kept: list[tuple[str, str]] = []
+    known = {name: is_known for name, each in changes.columns.items() if (is_known := _known(each)) is not None}
+    found = last_values(changes, order[~is_repeated[order]], number, known, last_truncate) if known else None
+    kept: list[Unsaid] = []
     for name, each in changes.columns.items():
-        is_known = _known(each)
-        if is_known is None:
+        if found is None or name not in known:
             columns[name] = each.take(taken)
             continue
         # The last value of the key that the batch says.
-        said = np.full(len(last_of), -1, dtype=np.int64)
-        known_order = order[is_known[order]]
-        said[number[known_order]] = known_order
-        place = said[number[chosen]]
-        columns[name] = each.take(pa.array(place, mask=place < 0))
-        if (place < 0).any():
-            flag = f"{_KEPT}{len(kept)}"
-            kept.append((name, flag))
-            columns[flag] = pa.array(place < 0)
+        place, flag = found.places[name][number[chosen]], found.flags[name][number[chosen]]
+        columns[name] = each.take(pa.array(place, mask=flag != SAID))
+        unsaid = Unsaid(name, f"{_KEPT}{len(kept)}", f"{_KEPT}position_{len(kept)}")
+        kept.append(unsaid)
+        columns[unsaid.flag] = pa.array(flag)
+        columns[unsaid.position] = position.take(pa.array(place, mask=place < 0))
+    origins: tuple[str, ...] = ()
+    if found is not None and ((was := found.origins[number[chosen]]) >= 0).any():
+        # The first change of that key in the batch is its delete, and has its parts.
+        source = pa.array(first_of[was], mask=was < 0)
+        origins = tuple(f"{_FROM}{number}" for number in range(len(changes.keys)))
+        columns |= {name: each.take(source) for name, each in zip(origins, changes.keys.values(), strict=True)}
+        columns[FROM] = key.take(source)
     columns[OP] = pa.array(op[chosen].astype(np.int64))
     columns[KEY] = key.take(taken)
     columns[POSITION], columns[TS] = position.take(taken), ts.take(taken)
+    columns[FIRST], columns[FIRST_TS] = position.take(first), ts.take(first)
     columns[ORDER] = pa.array(places[chosen])
     # The delete of an old key is a part of an update.
-    counted = op[_last_of_messages(changes.message) & ~is_repeated]
+    is_whole = _last_of_messages(changes.message) & (op != TRUNCATE)
+    is_counted = is_whole & ~is_repeated
+    ops, counted = op[is_counted], pa.array(is_counted)
     return Newest(
         rows=pa.table(columns),
         kept=tuple(kept),
+        origins=origins,
         truncates=tuple(truncated),
         newest_ms=pc.max(ts).as_py(),
-        creates=int(np.isin(counted, (CREATE, READ)).sum()),
-        updates=int((counted == UPDATE).sum()),
-        deletes=int((counted == DELETE).sum()),
-        repeated=int(is_repeated.sum()),
+        creates=int(np.isin(ops, (CREATE, READ)).sum()),
+        updates=int((ops == UPDATE).sum()),
+        deletes=int((ops == DELETE).sum()),
+        repeated=int((is_whole & is_repeated).sum()),
+        counted=pa.table(
+            {
+                OP: pa.array(ops.astype(np.int64)),
+                KEY: key.filter(counted),
+                POSITION: position.filter(counted),
+                TS: ts.filter(counted),
+            }
+        ),
     )
 
 
-def versions(changes: Opened) -> pa.Table:
-    """Return all changes of rows, each with the time from which a row is so: those of one key at one time are a
-    microsecond apart."""
+def versions(changes: Opened) -> tuple[pa.Table, pa.Table]:
+    """Return all changes of rows, and what each counts as, by its number."""
     order = ordered(changes)
-    order = order[changes.op[order] != TRUNCATE]
     key = _key_texts(changes.keys, len(changes.op))
     number = key.dictionary_encode().indices.to_numpy(zero_copy_only=False)
-    order = order[~_repeated(number, changes.position)[order]]
+    order = order[(changes.op[order] != TRUNCATE) & ~_repeated(number, changes.position)[order]]
     taken = pa.array(order)
-    names, ts = number[order], pc.fill_null(changes.ts, -1).to_numpy(zero_copy_only=False)[order]
-    # How many changes of the key had the same time before.
-    by_key = np.lexsort((np.arange(len(order)), ts, names))
-    starts = np.ones(len(order), bool)
-    starts[1:] = (np.diff(names[by_key]) != 0) | (np.diff(ts[by_key]) != 0)
-    firsts = np.maximum.accumulate(np.where(starts, np.arange(len(order)), 0))
-    again = np.empty(len(order), np.int64)
-    again[by_key] = np.arange(len(order)) - firsts
-    texts, times = key.take(taken), changes.ts.take(taken)
+    texts, times, positions = key.take(taken), changes.ts.take(taken), changes.position.take(taken)
     is_end = pa.array(changes.op[order] == DELETE)
-    ends = pc.binary_join_element_wise(texts, times.cast(pa.string()), SEPARATOR * 2)
-    return pa.table(
+    parts = (texts, times.cast(pa.string()), pc.fill_null(positions, ""))
+    ends = bounded(pc.binary_join_element_wise(*parts, SEPARATOR * 2))
+    rows = pa.table(
         {
             **{name: each.take(taken) for name, each in (changes.keys | changes.columns).items()},
             OP: pa.array(changes.op[order].astype(np.int64)),
             KEY: texts,
-            POSITION: changes.position.take(taken),
+            POSITION: positions,
             TS: times,
             ORDER: pa.array(np.arange(len(order))),
-            AT: pa.array(ts * 1000 + again, mask=ts < 0).cast(pa.timestamp("us", "UTC")),
+            AT: times.cast(pa.timestamp("ms", "UTC")).cast(pa.timestamp("us", "UTC")),
             END: pc.if_else(is_end, ends, pa.scalar(None, pa.string())),
         }
     )
+    is_counted = _last_of_messages(changes.message)[order]
+    return rows, pa.table({OP: pa.array(np.where(is_counted, changes.op[order], -1).astype(np.int64))})
 
 
 def _last_of_messages(message: np.ndarray) -> np.ndarray:
@@ -185,12 +207,16 @@ def _repeated(number: np.ndarray, position: pa.Array) -> np.ndarray:
 def _key_texts(keys: dict[str, pa.Array], size: int) -> pa.Array:
     """Return keys as texts that each database can have in a key."""
     texts = [_escaped(pc.fill_null(as_text(each), "")) for each in keys.values()]
-    key = texts[0] if len(texts) == 1 else pc.binary_join_element_wise(*texts, SEPARATOR)
-    is_long = pc.greater(pc.utf8_length(key), KEY_LENGTH)
+    return bounded(texts[0] if len(texts) == 1 else pc.binary_join_element_wise(*texts, SEPARATOR))
+
+
+def bounded(texts: pa.Array) -> pa.Array:
+    """Return texts with a hash in the place of those that are too long for a key."""
+    is_long = pc.fill_null(pc.greater(pc.utf8_length(texts), KEY_LENGTH), False)
     if not pc.any(is_long).as_py():
-        return key
-    hashed = [HASHED + sha256(text.encode()).hexdigest() for text in key.filter(is_long).to_pylist()]
-    return pc.replace_with_mask(key, is_long, pa.array(hashed))
+        return texts
+    hashed = [HASHED + sha256(text.encode()).hexdigest() for text in texts.filter(is_long).to_pylist()]
+    return pc.replace_with_mask(texts, is_long, pa.array(hashed))
 
 
 def _escaped(text: pa.Array) -> pa.Array:
@@ -204,14 +230,58 @@ def is_unavailable(column: pa.Array) -> bool:
     return _known(column) is not None
 
 
-def unsaid_of_new_keys(changes: Opened) -> list[str]:
-    """Return the columns whose values some changes of keys do not say."""
-    has_new_key = np.zeros(len(changes.op), bool)
-    has_new_key[1:] = changes.message[1:] == changes.message[:-1]
-    if not has_new_key.any():
-        return []
-    moved = pa.array(has_new_key)
-    return [name for name, each in changes.columns.items() if is_unavailable(each.filter(moved))]
+@dataclass(frozen=True)
+class LastValues:
+    """Of each key, by its number, where the values are that its last change has."""
+
+    places: dict[str, np.ndarray]
+    """By column the number of the change that says the value, or after which it is unknown; -1 where there is none."""
+    flags: dict[str, np.ndarray]
+    """By column SAID, KEEPS or UNKNOWN."""
+    origins: np.ndarray
+    """The number of the key that the stored row has, where it is another one; else -1."""
+
+
+def last_values(
+    changes: Opened, order: np.ndarray, number: np.ndarray, known: dict[str, np.ndarray], truncate: int | None
+) -> LastValues:
+    """Return where the values of columns are from that not all changes say. A row takes its values along when its key
+    is changed, and one that is created again begins without any. `truncate`: the number of the one before all of it."""
+    size = int(number.max()) + 1 if len(number) else 0
+    start = (UNKNOWN, truncate) if truncate is not None else (KEEPS, -1)
+    places = {name: np.full(size, start[1], dtype=np.int64) for name in known}
+    flags = {name: np.full(size, start[0], dtype=np.int64) for name in known}
+    origins = np.full(size, -1, dtype=np.int64)
+    for name, is_known in known.items():
+        said = order[is_known[order]]
+        places[name][number[said]] = said
+        flags[name][number[said]] = SAID
+    # Only rows that came or went need to be followed one by one.
+    is_part = ~_last_of_messages(changes.message)
+    parts = np.isin(changes.message, changes.message[is_part])
+    followed = np.unique(number[order[(changes.op[order] == DELETE) | parts[order]]])
+    for name in known:
+        places[name][followed], flags[name][followed] = start[1], start[0]
+    moving: dict[int, tuple[int, dict[str, tuple[int, int]]]] = {}
+    for place in order[np.isin(number[order], followed)].tolist():
+        key, message = int(number[place]), int(changes.message[place])
+        if changes.op[place] == DELETE:
+            if is_part[place]:
+                was = int(origins[key]) if origins[key] >= 0 else key
+                moving[message] = was, {name: (int(places[name][key]), int(flags[name][key])) for name in known}
+            origins[key] = -1
+            for name in known:
+                places[name][key], flags[name][key] = place, UNKNOWN
+            continue
+        if message in moving:
+            was, values = moving.pop(message)
+            origins[key] = was if any(flag == KEEPS for _, flag in values.values()) and was != key else -1
+            for name, (where, flag) in values.items():
+                places[name][key], flags[name][key] = where, flag
+        for name, is_known in known.items():
+            if is_known[place]:
+                places[name][key], flags[name][key] = place, SAID
+    return LastValues(places, flags, origins)
 
 
 def _known(column: pa.Array) -> np.ndarray | None:

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import pyarrow as pa
 
@@ -28,7 +28,7 @@ ROWS_A_RANGE = 20_000
 ROUNDS = 5
 """How often a row that keeps changing is asked for, and how often one is mended that a batch changed again."""
 MOST_DIFFERENCES = 100_000
-_AT_ONCE = 500
+AT_ONCE = 500
 Key = tuple[Any, ...]
 Values = tuple[Any, ...]
 Kind = Literal["missing", "extra", "different"]
@@ -60,13 +60,21 @@ class Comparison:
 class Side:
     """One of the two tables."""
 
+    can_mend: ClassVar[bool] = True
+
     def __init__(self, tables: SqlTables, schema: str | None, name: str, keys: Sequence[str], gone: str = "") -> None:
-        self.tables, self.schema, self.name, self.keys = tables, schema, name, tuple(keys)
-        self.label = f"{full_name(schema, name)} of {tables.connection.label}"
+        self.tables, self.schema, self.name = tables, schema, name
         stored = stored_columns(tables, schema, name)
-        if stored is None:
+        fields = None if stored is None else [each.field.with_name(each.name) for each in stored]
+        self._describe(f"{full_name(schema, name)} of {tables.connection.label}", fields, keys, gone)
+        self._order = ", ".join(self._ordered(key) for key in self.keys)
+
+    def _describe(self, label: str, fields: Sequence[pa.Field] | None, keys: Sequence[str], gone: str) -> None:
+        """Note the columns, and refuse keys that cannot be compared."""
+        self.label, self.keys = label, tuple(keys)
+        if fields is None:
             raise NotFoundError(f"There is no table {self.label}.", hint="Name it with --table SCHEMA.NAME.")
-        self.columns = {each.name: each.field for each in stored}
+        self.columns = {each.name: each for each in fields}
         self.selected = tuple(self.columns)
         self.rounded: frozenset[str] = frozenset()
         """Columns that one of the sides has in single precision."""
@@ -76,7 +84,6 @@ class Side:
                 raise DeclarationError(f"{self.label} has no column {key!r}, which is a key of the mirror.", hint=hint)
             if pa.types.is_binary(self.columns[key].type):
                 raise DeclarationError(f"{key!r} of {self.label} is binary: such keys cannot be compared.")
-        self._order = ", ".join(self._ordered(key) for key in self.keys)
         self.gone = gone
         """The column that a soft delete writes."""
 
@@ -97,8 +104,8 @@ class Side:
     def rows(self, keys: Sequence[Key]) -> dict[Key, Values]:
         """Return the rows with these keys."""
         found: dict[Key, Values] = {}
-        for start in range(0, len(keys), _AT_ONCE):
-            found |= self._read([self.has_keys(keys[start : start + _AT_ONCE])])
+        for start in range(0, len(keys), AT_ONCE):
+            found |= self._read([self.has_keys(keys[start : start + AT_ONCE])])
         return found
 
     def has_keys(self, keys: Sequence[Key]) -> str:
@@ -126,9 +133,12 @@ class Side:
 
     def _read(self, conditions: Sequence[str], end: str = "") -> dict[Key, Values]:
         sql = self._query(conditions, end)
+        return self._by_key(self.tables.read(Slice(sql), self.tables.describe(sql)))
+
+    def _by_key(self, batches: Iterable[pa.RecordBatch]) -> dict[Key, Values]:
         found: dict[Key, Values] = {}
         places = [self.selected.index(key) for key in self.keys]
-        for batch in self.tables.read(Slice(sql), self.tables.describe(sql)):
+        for batch in batches:
             columns = [
                 _plain(array.cast(pa.float32(), safe=False) if each.name in self.rounded else array, each)
                 for array, each in zip(batch.columns, batch.schema, strict=True)
@@ -141,8 +151,8 @@ class Side:
         """Remove rows, or mark them as removed where the mirror keeps them."""
         table, tables = self.tables.table(self.schema, self.name), self.tables
         with tables.driver.session("publish") as session:
-            for start in range(0, len(keys), _AT_ONCE):
-                condition = self.has_keys(keys[start : start + _AT_ONCE])
+            for start in range(0, len(keys), AT_ONCE):
+                condition = self.has_keys(keys[start : start + AT_ONCE])
                 if not self.gone:
                     session.run(f"DELETE FROM {table} WHERE {condition}")
                     continue
@@ -186,6 +196,11 @@ def compare(
     wait: Callable[[float], None] = time.sleep,
 ) -> Comparison:
     """Compare all rows of two tables, and on request write the source's rows where they differ."""
+    if mend and not mirror.can_mend:
+        raise DeclarationError(
+            f"{mirror.label} cannot be mended: only rows of a SQL database can.",
+            hint="Update these rows in the source, so that their changes come again.",
+        )
     shared = [name for name in source.columns if name in mirror.columns and name != mirror.gone]
     source.selected = mirror.selected = tuple(shared)
     source.rounded = mirror.rounded = frozenset(
@@ -264,8 +279,8 @@ def _mended(source: Side, mirror: Side, keys: list[Key], settle_seconds: float, 
     equal then."""
     left = keys
     for _ in range(ROUNDS):
-        for start in range(0, len(left), _AT_ONCE):
-            part = left[start : start + _AT_ONCE]
+        for start in range(0, len(left), AT_ONCE):
+            part = left[start : start + AT_ONCE]
             rows = source.table(part)
             present = source.rows(part)
             if len(rows):
