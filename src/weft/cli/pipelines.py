@@ -34,7 +34,6 @@ from weft.settings import read_project_file
 
 if TYPE_CHECKING:
     from weft.engine.models.inputs import Span
-    from weft.operate.records import PipelineState
     from weft.operate.runner import Outcome, Runner
     from weft.pipelines.declare import Pipeline
     from weft.pipelines.execution import Execution
@@ -395,6 +394,8 @@ def status(names: tuple[str, ...], run_log: str | None, output: str) -> None:
 
     With --run-log and no declared pipeline it shows what the log knows of any.
     """
+    from weft.operate.status import next_due, now_text, standing
+
     is_known_by_log_only = run_log is not None and not current().pipelines
     if not is_known_by_log_only:
         declared()
@@ -406,14 +407,9 @@ def status(names: tuple[str, ...], run_log: str | None, output: str) -> None:
             for name in names or sorted(states):
                 if name not in states:
                     raise unknown("pipeline", name, states, otherwise=f"{runner.log.shown} has no run of it.")
-                rows.append(_standing(states[name]) | {"next_due": None, "now": "not declared here"})
+                rows.append(standing(states[name]) | {"next_due": None, "now": "not declared here"})
         for due in () if is_known_by_log_only else runner.due(names):
-            state, pipeline = due.state, due.pipeline
-            stale = pipeline.freshness_sla is not None and (
-                state.succeeded_at is None or (now - state.succeeded_at).total_seconds() > pipeline.freshness_sla
-            )
-            next_due = None if pipeline.schedule is None else pipeline.schedule.next(now)
-            rows.append(_standing(state) | {"next_due": next_due, "now": due.why + (", stale" if stale else "")})
+            rows.append(standing(due.state) | {"next_due": next_due(due, now), "now": now_text(due, now)})
     if output == "json":
         print_json(rows)
         return
@@ -430,21 +426,6 @@ def status(names: tuple[str, ...], run_log: str | None, output: str) -> None:
     columns = ["pipeline", "status", "last_run", "attempts", "next_due", "now", "quarantined", "error"]
     seldom = ["next_due", "quarantined", "error"]
     print_table(shown, columns, spare=["attempts", "next_due"], seldom=seldom, below="error")
-
-
-def _standing(state: PipelineState) -> dict[str, Any]:
-    """What the run log knows of a pipeline."""
-    last = state.last
-    return {
-        "pipeline": state.pipeline,
-        "status": state.status or "never run",
-        "last_run": last.started_at if last is not None else None,
-        "last_success": state.succeeded_at,
-        "attempts": last.attempt if last is not None else 0,
-        "failures": state.failures,
-        "quarantined": last.quarantined if last is not None else None,
-        "error": last.error if last is not None and last.status != "succeeded" else None,
-    }
 
 
 # -------------------------------------------------------------------------------------------------------------- showing
