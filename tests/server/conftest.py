@@ -30,6 +30,7 @@ from typing import Any
 import httpx
 import pytest
 
+from browser import browser, open_page  # noqa: F401 - fixtures
 from served import PATIENCE, Served, frames, start
 from weft.project import Project
 from weft.server import app

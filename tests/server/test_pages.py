@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, Request, expect, sync_playwright
+from playwright.sync_api import Page, Request, expect
 
 import warm_python
+from browser import PATIENCE
 from servers import free_port, wait_until
 
 STREAMS = """
@@ -38,63 +38,6 @@ class Totals:
 def nightly(conn):
     return "SELECT 1 AS id"
 """
-FLAGS = [
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
-PATIENCE = 30_000
-expect.set_options(timeout=PATIENCE)
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    program = shutil.which("chromium")
-    if program is None:
-        pytest.skip("Chromium is not installed (sudo apt-get install --no-install-recommends chromium)")
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=program, args=FLAGS)
-        yield browser
-        browser.close()
-
-
-@pytest.fixture
-def open_page(browser: Browser) -> Iterator[Callable[..., Page]]:
-    """`open_page(url, …)`: a page that must not complain, nor ask anybody else. `allowed`: a complaint that it may
-    have, because the test takes its service away."""
-    contexts, complaints, asked = [], [], []
-
-    def open_(url: str, *, allowed: str | None = None, **options: Any) -> Page:
-        context = browser.new_context(**options)
-        contexts.append(context)
-        page = context.new_page()
-        page.set_default_timeout(PATIENCE)
-
-        def complain(text: str) -> None:
-            if allowed is None or allowed not in text:
-                complaints.append(text)
-
-        def request(request: Request) -> None:
-            if not request.url.startswith(url):
-                asked.append(request.url)
-
-        page.on("console", lambda message: complain(message.text) if message.type in ("error", "warning") else None)
-        page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.on("dialog", lambda dialog: complaints.append(f"dialog {dialog.message}"))
-        page.on("request", request)
-        page.goto(url)
-        return page
-
-    yield open_
-    for context in contexts:
-        context.close()
-    assert complaints == []
-    assert asked == []
 
 
 def tail_of(page: Page, stream: str) -> Any:
@@ -322,7 +265,7 @@ def test_everything_can_be_reached_by_keyboard(service: Any, open_page: Callable
         reached.append(name)
         if name == "Follow quiet live":
             break
-    assert reached[0] == "Skip to the streams"
+    assert reached[0] == "Skip to the content"
     assert {"Overview", "API", "key-button", "chart-stream", "Follow clicks live"} <= set(reached)
     page.keyboard.press("Enter")
     expect(page.locator("#tail-stream")).to_have_value("quiet")

@@ -19,10 +19,11 @@ from weft.cli.common import (
     time_text,
 )
 from weft.cli.consume import find_pipeline
-from weft.engine.streaming.checkpoint import Checkpoint, CheckpointState, stored
+from weft.engine.streaming.checkpoint import Checkpoint, stored
 from weft.engine.streaming.progress import SourceLag
 from weft.engine.streaming.source_state import Sources
 from weft.engine.streaming.sources import open_source, show_position
+from weft.engine.streaming.status import checkpoint_status, offsets_by_source
 from weft.errors import DeclarationError, StorageError, WeftError, unknown
 from weft.project import current
 from weft.systems.stream_source import Rewind
@@ -57,7 +58,7 @@ def list_(output: str) -> None:
     listed = []
     for checkpoint, declaration in places.values():
         try:
-            listed.append((_described(checkpoint, declaration), checkpoint, declaration))
+            listed.append((checkpoint_status(checkpoint, declaration), checkpoint, declaration))
         except WeftError as error:
             click.echo(f"note: {error.what}", err=True)
     if output == "json":
@@ -82,7 +83,7 @@ def show(what: str, output: str) -> None:
     batches that are done have come; lag: events, messages, files or versions that wait.
     """
     checkpoint, pipeline = _find(what)
-    row = _described(checkpoint, pipeline)
+    row = checkpoint_status(checkpoint, pipeline)
     lag = SourceLag(pipeline.sources, checkpoint) if pipeline is not None else None
     if lag is not None:
         row["lag"] = lag.now()
@@ -109,28 +110,6 @@ def _find(what: str) -> tuple[Checkpoint, StreamingPipeline | None]:
     return known[what], None
 
 
-def _described(checkpoint: Checkpoint, pipeline: StreamingPipeline | None) -> dict[str, Any]:
-    state = checkpoint.state()
-    return {
-        "pipeline": checkpoint.name,
-        "running": checkpoint.lock.holder(),
-        "committed": state.committed,
-        "planned": state.planned,
-        "last_batch": state.moment,
-        "offsets": _offsets(state, pipeline),
-        "query_id": state.query_id,
-        "location": checkpoint.location,
-    }
-
-
-def _offsets(state: CheckpointState, pipeline: StreamingPipeline | None) -> dict[str, Any]:
-    """By source; where the pipeline is not declared here, by its number."""
-    names = [each.name for each in pipeline.sources] if pipeline is not None else []
-    if len(names) != len(state.offsets):
-        names = [str(number) for number in range(1, len(state.offsets) + 1)]
-    return dict(zip(names, state.offsets, strict=True))
-
-
 def _positions(checkpoint: Checkpoint, row: dict[str, Any], pipeline: StreamingPipeline | None) -> str:
     declared = {each.name: each for each in pipeline.sources} if pipeline is not None else {}
     return "; ".join(
@@ -155,7 +134,7 @@ def reset(what: str, dry_run: bool, output: str) -> None:
     checkpoint, pipeline = _find(what)
     before: dict[str, Any] = {}
     with suppress(StorageError):  # one that cannot be read can be moved
-        before = _offsets(checkpoint.state(), pipeline)
+        before = offsets_by_source(checkpoint.state(), pipeline)
     aside = checkpoint.reset(dry_run=dry_run)
     _report(checkpoint, pipeline, aside, before, {}, dry_run, output)
 
@@ -226,7 +205,7 @@ def rewind(
                 moved[each.name] = opened.rewind_to_time(position, to_time, source_log)
         source_logs = {number: each.source_log for number, each in enumerate(moved.values()) if each.source_log}
         aside = checkpoint.rewind([each.position for each in moved.values()], source_logs, dry_run=dry_run)
-    _report(checkpoint, pipeline, aside, _offsets(state, pipeline), moved, dry_run, output)
+    _report(checkpoint, pipeline, aside, offsets_by_source(state, pipeline), moved, dry_run, output)
 
 
 def _chosen(pipeline: StreamingPipeline, name: str | None, to_offset: str | None) -> list[Source]:

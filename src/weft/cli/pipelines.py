@@ -36,7 +36,6 @@ from weft.settings import read_project_file
 
 if TYPE_CHECKING:
     from weft.engine.models.inputs import Span
-    from weft.operate.records import PipelineState
     from weft.operate.runner import Outcome, Runner
     from weft.pipelines.declare import Pipeline
     from weft.pipelines.execution import Execution
@@ -391,7 +390,7 @@ def status(names: tuple[str, ...], run_log: str | None, output: str) -> None:
 
     With --run-log and no declared pipeline it shows what the log knows of any.
     """
-    from weft.operate import freshness
+    from weft.operate.status import next_due, now_text, standing, streaming_standing
 
     project = current()
     streaming = {name: each for name, each in project.streaming_pipelines.items() if each.expect_within is not None}
@@ -406,26 +405,11 @@ def status(names: tuple[str, ...], run_log: str | None, output: str) -> None:
             for name in names or sorted(states):
                 if name not in states:
                     raise unknown("pipeline", name, states, otherwise=f"{runner.log.shown} has no run of it.")
-                rows.append(_standing(states[name]) | {"next_due": None, "now": "not declared here"})
+                rows.append(standing(states[name]) | {"next_due": None, "now": "not declared here"})
         batch_names = [name for name in names if name not in streaming]
         for due in runner.due(batch_names) if project.pipelines and (batch_names or not names) else ():
-            state, pipeline = due.state, due.pipeline
-            stale = freshness.late_by(state, pipeline.expect_within) is not None or (
-                pipeline.freshness_sla is not None
-                and (state.succeeded_at is None or (now - state.succeeded_at).total_seconds() > pipeline.freshness_sla)
-            )
-            next_due = None if pipeline.schedule is None else pipeline.schedule.next(now)
-            rows.append(_standing(state) | {"next_due": next_due, "now": due.why + (", stale" if stale else "")})
-        for name, each in streaming.items():
-            if names and name not in names:
-                continue
-            key = freshness.streaming_key(name)
-            state = runner.log.latest([key])[key]
-            stands = "fresh" if state.succeeded_at is not None else "no rows yet"
-            if freshness.late_by(state, each.expect_within) is not None:
-                stands = "stale"
-            last = {"pipeline": name, "status": "streaming", "last_run": state.succeeded_at}
-            rows.append(_standing(state) | last | {"next_due": None, "now": stands})
+            rows.append(standing(due.state) | {"next_due": next_due(due, now), "now": now_text(due, now)})
+        rows += [streaming_standing(runner.log, each) for name, each in streaming.items() if not names or name in names]
     if output == "json":
         print_json(rows)
         return
@@ -442,21 +426,6 @@ def status(names: tuple[str, ...], run_log: str | None, output: str) -> None:
     columns = ["pipeline", "status", "last_run", "attempts", "next_due", "now", "quarantined", "error"]
     seldom = ["next_due", "quarantined", "error"]
     print_table(shown, columns, spare=["attempts", "next_due"], seldom=seldom, below="error")
-
-
-def _standing(state: PipelineState) -> dict[str, Any]:
-    """What the run log knows of a pipeline."""
-    last = state.last
-    return {
-        "pipeline": state.pipeline,
-        "status": state.status or "never run",
-        "last_run": last.started_at if last is not None else None,
-        "last_success": state.succeeded_at,
-        "attempts": last.attempt if last is not None else 0,
-        "failures": state.failures,
-        "quarantined": last.quarantined if last is not None else None,
-        "error": last.error if last is not None and last.status != "succeeded" else None,
-    }
 
 
 # -------------------------------------------------------------------------------------------------------------- showing

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
-from datetime import UTC, datetime, timedelta
+from contextlib import contextmanager
+from datetime import timedelta
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 
@@ -21,18 +21,24 @@ from weft.cli.common import (
     yes_option,
 )
 from weft.cli.consume import find_pipeline
-from weft.engine.readers import open_tables
 from weft.engine.streaming.checkpoint import Checkpoint
-from weft.engine.streaming.state import checkpoint_place, files_state, state_connection
-from weft.engine.streaming.stateful import NEVER, PARTITION
-from weft.errors import DeclarationError, NotFoundError, WeftError
-from weft.pipelines.streaming.windows import IN_MEMORY, Watermark
+from weft.engine.streaming.state import checkpoint_place
+from weft.engine.streaming.stateful import NEVER
+from weft.engine.streaming.status import (
+    current_state,
+    is_in_memory,
+    moment,
+    opened_state,
+    refuse_without_state,
+    states_of,
+    watermark_status,
+)
+from weft.errors import WeftError
 from weft.project import current
-from weft.systems.sql.state_store import SqlState, StoredState, drop_state, stored_states
+from weft.systems.sql.state_store import drop_state, stored_states
 
 if TYPE_CHECKING:
     from weft.pipelines.streaming.spec import StreamingPipeline
-    from weft.systems.sql.tables import SqlTables
     from weft.systems.state_store import StateStore
 
 _WHAT = click.argument("what", metavar="NAME|FILE.toml")
@@ -50,9 +56,9 @@ def list_(output: str) -> None:
     """List the states of the declared pipelines: of the checkpoint that each has, and of those before it."""
     rows = []
     for pipeline in current().streaming_pipelines.values():
-        if pipeline.step is not None and not _is_in_memory(pipeline):
+        if pipeline.step is not None and not is_in_memory(pipeline):
             try:
-                rows += _listed(pipeline)
+                rows += states_of(pipeline)
             except WeftError as error:  # the states of other pipelines are listed all the same
                 click.echo(f"note: {pipeline.name}: {error.what}", err=True)
     if output == "json":
@@ -62,28 +68,6 @@ def list_(output: str) -> None:
         print_table(shown, ["pipeline", "of", "batch", "watermark", "windows", "rows", "oldest", "table"], ["table"])
     else:
         click.echo("No declared pipeline has a state.", err=True)
-
-
-def _listed(pipeline: StreamingPipeline) -> list[dict[str, Any]]:
-    with _opened(pipeline) as (tables, query_id):
-        if tables is None:
-            found = _in_files(pipeline, query_id)
-        else:
-            found = sorted(stored_states(tables, pipeline.name), key=lambda each: each.query_id != query_id)
-        # A join has no windows.
-        windows = {"windows": None} if pipeline.join is not None else {}
-        return [{**_described(each, query_id), **windows} for each in found]
-
-
-def _in_files(pipeline: StreamingPipeline, query_id: str | None) -> list[StoredState]:
-    """Return the state that a checkpoint has in its own files; those of others are in theirs."""
-    home = Checkpoint.of(pipeline).home
-    stored = None if query_id is None else files_state(home, query_id)
-    last = None if stored is None else stored.last()
-    if stored is None or last is None or query_id is None:
-        return []
-    place = files_state(home, query_id).path
-    return [StoredState(pipeline.name, query_id, place, last, checkpoint_place(home), stored.counts())]
 
 
 @state.command()
@@ -98,7 +82,7 @@ def show(what: str, output: str) -> None:
         counts = sorted((end, rows) for end, rows in stored.counts().items() if end > done)
         length = None if pipeline.window is None else pipeline.window.duration_ms
     end_column = "kept_until" if pipeline.window is None else "window_end"
-    rows: list[dict[str, Any]] = [{end_column: _moment(end), "rows": count} for end, count in counts]
+    rows: list[dict[str, Any]] = [{end_column: moment(end), "rows": count} for end, count in counts]
     if length is not None:  # a session begins when it does
         rows = [{"window_start": row["window_end"] - timedelta(milliseconds=length), **row} for row in rows]
     if output == "json":
@@ -117,44 +101,23 @@ def why(what: str, output: str) -> None:
     """Say why the next window has not closed, or why rows of a join still wait: how far each source has come, and which
     one holds the watermark."""
     with _current(what) as (pipeline, stored):
-        last, waiting = stored.last(), sorted(stored.counts())
-    assert last is not None
-    lateness = (pipeline.watermark or Watermark()).lateness_ms * 1000
-    sources: dict[str, int | None] = {name.replace(PARTITION, " "): newest for name, newest in last.sources.items()}
-    for each in pipeline.sources:
-        if not any(name.partition(PARTITION)[0] == each.name for name in last.sources):
-            sources[each.name] = None
-    waiting = [end for end in waiting if last.watermark is None or end > last.watermark]
-    missing = [name for name, newest in sources.items() if newest is None]
-    known = {name: newest for name, newest in sources.items() if newest is not None}
-    # One that is behind the watermark was idle, and does not count.
-    counts = {
-        name: newest for name, newest in known.items() if newest - lateness >= (last.watermark or -NEVER)
-    } or known
-    holds = missing if last.watermark is None and missing else [min(counts, key=lambda name: counts[name])]
-    row: dict[str, Any] = {
-        "pipeline": pipeline.name,
-        "watermark": None if last.watermark is None else _moment(last.watermark),
-        "next_window_ends": _moment(waiting[0]) if waiting else None,
-        "held_by": holds,
-        "sources": {name: None if newest is None else _moment(newest) for name, newest in sources.items()},
-        "lateness_ms": lateness // 1000,
-    }
+        row = watermark_status(pipeline, stored)
     if output == "json":
         print_json(row)
         return
     click.echo(f"watermark: {time_text(row['watermark']) or 'none yet'}")
-    for name, newest in sources.items():
-        came = "no rows yet" if newest is None else f"rows up to {time_text(_moment(newest))}"
-        click.echo(f"source {name}: {came}{', holds the watermark' if name in holds else ''}")
-    if not waiting:
+    for name, newest in row["sources"].items():
+        came = "no rows yet" if newest is None else f"rows up to {time_text(newest)}"
+        click.echo(f"source {name}: {came}{', holds the watermark' if name in row['held_by'] else ''}")
+    end = row["next_window_ends"]
+    if end is None:
         click.echo("No window is open." if pipeline.join is None else "No row waits.")
         return
-    due, needed = time_text(_moment(waiting[0])), time_text(_moment(waiting[0] + lateness))
+    due, needed = time_text(end), time_text(end + timedelta(milliseconds=row["lateness_ms"]))
     ends = f"The next window ends at {due}. It closes"
     if pipeline.join is not None:
         ends = f"The oldest rows are kept until {due}. They go"
-    click.echo(f"{ends} with a row of {' and '.join(holds)} at {needed} or later.")
+    click.echo(f"{ends} with a row of {' and '.join(row['held_by'])} at {needed} or later.")
 
 
 @state.command()
@@ -171,7 +134,7 @@ def drop(what: str, every: bool, yes: bool) -> None:
     """Remove the states of earlier checkpoints, which `weft checkpoints reset` left for the case that one is brought
     back."""
     pipeline = _with_state(what)
-    with _opened(pipeline) as (tables, query_id):
+    with opened_state(pipeline) as (tables, query_id):
         # Files are those of a checkpoint, and go with it.
         found = [] if tables is None else stored_states(tables, pipeline.name)
         # Another project may have a pipeline of this name in the same database.
@@ -194,62 +157,13 @@ def drop(what: str, every: bool, yes: bool) -> None:
 
 def _with_state(what: str) -> StreamingPipeline:
     pipeline = find_pipeline(what)
-    if pipeline.step is None:
-        raise DeclarationError(f"{pipeline.name} has neither a window nor a join, and so no state.")
-    if _is_in_memory(pipeline):
-        raise DeclarationError(f"The state of {pipeline.name} is in the memory of the process that runs it.")
+    refuse_without_state(pipeline)
     return pipeline
-
-
-def _is_in_memory(pipeline: StreamingPipeline) -> bool:
-    return pipeline.state_store is not None and pipeline.state_store.place == IN_MEMORY
-
-
-@contextmanager
-def _opened(pipeline: StreamingPipeline) -> Iterator[tuple[SqlTables | None, str | None]]:
-    """Yield the tables of a pipeline's state, `None` for files, and the id of its checkpoint's query."""
-    checkpoint = Checkpoint.of(pipeline)
-    connection = state_connection(pipeline, checkpoint.home)
-    if connection is None:
-        yield None, checkpoint.state().query_id
-        return
-    with closing(open_tables(connection)) as tables:
-        yield tables, checkpoint.state().query_id
 
 
 @contextmanager
 def _current(what: str) -> Iterator[tuple[StreamingPipeline, StateStore]]:
     """Yield a pipeline and the state of its checkpoint."""
-    pipeline = _with_state(what)
-    with _opened(pipeline) as (tables, query_id):
-        found = _in_files(pipeline, query_id) if tables is None else stored_states(tables, pipeline.name)
-        if query_id is None or query_id not in {each.query_id for each in found}:
-            hint = f"It has one after its first rows: weft consume {quote(what)}"
-            raise NotFoundError(f"{pipeline.name} has no state yet.", hint=hint)
-        stored: StateStore
-        if tables is None:
-            stored = files_state(Checkpoint.of(pipeline).home, query_id)
-        else:
-            stored = SqlState(tables, pipeline.name, query_id)
-        stored.last()
+    pipeline = find_pipeline(what)
+    with current_state(pipeline, f"It has one after its first rows: weft consume {quote(what)}") as stored:
         yield pipeline, stored
-
-
-def _described(each: StoredState, query_id: str | None) -> dict[str, Any]:
-    done = -NEVER if each.batch.watermark is None else each.batch.watermark
-    waiting = {end: rows for end, rows in each.counts.items() if end > done}
-    return {
-        "pipeline": each.pipeline,
-        "of": "this checkpoint" if each.query_id == query_id else "an earlier one",
-        "batch": each.batch.number,
-        "watermark": None if each.batch.watermark is None else _moment(each.batch.watermark),
-        "windows": len(waiting),
-        "rows": sum(waiting.values()),
-        "oldest": _moment(min(waiting)) if waiting else None,
-        "query_id": each.query_id,
-        "table": each.table,
-    }
-
-
-def _moment(microseconds: int) -> datetime:
-    return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=microseconds)

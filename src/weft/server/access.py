@@ -106,9 +106,31 @@ class Access:
                 right |= headers
         if sent - right:
             raise self._failed(request, [""], unauthorized("What was sent opens no stream."))
-        if not readable and is_keyed:
+        if not readable and is_keyed and not _is_for_all(key, "read"):
             raise unauthorized(f"This needs {_KEY}.") if key is None else _forbidden(key, "read", "these streams")
         return readable
+
+    async def admit_to_all(self, request: Request) -> None:
+        """Admit a request to facts about the whole service, which are for callers who may read every stream."""
+        if len(await self.readable(request)) < len(current().streams):
+            key = await self._key(request)
+            raise unauthorized(f"This needs {_KEY}.") if key is None else _forbidden(key, "read", "every stream")
+
+    async def admit_action(self, request: Request) -> ApiKey:
+        """Admit a request to an action on pipelines, and return its key. It needs a key of the scope admin for all
+        streams: without keys, there are no actions. A page of another site cannot send one: browsers add no
+        Authorization header by themselves, and ask first whether a page may."""
+        key = await self._key(request)
+        if key is None:
+            text = f"Actions need {_KEY}, with the scope admin."
+            if "authorization" in request.headers:
+                self._refuse_guesses(request)
+                raise self._failed(request, [""], unauthorized(text))
+            raise unauthorized(text)
+        self._limit(key)
+        if not _is_for_all(key, "admin"):
+            raise _forbidden(key, "admin", "every stream")
+        return key
 
     async def issue_ticket(self, stream: Stream, opened_by: str) -> str:
         """Issue a ticket to a caller who was admitted to read."""
@@ -294,6 +316,11 @@ def _owners(name: str) -> list[Stream]:
 def _is_for(key: ApiKey, stream: Stream, owners: frozenset[str]) -> bool:
     """Return whether a key is for that stream, or for all whose rejected events it holds."""
     return not key.streams or stream.name in key.streams or (bool(owners) and owners.issubset(key.streams))
+
+
+def _is_for_all(key: ApiKey | None, scope: Scope) -> bool:
+    """Return whether a key is for every stream."""
+    return key is not None and not key.streams and key.has(scope)
 
 
 def _header(guard: Stream) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Iterable
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,22 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Match, Route
 
-from weft.server import bodies, consuming, cors, health, metrics, openapi, overview, pages
+from weft.server import (
+    actions,
+    bodies,
+    consuming,
+    cors,
+    graph,
+    health,
+    history,
+    metrics,
+    openapi,
+    overview,
+    pages,
+    pipelines,
+    rejected,
+    streaming,
+)
 from weft.server.access import opened_by
 from weft.server.consuming import moment, query, whole
 from weft.server.limits import Limits
@@ -23,6 +39,7 @@ from weft.server.live import EventStream, Filter
 from weft.server.problems import Problem, bad_parameter
 from weft.server.publishing import publish
 from weft.server.requests import QuickRequest, Requests
+from weft.server.run_log import in_thread
 from weft.server.service import Service, json_response, load_modules, service_of
 from weft.server.tickets import SECONDS as TICKET_SECONDS
 from weft.streams.declare import Stream
@@ -51,7 +68,7 @@ def app(
     names than those of this machine while a stream is open: for a service that others should not reach. Pages of
     `origins` (otherwise those of weft.toml) may use it from a browser.
     """
-    allowed = cors.checked(origins)
+    allowed, modules = cors.checked(origins), tuple(modules)
     service = Service(limits, runtime, load_modules(modules))
 
     @contextlib.asynccontextmanager
@@ -78,11 +95,26 @@ def app(
             Route(f"{one}/reset", consuming.reset, methods=["POST"]),
             Route(f"{one}/groups", consuming.groups),
             Route(f"{one}/events", consuming.events),
+            Route(f"{one}/rejected", rejected.rejected),
+            Route(f"{one}/history", stream_history),
             Route(f"{one}/subscribe", subscribe),
             Route(f"{one}/ticket", ticket, methods=["POST"]),
             Route(one, details),
             Route(_STREAMS, streams),
             Route("/api/v1/overview", overview.overview),
+            Route("/api/v1/pipelines", pipelines.pipelines),
+            Route("/api/v1/pipelines/{pipeline}", pipelines.pipeline),
+            Route("/api/v1/pipelines/{pipeline}/run", actions.run, methods=["POST"]),
+            Route("/api/v1/pipelines/{pipeline}/pause", actions.pause, methods=["POST"]),
+            Route("/api/v1/pipelines/{pipeline}/resume", actions.resume, methods=["POST"]),
+            Route("/api/v1/runs", pipelines.runs),
+            Route("/api/v1/runs/{run_id}", pipelines.run),
+            Route("/api/v1/runs/{run_id}/log", pipelines.log),
+            Route("/api/v1/runs/{run_id}/cancel", actions.cancel, methods=["POST"]),
+            Route("/api/v1/audit", actions.audit),
+            Route("/api/v1/streaming", streaming.streaming_pipelines),
+            Route("/api/v1/streaming/{pipeline}", streaming.streaming_pipeline),
+            Route("/api/v1/graph", graph.graph),
             Route("/healthz", health.healthz),
             Route("/readyz", health.readyz),
             Route("/metrics", metrics.metrics),
@@ -97,6 +129,8 @@ def app(
     )
     application.router.redirect_slashes = False  # a redirect would name any host that the client names
     application.state.overview = overview.Overview()
+    application.state.streaming = streaming.Streaming()
+    application.state.runs = actions.Runs(modules)
     application.state.health = health.Health()
     application.state.metrics = metrics.ServerMetrics()
     application.add_middleware(Requests, guarded=guarded, origins=allowed)
@@ -145,16 +179,43 @@ async def streams(request: Request) -> Response:
 
 
 async def details(request: Request) -> Response:
-    ready = await service_of(request).open(request, "read", to_read=True)
-    log = ready.log
+    """Show a stream, its size, and where its rejected events go; `?history=true`: with what was sampled of late."""
+    with_history = query(request, "history").get("history") == "true"
+    service = service_of(request)
+    ready = await service.open(request, "read", to_read=True)
+    log, stream = ready.log, ready.stream
 
     def read() -> dict[str, Any]:
         columns = {name: str(kind) for name, kind in log.fields(fresh=True).items()}
-        counts = {"row_count": log.count(), **overview.rejected(ready.stream)}
-        state = {"columns": columns, **counts, "head": log.head(), "floor": log.floor()}
+        counts = {"row_count": log.count(), **overview.rejected(stream)}
+        state: dict[str, Any] = {"columns": columns, **counts, "head": log.head(), "floor": log.floor()}
+        state |= {"published": log.published(), "tail": overview.tail_of(log), "at": datetime.now(UTC)}
         return with_texts(state, "head", "floor")
 
-    return json_response(_described(ready.stream) | await ready.hub.in_thread(read))
+    letters, misfits = history.places(stream)
+    return json_response(
+        _described(stream)
+        | {
+            "retention": stream.retention,
+            "on_schema_drift": stream.on_schema_drift,
+            "dead_letter_stream": None if letters is None else letters.name,
+            "quarantine_stream": None if misfits is None else misfits.name,
+        }
+        | await ready.hub.in_thread(read)
+        | ({"history": service.history.of(stream)} if with_history else {})
+    )
+
+
+async def stream_history(request: Request) -> Response:
+    """Show how a stream did in the last hours, by what services stored."""
+    parameters = query(request, "hours")
+    hours = whole(parameters.get("hours", "24"), "hours", 1)
+    service = service_of(request)
+    stream = (await service.open(request, "read", to_read=True)).stream
+    now = datetime.now(UTC)
+    since = now - timedelta(hours=min(hours, 24 * 366))
+    points = await in_thread(lambda: service.history.read(stream, since), "The history")
+    return json_response({"stream": stream.name, "at": now, "points": points})
 
 
 def _described(stream: Stream) -> dict[str, Any]:

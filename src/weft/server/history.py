@@ -1,20 +1,24 @@
 """How the streams did lately: each process of the service samples them from its start, whether somebody looks or not.
 
-It is in memory, and holds as much as the first page shows.
+The last minutes are in memory, as much as the first page shows. A point a minute goes to a table for all services.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import random
+import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Iterator
+from datetime import datetime
 from functools import partial
 from typing import NamedTuple
 
 from weft.project import current
 from weft.server.cached_probe import CachedProbe
+from weft.server.history_table import HistoryTable, Values, minute_of
 from weft.streams.declare import Stream
 from weft.streams.runtime import open_hub
 from weft.systems.base import Connection
@@ -53,7 +57,12 @@ def places(stream: Stream) -> tuple[Stream | None, Stream | None]:
 class History:
     """The last samples of every stream."""
 
-    def __init__(self) -> None:
+    def __init__(self, days: float) -> None:
+        self._table = HistoryTable(days)
+        self._stored: datetime | None = None
+        self._storing: threading.Thread | None = None
+        # Processes do not write at the same moment: those that come later find that the minute is stored.
+        self._delay = random.uniform(0, 40)
         self._points: dict[str, deque[Point]] = defaultdict(lambda: deque(maxlen=_KEPT))
         self._latest: dict[str, Sample] = {}
         self._probes: dict[Place, CachedProbe[dict[str, Sample | None]]] = {}
@@ -78,7 +87,34 @@ class History:
                 last = self._sampling.get(place)
                 if last is None or last.done():  # one that hangs holds up no other
                     self._sampling[place] = asyncio.create_task(self._sample(place, at))
+            self._store(at - self._delay)
             await asyncio.sleep(SECONDS)
+
+    def _store(self, at: float) -> None:
+        """Store the last points once a minute, in a thread: a database that hangs holds up nothing."""
+        minute = minute_of(at)
+        if minute == self._stored or (self._storing is not None and self._storing.is_alive()):
+            return
+        if self._stored is not None:  # a process that ends within its first minute stores nothing
+            values = {name: Values(*points[-1][1:]) for name, points in list(self._points.items()) if points}
+            self._storing = threading.Thread(
+                target=self._write, args=(minute, values), name="weft-history", daemon=True
+            )
+            self._storing.start()
+        self._stored = minute
+
+    def _write(self, minute: datetime, values: dict[str, Values]) -> None:
+        try:
+            if values:
+                self._table.write(minute, values)
+        except Exception as error:  # any error: what is missing is a minute of a chart
+            logger.debug("the history of %s was not stored: %s", minute, error)
+
+    def read(self, stream: Stream, since: datetime) -> list[Point]:
+        """Return the points of a stream that any service stored since then, and those in memory. Blocks."""
+        stored = [Point(at, *values) for at, values in self._table.read(stream.name, since)]
+        last = stored[-1].at if stored else since.timestamp()
+        return stored + [point for point in self.of(stream) if point.at > last]
 
     async def _sample(self, place: Place, at: float) -> None:
         probe = self._probes.setdefault(place, CachedProbe(partial(_sizes, place), fresh_seconds=0))

@@ -27,7 +27,7 @@ from weft.server.cached_probe import CachedProbe
 from weft.server.problems import Problem, later
 from weft.server.rates import Rate
 from weft.settings import read_project_file
-from weft.systems.base import system_for, systems
+from weft.systems.base import Connection, system_for, systems
 from weft.systems.sql.system_tables import create_system_table, instant, system_table
 from weft.systems.sql.tables import SqlTables
 
@@ -239,13 +239,18 @@ def _key_of(row: dict[str, Any]) -> ApiKey:
     )
 
 
-def open_key_table() -> KeyTable:
-    """Open the keys of this project: in the database that `[server] keys` of weft.toml names, else in `default`."""
+def keys_connection() -> Connection:
+    """Return the database of the keys: that which `[server] keys` of weft.toml names, else `default`."""
     project = current()
     name = read_project_file(project.root).get("server", {}).get("keys", DEFAULT)
     if not isinstance(name, str):
         raise SettingsError("weft.toml: keys in [server] must be the name of a connection.")
-    connection = project.for_tables(project.connection(name))
+    return project.for_tables(project.connection(name))
+
+
+def open_key_table() -> KeyTable:
+    """Open the keys of this project."""
+    connection = keys_connection()
     system = system_for(connection.kind)
     if system.api_keys is not None:
         return KeyTable(system.load("api_keys")(connection))

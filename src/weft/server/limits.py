@@ -36,6 +36,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """In which a client must receive each part of an answer."""
     keep_alive_seconds: float = 15.0
     """After which a subscriber without events gets a comment."""
+    history_days: float = 7.0
+    """For which samples of the streams are kept in the database of the keys."""
 
     @classmethod
     def of_project(cls) -> Limits:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from importlib.metadata import version
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from weft.operate.records import Status
 from weft.server import consuming, webhooks
 from weft.server.overview import readable
 from weft.server.schemas import SCHEMAS, array, event_schema, ref
@@ -31,15 +32,21 @@ _NAME = {
     "description": "A declared stream, its quarantine or its dead letters.",
     "schema": {"type": "string"},
 }
+_HISTORY = {
+    "name": "history",
+    "in": "query",
+    "description": "With what was sampled lately, for a chart.",
+    "schema": {"type": "boolean"},
+}
 _KEY = {"type": "http", "scheme": "bearer", "description": "A key of this service: weft_…"}
 _TOKEN = {"type": "http", "scheme": "bearer", "description": "The token of a stream."}
 _REASONS = {
     400: "The body is not JSON, or a header is malformed; `position` says where.",
     401: "A credential is missing or wrong.",
     403: "The key lacks the scope for this.",
-    404: "There is no such stream; `hint` has the nearest name.",
+    404: "There is nothing of that name; `hint` has the nearest one.",
     408: "The body came too slowly.",
-    409: "The lease was lost: another consumer may have the events by now.",
+    409: "Another state is in the way: the lease was lost, the pipeline runs already, or the run has ended.",
     410: "Retention has removed events after that offset.",
     413: "The body is too large; `limit` says how large it may be.",
     415: "The content type or coding is not known.",
@@ -55,6 +62,7 @@ _HEADERS = {
     "WWW-Authenticate": "What to send.",
     "X-Request-Id": "What the log of the service calls this request.",
 }
+_ACTION = "Needs a key with the scope admin for every stream; without keys there are no actions."
 _ALWAYS = (421, 431, 500)
 _CLOSED = (401, 403, 429, 503)
 _OF_A_STREAM = (*_CLOSED, 404)
@@ -86,6 +94,7 @@ def document(streams: Sequence[Stream]) -> dict[str, Any]:
         "tags": [
             {"name": "streams", "description": "What there is, and events in."},
             {"name": "reading", "description": "Events out: live, by pages, or by consumers that acknowledge."},
+            {"name": "pipelines", "description": "Pipelines, models, streaming pipelines and their runs."},
             {"name": "service", "description": "How the service itself is."},
         ],
         "paths": paths,
@@ -132,7 +141,7 @@ def _paths() -> dict[str, Any]:
         },
         STREAM: {
             "parameters": [_NAME],
-            "get": _operation("getStream", "Show a stream and its size", "streams", "StreamDetails", _OF_A_STREAM),
+            "get": _show("getStream", "Show a stream and its size"),
             "post": _publish("publish", "Publish events", ref("Event")),
         },
         f"{STREAM}/subscribe": _reading(
@@ -177,15 +186,32 @@ def _paths() -> dict[str, Any]:
                 ("reset", "Move a consumer (needs the scope admin)", "Position", ()),
             )
         },
+        f"{STREAM}/rejected": _reading(
+            "get",
+            "rejected",
+            "Group dead letters and quarantined events by their reasons",
+            "Rejected",
+            422,
+            about="Of the newest 2,000 of each.",
+        ),
+        f"{STREAM}/history": _reading(
+            "get",
+            "streamHistory",
+            "Show how a stream did in the last hours",
+            "StreamHistory",
+            422,
+            parameters=[_query("hours", _WHOLE | {"minimum": 1, "default": 24})],
+        ),
         f"{STREAM}/groups": _reading("get", "groups", "Show the consumers of a stream", "Groups"),
         "/api/v1/overview": _service(
             "overview",
             "Show how streams and pipelines stand",
             "Overview",
             (*_CLOSED, 422),
-            parameters=[_query("history", {"type": "boolean"}, "With what was sampled lately, for a chart.")],
+            parameters=[_HISTORY],
             about="Computed at most once a second. Pipelines are shown to those who may read every stream.",
         ),
+        **_operations(),
         "/healthz": _service("healthz", "Whether the process lives", "Health"),
         "/readyz": {
             "get": _operation("readyz", "Whether the databases answer", "service", "Readiness", ())
@@ -208,6 +234,80 @@ def _paths() -> dict[str, Any]:
     }
 
 
+def _operations() -> dict[str, Any]:
+    """Return the paths of pipelines, runs and streaming pipelines."""
+    text = {"type": "string"}
+    statuses = {"type": "string", "enum": list(get_args(Status))}
+
+    def path(
+        name: str, summary: str, answer: str, parameter: str | None = None, *queries: dict[str, Any], about: str = ""
+    ) -> dict[str, Any]:
+        refusals = (*_CLOSED, 422, *(() if parameter is None else (404,)))
+        about = f"Needs the scope read for every stream. {about}".strip()
+        shared = {"name": parameter, "in": "path", "required": True, "schema": text}
+        operation = _operation(
+            name, summary, "pipelines", answer, refusals, parameters=list(queries) or None, about=about
+        )
+        return {**({} if parameter is None else {"parameters": [shared]}), "get": operation}
+
+    def action(name: str, summary: str, parameter: str, status: int = 200, *refusals: int) -> dict[str, Any]:
+        shared = {"name": parameter, "in": "path", "required": True, "schema": text}
+        codes = (*_CLOSED, 404, 422, *refusals)
+        operation = _operation(name, summary, "pipelines", "Action", codes, status=status, about=_ACTION)
+        return {"parameters": [shared], "post": operation | {"security": [{"key": []}]}}
+
+    limit = _query("limit", _WHOLE | {"minimum": 1, "default": 50}, "At most 1,000.")
+    return {
+        "/api/v1/pipelines": path("pipelines", "List pipelines and models", "Pipelines"),
+        "/api/v1/pipelines/{pipeline}": path(
+            "pipeline", "Show a pipeline or model with its last runs", "PipelineDetails", "pipeline"
+        ),
+        "/api/v1/runs": path(
+            "runs",
+            "List runs, the newest first",
+            "Runs",
+            None,
+            _query("pipeline", text),
+            _query("status", statuses),
+            limit,
+        ),
+        "/api/v1/runs/{run_id}": path("run", "Show every attempt at a run", "RunDetails", "run_id"),
+        "/api/v1/runs/{run_id}/log": path(
+            "runLog",
+            "Read the log of a run",
+            "RunLog",
+            "run_id",
+            _query("attempt", _WHOLE | {"minimum": 1}, "Of this attempt; otherwise of the last."),
+            _query("after", _WHOLE, "`next` of the answer before; otherwise the end of the log."),
+            about="The log of a run is on the machine that ran it.",
+        ),
+        "/api/v1/pipelines/{pipeline}/run": action("runNow", "Run a pipeline or model now", "pipeline", 202, 409),
+        "/api/v1/pipelines/{pipeline}/pause": action("pause", "Stop following its schedule", "pipeline"),
+        "/api/v1/pipelines/{pipeline}/resume": action("resume", "Follow its schedule again", "pipeline"),
+        "/api/v1/runs/{run_id}/cancel": action("cancel", "End a run", "run_id", 200, 409),
+        "/api/v1/audit": {
+            "get": _operation(
+                "audit",
+                "List the last actions, the newest first",
+                "pipelines",
+                "Audit",
+                (*_CLOSED, 422),
+                parameters=[_query("limit", _WHOLE | {"minimum": 1, "default": 50}, "At most 100.")],
+                about=_ACTION,
+            )
+            | {"security": [{"key": []}]}
+        },
+        "/api/v1/streaming": path("streaming", "List streaming pipelines", "StreamingPipelines"),
+        "/api/v1/streaming/{pipeline}": path(
+            "streamingPipeline",
+            "Show a streaming pipeline with its lag, state and dead letters",
+            "StreamingPipelineDetails",
+            "pipeline",
+        ),
+        "/api/v1/graph": path("graph", "Show what flows from where to where", "Graph"),
+    }
+
+
 def _reading(method: str, name: str, summary: str, answer: _Answer, *refusals: int, **more: Any) -> dict[str, Any]:
     """Return a path below that of a stream."""
     operation = _operation(name, summary, "reading", answer, (*_OF_A_STREAM, *refusals), **more)
@@ -221,13 +321,17 @@ def _service(name: str, summary: str, answer: _Answer, refusals: tuple[int, ...]
 
 def _path_of(stream: Stream) -> dict[str, Any]:
     """Return a stream's own path: the fields of its events, and the credentials that open it."""
-    details = _operation(f"getStream.{stream.name}", f"Show {stream.name}", "streams", "StreamDetails", _OF_A_STREAM)
+    details = _show(f"getStream.{stream.name}", f"Show {stream.name}")
     publish = _publish(f"publish.{stream.name}", f"Publish to {stream.name}", ref(f"Event.{stream.name}"))
     if stream.description:
         publish["description"] = stream.description
     own: dict[str, list[str]] = {} if stream.auth is None else {_security_scheme(stream)[0]: []}
     security = [own, {"key": []}]
     return {"get": details | {"security": security}, "post": publish | {"security": security}}
+
+
+def _show(name: str, summary: str) -> dict[str, Any]:
+    return _operation(name, summary, "streams", "StreamDetails", (*_OF_A_STREAM, 422), parameters=[_HISTORY])
 
 
 def _publish(operation: str, summary: str, event: dict[str, Any]) -> dict[str, Any]:

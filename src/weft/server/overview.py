@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -18,15 +19,17 @@ from weft.project import current
 from weft.server.cached_probe import CachedProbe
 from weft.server.consuming import query
 from weft.server.history import places
+from weft.server.run_log import open_log
 from weft.server.service import json_response, service_of
-from weft.settings import read_project_file
 from weft.streams.declare import Stream
 from weft.streams.events import with_texts
 from weft.streams.runtime import open_stream, stored_log
 from weft.systems.base import Connection
+from weft.systems.log import Log
 
 if TYPE_CHECKING:
     from weft.operate.due import Due
+    from weft.operate.runlog import RunLog
 
 logger = logging.getLogger("weft.server")
 
@@ -34,6 +37,9 @@ logger = logging.getLogger("weft.server")
 _ANSWER_SECONDS = 1.0
 _STREAMS_FRESH_SECONDS = 1.0
 _RUNS_FRESH_SECONDS = 5.0
+# What is known is shown after this, if it is not older than that: with hundreds of streams a reading takes longer.
+_QUICK_SECONDS = 0.02
+_STALE_SECONDS = 5.0
 # To count a long table takes long: the next count waits this many times as long.
 _COUNT_SHARE = 20
 # Events with which a page that follows a stream begins.
@@ -67,8 +73,7 @@ class Standing:
         log = open_stream(stream, to_read=True).log
         self.floor, self.head = log.floor(), log.head()
         self.published, self.head_at, self.problem = log.published(), time.time(), None
-        first = log.nth_last(_TAIL)
-        self.tail = str(self.floor if first is None else first - 1)
+        self.tail = tail_of(log)
         started = time.monotonic()
         if started >= self.count_after:
             self.rows = log.count()
@@ -84,6 +89,12 @@ class Standing:
     def lag(self) -> int:
         """The lag of the consumer that is the furthest behind."""
         return max((each["lag"] for each in self.consumers), default=0)
+
+
+def tail_of(log: Log) -> str:
+    """Return the offset before the last few events, as a text."""
+    first = log.nth_last(_TAIL)
+    return str(log.floor() if first is None else first - 1)
 
 
 def rejected(stream: Stream) -> dict[str, int | None]:
@@ -108,7 +119,11 @@ class Overview:
         self._streams: dict[str | Connection | None, CachedProbe[None]] = {}
         self._answered: dict[str | Connection | None, float] = defaultdict(float)
         """When a database last answered, by `time.monotonic`: it may hold more streams than it shows in a second."""
+        self._read: dict[str | Connection | None, float] = defaultdict(lambda: float("-inf"))
+        """When all streams of a database were last read."""
         self._pipelines = CachedProbe(_read_pipelines, fresh_seconds=_RUNS_FRESH_SECONDS)
+        self._known: tuple[float, list[dict[str, Any]]] = float("-inf"), []
+        """The pipelines that were read last, and when."""
 
     async def update(self) -> None:
         """Update the state of the streams, of each database separately."""
@@ -129,12 +144,14 @@ class Overview:
                     if standing.problem != _FAILED:  # once, not every second
                         logger.warning("the state of %s cannot be read: %s", stream.name, error)
                     standing.problem = _FAILED
+            self._read[connection] = time.monotonic()
 
         probe = self._streams.setdefault(connection, CachedProbe(update, fresh_seconds=_STREAMS_FRESH_SECONDS))
+        is_known = time.monotonic() - self._read[connection] < _STALE_SECONDS
         try:
-            await probe.get(_ANSWER_SECONDS)
+            await probe.get(_QUICK_SECONDS if is_known else _ANSWER_SECONDS)
         except TimeoutError:
-            if time.monotonic() - self._answered[connection] < _ANSWER_SECONDS:
+            if is_known or time.monotonic() - self._answered[connection] < _ANSWER_SECONDS:
                 return
             for stream in streams():
                 self.standings[stream.name].problem = "Its database does not answer."
@@ -142,9 +159,15 @@ class Overview:
     async def pipelines(self) -> dict[str, Any]:
         if not current().pipelines:
             return {"pipelines": [], "problem": None}
+        is_known = time.monotonic() - self._known[0] < _RUNS_FRESH_SECONDS + _STALE_SECONDS
         try:
-            return {"pipelines": await self._pipelines.get(_ANSWER_SECONDS), "problem": None}
+            found = await self._pipelines.get(_QUICK_SECONDS if is_known else _ANSWER_SECONDS)
+            if found is not self._known[1]:
+                self._known = time.monotonic(), found
+            return {"pipelines": found, "problem": None}
         except TimeoutError:
+            if is_known:
+                return {"pipelines": self._known[1], "problem": None}
             problem = "The run log does not answer."
         except Exception as error:  # any error: the streams are shown
             logger.warning("the run log cannot be read: %s", error)
@@ -153,34 +176,46 @@ class Overview:
 
 
 def _read_pipelines() -> list[dict[str, Any]]:
+    with open_log() as log:
+        return read_pipelines(log)
+
+
+def read_pipelines(log: RunLog, names: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """Return how these pipelines stand, or all, with their last runs."""
     from weft.operate.due import Planner
-    from weft.operate.runlog import open_run_log
 
-    url = read_project_file(current().root).get("run_log")
-    with open_run_log(url, read_only=True) as log:
-        due, runs = Planner(log).due(), log.runs(limit=_RUNS_READ)
+    planner = Planner(log)
+    due, now = planner.due(names), planner.now
     by_name: dict[str, list[Attempt]] = defaultdict(list)
-    for run in runs:
+    for run in log.runs(names[0] if len(names) == 1 else None, limit=_RUNS_READ):
         by_name[run.pipeline].append(run)
-    return [_described(each.pipeline.name, each, by_name[each.pipeline.name]) for each in due]
+    return [_described(each.pipeline.name, (each, now), by_name[each.pipeline.name]) for each in due]
 
 
-def _described(name: str, due: Due | None, runs: list[Attempt]) -> dict[str, Any]:
+def _described(name: str, known: tuple[Due, datetime] | None, runs: list[Attempt]) -> dict[str, Any]:
+    """Return a pipeline. `known`: whether it is due, and the moment of that; `None` where the run log is away."""
+    from weft.operate.status import next_due, now_text
+
     pipeline = current().pipelines[name]
-    schedule, state = pipeline.schedule, None if due is None else due.state
+    schedule, state = pipeline.schedule, None if known is None else known[0].state
     return {
         "name": name,
+        "kind": "model" if hasattr(pipeline, "materialise") else "pipeline",
         "description": pipeline.description,
+        "tags": list(pipeline.tags),
         "targets": [target.name for target in pipeline.targets],
         "schedule": None if schedule is None else f"{schedule.cron} {schedule.timezone}",
         "depends_on": list(pipeline.depends_on),
-        "state": None if due is None else due.why,
+        "state": None if known is None else now_text(*known),
+        "next_due": None if known is None else next_due(*known),
+        "paused_at": None if state is None else state.paused_at,
         "status": None if state is None else state.status,
+        "failures": None if state is None else state.failures,
         "succeeded_at": None if state is None else state.succeeded_at,
         "last": None if state is None or state.last is None else _run(state.last),
         # The newest last, as they are read.
         "runs": [
-            {"status": each.status, "started_at": each.started_at, "seconds": each.seconds}
+            {"run_id": each.run_id, "status": each.status, "started_at": each.started_at, "seconds": each.seconds}
             for each in reversed(runs[:_RUNS_SHOWN])
         ],
     }

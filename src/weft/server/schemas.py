@@ -87,9 +87,39 @@ _STREAM: dict[str, Schema] = {
     "auth": nullable({"enum": ["bearer", "api_key", "hmac"]}),
     "rate_limit": nullable(_map(_NUMBER)),
 }
+_HISTORY: dict[str, Schema] = {"history": array(array(nullable(_NUMBER)))}
 _REJECTED = {"dead_letters": nullable(_WHOLE), "quarantined": nullable(_WHOLE)}
 _CONSUMED = {"stream": _TEXT, "consumer": _TEXT}
 _STATUS = {"enum": ["running", "succeeded", "failed", "interrupted", "cancelled", "skipped"]}
+_PIPELINE: dict[str, Schema] = {
+    "name": _TEXT,
+    "kind": {"enum": ["pipeline", "model"]},
+    "description": nullable(_TEXT),
+    "tags": array(_TEXT),
+    "targets": array(_TEXT),
+    "schedule": nullable(_TEXT),
+    "depends_on": array(_TEXT),
+    "state": nullable(_TEXT),
+    "next_due": nullable(_TIME),
+    "paused_at": nullable(_TIME),
+    "status": nullable(_STATUS),
+    "failures": nullable(_WHOLE),
+    "succeeded_at": nullable(_TIME),
+    "last": nullable(ref("Run")),
+}
+_PLACE: dict[str, Schema] = {"name": _TEXT, "connection": _TEXT}
+_STREAMING: dict[str, Schema] = {
+    "name": _TEXT,
+    "description": nullable(_TEXT),
+    "sources": array(_object(**_PLACE)),
+    "targets": array(_object(**_PLACE, mode=_TEXT)),
+    "step": nullable({"enum": ["window", "join", "cdc"]}),
+    "running": nullable(_WHOLE),
+    "committed": nullable(_WHOLE),
+    "planned": nullable(_WHOLE),
+    "last_batch": nullable(_TIME),
+    "problem": nullable(_TEXT),
+}
 
 SCHEMAS: dict[str, Schema] = {
     "Event": {"type": "object", "description": "Any JSON object. Names that begin with _weft_ are the server's own."},
@@ -115,7 +145,20 @@ SCHEMAS: dict[str, Schema] = {
     "Stream": _object(**_STREAM),
     "StreamList": _object(streams=array(ref("Stream")), count=_WHOLE),
     "StreamDetails": _object(
-        **_STREAM, columns=_map(_TEXT), row_count=_WHOLE, **_offsets("head", "floor"), **_REJECTED
+        "",
+        _HISTORY,
+        **_STREAM,
+        columns=_map(_TEXT),
+        row_count=_WHOLE,
+        **_offsets("head", "floor"),
+        published=_WHOLE,
+        tail=_TEXT,
+        at=_TIME,
+        retention=_map(_NUMBER),
+        on_schema_drift=_TEXT,
+        dead_letter_stream=nullable(_TEXT),
+        quarantine_stream=nullable(_TEXT),
+        **_REJECTED,
     ),
     "Published": _object(
         status={"const": "accepted"},
@@ -143,6 +186,29 @@ SCHEMAS: dict[str, Schema] = {
     ),
     "Groups": _object(stream=_TEXT, groups=array(ref("Group"))),
     "EventPage": _object(stream=_TEXT, events=array(ref("Event")), count=_WHOLE, **_offsets("next")),
+    "Rejected": _object(
+        "`of` is the consumer, or the field that did not fit. `payload` is one of the events, cut off.",
+        stream=_TEXT,
+        grouped=_WHOLE,
+        groups=array(
+            _object(
+                kind={"enum": ["dead letter", "quarantined"]},
+                of=_TEXT,
+                reason=_TEXT,
+                count=_WHOLE,
+                stream=_TEXT,
+                newest=_TIME,
+                rowid_text=_TEXT,
+                payload=_TEXT,
+            )
+        ),
+    ),
+    "StreamHistory": _object(
+        "Points: seconds since 1970, published, lag, dead letters, quarantined; of minutes in which something changed.",
+        stream=_TEXT,
+        at=_TIME,
+        points=_HISTORY["history"],
+    ),
     "Ticket": _object(stream=_TEXT, ticket=_TEXT, expires_in=_NUMBER),
     "Health": _object(status={"const": "ok"}),
     "Readiness": _object(
@@ -159,23 +225,117 @@ SCHEMAS: dict[str, Schema] = {
         **{name: nullable(_WHOLE) for name in COUNTS},
     ),
     "Pipeline": _object(
-        name=_TEXT,
-        description=nullable(_TEXT),
-        targets=array(_TEXT),
-        schedule=nullable(_TEXT),
-        depends_on=array(_TEXT),
-        state=nullable(_TEXT),
-        status=nullable(_STATUS),
-        succeeded_at=nullable(_TIME),
-        last=nullable(ref("Run")),
-        runs=array(_object(status=_STATUS, started_at=_TIME, seconds=nullable(_NUMBER))),
+        **_PIPELINE,
+        runs=array(_object(run_id=_TEXT, status=_STATUS, started_at=_TIME, seconds=nullable(_NUMBER))),
+    ),
+    "Pipelines": _object(at=_TIME, pipelines=array(ref("Pipeline")), problem=nullable(_TEXT)),
+    "PipelineDetails": _object(
+        **_PIPELINE,
+        mode=_TEXT,
+        inputs=array(_TEXT),
+        dependents=array(_TEXT),
+        attempts_allowed=nullable(_WHOLE),
+        declared=_TEXT,
+        owner=nullable(_TEXT),
+        code=nullable(_TEXT),
+        runs=array(ref("Attempt")),
+    ),
+    "Attempt": _object(
+        "One attempt at a run, or a slot that was skipped.",
+        run_id=_TEXT,
+        attempt=_WHOLE,
+        pipeline=_TEXT,
+        slot=nullable(_TIME),
+        status=_STATUS,
+        engine=nullable(_TEXT),
+        host=nullable(_TEXT),
+        pid=nullable(_WHOLE),
+        started_at=_TIME,
+        finished_at=nullable(_TIME),
+        seconds=nullable(_NUMBER),
+        error=nullable(_TEXT),
+        reason=nullable(_TEXT),
+        retry_at=nullable(_TIME),
+        targets=array({"type": "object"}),
+        steps=array({"type": "object"}),
+        **{name: nullable(_WHOLE) for name in COUNTS},
+    ),
+    "Runs": _object(at=_TIME, runs=array(ref("Attempt"))),
+    "RunDetails": _object(run_id=_TEXT, pipeline=_TEXT, attempts=array(ref("Attempt"))),
+    "RunLog": _object(
+        "`text` is null where this machine has no log of the attempt; `next` is the `after` of the next request.",
+        run_id=_TEXT,
+        attempt=_WHOLE,
+        text=nullable(_TEXT),
+        next=_WHOLE,
+        ended=_FLAG,
+    ),
+    "StreamingPipelines": _object(at=_TIME, pipelines=array(_object(**_STREAMING))),
+    "StreamingPipelineDetails": _object(
+        at=_TIME,
+        **_STREAMING,
+        declared=_TEXT,
+        every_seconds=nullable(_NUMBER),
+        delivery=_TEXT,
+        sql=nullable(_TEXT),
+        lag=array(_object(source=_TEXT, position=nullable(_TEXT), lag=nullable(_WHOLE), words=nullable(_TEXT))),
+        state=nullable(_object(batch=_WHOLE, windows=nullable(_WHOLE), rows=_WHOLE, oldest=nullable(_TIME))),
+        watermark=nullable(
+            _object(
+                pipeline=_TEXT,
+                watermark=nullable(_TIME),
+                next_window_ends=nullable(_TIME),
+                held_by=array(_TEXT),
+                sources=_map(nullable(_TIME)),
+                lateness_ms=_WHOLE,
+            )
+        ),
+        state_problem=nullable(_TEXT),
+        dead_letters=nullable(
+            _object(
+                count=nullable(_WHOLE),
+                more=_FLAG,
+                groups=array(
+                    _object(stage=_TEXT, error=_TEXT, count=_WHOLE, newest=_TIME, letter_id=_TEXT, payload=_TEXT)
+                ),
+                problem=nullable(_TEXT),
+            )
+        ),
+    ),
+    "Action": _object(
+        "What was done. `pid`: the process on this machine, of a run.", pipeline=_TEXT, done=_TEXT, pid=nullable(_WHOLE)
+    ),
+    "Audit": _object(
+        actions=array(
+            _object(
+                id=_TEXT,
+                at=_TIME,
+                key_id=_TEXT,
+                key_name=nullable(_TEXT),
+                client=nullable(_TEXT),
+                action=_TEXT,
+                object=_TEXT,
+                outcome=nullable(_TEXT),
+            )
+        )
+    ),
+    "Graph": _object(
+        nodes=array(
+            _object(
+                id=_TEXT,
+                kind={"enum": ["stream", "pipeline", "model", "streaming", "table", "source", "target"]},
+                name=_TEXT,
+                connection=nullable(_TEXT),
+            )
+        ),
+        edges=array(_object(**{"from": _TEXT, "to": _TEXT})),
     ),
     "Overview": _object(
         at=_TIME,
         streams=array(
             _object(
                 "",
-                {"history": array(array(nullable(_NUMBER)))},
+                _HISTORY,
                 name=_TEXT,
                 description=nullable(_TEXT),
                 tags=array(_TEXT),

@@ -80,7 +80,7 @@ class Service:
         self.access = Access(self.runtime, self.bodies)
         self.answers = Answers(self.limits.answering_bytes, self.limits.send_seconds)
         self.feeds = Feeds(self.limits, self.answers)
-        self.history = History()
+        self.history = History(self.limits.history_days)
         self._waiting: dict[tuple[str, bool], _Waiting] = {}
 
     async def open(self, request: Request, scope: Scope, *, ticket: str | None = None, to_read: bool = False) -> Opened:

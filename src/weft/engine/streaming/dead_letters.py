@@ -69,6 +69,11 @@ class DeadLetterBox:
             )
         return self._store
 
+    @property
+    def needs_spark(self) -> bool:
+        """Whether its store is read by Spark."""
+        return bool(getattr(self.store, "needs_spark", False))
+
     def put(self, letters: Sequence[DeadLetter], batch: BatchId, part: str) -> None:
         """Store the letters of a batch. The same ones of the same batch again change nothing."""
         self.origins.update((each.source, each.offset) for each in letters if each.stage != "read")

@@ -11,6 +11,7 @@ export class Refused extends Error {
   constructor(status, problem) {
     super(problem.detail || `The service answered ${status}.`);
     this.status = status;
+    this.hint = problem.hint;
     this.retryAfter = problem.retry_after;
   }
 }

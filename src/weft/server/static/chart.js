@@ -62,7 +62,8 @@ function niceTop(value) {
   return [1, 2, 4, 5, 8, 10].map((step) => step * unit).find((step) => step >= value);
 }
 
-export function lineChart(container) {
+// `span` seconds, with a label every `step` of `unit` seconds. `label` names what is drawn, `suffix` its unit.
+export function lineChart(container, { span = SPAN, unit = 60, step = 1, word = "min", label = "Events per second over the last five minutes", suffix = "events/s" } = {}) {
   const area = make("path", { class: "area" });
   const line = make("path", { class: "line" });
   const grid = make("g", { class: "grid" });
@@ -79,7 +80,7 @@ export function lineChart(container) {
     const left = 52, right = 12, top = 10, bottom = 26;
     svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
     const most = niceTop(Math.max(0, ...points.map(([, value]) => value)));
-    const x = (at) => width - right - (Math.max(0, now - at) / SPAN) * (width - left - right);
+    const x = (at) => width - right - (Math.max(0, now - at) / span) * (width - left - right);
     const y = (value) => height - bottom - (value / most) * (height - top - bottom);
     grid.replaceChildren();
     for (let step = 0; step <= 4; step++) {
@@ -87,18 +88,19 @@ export function lineChart(container) {
       grid.append(make("line", { x1: left, x2: width - right, y1: at, y2: at }));
       grid.append(make("text", { x: left - 8, y: at + 4, "text-anchor": "end" }, rate((most * step) / 4)));
     }
-    for (let minute = 0; minute <= 5; minute += width < 480 ? 2.5 : 1) {
-      const anchor = minute === 0 ? "end" : minute === 5 ? "start" : "middle";
-      const text = minute === 0 ? "now" : `${rate(minute)} min`;
-      grid.append(make("text", { x: x(now - minute * 60), y: height - 6, "text-anchor": anchor }, text));
+    const all = span / unit;
+    for (let part = 0; part <= all; part += width < 480 ? all / 2 : step) {
+      const anchor = part === 0 ? "end" : part === all ? "start" : "middle";
+      const text = part === 0 ? "now" : `${rate(part)} ${word}`;
+      grid.append(make("text", { x: x(now - part * unit), y: height - 6, "text-anchor": anchor }, text));
     }
-    shown = points.filter(([at]) => now - at <= SPAN).map(([at, value]) => [x(at), y(value), at, value]);
+    shown = points.filter(([at]) => now - at <= span).map(([at, value]) => [x(at), y(value), at, value]);
     line.setAttribute("d", path(shown));
     const floor = y(0);
     area.setAttribute("d", shown.length ? `${path(shown)}L${shown.at(-1)[0].toFixed(1)} ${floor}L${shown[0][0].toFixed(1)} ${floor}Z` : "");
     empty.hidden = shown.length > 1;
     const last = shown.at(-1);
-    svg.setAttribute("aria-label", last ? `Events per second over the last five minutes; now ${rate(last[3])}` : "No data yet");
+    svg.setAttribute("aria-label", last ? `${label}; now ${rate(last[3])}` : "No data yet");
   }
 
   function hide() {
@@ -120,7 +122,7 @@ export function lineChart(container) {
     dot.setAttribute("cy", height);
     cursor.classList.add("on");
     dot.classList.add("on");
-    tip.textContent = `${rate(value)} events/s at ${new Date(moment * 1000).toLocaleTimeString()}`;
+    tip.textContent = `${rate(value)} ${suffix} at ${new Date(moment * 1000).toLocaleTimeString()}`;
     tip.hidden = false;
     const half = tip.offsetWidth / 2 + 4;
     tip.style.left = `${Math.min(Math.max(at, half), container.clientWidth - half)}px`;

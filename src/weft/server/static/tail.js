@@ -1,7 +1,7 @@
 // Follows a stream by EventSource. What was shown last is remembered, so that nothing is missed after a break.
 
 import { address, askJson, key, parseJson } from "./api.js";
-import { count, find, make, plural, say } from "./dom.js";
+import { count, make, plural, say } from "./dom.js";
 
 const SHOWN = 200;
 const MOST_PAUSE = 10_000;
@@ -9,28 +9,28 @@ const MOST_PAUSE = 10_000;
 const FILTERED = 10_000;
 
 export class Tail {
-  constructor(standing) {
-    this.standing = standing; // returns the last known state of a stream
-    this.list = find("tail");
-    this.status = find("tail-status");
+  // `elements`: list, status, input (the filter) and button (pause); and select, if the stream can be chosen. `standing` returns the last known state of
+  // a stream.
+  constructor(elements, standing, name = "") {
+    Object.assign(this, elements, { standing, name });
     this.waiting = [];
     this.paused = false;
     this.source = null;
     this.generation = 0;
-    find("tail-stream").addEventListener("change", () => this.open());
+    this.select?.addEventListener("change", () => this.open());
     // It also changes when it is left, long after its value was used.
-    find("tail-where").addEventListener("change", () => this.where === find("tail-where").value.trim() || this.open());
-    find("tail-form").addEventListener("submit", (event) => event.preventDefault());
-    find("tail-pause").addEventListener("click", () => this.pause(!this.paused));
+    this.input.addEventListener("change", () => this.where === this.input.value.trim() || this.open());
+    this.input.form.addEventListener("submit", (event) => event.preventDefault());
+    this.button.addEventListener("click", () => this.pause(!this.paused));
   }
 
   get stream() {
-    return find("tail-stream").value;
+    return this.select ? this.select.value : this.name;
   }
 
   open(stream) {
     this.close();
-    if (stream) find("tail-stream").value = stream;
+    if (stream) this.select.value = stream;
     this.list.replaceChildren();
     this.waiting = [];
     this.last = null;
@@ -54,7 +54,7 @@ export class Tail {
     say(this.status, `Connecting to ${name} …`);
     const url = address(`api/v1/streams/${encodeURIComponent(name)}/subscribe`);
     const { tail } = this.standing(name);
-    const where = (this.where = find("tail-where").value.trim());
+    const where = (this.where = this.input.value.trim());
     if (where && where.indexOf("=") < 1) return say(this.status, "Only where needs a field and its value, such as action=click.");
     url.searchParams.set("since", this.last ?? (where ? -FILTERED : tail));
     if (where) url.searchParams.set("where", where);
@@ -105,9 +105,8 @@ export class Tail {
 
   pause(paused) {
     this.paused = paused;
-    const button = find("tail-pause");
-    button.setAttribute("aria-pressed", paused);
-    say(button, paused ? "Resume" : "Pause");
+    this.button.setAttribute("aria-pressed", paused);
+    say(this.button, paused ? "Resume" : "Pause");
     if (!paused) this.draw();
     this.showStatus();
   }

@@ -20,6 +20,8 @@ from weft.systems.sql.literals import literal
 class DeltaLetters:
     """The dead letters in one table."""
 
+    needs_spark = True
+
     def __init__(
         self, connection: Connection, place: tuple[str | None, str], pipeline: str, spark: Callable[[], Any]
     ) -> None:

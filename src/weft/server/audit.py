@@ -1,0 +1,88 @@
+"""The audit log: who did what to pipelines and runs over HTTP, and what came of it.
+
+Each action is a line of the service's log, and a row of `weft.audit` in the database of the keys, where that is an SQL
+database. The row is written before the action, and says afterwards how it ended: no action is without a row.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from datetime import UTC, datetime
+from typing import Any
+
+import pyarrow as pa
+
+from weft.errors import WeftError
+from weft.operate.runlog_tables import insert_row
+from weft.server.keys import ApiKey
+from weft.server.service_tables import is_not_there, service_tables
+from weft.systems.sql.system_tables import create_system_table, instant, system_table
+
+logger = logging.getLogger("weft.audit")
+
+_TABLE = "audit"
+_INSTANT = pa.timestamp("us", "UTC")
+_FIELDS = pa.schema(
+    [
+        pa.field("id", pa.string(), nullable=False),
+        pa.field("at", _INSTANT, nullable=False),
+        pa.field("key_id", pa.string(), nullable=False),
+        pa.field("key_name", pa.string()),
+        pa.field("client", pa.string()),
+        pa.field("action", pa.string(), nullable=False),
+        pa.field("object", pa.string(), nullable=False),
+        pa.field("outcome", pa.string()),
+    ]
+)
+
+
+class Audit:
+    """The audit log of the project. Used in threads: each call opens the database for itself, actions are rare."""
+
+    def begin(self, key: ApiKey, client: str | None, action: str, named: str) -> str:
+        """Record that somebody begins an action, and return the id of the record."""
+        row = {
+            "id": secrets.token_hex(10),
+            "at": datetime.now(UTC),
+            "key_id": key.id,
+            "key_name": key.name,
+            "client": client,
+            "action": action,
+            "object": named,
+            "outcome": None,
+        }
+        logger.info("action", extra={name: str(value) for name, value in row.items() if value is not None})
+        with service_tables() as tables:
+            if tables is not None:
+                create_system_table(tables, _TABLE, _FIELDS, ("id",))
+                with tables.driver.session("publish") as session:
+                    insert_row(tables, session, system_table(tables, _TABLE), row)
+        return str(row["id"])
+
+    def end(self, record: str, outcome: str) -> None:
+        """Record how an action ended."""
+        logger.info("action ended", extra={"id": record, "outcome": outcome})
+        with service_tables() as tables:
+            if tables is not None:
+                with tables.driver.session("publish") as session:
+                    session.run(
+                        f"UPDATE {system_table(tables, _TABLE)} SET outcome = ? WHERE id = ?", (outcome[:500], record)
+                    )
+
+    def latest(self, limit: int) -> list[dict[str, Any]]:
+        """Return the last actions, the newest first; none where there was no action yet."""
+        with service_tables() as tables:
+            if tables is None:
+                return []
+            names = ", ".join(map(tables.quote, _FIELDS.names))
+            order = f"ORDER BY {tables.quote('at')} DESC, {tables.quote('id')} LIMIT {int(limit)}"
+            try:
+                with tables.driver.session("read") as session:
+                    rows = session.rows(f"SELECT {names} FROM {system_table(tables, _TABLE)} {order}")
+            except WeftError as error:
+                if is_not_there(error, tables):
+                    return []
+                raise
+        found = [dict(zip(_FIELDS.names, row, strict=True)) for row in rows]
+        return [{**row, "at": instant(row["at"])} for row in found]

@@ -1,0 +1,166 @@
+"""`/api/v1/pipelines` and `/api/v1/runs`: pipelines and models, their runs, and the logs of these."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from weft.errors import NotFoundError
+from weft.operate.records import Attempt, Status
+from weft.pipelines.declare import Pipeline, find, load_mode
+from weft.pipelines.models import Model
+from weft.project import current
+from weft.server.consuming import query, whole
+from weft.server.overview import Overview, read_pipelines
+from weft.server.problems import bad_parameter
+from weft.server.run_log import with_run_log
+from weft.server.service import json_response, service_of
+
+if TYPE_CHECKING:
+    from weft.operate.runlog import RunLog
+
+_RUNS, _MOST_RUNS = 50, 1000
+# Of a log, an answer has no more than this.
+_LOG_BYTES = 256 * 1024
+
+
+async def pipelines(request: Request) -> Response:
+    """List pipelines and models with their last runs."""
+    query(request)
+    await service_of(request).access.admit_to_all(request)
+    known: Overview = request.app.state.overview
+    return json_response({"at": datetime.now(UTC), **await known.pipelines()})
+
+
+async def pipeline(request: Request) -> Response:
+    """Show one of them: how it stands, what it is declared as, and its last runs."""
+    query(request)
+    await service_of(request).access.admit_to_all(request)
+    found = find(request.path_params["pipeline"])
+    standing, attempts = await with_run_log(
+        lambda log: (read_pipelines(log, [found.name])[0], log.runs(found.name, limit=_RUNS))
+    )
+    return json_response(standing | _declared(found) | {"runs": [_attempt(each) for each in attempts]})
+
+
+def _declared(pipeline: Pipeline) -> dict[str, Any]:
+    """Return what the declaration says of a pipeline."""
+    if isinstance(pipeline, Model):
+        mode, inputs = str(pipeline.materialise), [each.name for each in pipeline.inputs]
+    else:
+        mode = ", ".join(dict.fromkeys(map(load_mode, pipeline.targets)))
+        inputs = [] if pipeline.source_table is None else [pipeline.source_table]
+    return {
+        "mode": mode,
+        "inputs": inputs,
+        "dependents": [each.name for each in current().pipelines.values() if pipeline.name in each.depends_on],
+        "attempts_allowed": None if isinstance(pipeline, Model) else pipeline.retry.max_attempts,
+        "declared": pipeline.place,
+        "owner": pipeline.owner,
+        "code": _code(pipeline),
+    }
+
+
+def _code(pipeline: Pipeline) -> str | None:
+    """Return the SQL of a model that is a file, or else the function, which makes the SQL when it is called."""
+    from weft.operate.redaction import clean
+
+    sql = getattr(pipeline, "sql", None)
+    try:
+        return clean(sql or inspect.getsource(pipeline.function), most=100_000)
+    except (OSError, TypeError):  # declared at a prompt
+        return None
+
+
+# ----------------------------------------------------------------------------------------------------------------- runs
+
+
+async def runs(request: Request) -> Response:
+    """List attempts and skips, the newest first."""
+    parameters = query(request, "pipeline", "status", "limit")
+    await service_of(request).access.admit_to_all(request)
+    limit = min(whole(parameters.get("limit", str(_RUNS)), "limit", 1), _MOST_RUNS)
+    status = parameters.get("status")
+    if status is not None and status not in get_args(Status):
+        raise bad_parameter(f"A run has no status {status[:40]!r}; it is one of {', '.join(get_args(Status))}.")
+    found = await with_run_log(lambda log: log.runs(parameters.get("pipeline"), status, None, limit))  # type: ignore[arg-type]
+    return json_response({"at": datetime.now(UTC), "runs": [_attempt(each) for each in found]})
+
+
+async def run(request: Request) -> Response:
+    """Show every attempt at a run."""
+    query(request)
+    await service_of(request).access.admit_to_all(request)
+    attempts = await with_run_log(lambda log: attempts_at(log, request.path_params["run_id"]))
+    described = [_attempt(each) for each in attempts]
+    return json_response({"run_id": attempts[0].run_id, "pipeline": attempts[0].pipeline, "attempts": described})
+
+
+async def log(request: Request) -> Response:
+    """Return a part of what an attempt wrote to its log: what follows `after`, or its end."""
+    parameters = query(request, "attempt", "after")
+    await service_of(request).access.admit_to_all(request)
+    after = None if "after" not in parameters else whole(parameters["after"], "after", 0)
+    number = None if "attempt" not in parameters else whole(parameters["attempt"], "attempt", 1)
+
+    def read(run_log: RunLog) -> dict[str, Any]:
+        from weft.operate.logs import log_file
+
+        attempts = attempts_at(run_log, request.path_params["run_id"])
+        chosen = [each for each in attempts if number in (None, each.attempt)]
+        if not chosen:
+            raise NotFoundError(f"The run {attempts[0].run_id} has no attempt {number}.")
+        last = chosen[-1]
+        # By the id that the run log has, not by that of the request: it becomes a path.
+        file = log_file(current().root, last.run_id, last.attempt)
+        return {"run_id": last.run_id, "attempt": last.attempt, **_part(file, after, last.status != "running")}
+
+    return json_response(await with_run_log(read))
+
+
+def _part(file: Path, after: int | None, has_ended: bool) -> dict[str, Any]:
+    """Return whole lines of a file, and where the next part begins."""
+    try:
+        with file.open("rb") as opened:
+            size = opened.seek(0, 2)
+            start = max(0, size - _LOG_BYTES) if after is None else min(after, size)
+            opened.seek(start)
+            content = opened.read(_LOG_BYTES)
+    except FileNotFoundError:  # of another host, or removed since
+        return {"text": None, "next": 0, "ended": has_ended}
+    if after is None and start:
+        cut = content.find(b"\n") + 1
+        start, content = start + cut, content[cut:]
+    if start + len(content) < size or not has_ended:
+        content = content[: content.rfind(b"\n") + 1] or content[: _LOG_BYTES * (len(content) == _LOG_BYTES)]
+    end = start + len(content)
+    return {"text": content.decode("utf-8", "replace"), "next": end, "ended": has_ended and end >= size}
+
+
+def attempts_at(log: RunLog, run_id: str) -> Sequence[Attempt]:
+    """Return the attempts at a run; raise where there is no such run."""
+    attempts = log.run(run_id)
+    if not attempts:
+        latest = dict.fromkeys(each.run_id for each in log.runs(limit=5))
+        hint = f"The latest: {', '.join(latest)}." if latest else "The run log is empty."
+        raise NotFoundError(f"There is no run {run_id[:80]!r}.", hint=hint)
+    return attempts
+
+
+def _attempt(attempt: Attempt) -> dict[str, Any]:
+    """Return an attempt as `weft runs show --format json` has it, and how long it took."""
+    record = asdict(attempt)
+    metrics = record.pop("metrics") or {}
+    del record["owner"]
+    return record | {
+        "seconds": attempt.seconds,
+        "targets": metrics.get("targets") or [],
+        "steps": metrics.get("steps") or [],
+    }

@@ -1,0 +1,76 @@
+"""`/api/v1/streams/{name}/rejected`: the dead letters of a stream and the events that did not fit, by their reasons."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from weft.operate.redaction import clean, project_secrets
+from weft.server import bodies
+from weft.server.consuming import query
+from weft.server.history import places
+from weft.server.service import json_response, service_of
+from weft.streams.declare import Stream
+from weft.streams.events import in_rounds
+from weft.streams.runtime import Opened, open_stream_async
+from weft.systems.log import PUBLISHED_AT, ROWID
+
+# The newest so many are grouped.
+_GROUPED = 2000
+_GROUPS = 20
+_REASON = 300
+_PAYLOAD = 2000
+# What is of one event alone in a reason: its number, and the value that does not fit.
+_OWN = re.compile(r"^Event \d+ of the publish to '[^']*', ")
+_VALUE = re.compile(r" = .*: (?=it )", re.DOTALL)
+
+
+async def rejected(request: Request) -> Response:
+    """Group what was rejected of a stream by its reason, the commonest first."""
+    query(request)
+    service = service_of(request)
+    ready = await service.open(request, "read", to_read=True)
+    groups: list[dict[str, Any]] = []
+    for kind, stream in zip(("dead letter", "quarantined"), places(ready.stream), strict=True):
+        if stream is None:
+            continue
+        # Several streams may share one place, whose letters are for those who may read all of them.
+        await service.access.admit(request, stream, "read")
+        with service.room(stream):
+            opened = await open_stream_async(stream, to_read=True)
+            groups += await opened.hub.in_thread(_grouped, opened, ready.stream, kind)
+    groups.sort(key=lambda each: -each["count"])
+    return json_response({"stream": ready.stream.name, "grouped": _GROUPED, "groups": groups[:_GROUPS]})
+
+
+def _grouped(opened: Opened, owner: Stream, kind: str) -> list[dict[str, Any]]:
+    groups: dict[tuple[str, str], dict[str, Any]] = {}
+    secrets = project_secrets()
+    for event in _newest(opened):
+        if kind == "dead letter" and event.get("stream") != owner.name:
+            continue
+        who = str(event.get("consumer" if kind == "dead letter" else "field") or "")
+        reason = _OWN.sub("", str(event.get("reason") or "no reason was given"))
+        reason = clean(_VALUE.sub(": ", reason)[:_REASON], known=secrets)
+        group = groups.setdefault((who, reason), {"kind": kind, "of": who, "reason": reason, "count": 0})
+        group["count"] += 1
+        group |= {
+            "stream": opened.stream.name,
+            "newest": event[PUBLISHED_AT],
+            "rowid_text": str(event[ROWID]),
+            "event": event.get("event"),
+        }
+    for group in groups.values():
+        group["payload"] = bodies.encode(group.pop("event"))[:_PAYLOAD].decode("utf-8", "ignore")
+    return list(groups.values())
+
+
+def _newest(opened: Opened) -> Iterator[dict[str, Any]]:
+    """Yield the newest events of a stream, the oldest of them first."""
+    log = opened.log
+    first = log.nth_last(_GROUPED)
+    yield from in_rounds(log, log.floor() if first is None else first - 1, log.head(), _GROUPED)

@@ -1,0 +1,73 @@
+"""Reads of the run log for requests: each in a thread of its own, a few at once, none for longer than a page waits."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
+
+from weft.errors import ConnectionFailedError, NotFoundError, StorageError, WeftError
+from weft.project import current
+from weft.server.cached_probe import CachedProbe
+from weft.server.problems import Problem, later
+from weft.settings import read_project_file
+
+if TYPE_CHECKING:
+    from weft.operate.runlog import RunLog
+
+logger = logging.getLogger("weft.server")
+T = TypeVar("T")
+
+_SECONDS = 10.0
+_RETRY_SECONDS = 5.0
+# A database that hangs holds no more threads than this.
+_MOST = 8
+_free = threading.BoundedSemaphore(_MOST)
+
+
+def open_log(*, read_only: bool = True) -> RunLog:
+    """Open the run log of the project."""
+    from weft.operate.runlog import open_run_log
+
+    return open_run_log(read_project_file(current().root).get("run_log"), read_only=read_only)
+
+
+async def with_run_log(work: Callable[[RunLog], T], *, read_only: bool = True) -> T:
+    """Return what `work` finds in the run log; 503 where it does not answer."""
+
+    def run() -> T:
+        with open_log(read_only=read_only) as log:
+            return work(log)
+
+    return await in_thread(run, "The run log")
+
+
+async def in_thread(work: Callable[[], T], what: str) -> T:
+    """Return the result of `work`, which asks another system; 503 where that does not answer. `what` it is, for the
+    answer."""
+    if not _free.acquire(blocking=False):
+        raise _unavailable(f"{what} does not answer: {_MOST} requests wait already.")
+
+    def run() -> T:
+        try:
+            return work()
+        finally:
+            _free.release()
+
+    try:
+        return await CachedProbe(run, fresh_seconds=0).get(_SECONDS)
+    except (Problem, NotFoundError):
+        raise
+    except TimeoutError:
+        raise _unavailable(f"{what} does not answer.") from None
+    except (ConnectionFailedError, StorageError) as error:
+        logger.warning("%s cannot be read: %s", what, error)
+        raise _unavailable(f"{what} cannot be read now. The log of the service has the reason.") from None
+    except WeftError as error:
+        logger.error("%s failed: %s", what, error)
+        raise _unavailable(f"{what} cannot be used. The log of the service has the reason.") from None
+
+
+def _unavailable(text: str) -> Problem:
+    return later(503, "unavailable", "Not available", text, _RETRY_SECONDS)

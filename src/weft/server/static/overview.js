@@ -1,0 +1,230 @@
+// The first page: asks for the overview every two seconds and shows it in place, so that focus and selection stay.
+
+import { Series, lineChart, sparkline, sum } from "./chart.js";
+import { count, find, make, plural, rate, say } from "./dom.js";
+import { PipelineRows } from "./pipelines.js";
+import { poll } from "./status.js";
+import { Tail } from "./tail.js";
+import { Chip, Time, html, render, to } from "./ui.js";
+
+const series = new Map();
+const rows = new Map();
+let latest = { streams: [], pipelines: [] };
+let now = Date.now() / 1000; // by the server's clock
+let asked = false;
+
+const draw = lineChart(find("chart"));
+const standing = (name) => latest.streams.find((stream) => stream.name === name) || { head: 0, floor: 0 };
+const tail = new Tail({ list: find("tail"), status: find("tail-status"), select: find("tail-stream"), input: find("tail-where"), button: find("tail-pause") }, standing);
+
+// Shows it until the function that this returns is called.
+export function overview() {
+  const polled = poll(() => (asked ? "api/v1/overview" : "api/v1/overview?history=true"), show);
+  if (tail.stream) tail.open();
+  return () => {
+    polled.stop();
+    tail.close();
+    asked = false; // what was missed comes with the history
+  };
+}
+
+// There is another key.
+export const reopen = () => tail.stream && tail.open();
+
+function show(overview) {
+  asked = true;
+  latest = overview;
+  now = new Date(overview.at) / 1000;
+  for (const stream of overview.streams) {
+    if (!series.has(stream.name)) series.set(stream.name, new Series());
+    for (const [at, published] of stream.history || []) series.get(stream.name).add(at, published);
+    if (stream.head_at) series.get(stream.name).add(stream.head_at, stream.published);
+  }
+  for (const name of series.keys()) if (!standing(name).name) series.delete(name);
+  choices(find("chart-stream"), ["", ...series.keys()]);
+  const followed = tail.stream;
+  choices(find("tail-stream"), [...series.keys()]);
+  if (tail.stream && tail.stream !== followed) tail.open();
+  find("tail-panel").hidden = find("chart-panel").hidden = !overview.streams.length;
+  chart();
+  listStreams();
+  render(html`<${PipelineRows} pipelines=${overview.pipelines} now=${now * 1000} />`, find("pipelines"));
+  tiles(overview);
+  render(html`<${Attention} ...${overview} />`, find("attention"));
+  empty("streams", overview.streams, overview.complete ? noStreams : hiddenStreams);
+  empty("pipelines", overview.pipelines, overview.complete ? noPipelines : hiddenPipelines);
+  say(find("streams-note"), overview.complete || !overview.streams.length ? "" : "More streams are hidden: another key may show them.");
+  say(find("pipelines-note"), overview.problem || "");
+}
+
+function listStreams() {
+  const tags = [...new Set(latest.streams.flatMap((stream) => stream.tags))].sort();
+  find("tag-field").hidden = !tags.length;
+  choices(find("tag"), ["", ...tags], "All");
+  const tag = find("tag").value;
+  keyed(rows, find("streams"), tag ? latest.streams.filter((stream) => stream.tags.includes(tag)) : latest.streams, streamRow);
+}
+
+function chart() {
+  const name = find("chart-stream").value;
+  draw(name ? series.get(name)?.points() || [] : sum([...series.values()]), now);
+}
+
+function choices(select, names, all = "All streams") {
+  const known = [...select.options].map((option) => option.value);
+  if (known.join("\n") === names.join("\n")) return;
+  const chosen = select.value;
+  select.replaceChildren(...names.map((name) => make("option", { value: name }, name || all)));
+  if (names.includes(chosen)) select.value = chosen;
+}
+
+// Rows by name: those that are there are changed, new ones are added, others go.
+function keyed(known, body, items, build) {
+  const names = new Set(items.map((item) => item.name));
+  for (const [name, row] of known) {
+    if (!names.has(name)) {
+      row.element.remove();
+      known.delete(name);
+    }
+  }
+  items.forEach((item, index) => {
+    let row = known.get(item.name);
+    if (!row) known.set(item.name, (row = build(item)));
+    if (body.children[index] !== row.element) body.insertBefore(row.element, body.children[index] || null);
+    row.update(item);
+  });
+}
+
+function streamRow({ name }) {
+  const about = make("span", { class: "note block" });
+  const trouble = make("span", { class: "chip bad", hidden: true });
+  const rejected = make("span", { class: "chip warn", hidden: true });
+  const perSecond = make("td", { class: "number" });
+  const spark = sparkline();
+  const stored = make("td", { class: "number" });
+  const consumers = make("td", { class: "number medium" });
+  const lag = make("td", { class: "number" });
+  const follow = make("button", { type: "button", class: "quiet", "aria-label": `Follow ${name} live` }, "Follow");
+  follow.addEventListener("click", () => {
+    tail.open(name);
+    find("tail-panel").scrollIntoView({ block: "start" });
+    find("tail").focus({ preventScroll: true });
+  });
+  const element = make(
+    "tr",
+    {},
+    make("th", { scope: "row" }, make("a", { class: "strong", href: to("streams", name) }, name), trouble, rejected, about),
+    perSecond,
+    make("td", { class: "wide" }, spark),
+    stored,
+    consumers,
+    lag,
+    make("td", { class: "end medium" }, follow),
+  );
+  const update = (stream) => {
+    say(about, stream.description || "");
+    trouble.hidden = !stream.problem;
+    say(trouble, stream.problem || "");
+    rejected.hidden = !aside(stream);
+    say(rejected, aside(stream));
+    say(perSecond, rate(series.get(name).now()));
+    spark.show(series.get(name).points(), now);
+    say(stored, stream.head_at ? count(stream.rows) : "–"); // not read yet
+    say(consumers, stream.consumers.length ? count(stream.consumers.length) : "–");
+    say(lag, stream.consumers.length ? count(stream.lag) : "–");
+    const each = stream.consumers.map((one) => `${one.consumer}: ${count(one.lag)} behind, ${count(one.pending)} not acknowledged`);
+    consumers.title = lag.title = each.join("\n");
+    lag.classList.toggle("loud", stream.lag > 0);
+  };
+  return { element, update };
+}
+
+const MOST = 6;
+
+// What is wrong, and what runs now: each a link to where it is mended.
+function Attention({ streams, pipelines }) {
+  const wrong = [
+    ...streams.filter((each) => each.problem).map((each) => ["streams", each.name, "bad", "not answering", each.problem]),
+    ...pipelines.filter((each) => ["failed", "interrupted"].includes(each.status)).map((each) => ["pipelines", each.name, "bad", each.status, (each.last?.error || "").split("\n")[0]]),
+    ...streams.filter((each) => each.dead_letters || each.quarantined).map((each) => ["streams", each.name, "warn", "rejected", aside(each)]),
+    ...streams.flatMap((stream) => stream.consumers.filter((each) => each.lost).map((each) => ["streams", stream.name, "warn", "lost events", `${each.consumer} missed ${count(each.lost)} that retention removed`])),
+    ...pipelines.filter((each) => each.state?.endsWith(", stale")).map((each) => ["pipelines", each.name, "warn", "stale", "no success within its freshness"]),
+  ];
+  const running = pipelines.filter((each) => each.status === "running");
+  if (!wrong.length && !running.length) return null;
+  return html`
+    <div class="two">
+      ${wrong.length > 0 && html`
+        <section class="panel" aria-labelledby="wrong-title">
+          <div class="head"><h2 id="wrong-title">Needs attention</h2><p class="note">${count(wrong.length)}</p></div>
+          <ul class="list">
+            ${wrong.slice(0, MOST).map(([place, name, kind, word, why]) => html`<li key=${`${place} ${name} ${word}`}><a class="strong" href=${to(place, name)}>${name}</a> <${Chip} kind=${kind}>${word}<//><span class="note block cut">${why}</span></li>`)}
+            ${wrong.length > MOST && html`<li class="note">and ${count(wrong.length - MOST)} more</li>`}
+          </ul>
+        </section>
+      `}
+      ${running.length > 0 && html`
+        <section class="panel" aria-labelledby="running-title">
+          <div class="head"><h2 id="running-title">Running now</h2><p class="note">${count(running.length)}</p></div>
+          <ul class="list">
+            ${running.slice(0, MOST).map((each) => html`<li key=${each.name}><a class="strong" href=${to("runs", each.last.run_id)}>${each.name}</a> <${Chip} kind="busy">… running<//><span class="note block">since <${Time} at=${each.last.started_at} /></span></li>`)}
+            ${running.length > MOST && html`<li class="note">and ${count(running.length - MOST)} more</li>`}
+          </ul>
+        </section>
+      `}
+    </div>
+  `;
+}
+
+const aside = (stream) => [stream.dead_letters && plural(stream.dead_letters, "dead letter"), stream.quarantined && `${count(stream.quarantined)} quarantined`].filter(Boolean).join(", ");
+
+function tiles({ streams, pipelines, complete }) {
+  const rates = streams.map((stream) => series.get(stream.name).now()).filter((value) => value !== null);
+  say(find("tile-rate"), rates.length ? rate(rates.reduce((a, b) => a + b, 0)) : "–");
+  say(find("tile-rows"), streams.length ? count(streams.reduce((total, stream) => total + stream.rows, 0)) : "–");
+  say(find("tile-rows-note"), `in ${plural(streams.length, "stream")}`);
+  const behind = streams.filter((stream) => stream.consumers.length).sort((a, b) => b.lag - a.lag)[0];
+  say(find("tile-lag"), behind ? count(behind.lag) : "–");
+  say(find("tile-lag-note"), !behind ? "no consumers" : behind.lag ? `on ${behind.name}` : "every consumer is up to date");
+  const failing = pipelines.filter((pipeline) => ["failed", "interrupted"].includes(pipeline.status));
+  const running = pipelines.filter((pipeline) => pipeline.status === "running");
+  say(find("tile-runs"), pipelines.length ? (failing.length ? `${count(failing.length)} failing` : "all well") : "–");
+  find("tile-runs").classList.toggle("loud", failing.length > 0);
+  const known = complete ? plural(pipelines.length, "pipeline") : "shown with a key";
+  say(find("tile-runs-note"), `${known}${running.length ? `, ${count(running.length)} running` : ""}`);
+}
+
+function empty(what, items, build) {
+  const place = find(`${what}-empty`);
+  place.hidden = items.length > 0;
+  place.previousElementSibling.hidden = items.length === 0;
+  if (items.length) place.replaceChildren();
+  else if (place.dataset.kind !== build.name || !place.children.length) {
+    place.dataset.kind = build.name;
+    place.replaceChildren(...build());
+  }
+}
+
+function noStreams() {
+  return [
+    make("p", { class: "strong" }, "No stream is declared yet."),
+    make("p", {}, "Declare one in a module, and start the service with it:"),
+    make("pre", {}, '@weft.stream(fields={"user_id": "string", "action": "string"})\ndef user_events(): ...\n\n$ weft serve --module my_streams'),
+  ];
+}
+
+function hiddenStreams() {
+  return [make("p", { class: "strong" }, "No stream can be read without a credential."), make("p", {}, "Give a key with the button Key above.")];
+}
+
+function noPipelines() {
+  return [make("p", { class: "strong" }, "No pipeline is declared."), make("p", {}, "Pipelines load tables on a schedule; their last runs appear here.")];
+}
+
+function hiddenPipelines() {
+  return [make("p", { class: "strong" }, "Pipelines are not shown."), make("p", {}, "They are for those who may read every stream: give a key with the button Key above.")];
+}
+
+find("chart-stream").addEventListener("change", chart);
+find("tag").addEventListener("change", listStreams);
+addEventListener("resize", chart);

@@ -1,0 +1,189 @@
+// Pipelines, models and runs.
+
+import { Action } from "./actions.js";
+import { askJson } from "./api.js";
+import { ago, count, duration, plural } from "./dom.js";
+import { Chip, Code, Command, Empty, Facts, Panel, Status, Table, Time, Timeline, Title, View, changed, html, to, until } from "./ui.js";
+
+const HEAD = [["Pipeline"], ["Last run"], ["Runs", "wide"], ["Took", "number medium"], ["Read", "number medium"], ["Changed", "number medium"], ["Next", "medium"]];
+
+export const names = (list, kind) => list.map((name, index) => html`${index ? ", " : ""}${kind ? html`<a href=${to(kind, name)}>${name}</a>` : name}`);
+
+// The rows of a table of pipelines, on the first page and on that of pipelines.
+export function PipelineRows({ pipelines, now }) {
+  return pipelines.map(({ last, ...pipeline }) => {
+    const aside = last?.quarantined ? `, ${count(last.quarantined)} quarantined` : "";
+    return html`
+      <tr key=${pipeline.name}>
+        <th scope="row">
+          <a class="strong" href=${to("pipelines", pipeline.name)}>${pipeline.name}</a>
+          ${pipeline.kind === "model" && html`<${Chip}>model<//>`}
+          ${pipeline.paused_at && html`<${Chip} kind="warn">paused<//>`}
+          <span class="note block">${pipeline.description || pipeline.targets.join(", ")}</span>
+        </th>
+        <td>
+          <${Status} status=${pipeline.status} /> <span class="note">${last ? ago(last.started_at, now) + aside : ""}</span>
+          ${last?.error && html`<details class="why"><summary>Why</summary><pre>${last.error}</pre></details>`}
+        </td>
+        <td class="wide"><${Timeline} small runs=${pipeline.runs} /></td>
+        <td class="number medium">${duration(last?.seconds)}</td>
+        <td class="number medium">${count(last?.rows_read)}</td>
+        <td class="number medium">${changed(last)}</td>
+        <td class="medium line-up" title=${pipeline.state || ""}>
+          ${pipeline.next_due ? html`<${Time} at=${pipeline.next_due} /><span class="note block">${pipeline.schedule}</span>` : html`<span class="note">${pipeline.schedule || (pipeline.kind === "model" ? "with its inputs" : "by hand")}</span>`}
+        </td>
+      </tr>
+    `;
+  });
+}
+
+export class Pipelines extends View {
+  path = () => "api/v1/pipelines";
+
+  show({ pipelines, problem, at }) {
+    return html`
+      <${Title} name="Pipelines and models" about=${problem} />
+      <section class="panel">
+        ${pipelines.length
+          ? html`<${Table} label="Pipelines and models" head=${HEAD}><${PipelineRows} pipelines=${pipelines} now=${new Date(at)} /><//>`
+          : html`<${Empty} title="No pipeline is declared."><p>Pipelines load tables on a schedule; their last runs appear here.</p><//>`}
+      </section>
+    `;
+  }
+}
+
+export class Pipeline extends View {
+  path = () => `api/v1/pipelines/${encodeURIComponent(this.props.name)}`;
+
+  show(pipeline) {
+    const { name, last, runs } = pipeline;
+    const model = pipeline.kind === "model";
+    return html`
+      <${Title} kind=${model ? "Model" : "Pipeline"} name=${name} about=${pipeline.description}>
+        <${Status} status=${pipeline.status} />
+        ${pipeline.paused_at && html`<${Chip} kind="warn">paused <${Time} relative at=${pipeline.paused_at} /><//>`}
+        ${pipeline.paused_at
+          ? html`<${Action} key="resume" label="Resume" path=${`${this.path()}/resume`} command=${`weft resume ${name}`} what="Its schedule is followed again. Slots that passed meanwhile are run only with catchup." />`
+          : html`<${Action} key="pause" label="Pause" path=${`${this.path()}/pause`} command=${`weft pause ${name}`} what="Its schedule is not followed until somebody resumes it. What runs now goes on." />`}
+        ${pipeline.status !== "running" && html`<${Action} key="run" primary label=${["failed", "interrupted"].includes(pipeline.status) ? "Retry" : "Run now"} path=${`${this.path()}/run`} command=${`weft run ${name}`} what=${`A process of the service's machine runs ${name}, whatever its schedule says. It writes to ${pipeline.targets.join(", ")}. A run that failed is continued: what it had committed is not done twice.`} />`}
+      <//>
+      ${last?.error && pipeline.status !== "succeeded" && html`<${Panel} id="error" title="Why it failed"><pre class="code bad-text">${last.error}</pre><p class="foot top-gap"><a href=${to("runs", last.run_id)}>The run and its log</a> <${Command} text=${`weft logs ${name}`} /></p><//>`}
+      <${Panel} id="stands" title="How it stands">
+        <${Facts} facts=${[
+          ["Now", pipeline.state],
+          ["Next due", pipeline.next_due && html`<${Time} at=${pipeline.next_due} /> <span class="note">${until(pipeline.next_due)}</span>`],
+          ["Last success", pipeline.succeeded_at ? html`<${Time} relative at=${pipeline.succeeded_at} />` : "never"],
+          ["Failures in a row", pipeline.failures ? count(pipeline.failures) : null],
+          ["Schedule", pipeline.schedule || (model ? "with its inputs" : "by hand")],
+          ["Mode", pipeline.mode],
+          ["Writes", pipeline.targets.join(", ")],
+          ["Reads", pipeline.inputs.join(", ")],
+          ["After", pipeline.depends_on.length > 0 && names(pipeline.depends_on, "pipelines")],
+          ["Before", pipeline.dependents.length > 0 && names(pipeline.dependents, "pipelines")],
+          ["Attempts", pipeline.attempts_allowed],
+          ["Owner", pipeline.owner],
+          ["Tags", pipeline.tags.join(", ")],
+          ["Declared", pipeline.declared],
+        ]} />
+      <//>
+      <${Panel} id="runs" title="Last runs" note=${runs.length ? "The newest on the right; as high as they took long" : ""}>
+        ${runs.length
+          ? html`
+              <${Timeline} runs=${[...runs].reverse()} />
+              <${Table} label="Last runs" head=${[["Run"], ["Status"], ["Took", "number"], ["Read", "number medium"], ["Changed", "number medium"], ["Quarantined", "number wide"], ["Why", "wide"]]}>
+                ${runs.map((run) => html`<${RunRow} key=${`${run.run_id} ${run.attempt}`} run=${run} />`)}
+              <//>
+            `
+          : html`<${Empty} title="It never ran."><p><${Command} text=${`weft run ${name}`} /></p><//>`}
+      <//>
+      ${pipeline.code && html`<${Panel} id="code" title="Code" note=${pipeline.declared}><${Code} label="Code" text=${pipeline.code} /><//>`}
+    `;
+  }
+}
+
+const RunRow = ({ run }) => html`
+  <tr>
+    <th scope="row"><a href=${to("runs", run.run_id)}><${Time} at=${run.started_at} /></a>${run.attempt > 1 && html`<span class="note"> attempt ${run.attempt}</span>`}</th>
+    <td><${Status} status=${run.status} /></td>
+    <td class="number">${duration(run.seconds)}</td>
+    <td class="number medium">${count(run.rows_read)}</td>
+    <td class="number medium">${changed(run)}</td>
+    <td class="number wide">${count(run.quarantined)}</td>
+    <td class="wide note cut">${(run.error || run.reason || "").split("\n")[0]}</td>
+  </tr>
+`;
+
+const TOOK = ["rows_read", "inserted", "updated", "unchanged", "deleted", "quarantined", "late"];
+
+export class Run extends View {
+  every = 2000;
+  path = () => `api/v1/runs/${encodeURIComponent(this.props.id)}`;
+
+  show({ pipeline, run_id: id, attempts }) {
+    const last = attempts.at(-1);
+    return html`
+      <${Title} kind="Run" name=${id} about=${html`of <a href=${to("pipelines", pipeline)}>${pipeline}</a>${last.slot ? html`, for the slot <${Time} at=${last.slot} />` : ""}`}>
+        <${Status} status=${last.status} />
+        ${last.status === "running" && html`<${Action} label="Cancel" path=${`${this.path()}/cancel`} command=${`weft runs cancel ${id}`} what="It ends within 20 seconds, wherever it runs, and is not tried again. What is not committed is undone." />`}
+      <//>
+      ${[...attempts].reverse().map(
+        (each) => html`
+          <${Panel} key=${each.attempt} id=${`attempt-${each.attempt}`} title=${each.attempt ? `Attempt ${each.attempt}` : "Skipped"} note=${plural(attempts.length, "attempt")}>
+            <${Facts} facts=${[
+              ["Status", html`<${Status} status=${each.status} />`],
+              ["Started", html`<${Time} at=${each.started_at} />`],
+              ["Took", duration(each.seconds)],
+              ["Engine", each.engine],
+              ["Where", each.host && `process ${each.pid} on ${each.host}`],
+              ["Tried again", each.retry_at && html`<${Time} at=${each.retry_at} />`],
+              ...TOOK.map((name) => [name === "rows_read" ? "Read" : name[0].toUpperCase() + name.slice(1), each[name] ? count(each[name]) : null]),
+            ]} />
+            ${(each.error || each.reason) && html`<pre class="code bad-text">${each.error || each.reason}</pre>`}
+            ${each.targets.length > 0 &&
+            html`<${Table} label="Targets" head=${[["Target"], ["Read", "number"], ["Inserted", "number"], ["Updated", "number medium"], ["Deleted", "number medium"], ["Took", "number"]]}>
+              ${each.targets.map((one) => html`<tr key=${one.target}><th scope="row">${one.target}</th><td class="number">${count(one.rows_read)}</td><td class="number">${count(one.inserted)}</td><td class="number medium">${count(one.updated)}</td><td class="number medium">${count(one.deleted)}</td><td class="number">${duration(one.seconds)}</td></tr>`)}
+            <//>`}
+            ${each.attempt > 0 && html`<${Log} run=${id} attempt=${each.attempt} ended=${each.status !== "running"} pipeline=${pipeline} />`}
+          <//>
+        `,
+      )}
+    `;
+  }
+}
+
+// The log of an attempt, as it comes.
+class Log extends View {
+  every = 1500;
+  state = { text: "", next: null, ended: false, known: false };
+
+  path = () => `api/v1/runs/${encodeURIComponent(this.props.run)}/log?attempt=${this.props.attempt}${this.state.next === null ? "" : `&after=${this.state.next}`}`;
+
+  componentDidMount() {
+    this.ask();
+  }
+
+  componentWillUnmount() {
+    clearTimeout(this.timer);
+    this.gone = true;
+  }
+
+  async ask() {
+    let ended = false;
+    try {
+      const part = await askJson(this.path());
+      if (this.gone) return;
+      ended = part.ended || part.text === null;
+      this.setState(({ text }) => ({ text: text + (part.text ?? ""), next: part.text === null ? null : part.next, known: part.text !== null, ended }));
+    } catch {
+      // The view itself says that the service does not answer.
+    }
+    if (!ended && !this.gone) this.timer = setTimeout(() => this.ask(), this.every);
+  }
+
+  render({ pipeline, run }, { text, ended, known }) {
+    return html`
+      <h3 class="sub">Log${ended || !known ? "" : " (live)"}</h3>
+      ${text ? html`<${Code} label="Log" text=${text} />` : html`<p class="foot note">${ended && !known ? "This machine has no log of it. On the machine that ran it: " : "Nothing was written yet."}${ended && !known && html`<${Command} text=${`weft logs ${pipeline} --run ${run}`} />`}</p>`}
+    `;
+  }
+}

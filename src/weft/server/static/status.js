@@ -1,0 +1,72 @@
+// The line of the header that says whether the page is live, the banner, and requests that are repeated while somebody looks.
+
+import { Refused, askJson } from "./api.js";
+import { find, say } from "./dom.js";
+
+const polls = new Set();
+let askForKey = () => {};
+
+export function live(kind, text) {
+  find("live").className = `live ${kind}`;
+  say(find("live-text"), text);
+  if (kind === "ok") banner(null);
+}
+
+export function banner(text) {
+  const element = find("banner");
+  element.hidden = !text;
+  say(element, text || "");
+}
+
+// What opens the dialog for a key.
+export const keyAskedBy = (ask) => (askForKey = ask);
+export const refreshAll = () => polls.forEach((each) => each.now());
+
+// Asks for a path again and again, and shows each answer. `missing` is called where there is no such thing.
+export function poll(path, show, { every = 2000, missing } = {}) {
+  let timer;
+  let asking = 0;
+  const self = {
+    async now() {
+      clearTimeout(timer);
+      const turn = ++asking;
+      let pause = every;
+      try {
+        const answer = await askJson(typeof path === "function" ? path() : path);
+        if (turn !== asking) return;
+        show(answer);
+        live("ok", "Live");
+      } catch (error) {
+        if (turn !== asking) return;
+        if (error instanceof Refused && error.status === 404 && missing) {
+          live("ok", "Live");
+          return missing(error);
+        }
+        if (error instanceof Refused) {
+          live("bad", "Refused");
+          banner(error.message);
+          // Not asked again before there is another key: the service counts wrong ones.
+          if (error.status === 401) return askForKey(error.message);
+          pause = Math.max(pause, (error.retryAfter || 0) * 1000);
+        } else {
+          live("bad", "Not connected");
+          banner("The service does not answer. What is shown is from before; trying again …");
+          if (!(error instanceof TypeError)) console.error(error); // a fetch that fails is a TypeError
+        }
+      }
+      // A page that nobody looks at asks for nothing.
+      if (!document.hidden) timer = setTimeout(self.now, pause);
+    },
+    stop() {
+      asking++;
+      clearTimeout(timer);
+      polls.delete(self);
+    },
+    pause: () => clearTimeout(timer),
+  };
+  polls.add(self);
+  self.now();
+  return self;
+}
+
+document.addEventListener("visibilitychange", () => polls.forEach((each) => (document.hidden ? each.pause() : each.now())));

@@ -1,0 +1,173 @@
+// One stream: its fields, size and rate, who reads it, what was rejected, and its events as they come.
+
+import { Series, lineChart } from "./chart.js";
+import { count, duration, rate } from "./dom.js";
+import { poll } from "./status.js";
+import { Tail } from "./tail.js";
+import { Chip, Component, Empty, Facts, Panel, Table, Time, Title, View, html, to } from "./ui.js";
+
+export class StreamView extends View {
+  every = 2000;
+  series = new Series();
+  path = () => `api/v1/streams/${encodeURIComponent(this.props.name)}${this.state.data ? "" : "?history=true"}`;
+
+  componentDidMount() {
+    super.componentDidMount();
+    const missing = () => {};
+    const path = `api/v1/streams/${encodeURIComponent(this.props.name)}`;
+    this.others = [
+      poll(`${path}/groups`, ({ groups }) => this.setState({ groups }), { every: 3000, missing }),
+      poll(`${path}/history?hours=24`, ({ points, at }) => this.setState({ day: points, dayAt: new Date(at) / 1000 }), { every: 60000, missing }),
+      poll(`${path}/rejected`, ({ groups }) => this.setState({ rejected: groups }), { every: 10000, missing }),
+    ];
+  }
+
+  componentWillUnmount() {
+    super.componentWillUnmount();
+    this.others.forEach((each) => each.stop());
+  }
+
+  show(stream) {
+    const { groups = [], rejected = [], day = [], dayAt = 0 } = this.state;
+    for (const [at, published] of stream.history || []) this.series.add(at, published);
+    const at = new Date(stream.at) / 1000;
+    this.series.add(at, stream.published);
+    const fields = Object.entries({ ...stream.fields, ...stream.columns });
+    const aside = [
+      ["Dead letters", stream.dead_letters, stream.dead_letter_stream],
+      ["Quarantined", stream.quarantined, stream.quarantine_stream],
+    ].filter(([, number]) => number !== null);
+    return html`
+      <${Title} kind="Stream" name=${stream.name} about=${stream.description}>
+        ${stream.tags.map((tag) => html`<${Chip} key=${tag}>${tag}<//>`)}
+        ${stream.auth && html`<${Chip}>closed by ${stream.auth.replace("_", " ")}<//>`}
+      <//>
+      <${Panel} id="stands" title="How it stands">
+        <${Facts} facts=${[
+          ["Events per second", rate(this.series.now())],
+          ["Stored", count(stream.row_count)],
+          ["Last offset", stream.head_text],
+          ["Removed up to", stream.floor_text === "0" ? null : stream.floor_text],
+          ["Retention", retention(stream.retention)],
+          ["New fields", stream.on_schema_drift],
+          ["Owner", stream.owner],
+          ...aside.map(([title, number, name]) => [title, html`<a href=${to("streams", name)}>${count(number)}</a>`]),
+        ]} />
+        <${Chart} points=${this.series.points()} now=${at} />
+      <//>
+      ${day.length > 1 && html`
+        <${Panel} id="day" title="The last day" note="a point a minute">
+          <h3 class="sub">Events per second</h3>
+          <${Chart} points=${rates(day)} now=${dayAt} options=${{ ...DAY, label: "Events per second over the last day" }} />
+          ${day.some(([, , lag]) => lag > 0) && html`
+            <h3 class="sub">Lag of the slowest consumer</h3>
+            <${Chart} points=${day.map(([moment, , lag]) => [moment, lag])} now=${dayAt} options=${{ ...DAY, label: "Lag over the last day", suffix: "events" }} />
+          `}
+        <//>
+      `}
+      <${Panel} id="consumers" title="Consumers" note=${groups.length ? "" : "Nobody has read it under a name yet."}>
+        ${groups.length > 0 && html`
+          <${Table} label="Consumers" head=${[["Consumer"], ["Lag", "number"], ["Not acknowledged", "number medium"], ["Lost", "number medium"], ["Position", "number wide"], ["Members", "wide"]]}>
+            ${groups.map((each) => html`
+              <tr key=${each.consumer}>
+                <th scope="row" class="strong">${each.consumer}</th>
+                <td class=${`number ${each.lag > 0 ? "loud" : ""}`}>${count(each.lag)}</td>
+                <td class="number medium">${count(each.pending)}</td>
+                <td class="number medium">${count(each.lost)}</td>
+                <td class="number wide">${each.position_text}</td>
+                <td class="wide note">${each.members.map((member) => member.member).join(", ")}</td>
+              </tr>
+            `)}
+          <//>
+        `}
+      <//>
+      ${rejected.length > 0 && html`
+        <${Panel} id="rejected" title="Rejected events" note="by their reasons, of the newest 2,000">
+          <${Table} label="Rejected events by reason" head=${[["Reason"], ["Events", "number"], ["Of", "medium"], ["Newest", "number medium"]]}>
+            ${rejected.map((each) => html`
+              <tr key=${`${each.kind} ${each.of} ${each.reason}`}>
+                <th scope="row">${each.reason}<details class="why"><summary>One of them</summary><pre>${each.payload}</pre></details></th>
+                <td class="number"><a href=${to("streams", each.stream)}>${count(each.count)}</a></td>
+                <td class="medium"><${Chip} kind="warn">${each.kind}<//> <span class="note">${each.of}</span></td>
+                <td class="number medium"><${Time} relative at=${each.newest} /></td>
+              </tr>
+            `)}
+          <//>
+        <//>
+      `}
+      <${Panel} id="fields" title="Fields">
+        ${fields.length
+          ? html`
+              <${Table} label="Fields" head=${[["Field"], ["Type"], ["Declared"]]}>
+                ${fields.map(([name, kind]) => html`<tr key=${name}><th scope="row"><code>${name}</code></th><td><code>${kind}</code></td><td class="note">${name in stream.fields ? "declared" : "came with an event"}</td></tr>`)}
+              <//>
+            `
+          : html`<${Empty} title="It has no fields yet."><p>The first event brings them.</p><//>`}
+      <//>
+      <${LiveTail} name=${stream.name} tail=${stream.tail} />
+    `;
+  }
+}
+
+function retention({ max_age_days: days, max_rows: most }) {
+  const parts = [days != null && duration(days * 86400), most != null && `${count(most)} events`].filter(Boolean);
+  return parts.length ? `the last ${parts.join(", ")}` : "kept indefinitely";
+}
+
+const DAY = { span: 86400, unit: 3600, step: 4, word: "h" };
+const rates = (points) => points.slice(1).map(([at, published], index) => [at, Math.max(0, published - points[index][1]) / Math.max(1, at - points[index][0])]);
+
+class Chart extends Component {
+  componentDidMount() {
+    this.draw = lineChart(this.element, this.props.options);
+    this.resized = () => this.draw(this.props.points, this.props.now);
+    addEventListener("resize", this.resized);
+    this.resized();
+  }
+
+  componentDidUpdate() {
+    this.resized();
+  }
+
+  componentWillUnmount() {
+    removeEventListener("resize", this.resized);
+  }
+
+  render() {
+    return html`<div class="chart" ref=${(element) => (this.element = element)}></div>`;
+  }
+}
+
+class LiveTail extends Component {
+  componentDidMount() {
+    const part = (name) => this.element.querySelector(`[data-part="${name}"]`);
+    const elements = { list: part("list"), status: part("status"), input: part("input"), button: part("button") };
+    this.tail = new Tail(elements, () => ({ tail: this.props.tail }), this.props.name);
+    this.tail.open();
+  }
+
+  componentWillUnmount() {
+    this.tail.close();
+  }
+
+  // Its elements are the tail's own from then on.
+  shouldComponentUpdate() {
+    return false;
+  }
+
+  render() {
+    return html`
+      <section class="panel" aria-labelledby="live-title" ref=${(element) => (this.element = element)}>
+        <div class="head">
+          <h2 id="live-title">Live tail</h2>
+          <form class="controls">
+            <label class="field">Only where <input data-part="input" placeholder="field=value" autocomplete="off" spellcheck="false" size="16" /></label>
+            <button type="button" data-part="button" aria-pressed="false">Pause</button>
+          </form>
+        </div>
+        <p class="note status" data-part="status" role="status"></p>
+        <ol class="tail" data-part="list" aria-labelledby="live-title" tabindex="0"></ol>
+      </section>
+    `;
+  }
+}

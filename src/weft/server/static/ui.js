@@ -1,0 +1,113 @@
+// Components that several views use. Texts of others become text nodes: nothing here parses HTML.
+
+import { Component, h, render } from "./preact.js";
+import htm from "./htm.js";
+import { ago, count, duration } from "./dom.js";
+import { poll } from "./status.js";
+
+export const html = htm.bind(h);
+export { Component, render };
+
+export const to = (...parts) => `#/${parts.map(encodeURIComponent).join("/")}`;
+
+export const MARKS = { succeeded: "✓", failed: "✕", interrupted: "!", running: "…", cancelled: "⊘", skipped: "–" };
+export const KINDS = { succeeded: "good", failed: "bad", interrupted: "warn", running: "busy", cancelled: "warn", skipped: "" };
+
+export const Chip = ({ kind = "", children }) => html`<span class=${`chip ${kind}`}>${children}</span>`;
+
+export const Status = ({ status }) => html`<${Chip} kind=${KINDS[status]}>${status ? `${MARKS[status]} ${status}` : "never ran"}<//>`;
+
+// A moment in the reader's zone, with UTC on hover.
+export function Time({ at, now, relative = false }) {
+  if (!at) return "–";
+  const moment = new Date(at);
+  const text = relative ? ago(moment, now ?? Date.now()) : moment.toLocaleString();
+  const title = `${relative ? `${moment.toLocaleString()}, ` : ""}${moment.toISOString().replace("T", " ").replace(/\.\d+Z$/, " UTC")}`;
+  return html`<time datetime=${moment.toISOString()} title=${title}>${text}</time>`;
+}
+
+// How long it is until a moment.
+export function until(at, now = Date.now()) {
+  const seconds = (new Date(at) - now) / 1000;
+  return seconds <= 0 ? "now" : `in ${duration(Math.max(1, Math.round(seconds)))}`;
+}
+
+export const Panel = ({ title, note, children, id }) => html`
+  <section class="panel" aria-labelledby=${id}>
+    <div class="head"><h2 id=${id}>${title}</h2>${note && html`<p class="note">${note}</p>`}</div>
+    ${children}
+  </section>
+`;
+
+// Pairs of a name and a value; those without a value are left out.
+export const Facts = ({ facts }) => html`
+  <dl class="facts">
+    ${facts.filter(([, value]) => value != null && value !== "" && value !== false).map(([name, value]) => html`<div key=${name}><dt>${name}</dt><dd>${value}</dd></div>`)}
+  </dl>
+`;
+
+export const Table = ({ label, head, children, id }) => html`
+  <div class="scroll" role="region" aria-label=${label} tabindex="0">
+    <table>
+      <thead><tr>${head.map(([text, kind]) => html`<th scope="col" class=${kind} key=${text}>${text}</th>`)}</tr></thead>
+      <tbody id=${id}>${children}</tbody>
+    </table>
+  </div>
+`;
+
+export const Empty = ({ title, children }) => html`<div class="empty"><p class="strong">${title}</p>${children}</div>`;
+
+export const Code = ({ text, label }) => html`<pre class="code" tabindex="0" role="region" aria-label=${label}>${text}</pre>`;
+
+export const Command = ({ text }) => html`
+  <span class="command"><code>${text}</code><button type="button" class="quiet small" aria-label=${`Copy ${text}`} onClick=${() => navigator.clipboard?.writeText(text)}>Copy</button></span>
+`;
+
+// The title of a view, its kind above it, and what is said of it below.
+export const Title = ({ kind, name, about, children }) => html`
+  <div class="title">
+    <div>${kind && html`<p class="note">${kind}</p>`}<h1 id="title" tabindex="-1">${name}</h1></div>
+    <div class="controls">${children}</div>
+    ${about && html`<p class="about">${about}</p>`}
+  </div>
+`;
+
+// Runs as bars, the newest last: as high as they took long, each a link to its run.
+export function Timeline({ runs, small = false }) {
+  const longest = Math.max(...runs.map((run) => run.seconds || 0), 0.001);
+  const height = (run) => `${Math.round(Math.max(0.16, Math.sqrt((run.seconds || 0) / longest)) * 100)}%`;
+  return html`
+    <ol class=${`timeline ${small ? "small" : ""}`}>
+      ${runs.map(
+        (run) => html`
+          <li key=${`${run.run_id} ${run.attempt ?? run.started_at}`}>
+            <a href=${to("runs", run.run_id)} title=${`${run.status}, ${new Date(run.started_at).toLocaleString()}, ${duration(run.seconds)}`} aria-label=${`${run.status} ${new Date(run.started_at).toLocaleString()}, ${duration(run.seconds)}`}>
+              <span class=${`bar ${KINDS[run.status]}`} style=${{ height: height(run) }}></span>
+            </a>
+          </li>
+        `,
+      )}
+    </ol>
+  `;
+}
+
+export const changed = (run) => (run ? count((run.inserted || 0) + (run.updated || 0) + (run.deleted || 0)) : "–");
+
+// A view that shows what a path answers. Subclasses have `path`, `every` and `show(data)`.
+export class View extends Component {
+  every = 4000;
+
+  componentDidMount() {
+    const missing = (error) => this.setState({ missing: error });
+    this.poll = poll(() => this.path(), (data) => this.setState({ data, missing: null }), { every: this.every, missing });
+  }
+
+  componentWillUnmount() {
+    this.poll.stop();
+  }
+
+  render(_, { data, missing }) {
+    if (missing) return html`<${Title} kind="Not found" name=${missing.message} about=${missing.hint} />`;
+    return data ? this.show(data) : html`<p class="note" role="status">Loading …</p>`;
+  }
+}

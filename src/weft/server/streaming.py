@@ -1,0 +1,222 @@
+"""`/api/v1/streaming`: streaming pipelines, how far each has come, and what waits in its state.
+
+The process that runs one may be on another machine. What is known here is what it leaves behind: its checkpoint, its
+state and its dead letters, as `weft checkpoints`, `weft state` and `weft dlq` show them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from datetime import UTC, datetime
+from itertools import islice
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from weft.errors import WeftError
+from weft.pipelines.streaming.declare import find
+from weft.pipelines.streaming.spec import Source, StreamingPipeline, Target
+from weft.project import current
+from weft.server.cached_probe import CachedProbe
+from weft.server.consuming import query
+from weft.server.problems import later
+from weft.server.service import json_response, service_of
+from weft.systems.dead_letter_store import StoredLetter
+
+_LIST_FRESH_SECONDS, _ONE_FRESH_SECONDS = 2.0, 5.0
+_ANSWER_SECONDS = 10.0
+# Of a store with more dead letters than this, an answer groups so many.
+_LETTERS = 10_000
+_GROUPS = 20
+
+
+class Streaming:
+    """What this process last read of the streaming pipelines."""
+
+    def __init__(self) -> None:
+        self.all = CachedProbe(_read_all, fresh_seconds=_LIST_FRESH_SECONDS)
+        self._each: dict[str, CachedProbe[dict[str, Any]]] = {}
+
+    def one(self, pipeline: StreamingPipeline) -> CachedProbe[dict[str, Any]]:
+        """Return the probe of one: its sources and its state may be in databases that hang."""
+        probe = CachedProbe(lambda: _read_one(find(pipeline.name)), fresh_seconds=_ONE_FRESH_SECONDS)
+        return self._each.setdefault(pipeline.name, probe)
+
+
+async def streaming_pipelines(request: Request) -> Response:
+    """List the streaming pipelines with their checkpoints."""
+    query(request)
+    await service_of(request).access.admit_to_all(request)
+    known: Streaming = request.app.state.streaming
+    return json_response({"at": datetime.now(UTC), "pipelines": await _answer(known.all) if _any() else []})
+
+
+async def streaming_pipeline(request: Request) -> Response:
+    """Show one: its lag by source, its watermark and state, its dead letters by error, and its SQL."""
+    query(request)
+    await service_of(request).access.admit_to_all(request)
+    known: Streaming = request.app.state.streaming
+    return json_response(await _answer(known.one(find(request.path_params["pipeline"]))))
+
+
+def _any() -> bool:
+    return bool(current().streaming_pipelines)
+
+
+async def _answer(probe: CachedProbe[Any]) -> Any:
+    try:
+        return await probe.get(_ANSWER_SECONDS)
+    except TimeoutError:
+        text = "A source or the state of this pipeline does not answer."
+        raise later(503, "unavailable", "Not available", text, _ONE_FRESH_SECONDS) from None
+
+
+def _read_all() -> list[dict[str, Any]]:
+    return [_standing(each) for each in list(current().streaming_pipelines.values())]
+
+
+def _standing(pipeline: StreamingPipeline) -> dict[str, Any]:
+    """Return what a pipeline is, and what its checkpoint says."""
+    from weft.engine.streaming.checkpoint import Checkpoint
+    from weft.engine.streaming.status import checkpoint_status
+
+    found: dict[str, Any] = dict.fromkeys(("running", "committed", "planned", "last_batch", "location"))
+    problem = None
+    try:
+        checkpoint = Checkpoint.of(pipeline)
+        found["location"] = checkpoint.location
+        if checkpoint.is_open:
+            found |= checkpoint_status(checkpoint, pipeline)
+        else:
+            problem = f"Its checkpoint is read by Spark: weft checkpoints show {pipeline.name}"
+    except WeftError as error:
+        problem = error.what
+    return {
+        "name": pipeline.name,
+        "description": pipeline.description,
+        "sources": [_place(each) for each in pipeline.sources],
+        "targets": [_place(each) | {"mode": each.mode} for each in pipeline.targets],
+        "step": "window" if pipeline.window else "join" if pipeline.join else "cdc" if pipeline.cdc else None,
+        "running": found["running"],
+        "committed": found["committed"],
+        "planned": found["planned"],
+        "last_batch": found["last_batch"],
+        "problem": problem,
+    }
+
+
+def _place(end: Source | Target) -> dict[str, Any]:
+    connection = end.connection
+    name = connection if connection is None or isinstance(connection, str) else connection.name or connection.kind
+    return {"name": end.name, "connection": name or "default"}
+
+
+def _read_one(pipeline: StreamingPipeline) -> dict[str, Any]:
+    from weft.operate.redaction import clean
+
+    sql = pipeline.transform_sql
+    return {
+        "at": datetime.now(UTC),
+        **_standing(pipeline),
+        "declared": pipeline.place,
+        "every_seconds": pipeline.every_seconds,
+        "delivery": pipeline.delivery,
+        "sql": None if sql is None else clean(sql, most=100_000),
+        **_read_lag(pipeline),
+        **_read_state(pipeline),
+        **_read_letters(pipeline),
+    }
+
+
+def _read_lag(pipeline: StreamingPipeline) -> dict[str, Any]:
+    from weft.engine.streaming.checkpoint import Checkpoint
+    from weft.engine.streaming.progress import SourceLag
+    from weft.engine.streaming.sources import show_position
+
+    positions: dict[str, str] = {}
+    lag: dict[str, int] = {}
+    words: dict[str, str] = {}
+    try:
+        checkpoint = Checkpoint.of(pipeline)
+        if checkpoint.is_open:
+            for number, (source, position) in enumerate(
+                zip(pipeline.sources, checkpoint.state().offsets, strict=False)
+            ):
+                positions[source.name] = show_position(position, checkpoint.source_log(number), source)
+            progress = SourceLag(pipeline.sources, checkpoint)
+            lag = progress.now()
+            words = progress.in_words()
+    except WeftError:  # the standing has the reason
+        pass
+    return {
+        "lag": [
+            {
+                "source": each.name,
+                "position": positions.get(each.name),
+                "lag": lag.get(each.name),
+                "words": words.get(each.name),
+            }
+            for each in pipeline.sources
+        ]
+    }
+
+
+def _read_state(pipeline: StreamingPipeline) -> dict[str, Any]:
+    """Return what the window or join keeps, and what holds its watermark."""
+    from weft.engine.streaming.checkpoint import Checkpoint
+    from weft.engine.streaming.status import current_state, refuse_without_state, states_of, watermark_status
+
+    if pipeline.step is None:
+        return {"state": None, "watermark": None, "state_problem": None}
+    try:
+        refuse_without_state(pipeline)
+        if not Checkpoint.of(pipeline).is_open:
+            problem = f"Its checkpoint is read by Spark: weft state why {pipeline.name}"
+            return {"state": None, "watermark": None, "state_problem": problem}
+        states = states_of(pipeline)
+        with current_state(pipeline, f"It has one after its first rows: weft consume {pipeline.name}") as stored:
+            watermark = watermark_status(pipeline, stored)
+    except WeftError as error:
+        return {"state": None, "watermark": None, "state_problem": str(error.what)}
+    kept = {name: states[0][name] for name in ("batch", "windows", "rows", "oldest")}
+    return {"state": kept, "watermark": watermark, "state_problem": None}
+
+
+def _read_letters(pipeline: StreamingPipeline) -> dict[str, Any]:
+    """Return the dead letters by their errors, the commonest first."""
+    from weft.engine.streaming.dead_letters import DeadLetterBox
+    from weft.operate.redaction import clean, project_secrets
+
+    if pipeline.dead_letters is None:
+        return {"dead_letters": None}
+    counts: Counter[tuple[str, str]] = Counter()
+    samples: dict[tuple[str, str], StoredLetter] = {}
+    secrets = project_secrets()
+    try:
+        box = DeadLetterBox(pipeline)
+        if box.needs_spark:
+            problem = f"They are read by Spark: weft dlq list {pipeline.name}"
+            return {"dead_letters": {"count": None, "more": False, "groups": [], "problem": problem}}
+        for letter in islice(box.letters(), _LETTERS + 1):
+            error = letter.error.strip().partition("\n")[0][:300]
+            group = letter.stage, clean(error, known=secrets)
+            counts[group] += 1
+            if group not in samples or letter.failed_at > samples[group].failed_at:
+                samples[group] = letter
+    except WeftError as error:
+        return {"dead_letters": {"count": None, "more": False, "groups": [], "problem": error.what}}
+    groups = [
+        {
+            "stage": stage,
+            "error": error,
+            "count": count,
+            "newest": samples[stage, error].failed_at,
+            "letter_id": samples[stage, error].letter_id,
+            "payload": str(samples[stage, error].payload)[:2000],
+        }
+        for (stage, error), count in counts.most_common(_GROUPS)
+    ]
+    total = counts.total()
+    letters = {"count": min(total, _LETTERS), "more": total > _LETTERS, "groups": groups, "problem": None}
+    return {"dead_letters": letters}

@@ -1,0 +1,48 @@
+"""A project with one of everything that the page shows, and runs of its pipelines."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import weft
+from weft import pk
+from weft.operate.runlog import RunLog
+from weft.types import BigInt
+from workers import declare
+
+
+def declare_project() -> None:
+    orders = declare("orders", fields={"id": "int64"})
+
+    @weft.table
+    class Customers:
+        id: Annotated[BigInt, pk()]
+
+    @weft.table
+    class Totals:
+        id: Annotated[BigInt, pk()]
+
+    @weft.pipeline(target=Customers, mode="append", name="customers")
+    def customers(conn: Any) -> str:
+        return "SELECT 1 AS id"
+
+    @weft.pipeline(
+        target=Totals, mode="merge", schedule="0 2 * * *", depends_on=["customers"], name="nightly", tags=["daily"]
+    )
+    def nightly(conn: Any) -> str:
+        return "SELECT 2 AS id"
+
+    @weft.model(name="revenue", dependencies=["orders", "totals"])
+    def revenue(orders: Any, totals: Any) -> str:
+        return "SELECT count(*) AS n FROM orders"
+
+    @weft.streaming_pipeline(
+        name="loader", source=orders, target="default", target_table="clean", transform_sql="SELECT id FROM source"
+    )
+    def loader() -> None: ...
+
+
+def run_once(log: RunLog, pipeline: str, status: str = "succeeded", **ended: Any) -> str:
+    claimed: Any = log.claim(pipeline, resume=False)
+    log.finish(claimed, status, **ended)
+    return str(claimed.run_id)

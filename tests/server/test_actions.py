@@ -1,0 +1,137 @@
+"""Actions on pipelines over HTTP: who may, what they do, and what the audit log says of them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import warm_python
+from operations_project import declare_project, run_once
+from servers import wait_until
+from weft.operate.runlog import open_run_log
+from weft.project import Project
+from weft.server.audit import Audit
+from weft.server.keys import key_table
+
+ACTIONS = ("pipelines/nightly/run", "pipelines/nightly/pause", "pipelines/nightly/resume", "runs/x/cancel")
+on_sqlite = pytest.mark.parametrize("system", ["sqlite"], indirect=True)
+
+
+def make_key(*scopes: Any, name: str = "ops", streams: tuple[str, ...] = ()) -> dict[str, str]:
+    """The header of a new key."""
+    with key_table() as table:
+        return {"authorization": f"Bearer {table.create(name=name, scopes=scopes, streams=streams)[1]}"}
+
+
+@on_sqlite
+def test_they_are_off_without_a_key_of_the_scope_admin(streams: Project, http: Any) -> None:
+    declare_project()
+    for action in ACTIONS:
+        assert http.post(f"/api/v1/{action}").status_code == 401, action
+    assert http.get("/api/v1/audit").status_code == 401
+    headers = [make_key("read", "write"), make_key("admin", streams=("orders",))]
+    for header in headers:
+        for action in ACTIONS:
+            assert http.post(f"/api/v1/{action}", headers=header).status_code == 403, action
+        assert http.get("/api/v1/audit", headers=header).status_code == 403
+    with open_run_log(read_only=True) as log:
+        assert log.latest(["nightly"])["nightly"].paused_at is None
+
+
+@on_sqlite
+def test_no_page_of_another_site_may(streams: Project, http: Any) -> None:
+    """A browser asks before it sends an Authorization header elsewhere, and is not answered with leave."""
+    declare_project()
+    asked = {"origin": "https://evil.example", "access-control-request-method": "POST"}
+    asked["access-control-request-headers"] = "authorization"
+    answer = http.request("OPTIONS", "/api/v1/pipelines/nightly/pause", headers=asked)
+    assert "access-control-allow-origin" not in answer.headers
+    assert "access-control-allow-headers" not in answer.headers
+
+
+@on_sqlite
+def test_pause_and_resume_are_recorded(streams: Project, http: Any) -> None:
+    declare_project()
+    key = make_key("admin", name="Ann")
+    done = [http.post(f"/api/v1/pipelines/nightly/{each}", headers=key).json()["done"] for each in ("pause", "pause")]
+    assert done == ["paused", "was paused already"]
+    assert http.get("/api/v1/pipelines/nightly", headers=key).json()["state"] == "paused"
+    assert http.post("/api/v1/pipelines/nightly/resume", headers=key).json()["done"] == "resumed"
+    assert http.post("/api/v1/pipelines/nothing/pause", headers=key).status_code == 404
+    actions = http.get("/api/v1/audit", headers=key).json()["actions"]
+    assert [(each["key_name"], each["action"], each["object"], each["outcome"]) for each in actions] == [
+        ("Ann", "resume", "nightly", "resumed"),
+        ("Ann", "pause", "nightly", "was paused already"),
+        ("Ann", "pause", "nightly", "paused"),
+    ]
+    assert http.get("/api/v1/audit?limit=1", headers=key).json()["actions"] == actions[:1]
+
+
+@on_sqlite
+def test_a_run_is_cancelled_once(streams: Project, http: Any) -> None:
+    declare_project()
+    key = make_key("admin")
+    with open_run_log() as log:
+        ended = run_once(log, "nightly")
+        claimed: Any = log.claim("customers", resume=False)
+        assert http.post(f"/api/v1/runs/{ended}/cancel", headers=key).status_code == 409
+        answer = http.post(f"/api/v1/runs/{claimed.run_id}/cancel", headers=key).json()
+        assert (answer["pipeline"], answer["done"]) == ("customers", "ends within 20 seconds")
+        log.heartbeat(claimed)
+        assert log.is_cancelled(claimed)
+        # What runs is not run a second time.
+        assert http.post("/api/v1/pipelines/customers/run", headers=key).status_code == 409
+    outcomes = [each["outcome"] for each in http.get("/api/v1/audit", headers=key).json()["actions"]]
+    assert outcomes == ["customers is being run.", "ends within 20 seconds", f"The run {ended} of nightly has ended."]
+
+
+@pytest.mark.parametrize("system", ["sqlite", "postgres", "mysql"], indirect=True)
+def test_the_audit_log_of_each_database(streams: Project) -> None:
+    with key_table() as table:
+        key, _ = table.create(name=None, scopes=["admin"])
+    audit = Audit()
+    assert audit.latest(10) == []
+    first, second = (audit.begin(key, "127.0.0.1", action, "nightly") for action in ("pause", "resume"))
+    audit.end(first, "paused" * 1000)
+    found = {each["id"]: each for each in audit.latest(10)}
+    assert (found[first]["key_id"], found[first]["client"], found[first]["action"]) == (key.id, "127.0.0.1", "pause")
+    assert found[first]["outcome"].startswith("pausedpaused")
+    assert found[second]["outcome"] is None  # it did not end, or nobody knows
+    assert len(audit.latest(1)) == 1
+
+
+PIPELINE = """
+from typing import Annotated
+from weft import pk
+from weft.types import BigInt
+
+@weft.stream
+def clicks(): ...
+
+@weft.table
+class Totals:
+    id: Annotated[BigInt, pk()]
+
+@weft.pipeline(target=Totals, mode="append", engine="pushdown")
+def totals(conn):
+    return "SELECT 1 AS id"
+"""
+
+
+def test_a_pipeline_is_run(server: Callable[..., Any]) -> None:
+    served = server(PIPELINE)
+    create = [sys.executable, "-m", "weft", "apikey", "create", "--scope", "admin"]
+    token = warm_python.run(create, cwd=served.folder, check=True, capture_output=True, text=True).stdout.strip()
+    key = {"authorization": f"Bearer {token}"}
+    wait_until(lambda: served.client.get("/api/v1/pipelines").status_code == 401, "the service to know the key")
+    answer = served.client.post("/api/v1/pipelines/totals/run", headers=key)
+    assert (answer.status_code, answer.json()["done"]) == (202, "started")
+
+    def status() -> Any:
+        return served.client.get("/api/v1/pipelines/totals", headers=key).json()["status"]
+
+    wait_until(lambda: status() in ("succeeded", "failed"), "the run to end", 120)
+    assert status() == "succeeded", served.log_file.read_text()

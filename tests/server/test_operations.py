@@ -1,0 +1,182 @@
+"""`/api/v1/pipelines`, `/runs`, `/streaming` and `/graph`: what the views of the page show."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import weft
+from operations_project import declare_project, run_once
+from weft.operate.logs import captured, log_file
+from weft.operate.runlog import RunLog, open_run_log
+from weft.project import Project
+from weft.server import pipelines
+from workers import declare
+
+# Where streams are does not matter to any of it.
+pytestmark = pytest.mark.parametrize("system", ["sqlite"], indirect=True)
+
+
+@pytest.fixture
+def log(streams: Project) -> Any:
+    declare_project()
+    with open_run_log() as opened:
+        yield opened
+
+
+def test_pipelines_and_models(log: RunLog, http: Any) -> None:
+    run_once(log, "nightly", counts={"rows_read": 7, "inserted": 5})
+    failed = run_once(log, "nightly", "failed", error="no luck")
+    log.pause("customers")
+    found = {each["name"]: each for each in http.get("/api/v1/pipelines").json()["pipelines"]}
+    assert {name: each["kind"] for name, each in found.items()} == {
+        "customers": "pipeline",
+        "nightly": "pipeline",
+        "revenue": "model",
+    }
+    assert found["customers"]["paused_at"] is not None
+    assert found["customers"]["next_due"] is None
+    nightly = found["nightly"]
+    assert (nightly["status"], nightly["failures"], nightly["tags"]) == ("failed", 1, ["daily"])
+    assert nightly["next_due"].endswith("T02:00:00Z")
+    assert [each["status"] for each in nightly["runs"]] == ["succeeded", "failed"]
+    assert nightly["runs"][-1]["run_id"] == failed
+
+
+def test_one_pipeline_with_its_code_and_runs(log: RunLog, http: Any) -> None:
+    run_once(log, "nightly", counts={"rows_read": 7}, metrics={"targets": [{"target": "totals", "rows_read": 7}]})
+    run_once(log, "customers")
+    shown = http.get("/api/v1/pipelines/nightly").json()
+    assert (shown["mode"], shown["depends_on"], shown["targets"]) == ("merge", ["customers"], ["totals"])
+    assert "SELECT 2 AS id" in shown["code"]
+    (run,) = shown["runs"]
+    assert (run["rows_read"], run["targets"]) == (7, [{"target": "totals", "rows_read": 7}])
+    assert "owner" not in run
+    assert http.get("/api/v1/pipelines/customers").json()["dependents"] == ["nightly"]
+    assert http.get("/api/v1/pipelines/revenue").json()["inputs"] == ["orders", "totals"]
+    missing = http.get("/api/v1/pipelines/nightl")
+    assert missing.status_code == 404
+    assert "nightly" in missing.json()["hint"]
+
+
+def test_runs_are_listed_and_shown(log: RunLog, http: Any) -> None:
+    first = run_once(log, "customers")
+    second = run_once(log, "nightly", "failed", error="no luck")
+    assert [each["run_id"] for each in http.get("/api/v1/runs").json()["runs"]] == [second, first]
+    assert [each["run_id"] for each in http.get("/api/v1/runs?limit=1").json()["runs"]] == [second]
+    assert [each["run_id"] for each in http.get("/api/v1/runs?pipeline=customers").json()["runs"]] == [first]
+    assert [each["error"] for each in http.get("/api/v1/runs?status=failed").json()["runs"]] == ["no luck"]
+    assert http.get("/api/v1/runs?status=odd").status_code == 422
+    shown = http.get(f"/api/v1/runs/{second}").json()
+    assert (shown["pipeline"], [each["status"] for each in shown["attempts"]]) == ("nightly", ["failed"])
+    missing = http.get("/api/v1/runs/none")
+    assert missing.status_code == 404
+    assert second in missing.json()["hint"]
+
+
+def test_the_log_of_a_run_as_it_comes(
+    log: RunLog, http: Any, streams: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claimed: Any = log.claim("nightly", resume=False)
+    url = f"/api/v1/runs/{claimed.run_id}/log"
+    assert http.get(url).json()["text"] is None
+    with captured(streams.root, claimed.run_id, 1):
+        logging.getLogger("weft.runner").info("the first line")
+    file = log_file(streams.root, claimed.run_id, 1)
+    with file.open("a") as opened:
+        opened.write("half of")
+    part = http.get(url).json()
+    assert part["text"].endswith("the first line\n")
+    assert not part["ended"]
+    with file.open("a") as opened:
+        opened.write(" a line, öäü\nand more")
+    rest = http.get(f"{url}?after={part['next']}&attempt=1").json()
+    assert rest["text"] == "half of a line, öäü\n"
+    log.finish(claimed, "succeeded")
+    last = http.get(f"{url}?after={rest['next']}").json()
+    assert (last["text"], last["ended"]) == ("and more", True)
+    # A long one in parts, none of which cuts a line, and at first its end.
+    monkeypatch.setattr(pipelines, "_LOG_BYTES", 100)
+    file.write_text("".join(f"line {number:03}\n" for number in range(100)))
+    assert http.get(url).json()["text"].splitlines()[-1] == "line 099"
+    text, after = "", 0
+    while True:
+        part = http.get(f"{url}?after={after}").json()
+        text, after = text + part["text"], part["next"]
+        if part["ended"]:
+            break
+    assert text == file.read_text()
+    assert http.get(f"{url}?attempt=2").status_code == 404
+    assert http.get(f"{url}?after=x").status_code == 422
+
+
+def test_no_file_but_a_log_is_read(log: RunLog, http: Any, streams: Project) -> None:
+    run_once(log, "nightly")
+    secret = Path(streams.root, ".weft", "secret-1.log")
+    secret.write_text("secret")
+    for run_id in ("..%2Fsecret", "../secret", "%2e%2e%2Fsecret"):
+        answer = http.get(f"/api/v1/runs/{run_id}/log")
+        assert answer.status_code == 404
+        assert answer.json().get("text") is None
+
+
+def test_streaming_pipelines(log: RunLog, http: Any) -> None:
+    weft.publish_sync("orders", [{"id": 1}, {"id": 2}])
+    (listed,) = http.get("/api/v1/streaming").json()["pipelines"]
+    assert (listed["name"], listed["committed"], listed["running"], listed["problem"]) == ("loader", None, None, None)
+    shown = http.get("/api/v1/streaming/loader").json()
+    assert shown["targets"] == [{"name": "clean", "connection": "default", "mode": "append"}]
+    assert shown["sql"] == "SELECT id FROM source"
+    assert (shown["state"], shown["watermark"], shown["dead_letters"]) == (None, None, None)
+    assert [each["source"] for each in shown["lag"]] == ["orders"]
+    assert http.get("/api/v1/streaming/nobody").status_code == 404
+
+
+def test_the_graph(log: RunLog, http: Any) -> None:
+    found = http.get("/api/v1/graph").json()
+    edges = {(each["from"], each["to"]) for each in found["edges"]}
+    assert edges == {
+        ("pipeline:customers", "table:default.customers"),
+        ("pipeline:customers", "pipeline:nightly"),
+        ("pipeline:nightly", "table:default.totals"),
+        ("table:default.totals", "model:revenue"),
+        ("stream:orders", "model:revenue"),
+        ("stream:orders", "streaming:loader"),
+        ("streaming:loader", "table:default.clean"),
+    }
+    assert {end for edge in edges for end in edge} == {each["id"] for each in found["nodes"]}
+
+
+PATHS = ("pipelines", "pipelines/nightly", "runs", "runs/x", "runs/x/log", "streaming", "streaming/loader", "graph")
+
+
+def test_they_are_for_those_who_may_read_every_stream(log: RunLog, http: Any) -> None:
+    declare("closed", auth={"type": "bearer", "token": "s3cret"})
+    for path in PATHS:
+        assert http.get(f"/api/v1/{path}").status_code == 401, path
+    answer = http.get("/api/v1/pipelines", headers={"authorization": "Bearer s3cret"})
+    assert answer.status_code == 200
+    for path in PATHS:
+        assert http.get(f"/api/v1/{path}?odd=1", headers={"authorization": "Bearer s3cret"}).status_code == 422, path
+
+
+def test_rejected_events_by_their_reasons(streams: Project, http: Any) -> None:
+    declare("strict", fields={"n": "int64"}, on_schema_drift="quarantine", max_deliveries=1)
+    weft.publish_sync("strict", [{"n": 1}, {"n": "two"}, {"n": "three = 3: it is"}, {"n": 4, "more": 5}])
+    url = "/api/v1/streams/strict"
+    taken = http.post(f"{url}/consume", json={"consumer": "billing", "batch_size": 1}).json()
+    http.post(f"{url}/nack", json={"consumer": "billing", "events": taken["events"], "delay": 0, "reason": "no such n"})
+    http.post(f"{url}/consume", json={"consumer": "billing"})
+    groups = http.get(f"{url}/rejected").json()["groups"]
+    assert [(each["kind"], each["of"], each["count"]) for each in groups] == [
+        ("quarantined", "n", 2),
+        ("dead letter", "billing", 1),
+        ("quarantined", "more", 1),
+    ]
+    assert groups[0]["reason"].startswith("field 'n': it must be int64")
+    assert groups[1]["payload"].startswith('{"n":1')
+    shown = http.get(url).json()
+    assert (shown["dead_letter_stream"], shown["quarantine_stream"]) == ("strict__dead_letter", "strict__quarantine")

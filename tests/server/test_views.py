@@ -1,0 +1,177 @@
+"""The views of the page, in a real browser: each opens by its address, and its actions are done and undone."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable
+from hashlib import sha256
+from importlib.resources import files
+from typing import Any
+
+import pytest
+from playwright.sync_api import Page, expect
+
+import warm_python
+from servers import wait_until
+
+HOSTILE = "<img src=x onerror=alert(1)><script>alert(2)</script>"
+STREAMS = f"""
+from typing import Annotated
+from weft import pk
+from weft.types import BigInt
+
+HOSTILE = {HOSTILE!r}
+
+@weft.stream(fields={{"n": "int64"}}, description=HOSTILE, on_schema_drift="quarantine", max_deliveries=1)
+def orders(): ...
+
+@weft.table
+class Totals:
+    id: Annotated[BigInt, pk()]
+
+@weft.pipeline(target=Totals, mode="append", schedule="0 2 * * *", description=HOSTILE)
+def nightly(conn):
+    return "SELECT 1 AS id"
+
+@weft.model(trigger="manual")
+def revenue(orders):
+    return "SELECT count(*) AS n FROM orders"
+
+@weft.streaming_pipeline(source=orders, target="default", target_table="clean", description=HOSTILE)
+def loader(): ...
+"""
+RUNS = f"""
+import logging
+from weft.operate.logs import captured
+from weft.operate.runlog import open_run_log
+from weft.project import current
+
+with open_run_log() as log:
+    log.finish(log.claim("nightly"), "succeeded", counts={{"rows_read": 7, "inserted": 5}})
+    claimed = log.claim("nightly", resume=False)
+    with captured(current().root, claimed.run_id, 1):
+        logging.getLogger("weft.runner").info("what the log says")
+    log.finish(claimed, "failed", error={HOSTILE!r})
+    print(claimed.run_id)
+"""
+
+
+@pytest.fixture(scope="module")
+def run_id(service: Any) -> str:
+    """A run that failed; and events of which two do not fit."""
+    service.publish("orders", [{"n": 1}, {"n": "two"}, {"n": "three"}])
+    done = warm_python.run([sys.executable, "-c", RUNS], cwd=service.folder, check=True, capture_output=True, text=True)
+    return str(done.stdout).strip()
+
+
+def test_each_view_has_an_address(service: Any, run_id: str, open_page: Callable[..., Page]) -> None:
+    views = {
+        "": "Events per second",
+        "#/pipelines": "nightly",
+        "#/pipelines/nightly": "Why it failed",
+        "#/pipelines/revenue": "It never ran.",
+        f"#/runs/{run_id}": "what the log says",
+        "#/streaming": "loader",
+        "#/streaming/loader": "Lag by source",
+        "#/graph": "revenue",
+        "#/streams/orders": "Rejected events",
+        "#/streams/orders__quarantine": "Live tail",
+        "#/nowhere": "Events per second",
+        "#/%E0%A4%A": "Events per second",
+    }
+    for scheme, width in (("light", 1280), ("dark", 360)):
+        page = open_page(service.url, color_scheme=scheme, viewport={"width": width, "height": 740})
+        for address, text in views.items():
+            page.goto(f"{service.url}/{address}")
+            expect(page.locator("main")).to_contain_text(text)
+            expect(page.locator("#live-text")).to_have_text("Live")
+            assert page.evaluate("document.documentElement.scrollWidth") <= width, address
+            # What comes from outside is a text.
+            assert page.locator("main img, main script, main iframe").count() == 0, address
+
+
+def test_from_a_pipeline_to_its_run_and_back(service: Any, run_id: str, open_page: Callable[..., Page]) -> None:
+    page = open_page(service.url)
+    page.locator("#views").get_by_role("link", name="Pipelines").click()
+    expect(page.locator("#views a[aria-current]")).to_have_text("Pipelines")
+    page.locator("#view").get_by_role("link", name="nightly", exact=True).click()
+    expect(page.locator("#view h1")).to_have_text("nightly")
+    expect(page.locator("#view .code").first).to_have_text(HOSTILE)
+    expect(page.locator("#view")).to_contain_text("SELECT 1 AS id")
+    page.locator("#view .timeline a").last.click()
+    expect(page).to_have_url(re.compile(f"#/runs/{run_id}$"))
+    expect(page.locator("#view")).to_contain_text("what the log says")
+    assert page.title() == f"{run_id} · Weft"
+    page.go_back()
+    expect(page.locator("#view h1")).to_have_text("nightly")
+
+
+def test_the_graph_leads_to_its_nodes(service: Any, open_page: Callable[..., Page]) -> None:
+    page = open_page(service.url)
+    page.locator("#views").get_by_role("link", name="Graph").click()
+    nodes = page.locator("svg .node-name")
+    expect(nodes).to_have_count(6)
+    assert set(nodes.all_text_contents()) == {"orders", "nightly", "revenue", "loader", "totals", "clean"}
+    assert page.locator("svg .edge").count() == 4
+    # By keyboard.
+    page.get_by_role("link", name="loader:").focus()
+    page.keyboard.press("Enter")
+    expect(page.locator("#view h1")).to_have_text("loader")
+
+
+def test_what_is_not_there_is_said_so(service: Any, open_page: Callable[..., Page]) -> None:
+    page = open_page(service.url, allowed="404")
+    for address in ("pipelines/nightl", "runs/none", "streaming/none", "streams/order"):
+        page.goto(f"{service.url}/#/{address}")
+        expect(page.locator("#view")).to_contain_text("There is no")
+    expect(page.locator("#view")).to_contain_text("orders")  # the nearest name
+
+
+def test_an_action_is_done_and_undone(server: Callable[..., Any], open_page: Callable[..., Page]) -> None:
+    served = server(STREAMS)
+    page = open_page(f"{served.url}", allowed="401")
+    page.goto(f"{served.url}/#/pipelines/nightly")
+    # Without a key there is the command alone.
+    expect(page.locator("#view .title")).to_contain_text("weft pause nightly")
+    assert page.locator(".action").count() == 0
+    create = [sys.executable, "-m", "weft", "apikey", "create", "--scope", "admin"]
+    key = warm_python.run(create, cwd=served.folder, check=True, capture_output=True, text=True).stdout.strip()
+    wait_until(lambda: served.client.get("/api/v1/streams").status_code == 401, "the service to know the key")
+    page.get_by_label("Key of the service").fill(key)
+    page.keyboard.press("Enter")
+    expect(page.locator("#key-dialog")).to_be_hidden()
+    pause, resume = (page.locator(".action > button", has_text=text) for text in ("Pause", "Resume"))
+    pause.focus()
+    page.keyboard.press("Enter")
+    dialog = page.get_by_role("dialog", name="Pause")
+    expect(dialog).to_contain_text("not followed until somebody resumes it")
+    page.keyboard.press("Escape")  # nothing is done
+    expect(dialog).to_be_hidden()
+    pause.click()
+    dialog.get_by_role("button", name="Pause").click()
+    expect(page.locator("#view .chip.warn")).to_contain_text("paused")
+    resume.click()
+    page.get_by_role("dialog", name="Resume").get_by_role("button", name="Resume").click()
+    expect(page.locator("#view .chip.warn")).to_have_count(0)
+    actions = served.client.get("/api/v1/audit", headers={"authorization": f"Bearer {key}"}).json()["actions"]
+    assert [each["action"] for each in actions] == ["resume", "pause"]
+
+
+def test_the_page_is_small(service: Any, open_page: Callable[..., Page]) -> None:
+    page = open_page(service.url)
+    page.locator("#views").get_by_role("link", name="Graph").click()
+    expect(page.locator("svg .node-name").first).to_be_visible()
+    loaded = page.evaluate("performance.getEntriesByType('resource').map((each) => new URL(each.name).pathname)")
+    names = {"/", *(name for name in loaded if not name.startswith("/api/"))}
+    assert {"/static/weft.css", "/static/dashboard.js", "/static/dagre.js"} < names
+    assert sum(len(service.client.get(name).content) for name in names) < 300_000
+
+
+def test_files_of_others_are_as_they_were_published() -> None:
+    static = files("weft.server").joinpath("static")
+    lines = [line.split() for line in static.joinpath("VENDORED.txt").read_text().splitlines()[2:]]
+    assert [line[0] for line in lines] == ["preact.js", "htm.js", "dagre.js"]
+    for name, _, _, checksum in lines:
+        assert sha256(static.joinpath(name).read_bytes()).hexdigest() == checksum, name
+        assert static.joinpath(f"LICENSE.{name.removesuffix('.js')}.txt").is_file()
