@@ -115,6 +115,17 @@ def test_one_of_several_processes_tells(log: RunLog, told: Told) -> None:
 
 
 @pytest.mark.brief("sqlite")
+def test_late_again_after_a_success_that_nobody_saw(log: RunLog, told: Told) -> None:
+    succeed(log, "orders")
+    let_pass(log, "orders", 3 * HOUR)
+    assert look(log, told) == [("stale", "orders")]
+    let_pass(log, "orders", HOUR)
+    succeed(log, "orders")
+    let_pass(log, "orders", 3 * HOUR)
+    assert look(log, told) == [("stale", "orders")]
+
+
+@pytest.mark.brief("sqlite")
 def test_paused_is_not_late_nor_right_after(log: RunLog, told: Told) -> None:
     succeed(log, "orders")
     log.pause("orders")

@@ -61,8 +61,9 @@ def check(log: RunLog, expectations: Mapping[str, float], states: Mapping[str, P
                 told.notice("recovered", _shown(name), f"{_shown(name)} is fresh again")
             continue
         assert state.now is not None
-        told_at = None if state.stale_at is None else seconds - (state.now - state.stale_at).total_seconds()
-        if told_at is not None and seconds < 2 * max(told_at, within):
+        # How late it was when it was told; below 0 where there was a success since, which nobody has told.
+        told_at = -1.0 if state.stale_at is None else seconds - (state.now - state.stale_at).total_seconds()
+        if told_at > 0 and seconds < 2 * told_at:
             continue
         if log.note_stale(name, state.stale_at, is_stale=True):
             age, limit = (str(timedelta(seconds=round(each))) for each in (seconds, within))
