@@ -19,6 +19,7 @@ from weft.engine.streaming.batch_id import BatchId
 from weft.engine.streaming.dead_letters import DeadLetterBox
 from weft.pipelines.streaming.declare import find
 from weft.project import Project
+from weft.server.streaming import read_one
 from weft.systems.dead_letter_store import DeadLetter
 
 pytest.importorskip("pyspark")
@@ -97,6 +98,11 @@ def test_list(call: Any) -> None:
     assert shown.stderr == "1 more: --limit 3\n"
     assert call("dlq", "list", "others").stderr == "others has no dead letters.\n"
     assert call("dlq", "list", "copies", "--error", "no such").stderr == "copies has no such dead letters.\n"
+    # The page of the service has them by their errors.
+    letters = read_one(find("copies"))["dead_letters"]
+    assert (letters["count"], letters["more"], letters["problem"]) == (3, False, None)
+    assert {each["stage"]: each["count"] for each in letters["groups"]} == {"store": 1, "transform": 1, "read": 1}
+    assert {each["letter_id"] for each in letters["groups"]} == {each["letter_id"] for each in found}
 
 
 @pytest.mark.usefixtures("flows")

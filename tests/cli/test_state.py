@@ -13,6 +13,7 @@ from weft.engine.streaming.spark_engine import SparkEngine
 from weft.operate.run_options import Running
 from weft.operate.supervisor import supervise
 from weft.project import Project, current
+from weft.server.streaming import read_one
 
 pytestmark = pytest.mark.spark
 
@@ -74,6 +75,12 @@ def test_what_waits_and_why(call: Any, events: Any) -> None:
     assert "source left: rows up to 2026-11-01 12:03:20" in why
     assert "source right: rows up to 2026-11-01 12:01:30" in why
     assert "It closes with a row of right at 2026-11-01 12:02:05" in why
+    # The page of the service shows the same.
+    page = read_one(current().streaming_pipelines["per_minute"])
+    assert (page["committed"], page["state_problem"], page["running"]) == (1, None, None)
+    assert [(each["source"], each["lag"]) for each in page["lag"]] == [("left", 0), ("right", 0)]
+    assert (page["state"]["windows"], page["watermark"]["held_by"]) == (2, ["right"])
+    assert page["watermark"]["next_window_ends"] == START + timedelta(minutes=2)
 
 
 def test_earlier_states_are_removed(call: Any, events: Any) -> None:

@@ -38,7 +38,7 @@ _ANSWER_SECONDS = 1.0
 _STREAMS_FRESH_SECONDS = 1.0
 _RUNS_FRESH_SECONDS = 5.0
 # What is known is shown after this, if it is not older than that: with hundreds of streams a reading takes longer.
-_QUICK_SECONDS = 0.02
+_QUICK_SECONDS = 0.01
 _STALE_SECONDS = 5.0
 # To count a long table takes long: the next count waits this many times as long.
 _COUNT_SHARE = 20

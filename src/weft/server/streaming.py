@@ -40,7 +40,7 @@ class Streaming:
 
     def one(self, pipeline: StreamingPipeline) -> CachedProbe[dict[str, Any]]:
         """Return the probe of one: its sources and its state may be in databases that hang."""
-        probe = CachedProbe(lambda: _read_one(find(pipeline.name)), fresh_seconds=_ONE_FRESH_SECONDS)
+        probe = CachedProbe(lambda: read_one(find(pipeline.name)), fresh_seconds=_ONE_FRESH_SECONDS)
         return self._each.setdefault(pipeline.name, probe)
 
 
@@ -112,7 +112,8 @@ def _place(end: Source | Target) -> dict[str, Any]:
     return {"name": end.name, "connection": name or "default"}
 
 
-def _read_one(pipeline: StreamingPipeline) -> dict[str, Any]:
+def read_one(pipeline: StreamingPipeline) -> dict[str, Any]:
+    """Return all that is known of a pipeline here."""
     from weft.operate.redaction import clean
 
     sql = pipeline.transform_sql
