@@ -94,6 +94,7 @@ def log_server(need_server: Any) -> Iterator[servers.PostgresServer]:
 def test_the_database_of_the_log_is_away(
     rabbitmq: Any, connection: Any, here: Project, log_server: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(received, "PATIENCE", 600.0)  # also if this machine stands still
     queue = rabbitmq.create_queue()
     log = weft.connect(url=log_server.url(), name="log")
     weft.register_connection(log)
