@@ -11,7 +11,7 @@ from weft.project import Project, use
 
 
 @pytest.fixture(autouse=True)
-def registry(project: Path) -> Iterator[Project]:
+def fresh(project: Path) -> Iterator[Project]:
     with use(Project()) as fresh:
         yield fresh
 

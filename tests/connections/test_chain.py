@@ -20,7 +20,7 @@ def name(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
-def test_order(name: str, project: Path, registry: Project, write_settings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_order(name: str, project: Path, fresh: Project, write_settings, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each source that is added in turn wins over those before it, and says what it shadows."""
     seen: list[str] = []
 
@@ -28,7 +28,7 @@ def test_order(name: str, project: Path, registry: Project, write_settings, monk
         connection = get_connection(name)
         assert connection.name == name
         assert connection.resolved().path == str(project / path)
-        found = registry.where(name)
+        found = fresh.where(name)
         assert (found.source, found.shadows) == (source, tuple(reversed(seen)))
         assert found.kind == "sqlite"
         seen.append(source)
@@ -59,10 +59,10 @@ def test_name_is_spelled_for_the_environment(monkeypatch: pytest.MonkeyPatch) ->
     assert get_connection("my-ware.house2").resolved().path == get_connection("my_ware_house2").resolved().path
 
 
-def test_none_is_default_and_a_connection_is_itself(project: Path, registry: Project) -> None:
-    assert registry.connection(None) == registry.connection("default")
+def test_none_is_default_and_a_connection_is_itself(project: Path, fresh: Project) -> None:
+    assert fresh.connection(None) == fresh.connection("default")
     inline = SQLiteConnection("a.db")
-    assert registry.connection(inline) is inline
+    assert fresh.connection(inline) is inline
 
 
 def test_root_of_a_project_takes_the_place_of_the_working_directory(tmp_path: Path) -> None:
@@ -110,18 +110,18 @@ def test_kind_and_fields_of_a_file(write_settings, monkeypatch: pytest.MonkeyPat
         ('url = "${NOT_SET}"', SettingsError, r"NOT_SET is not set.*'x'[\s\S]*state the kind"),
     ],
 )
-def test_mistake_in_a_file_names_the_place(write_settings, registry: Project, text: str, error, message: str) -> None:
+def test_mistake_in_a_file_names_the_place(write_settings, fresh: Project, text: str, error, message: str) -> None:
     write_settings(f"[connections.x]\n{text}\n")
     with pytest.raises(error, match=message) as caught:
         get_connection("x")
     assert "weft.toml, [connections.x]" in str(caught.value)
     assert "hunter2" not in str(caught.value)
-    assert registry.where("x").problem == caught.value.what
+    assert fresh.where("x").problem == caught.value.what
 
 
-def test_mistake_in_one_connection_does_not_hide_the_others(write_settings, registry: Project) -> None:
+def test_mistake_in_one_connection_does_not_hide_the_others(write_settings, fresh: Project) -> None:
     write_settings('[connections.bad]\nkind = "pulsar"\n' + table("good", "a.db"))
-    shown = {each.name: (each.kind, each.problem is not None) for each in registry.describe_connections()}
+    shown = {each.name: (each.kind, each.problem is not None) for each in fresh.describe_connections()}
     assert shown == {"bad": (None, True), "default": ("sqlite", False), "good": ("sqlite", False)}
 
 
@@ -147,13 +147,13 @@ def test_url_in_the_place_of_a_name_is_not_shown() -> None:
 
 
 def test_listing_has_every_name_once_and_no_secret(
-    registry: Project, write_settings, monkeypatch: pytest.MonkeyPatch
+    fresh: Project, write_settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_settings(table("my-app", "a.db"), user='[connections.b]\nurl = "postgres://me:hunter2@h/db"\n')
     monkeypatch.setenv("WEFT_DSN_MY_APP", "sqlite:///b.db")
     monkeypatch.setenv("WEFT_DSN_ALONE", "mysql://me:hunter2@h/db")
     register_connection(SQLiteConnection("c.db", name="c"))
-    listed = {each.name: (each.kind, each.target, each.source) for each in registry.describe_connections()}
+    listed = {each.name: (each.kind, each.target, each.source) for each in fresh.describe_connections()}
     assert listed == {
         "alone": ("mysql", "mysql://me:***@h/db", "env WEFT_DSN_ALONE"),
         "b": ("postgres", "postgres://me:***@h/db", "~/.weft/connections.toml"),
@@ -164,13 +164,13 @@ def test_listing_has_every_name_once_and_no_secret(
 
 
 @pytest.mark.parametrize("wrong", [1, b"x", object()])
-def test_what_is_no_name_is_refused(registry: Project, wrong: Connection) -> None:
+def test_what_is_no_name_is_refused(fresh: Project, wrong: Connection) -> None:
     with pytest.raises(DeclarationError, match="name is needed"):
-        registry.connection(wrong)
+        fresh.connection(wrong)
 
 
 def test_a_connection_that_is_passed_itself(
-    name: str, project: Path, registry: Project, write_settings, monkeypatch
+    name: str, project: Path, fresh: Project, write_settings, monkeypatch
 ) -> None:
     """It is what was registered in code: the environment and the files win over it, as for its name."""
     warehouse = register_connection(SQLiteConnection("code.db", name=name))
@@ -178,7 +178,7 @@ def test_a_connection_that_is_passed_itself(
     unnamed = SQLiteConnection("code.db")
 
     def leads_to(path: str) -> bool:
-        return {each.resolved().path for each in (registry.connection(warehouse), get_connection(name))} == {
+        return {each.resolved().path for each in (fresh.connection(warehouse), get_connection(name))} == {
             str(project / path)
         }
 
@@ -187,7 +187,7 @@ def test_a_connection_that_is_passed_itself(
     assert leads_to("project.db")
     monkeypatch.setenv(f"WEFT_DSN_{name.upper()}", "sqlite:///own.db")
     assert leads_to("own.db")
-    assert registry.connection(unregistered) is unregistered
+    assert fresh.connection(unregistered) is unregistered
     monkeypatch.setenv(f"WEFT_DSN_{name.upper()}2", "sqlite:///own2.db")
-    assert registry.connection(unregistered).resolved().path == str(project / "own2.db")
-    assert registry.connection(unnamed) is unnamed
+    assert fresh.connection(unregistered).resolved().path == str(project / "own2.db")
+    assert fresh.connection(unnamed) is unnamed

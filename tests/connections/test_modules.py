@@ -26,12 +26,12 @@ def declare(name: str, text: str) -> None:
     Path(f"declares_{name}.py").write_text(text)
 
 
-def test_modules_of_the_settings_and_those_given(registry: Project, write_settings) -> None:
+def test_modules_of_the_settings_and_those_given(fresh: Project, write_settings) -> None:
     declare("one", "import weft\nweft.connect('sqlite:///1.db', name='one')\n")
     declare("two", "import weft\nweft.connect('sqlite:///2.db', name='two')\n")
     write_settings('modules = ["declares_one"]')
-    registry.load_modules(["declares_two", "declares_one"])
-    registry.load_modules()
+    fresh.load_modules(["declares_two", "declares_one"])
+    fresh.load_modules()
     assert sorted(weft.registered_connections()) == ["one", "two"]
 
 
@@ -49,10 +49,10 @@ def test_modules_of_the_settings_and_those_given(registry: Project, write_settin
         ),
     ],
 )
-def test_failure_names_module_file_and_line(registry: Project, text: str, message: str) -> None:
+def test_failure_names_module_file_and_line(fresh: Project, text: str, message: str) -> None:
     declare("bad", text)
     with pytest.raises(DeclarationError, match=message):
-        registry.load_modules(["declares_bad"])
+        fresh.load_modules(["declares_bad"])
 
 
 @pytest.mark.parametrize(
@@ -64,16 +64,16 @@ def test_failure_names_module_file_and_line(registry: Project, text: str, messag
         ("./pkg/declares_one", "pkg.declares_one"),
     ],
 )
-def test_file_in_the_place_of_a_module(registry: Project, name: str, meant: str) -> None:
+def test_file_in_the_place_of_a_module(fresh: Project, name: str, meant: str) -> None:
     declare("one", "raise AssertionError")
     with pytest.raises(NotFoundError, match=r"is a file, where the name of a module was expected") as caught:
-        registry.load_modules([name])
+        fresh.load_modules([name])
     assert caught.value.hint == f"Give a module's name: {meant}"
 
 
-def test_missing_module_is_answered_with_the_nearest(registry: Project) -> None:
+def test_missing_module_is_answered_with_the_nearest(fresh: Project) -> None:
     declare("streams", "")
     with pytest.raises(NotFoundError, match=r"no module 'declares_strems'[\s\S]*Did you mean 'declares_streams'\?"):
-        registry.load_modules(["declares_strems"])
+        fresh.load_modules(["declares_strems"])
     with pytest.raises(NotFoundError, match="Looked for in"):
-        registry.load_modules(["zzz.yyy"])
+        fresh.load_modules(["zzz.yyy"])

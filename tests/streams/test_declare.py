@@ -16,7 +16,7 @@ from workers import declare
 
 
 @pytest.fixture(autouse=True)
-def registry() -> Iterator[Project]:
+def fresh() -> Iterator[Project]:
     with use(Project()) as fresh:
         yield fresh
 
@@ -28,7 +28,7 @@ def refused(**options: Any) -> DeclarationError:
     return caught.value
 
 
-def test_every_option(registry: Project) -> None:
+def test_every_option(fresh: Project) -> None:
     connection = weft.SQLiteConnection("a.db")
     made = declare(
         "user_events",
@@ -48,7 +48,7 @@ def test_every_option(registry: Project) -> None:
         max_deliveries=5,
         dead_letter="failed_events",
     )
-    assert registry.streams == {"user_events": made}
+    assert fresh.streams == {"user_events": made}
     assert (made.name, made.schema, made.connection, made.cursor) == ("user_events", "web", connection, "rowid")
     assert {name: str(kind) for name, kind in made.fields.items()} == {
         "id": "int64",
@@ -209,11 +209,11 @@ MALFORMED: list[tuple[str, Any]] = [
 
 
 @pytest.mark.parametrize(("option", "value"), MALFORMED, ids=[f"{o}={v!r:.40}" for o, v in MALFORMED])
-def test_malformed(registry: Project, option: str, value: Any) -> None:
+def test_malformed(fresh: Project, option: str, value: Any) -> None:
     error = refused(**{option: value})
     words = {"fields": ("field", "fields"), "validate_schema": ("validate_schema",)}.get(option, (option,))
     assert any(word in str(error) for word in words), str(error)
-    assert registry.streams == {}
+    assert fresh.streams == {}
 
 
 @pytest.mark.parametrize("dead_letter", [False, 0, 1, "", "a b", "orders", 5, ["x"]])
@@ -279,11 +279,11 @@ def test_names_that_differ_in_case_only_are_one_table_to_some_databases() -> Non
     declare("Orders", schema="other")
 
 
-def test_the_same_function_may_declare_again(registry: Project) -> None:
+def test_the_same_function_may_declare_again(fresh: Project) -> None:
     """As a reloaded module or a notebook's cell does."""
     first = declare("orders")
     second = declare("orders", fields={"id": "int64"})
-    assert registry.streams == {"orders": second}
+    assert fresh.streams == {"orders": second}
     assert first is not second
 
 
