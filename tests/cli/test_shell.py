@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pty
 import re
+import select
 import signal
 import sqlite3
 import subprocess
@@ -21,6 +22,7 @@ import pytest
 import warm_python
 import weft
 from lent_session import lent_session
+from servers import wait_until
 from weft.cli.shell import Shell
 from weft.engine import queries, relations
 from weft.project import Project
@@ -157,15 +159,21 @@ class Terminal:
     def type(self, text: str) -> None:
         os.write(self.leader, text.encode())
 
-    def wait_for(self, text: str, seconds: float = 60) -> str:
-        """Wait until this is shown; return what was shown up to it, and forget that."""
+    def wait_for(self, text: str, seconds: float = 120, *, between: Callable[[], None] = lambda: None) -> str:
+        """Wait until this is shown; return what was shown up to it, and forget that. `between` is called meanwhile."""
         end = time.monotonic() + seconds
         while text not in self.shown:
             assert time.monotonic() < end, self.shown[-500:]
-            part = os.read(self.leader, 65536).decode(errors="replace")
-            self.shown += re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", part)
+            if select.select([self.leader], [], [], 1)[0]:
+                part = os.read(self.leader, 65536).decode(errors="replace")
+                self.shown += re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", part)
+            else:
+                between()
         before, _, self.shown = self.shown.partition(text)
         return before
+
+    def interrupt(self) -> None:
+        self.process.send_signal(signal.SIGINT)
 
     def end(self) -> int:
         """Read until it ends: it waits until what it wrote is read."""
@@ -181,7 +189,7 @@ class Terminal:
 
 
 @pytest.mark.timing
-def test_at_a_terminal(terminal: Callable[[], Terminal], project: Path) -> None:
+def test_at_a_terminal(terminal: Callable[[], Terminal], plain_spark: Any) -> None:
     """Ctrl-C stops a query and keeps the shell; lines are completed, and kept for the next time."""
     Path("weft.toml").write_text('[connections.shop]\nurl = "sqlite:///shop.db"\n')
     with sqlite3.connect("shop.db") as database:
@@ -194,14 +202,16 @@ def test_at_a_terminal(terminal: Callable[[], Terminal], project: Path) -> None:
     assert "Oslo" in shell.wait_for("1 row")
     shell.wait_for("weft> ")
     shell.type("SELECT count(*) FROM range(0, 400000000, 1, 40000);\n")
-    time.sleep(1)
-    shell.process.send_signal(signal.SIGINT)
+    tracker = plain_spark.sparkContext.statusTracker()  # of the JVM that the shell uses too
+    wait_until(lambda: bool(tracker.getActiveJobsIds()), "the query", 120)
+    shell.interrupt()
     shell.wait_for("stopped")
     shell.wait_for("weft> ")
     shell.type("SELECT 'half\n")
     shell.wait_for("....> ")
-    shell.process.send_signal(signal.SIGINT)
-    shell.wait_for("weft> ")
+    shell.interrupt()
+    # Python sleeps on until a key is pressed where Ctrl-C comes after the prompt and before it waits for a key.
+    shell.wait_for("weft> ", between=shell.interrupt)
     shell.type("SELECT 40 + 2 AS answer;\n")
     assert "42" in shell.wait_for("1 row")
     shell.type("\\q\n")
