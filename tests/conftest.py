@@ -33,6 +33,7 @@ from __future__ import annotations
 
 import functools
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -62,6 +63,11 @@ if TYPE_CHECKING:
 
 pytest_plugins = ["selection", "reruns"]
 
+# A shell without job control starts what runs in its background deaf to Ctrl-C, and so would be all that tests start.
+for _number, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGQUIT, signal.SIG_DFL)):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, _handler)
+
 servers.WAITS_FOR_DISK = False
 SYSTEMS = ["sqlite", "postgres", "mysql"]
 # Every Spark of a test compiles no code for queries, which takes two fifths of a merge of three rows into Delta.
@@ -79,6 +85,7 @@ FEW_ROWS = {
     "spark.driver.extraJavaOptions": "-Xms3g -Xmn1g",
 }
 """Settings of Spark for tests: a query takes them longer to plan than to run."""
+
 
 _MEMORY = "/dev/shm"
 _MEMORY_BYTES = 12 << 30
