@@ -15,6 +15,7 @@ A fork has the arguments, the environment, the folder and the files that a new p
 
 from __future__ import annotations
 
+import ast
 import atexit
 import contextlib
 import ctypes
@@ -22,7 +23,6 @@ import fcntl
 import functools
 import gc
 import io
-import json
 import os
 import runpy
 import select
@@ -38,6 +38,7 @@ from pathlib import Path
 from typing import Any
 
 from lent_session import borrow
+from weft.engine.python_daemon import is_jar_of_spark
 
 _IMPORTED = (
     "numpy",
@@ -69,7 +70,7 @@ _IMPORTED = (
     "weft.systems.sqlite.store",
     "weft.systems.sqlite.tables",
 )
-# -I and -S: a start without site-packages takes milliseconds.
+# -I and -S: a start without site-packages takes milliseconds. The modules `json` and `socket` would double that.
 _LAUNCHER = """#!{python} -IS
 import os, sys
 path, *arguments = sys.argv
@@ -78,17 +79,19 @@ if is_weft:
     arguments = ["-m", "weft", *arguments]
 elif arguments[:1] != ["-m"] or not arguments[1].startswith(("pyspark.", "weft.engine.python_daemon")):
     os.execv({python!r}, [{python!r}, *arguments])
-import json, socket
+import _socket
 request = {{"arguments": arguments, "environment": dict(os.environ),
     "folder": os.getcwd(), "parent": None, "files": [0, 1, 2],
     "new_session": False, "process_group": -1}}
 if is_weft:
     request["python"] = os.path.join(os.path.dirname(path), "python")
-with socket.socket(socket.AF_UNIX) as warm:
-    warm.connect({address!r})
-    socket.send_fds(warm, [json.dumps(request).encode() + b"\\n"], [0, 1, 2])
-    code = warm.recv(3)  # once the fork has ended; nothing, if it was killed
-sys.exit(int(code or 1))
+warm = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
+warm.connect({address!r})
+data = ascii(request).encode() + b"\\n"
+files = b"".join(number.to_bytes(4, sys.byteorder) for number in (0, 1, 2))
+warm.sendall(data[warm.sendmsg([data], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, files)]):])
+code = warm.recv(3)  # once the fork has ended; nothing, if it was killed
+os._exit(int(code or 1))
 """
 _PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 1, 15, 36
 _SERVE = ["-m", "weft", "serve"]
@@ -156,7 +159,7 @@ def _adopt(request: dict[str, Any], files: list[int]) -> int:
         libc = ctypes.CDLL(None)
         libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         try:
-            socket.send_fds(warm, [json.dumps(request).encode() + b"\n"], files)
+            socket.send_fds(warm, [ascii(request).encode() + b"\n"], files)
             answer = warm.recv(100)
         finally:
             libc.prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
@@ -255,7 +258,7 @@ def become(asking: socket.socket) -> list[str]:
         if not more:  # who asked is gone
             os._exit(1)
         data += more
-    request = json.loads(data)
+    request = ast.literal_eval(data.decode())
     if request["parent"] is not None:
         between = os.getpid()
         if os.fork():
@@ -286,7 +289,8 @@ def become(asking: socket.socket) -> list[str]:
     sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
     os.chdir(request["folder"])
     given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    sys.path[:1] = [os.getcwd(), *filter(None, given)]  # the first is the folder of this file
+    found = [each for each in given if each and not is_jar_of_spark(each)]
+    sys.path[:1] = [os.getcwd(), *found]  # the first is the folder of this file
     if "python" in request:
         sys.executable = request["python"]  # for Spark, which starts more of them
     if request["parent"] is not None:

@@ -30,6 +30,20 @@ def import_all(names: Iterable[str]) -> None:
             import_module(name)
 
 
+def is_jar_of_spark(path: str) -> bool:
+    """Return whether a path is the jar that Spark adds to the paths of its Python processes; no module is in it. A
+    worker forgets what it knows of paths before each task, and would read the names of all classes again, which takes
+    longer than a small task."""
+    return os.path.basename(path).startswith("spark-core_") and path.endswith(".jar")
+
+
+def forget_jar_of_spark() -> None:
+    """Look for no module in that jar any more."""
+    for path in filter(is_jar_of_spark, list(sys.path)):
+        sys.path.remove(path)
+        sys.path_importer_cache.pop(path, None)
+
+
 def draw_other_numbers() -> None:
     """In a fork: have numpy draw other random numbers than the other forks, as Python's own module does."""
     if numbers := sys.modules.get("numpy.random"):
@@ -43,6 +57,7 @@ def main() -> None:
         import_all(_TASKS)
         if os.environ.get(VARIABLE):
             import_all(_SYSTEMS)
+    forget_jar_of_spark()
     os.register_at_fork(after_in_child=draw_other_numbers)
     gc.collect()
     gc.freeze()  # a collection in a worker would copy all that is imported
