@@ -3,11 +3,13 @@
 @pytest.mark.brief("sqlite", "postgres-merge")   of this test's parameters, `make test` runs these alone
 @pytest.mark.full                                `make test` does not run this test at all
 @pytest.mark.spark                               runs Spark in the test's own process
-@pytest.mark.kafka                               uses a broker of the run, or its schema registry
+@pytest.mark.delta                               uses Delta, without the fixture `spark`
+@pytest.mark.kafka                               uses the broker of the run, or its schema registry
+@pytest.mark.queues                              uses its RabbitMQ or Pub/Sub
 
 `--full` (make faults) runs what `make test` leaves out or runs in brief, in full: these tests, and those that take a
 count or examples of Hypothesis. Tests that use one of the fixtures of Spark or Kafka are marked by themselves. They
-are two groups, each in one process, so that a run has two Spark sessions, one broker and one registry; the other files
+are two groups, each in one process, so that a run has two Spark sessions, and one broker of each kind; the other files
 are shared out among the processes, each as a whole, because the tests of a file may share a service.
 """
 
@@ -30,15 +32,17 @@ import servers
 
 FIXTURES = {
     **dict.fromkeys(("spark", "plain_spark"), "spark"),
-    **dict.fromkeys(("kafka", "registry", "rabbitmq", "pubsub"), "kafka"),
+    **dict.fromkeys(("kafka", "registry"), "kafka"),
+    **dict.fromkeys(("rabbitmq", "pubsub"), "queues"),
 }
 SLOW = (
     *("tests/faults/", "tests/docs/", "tests/engine/", "tests/cli/test_consume.py", "tests/cli/test_stopping.py"),
     "tests/systems/tables/",
 )
 # The tests of Spark are two groups, each with a session, which take about the same time: no run is shorter than the
-# longer one. The broker of Kafka is with these, and so are all of its tests; Delta, S3 and windows are with the others,
-# because a JVM takes ten seconds for its first loads into Delta.
+# longer one. Kafka is with these, and so are all of its tests. Delta, S3, RabbitMQ and Pub/Sub are with the others: a
+# JVM takes half a minute for its first loads into Delta. A test of Delta has the fixture `spark` or the mark, and not
+# Kafka.
 STREAMING = (
     "tests/engine/streaming/",
     "tests/faults/",
@@ -46,7 +50,6 @@ STREAMING = (
     "tests/systems/contracts/",
     "tests/systems/kafka/",
 )
-WINDOWS = "tests/engine/streaming/test_window"
 _STREAMING_GROUP = "spark, streaming"
 _COLLECTING_SECONDS = 120.0
 _HAD_SPARK, _HAD_KAFKA = pytest.StashKey[bool](), pytest.StashKey[bool]()
@@ -110,8 +113,9 @@ def _group(item: pytest.Item) -> str:
     """The tests that one process runs: a group of Spark's tests, or a file."""
     if not _is_of_spark(item):
         return item.nodeid.partition("::")[0]
-    is_streaming = item.nodeid.startswith(STREAMING) and not item.nodeid.startswith(WINDOWS)
-    is_streaming = is_streaming and "spark" not in getattr(item, "fixturenames", ())
+    is_marked = any(item.get_closest_marker(name) is not None for name in ("delta", "queues"))
+    is_elsewhere = is_marked or "spark" in getattr(item, "fixturenames", ())
+    is_streaming = item.nodeid.startswith(STREAMING) and not is_elsewhere
     return _STREAMING_GROUP if is_streaming or item.get_closest_marker("kafka") is not None else "spark"
 
 

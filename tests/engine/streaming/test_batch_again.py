@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("spark", "here")
 MANY = {f"k{number}": number for number in range(101)}
 
 
-@pytest.mark.brief("sqlite-there", "mysql-made", "delta-there")
+@pytest.mark.brief("sqlite-there", "mysql-made")
 @pytest.mark.parametrize("table", ["there", "made"])
 def test_columns_that_a_table_got_before_its_rows(table: str, place: Place, kafka: Any) -> None:  # noqa: F811
     """They change neither which rows are put aside nor how many columns it gets."""

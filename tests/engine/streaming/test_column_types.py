@@ -24,9 +24,9 @@ pytestmark = pytest.mark.usefixtures("plain_spark", "here")
 class Topic:
     """A topic, and a pipeline that copies it."""
 
-    def __init__(self, kafka: Any, **declared: Any) -> None:
-        self._kafka, self.name = kafka, kafka.create_topic()
-        broker = weft.KafkaConnection(name="broker", bootstrap_servers=kafka.bootstrap)
+    def __init__(self, server: Any, **declared: Any) -> None:
+        self.server = server
+        broker, self.name = self.connected()
         columns = declared.pop("columns", None)
         self.declared: dict[str, Any] = {
             "name": "copy",
@@ -36,9 +36,17 @@ class Topic:
             **declared,
         }
 
+    def connected(self) -> tuple[Any, str]:
+        """A connection, and the name of what is made there."""
+        broker = weft.KafkaConnection(name="broker", bootstrap_servers=self.server.bootstrap)
+        return broker, self.server.create_topic()
+
+    def send(self, values: list[bytes]) -> None:
+        self.server.produce(self.name, values)
+
     def run(self, *values: Any) -> None:
         """Send messages, and carry out one batch."""
-        self._kafka.produce(self.name, [json.dumps(value).encode() for value in values])
+        self.send([json.dumps(value).encode() for value in values])
         run_once(**self.declared)
 
 

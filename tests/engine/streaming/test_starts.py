@@ -48,6 +48,7 @@ def test_offsets_of_a_topic(kafka: Any) -> None:
         )
 
 
+@pytest.mark.usefixtures("spark")
 @pytest.mark.parametrize(("start", "expected"), [("latest", [3]), (1, [1, 2, 3])])
 def test_versions_of_delta(start: Any, expected: list[int]) -> None:
     delta = weft.DeltaLocalConnection("lake", name="delta")
@@ -117,6 +118,7 @@ def test_the_end_is_remembered(kind: str, request: pytest.FixtureRequest, projec
     assert rows("copies", "n") == [(1,), (2,), (3,)]
 
 
+@pytest.mark.usefixtures("spark")
 def test_a_version_that_is_far_away() -> None:
     delta = weft.DeltaLocalConnection("lake", name="delta")
     weft.load([{"n": 0}], target="numbers", connection=delta)

@@ -63,7 +63,7 @@ def test_sql_runs_over_the_whole_batch(way: str) -> None:
 
 
 @pytest.mark.brief("driver")
-@pytest.mark.usefixtures("here")
+@pytest.mark.usefixtures("spark", "here")
 def test_rows_with_one_key_in_a_batch(way: str, project: Path) -> None:
     events = declare(id="int64", name="string")
     lake = weft.DeltaLocalConnection(str(project / "lake"), name="lake")
@@ -80,7 +80,7 @@ def test_rows_with_one_key_in_a_batch(way: str, project: Path) -> None:
 
 
 @pytest.mark.brief("postgres-tasks")
-@pytest.mark.usefixtures("streams")
+@pytest.mark.usefixtures("spark", "streams")
 def test_the_history_of_each_key(system: System, way: str, project: Path) -> None:
     events = declare(id="int64", state="string")
     lake = weft.DeltaLocalConnection(str(project / "lake"), name="lake")
@@ -121,7 +121,7 @@ def test_a_look_that_finds_nothing_is_no_commit(plain_spark: Any) -> None:
 
 
 @pytest.mark.brief("tasks")
-@pytest.mark.usefixtures("here")
+@pytest.mark.usefixtures("spark", "here")
 def test_the_last_of_events_that_came_together(way: str, project: Path) -> None:
     """Only their offsets tell: a table that has none gets them."""
     events = declare(id="int64", name="string")
@@ -368,7 +368,7 @@ def test_events_that_retention_removed_before_they_were_read(system: System, kep
 
 
 @pytest.mark.brief("driver")
-@pytest.mark.usefixtures("here")
+@pytest.mark.usefixtures("spark", "here")
 def test_events_that_retention_removed_after_every_target_had_them(way: str, project: Path) -> None:
     """As after a crash between the targets' commits and Spark's: the batch needs them no more."""
     events = declare(n="int64")

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 import weft
+from systems.contracts.conftest import by_name
 from tests.engine.streaming.conftest import forget_last_commit, rows, run_once
 from weft.engine.streaming.dead_letters import open_store
 from weft.pipelines.streaming.declare import make
@@ -130,7 +131,7 @@ SOURCES = {
 }
 
 
-@pytest.fixture(params=SOURCES)
+@pytest.fixture(params=by_name(SOURCES))
 def filled(request: pytest.FixtureRequest, here: Project, project: Path) -> Filled:
     return SOURCES[request.param](project, request)
 
