@@ -116,7 +116,7 @@ def pytest_configure(config: pytest.Config) -> None:
     examples = DirectoryBasedExampleDatabase(config.rootpath / ".hypothesis" / "examples")
     hypothesis.settings.register_profile(
         "weft",
-        max_examples=1000 if is_full else 50,
+        max_examples=1000 if is_full else 30,
         deadline=None,
         print_blob=True,
         # A change must not fail by a value that was drawn by chance: `make faults` looks for those.

@@ -100,7 +100,7 @@ def test_plain_patterns(runner: Runner) -> None:
         except Exception:
             return False
 
-    examples = 5 if runner.dialect == "spark" else 60
+    examples = 5 if runner.dialect == "spark" else max(20, settings.get_profile("weft").max_examples // 10)
 
     @settings(suppress_health_check=list(HealthCheck), max_examples=examples)
     @given(pattern=PATTERNS.filter(is_usable), texts=st.lists(st.text("abc1\n", max_size=8), min_size=10, max_size=60))

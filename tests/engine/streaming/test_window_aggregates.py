@@ -60,6 +60,7 @@ def publish(stream: Any, *events: tuple[str, float, int | None]) -> None:
     )
 
 
+@pytest.mark.brief("postgres", "mysql")
 @pytest.mark.usefixtures("plain_spark", "streams")
 def test_aggregates_that_are_merged() -> None:
     events = declare(user="string", at="timestamp", v="int64")
@@ -154,7 +155,8 @@ class Positive:
         return pa.array([self.total])
 
 
-@pytest.mark.parametrize("sql", [None, "SELECT * FROM source WHERE user <> 'bob'"])
+@pytest.mark.brief("some")
+@pytest.mark.parametrize("sql", [None, "SELECT * FROM source WHERE user <> 'bob'"], ids=["all", "some"])
 @pytest.mark.usefixtures("plain_spark", "here")
 def test_an_aggregate_that_fails_for_a_row(sql: str | None) -> None:
     events = declare(user="string", at="timestamp", v="int64")
@@ -222,6 +224,7 @@ class Fragile:
         return pa.array([1 // (self.rows - 3)]) if self.rows != 1 else pa.array([1])
 
 
+@pytest.mark.brief("session", "update", "compacted")
 @pytest.mark.parametrize("kind", ["tumbling", "session", "update", "compacted"])
 @pytest.mark.usefixtures("plain_spark", "here")
 def test_an_aggregate_that_fails_for_a_group(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,6 +68,7 @@ def test_values_that_a_database_refuses() -> None:
     assert rows("counts") == [(name, "NaN", 1_000_000, "-Infinity", "Infinity", "NaN", name)]
 
 
+@pytest.mark.brief("2")
 @pytest.mark.parametrize("batches", [1, 2])
 @pytest.mark.usefixtures("plain_spark", "here")
 def test_a_sum_of_decimals_that_is_too_large(batches: int) -> None:
@@ -85,6 +86,7 @@ def test_a_sum_of_decimals_that_is_too_large(batches: int) -> None:
     assert json.loads(letter.payload)["user"] == "ann"
 
 
+@pytest.mark.brief("1")
 @pytest.mark.parametrize("batches", [1, 2])
 @pytest.mark.usefixtures("plain_spark", "here")
 def test_a_sum_that_is_too_large(batches: int) -> None:
@@ -110,7 +112,7 @@ def test_a_sum_that_is_too_large(batches: int) -> None:
 HALF = 1 << 62
 
 
-@pytest.mark.brief("sqlite", "postgres", "mysql")
+@pytest.mark.brief("postgres")
 @pytest.mark.usefixtures("plain_spark", "streams")
 def test_a_sum_that_is_too_large_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(windows_module, "_COMPACT_ROWS", 0)  # stored sums are folded into larger ones
@@ -150,7 +152,7 @@ def test_a_window_that_is_written_again_has_no_older_sum(kind: str) -> None:
     assert letter.error == "The window has a null in its place: a sum is larger than its type can hold (total)."
 
 
-@pytest.mark.brief("sqlite", "mysql")
+@pytest.mark.brief("sqlite")
 @pytest.mark.usefixtures("plain_spark", "streams")
 def test_a_column_that_becomes_wider() -> None:
     events = declare(user="string", at="timestamp", v="int64")
@@ -163,7 +165,7 @@ def test_a_column_that_becomes_wider() -> None:
     assert [each[2:] for each in rows("counts")] == [("ann", 7.5, 4.5, 3.0)]
 
 
-@pytest.mark.brief("sqlite", "mysql")
+@pytest.mark.brief("mysql")
 @pytest.mark.usefixtures("plain_spark", "streams")
 def test_integers_after_decimals() -> None:
     events = declare(user="string", at="timestamp", v="int64")
@@ -177,7 +179,7 @@ def test_integers_after_decimals() -> None:
     assert (total, most, first) == (MOST + Decimal("3.25"), MOST, Decimal("3.25"))
 
 
-@pytest.mark.brief("sqlite-tumbling", "postgres-session", "mysql-tumbling")
+@pytest.mark.brief("postgres-session", "mysql-tumbling")
 @pytest.mark.parametrize("kind", ["tumbling", "session"])
 @pytest.mark.usefixtures("plain_spark", "streams")
 def test_sums_whose_first_rows_have_no_value(kind: str) -> None:
@@ -217,6 +219,7 @@ def test_a_state_of_an_older_version(agg: Any, monkeypatch: pytest.MonkeyPatch) 
         assert rows("counts", "n") == [(2,)]
 
 
+@pytest.mark.brief("sqlite", "mysql")
 @pytest.mark.usefixtures("plain_spark", "streams")
 def test_a_group_that_is_a_time_without_a_zone() -> None:
     events = declare(user="string", at="timestamp", v="int64")
@@ -351,7 +354,8 @@ NUMBERS = [weft.Aggregation(agg=each, column="v", as_=each) for each in ("sum", 
 NUMBERS += [weft.Aggregation(agg="approx_percentile", column="v", percentage=1.0, as_="most"), COUNT]
 
 
-@pytest.mark.parametrize("sql", [None, "SELECT * FROM source WHERE user <> 'bob'"])
+@pytest.mark.brief("tumbling-some", "session-all")
+@pytest.mark.parametrize("sql", [None, "SELECT * FROM source WHERE user <> 'bob'"], ids=["all", "some"])
 @pytest.mark.parametrize("kind", ["tumbling", "session"])
 @pytest.mark.usefixtures("plain_spark", "here")
 def test_a_text_that_is_no_number_is_a_bad_row(kind: str, sql: str | None) -> None:

@@ -118,6 +118,7 @@ def check(case: Case, spark: Any, open_store: Callable[[], StateStore]) -> None:
         assert table == values_of(oracle.closed(), case.seed), f"case {case.seed}, batch {number}"
 
 
+@pytest.mark.brief("tumbling-drop", "hopping-reopen")
 @pytest.mark.parametrize("late_data", ["drop", "reopen"])
 @pytest.mark.parametrize("kind", ["tumbling", "hopping"])
 @pytest.mark.usefixtures("here")
@@ -230,7 +231,7 @@ KINDS = ["drop", "reopen", "update", "reopen update"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.brief("drop", "reopen update")
+@pytest.mark.brief("reopen update")
 @pytest.mark.usefixtures("here")
 def test_sessions_as_in_plain_python(
     kind: str, small_spark: Any, count: Callable[..., int], monkeypatch: pytest.MonkeyPatch
@@ -245,7 +246,7 @@ def test_sessions_as_in_plain_python(
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.usefixtures("streams")
-@pytest.mark.brief("sqlite-reopen", "postgres-drop", "mysql-reopen update")
+@pytest.mark.brief("postgres-reopen", "mysql-drop")
 def test_sessions_in_a_database(kind: str, small_spark: Any, count: Callable[..., int]) -> None:
     for seed in range(3000, 3000 + count(100, 1)):
         current().streams.clear()
