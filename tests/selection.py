@@ -41,7 +41,7 @@ SLOW = (
 )
 # The tests of Spark are two groups, each with a session, which take about the same time: no run is shorter than the
 # longer one. Kafka is with these, and so are all of its tests. Delta, S3, RabbitMQ and Pub/Sub are with the others: a
-# JVM takes half a minute for its first loads into Delta. A test of Delta has the fixture `spark` or the mark, and not
+# JVM takes ten seconds for its first loads into Delta. A test of Delta has the fixture `spark` or the mark, and not
 # Kafka.
 STREAMING = (
     "tests/engine/streaming/",

@@ -210,7 +210,7 @@ def test_at_a_terminal(terminal: Callable[[], Terminal], plain_spark: Any) -> No
     shell.type("SELECT 'half\n")
     shell.wait_for("....> ")
     shell.interrupt()
-    # Python sleeps on until a key is pressed where Ctrl-C comes after the prompt and before it waits for a key.
+    # It hung here once in a run. Perhaps Ctrl-C came after the prompt, and before Python waited for a key.
     shell.wait_for("weft> ", between=shell.interrupt)
     shell.type("SELECT 40 + 2 AS answer;\n")
     assert "42" in shell.wait_for("1 row")
