@@ -4,15 +4,26 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import count as numbers
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import weft
 from engine.streaming.conftest import declare, forget_last_commit, run_once
+from systems.tables.test_changes import DEBEZIUM, MESSAGES, NOW, Batches, Source, change, checked
+from systems.tables.test_changes import row as whole_row
 from weft import CDC
+from weft.engine import files
+from weft.engine.streaming.cdc.applying import ChangeBatch
+from weft.engine.streaming.cdc.envelopes import opened
+from weft.engine.streaming.cdc.newest import newest
 from weft.project import Project
+from weft.systems.load import Load
 
 BEGAN = 1_770_000_000_000
 
@@ -155,3 +166,32 @@ def test_a_batch_that_is_broken_off_is_there_once(lake: Lake, step: str) -> None
     lake.publish(("u", None, row(1, "late"), 4), ("u", None, row(2, "late"), 5), ("c", None, row(3, "c"), 7))
     lake.run()
     assert lake.rows() == [(1, "A"), (3, "c")]
+
+
+@pytest.mark.full
+@pytest.mark.timeout(4 * 3600)
+@pytest.mark.parametrize("options", [{}, {"unsaid": True, "in_order": True}], ids=["whole", "moved"])
+def test_the_mirror_is_what_the_source_has(
+    spark: Any, project: Path, count: Callable[..., int], options: dict[str, bool]
+) -> None:
+    """Without a pipeline: a batch takes a second all the same."""
+    lake, tables = weft.DeltaLocalConnection(path=str(project / "lake")), numbers()
+
+    def check(batches: Batches, source: Source) -> None:
+        table = f"mirror_{next(tables)}"
+        first = [change("c", None, whole_row(100, "x", 1.5), 0), change("d", whole_row(100), None, 0, 1)]
+        for number, messages in enumerate([first, *batches, source.log]):
+            found = opened(pa.Table.from_pylist(messages, schema=MESSAGES), DEBEZIUM)
+            batch = ChangeBatch(DEBEZIUM, found, newest(found), [], found.skipped)
+            load = Load.declare(target=("default", table), mode="merge", keys=("id",), pipeline="mirrors")
+            rows, load = batch.planned(replace(load, moment=NOW, checkpoint_id="one", batch_id=number), None)
+            frame = spark.createDataFrame(pa.Table.from_batches(rows.batches, rows.schema))
+            report = batch.report([files.write(frame, lake, load)])
+            told = (report.creates, report.updates, report.deletes, report.idempotent_skipped)
+            assert sum(told) == sum(each["op"] != "t" for each in messages)
+        assert told[:3] == (0, 0, 0)
+        stored = spark.sql(f"SELECT * FROM delta.`{project}/lake/default/{table}` ORDER BY id").collect()
+        wanted = sorted(source.stored.values(), key=lambda each: each["id"])
+        assert [each.asDict() for each in stored] == wanted
+
+    checked(count(200), check, **options)

@@ -17,7 +17,7 @@ from weft.systems.sql.move import LINE, Move
 from weft.systems.sql.tables import Column
 
 _log = logging.getLogger("weft.engine")
-_ORIGIN = "_weft_origin_"
+_ORIGIN, _FILL = "_weft_origin_", "weft_fill"
 # So many keys are named by one statement.
 _NAMED = 500
 
@@ -103,9 +103,28 @@ class UnsaidValues(Gated):
             if not filled:
                 continue
             line = self.tables.temporary(LINE)
-            run(self.tables.update_from(self.target, line, self._on(value=True), {name: Move._value(self, name)}))
+            if not self._fill(name, line):
+                continue
             entry = f"{gate.of(gate.column(name), 't.')} AND t.changed_key = {key}"
             run(self.tables.update_from(gate.table, line, entry, {"position": f"s.{self._q('_said')}"}))
+
+    def _fill(self, name: str, line: str) -> bool:
+        """Write late values of a column; return whether the table takes them. Bad ones must not stop the pipeline, and
+        are no dead letters: the change itself is late."""
+        tables, run = self.tables, self.session.run
+        value = Move._value(self, name, tables.try_cast)
+        fits = f"{self._on(value=True)} AND (s.{self._q(name)} IS NULL OR {value} IS NOT NULL)"
+        if tables.savepoints:
+            run(f"SAVEPOINT {_FILL}")
+        try:
+            run(tables.update_from(self.target, line, fits, {name: value}))
+        except Exception as error:
+            if not tables.savepoints or not tables.is_rejection(error):
+                raise
+            run(f"ROLLBACK TO SAVEPOINT {_FILL}")
+            _log.warning("Late changes say values of %r that %s rejects: they are left out.", name, self.load.name)
+            return False
+        return True
 
     def _settle_kept(self) -> None:
         """Decide by the gate which values are those of the table: a batch may say a value that is older than that."""
