@@ -60,6 +60,7 @@ class _Running:
 
 _lock = threading.RLock()
 _running: _Running | None = None
+_is_starting = False
 _at_stop: list[Callable[[], object]] = []
 
 
@@ -69,21 +70,11 @@ def spark(*, jars: Iterable[str | os.PathLike[str]] = ()) -> SparkSession:
     `jars` are files that it must have on its class path. The session stays the same when another project comes into
     use: a process has one.
     """
-    global _running
     wanted = [config.existing_jar(Path(jar)) for jar in jars]
     with _lock:
         session = running()
         if session is None:
-            _discard()
-            _refuse_connect()
-            settings = config.read_settings(current().root)
-            if _GATEWAY_VARIABLES[0] in os.environ:
-                session = _submitted(settings)
-            else:
-                session = _borrowed(settings.root)
-                if session is None:
-                    _running = _start(settings)
-                    session = _running.session
+            session = _new_session()
         if _running is None or session is not _running.session:
             _adopt(session)
         else:
@@ -92,11 +83,33 @@ def spark(*, jars: Iterable[str | os.PathLike[str]] = ()) -> SparkSession:
         return session
 
 
+def _new_session() -> SparkSession:
+    global _is_starting, _running
+    _discard()
+    _refuse_connect()
+    settings = config.read_settings(current().root)
+    _is_starting = True
+    try:
+        if _GATEWAY_VARIABLES[0] in os.environ:
+            return _submitted(settings)
+        session = _borrowed(settings.root)
+        if session is None:
+            _running = _start(settings)
+            session = _running.session
+        return session
+    finally:
+        _is_starting = False
+
+
 def running() -> SparkSession | None:
     """Return the session in use, ours or the caller's own, if there is one."""
     ours = _running
     if ours is not None and ours.is_alive():
         return ours.session
+    # PySpark shows a context to all threads before it is complete: `weft shell` failed with its first query, which came
+    # while another thread started Spark.
+    if _is_starting:
+        return None
     # Not imported for this: a process with a session has imported it.
     if "pyspark.core.context" not in sys.modules or "pyspark.sql.session" not in sys.modules:
         return None
@@ -526,8 +539,8 @@ _inherited_at_stop: list[Callable[[], object]] = []
 
 def _after_fork() -> None:
     """A child has its parent's sockets and none of its threads: what it sent would end up among its parent's calls."""
-    global _lock, _running
-    _lock = threading.RLock()
+    global _is_starting, _lock, _running
+    _lock, _is_starting = threading.RLock(), False
     _inherited_at_stop.extend(_at_stop)
     _at_stop.clear()
     if _running is None:
