@@ -58,6 +58,8 @@ ENDPOINTS: list[tuple[str, str, Any]] = [
     ("POST", "/reset", {"consumer": "c"}),
     ("GET", "/groups", None),
     ("GET", "/events", None),
+    ("GET", "/rejected", None),
+    ("GET", "/history", None),
     ("POST", "/ticket", None),
     ("GET", "/subscribe", None),
 ]

@@ -236,6 +236,7 @@ class _SlowNetwork:
         for each in (source, target):
             with suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
+            each.close()
 
     def close(self) -> None:
         self._listening.close()

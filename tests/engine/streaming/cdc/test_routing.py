@@ -34,8 +34,9 @@ def parsed(*messages: Any) -> pa.Table:
 
 
 def shown(found: Routed) -> dict[str, list[dict[str, Any]]]:
-    own = ("_weft_op", "_weft_key", "_weft_position", "_weft_ts", "_weft_order")
-    return {name: each.set.rows.drop_columns(list(own)).to_pylist() for name, each in found.by_table.items()}
+    tables = {name: each.set.rows for name, each in found.by_table.items()}
+    own = {name: [each for each in rows.column_names if not each.startswith("_weft_")] for name, rows in tables.items()}
+    return {name: rows.select(own[name]).to_pylist() for name, rows in tables.items()}
 
 
 MESSAGES = [
