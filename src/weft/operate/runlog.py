@@ -249,6 +249,11 @@ class RunLog:
                 self._book.locked(each.pipeline, partial(record, attempt=each))
                 self._stands_in.add(attempt_text(each.run_id, each.attempt))
 
+    @property
+    def is_stand_in(self) -> bool:
+        """Whether it is in memory because another log could not be opened."""
+        return self._stands_in is not None
+
     def deliver(self) -> None:
         """Record what could not be recorded before."""
         if self._spool is None:
