@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -68,6 +69,22 @@ def test_pause_and_resume_are_recorded(streams: Project, http: Any) -> None:
         ("Ann", "pause", "nightly", "paused"),
     ]
     assert http.get("/api/v1/audit?limit=1", headers=key).json()["actions"] == actions[:1]
+
+
+@on_sqlite
+def test_the_environment_names_the_run_log(
+    streams: Project, http: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As for commands: what is paused here is what the scheduler finds paused."""
+    declare_project()
+    url = f"sqlite:///{tmp_path / 'other.db'}"
+    monkeypatch.setenv("WEFT_RUN_LOG", url)
+    key = make_key("admin")
+    assert http.post("/api/v1/pipelines/nightly/pause", headers=key).json()["done"] == "paused"
+    assert http.get("/api/v1/pipelines/nightly", headers=key).json()["state"] == "paused"
+    with open_run_log(url, read_only=True) as named, open_run_log(read_only=True) as default:
+        paused = [each.latest(["nightly"])["nightly"].paused_at is not None for each in (named, default)]
+    assert paused == [True, False]
 
 
 @on_sqlite

@@ -80,7 +80,7 @@ def scheduler(
     from weft.operate.alerters import open_alerters
     from weft.operate.executors import open_executor
     from weft.operate.metrics import open_metrics
-    from weft.operate.runlog import open_run_log
+    from weft.operate.runlog import open_run_log, project_log_url
     from weft.operate.scheduler import Scheduler
     from weft.operate.supervisor import signalled
 
@@ -95,11 +95,10 @@ def scheduler(
     log_to_stderr("%(asctime)s %(levelname)s: %(message)s")
     logging.getLogger("weft.scheduler").setLevel(logging.INFO)
     settings = read_project_file(current().root)
-    url = run_log or settings.get("run_log")
     with (
         open_alerters(alerters or settings.get("alerters", ())) as told,
         open_metrics(metrics or settings.get("metrics"), must_serve=True) as counted,
-        open_run_log(url) as log,
+        open_run_log(project_log_url(run_log)) as log,
     ):
         running = Scheduler(
             log,
@@ -123,11 +122,10 @@ def scheduler(
 @format_option
 def status(run_log: str | None, output: str) -> None:
     """Show which scheduler leads."""
-    from weft.operate.runlog import open_run_log
+    from weft.operate.runlog import open_run_log, project_log_url
     from weft.operate.scheduler import LEADER
 
-    url = run_log or read_project_file(current().root).get("run_log")
-    with open_run_log(url, read_only=True) as log:
+    with open_run_log(project_log_url(run_log), read_only=True) as log:
         state = log.latest([LEADER])[LEADER]
     last = state.last
     row = {

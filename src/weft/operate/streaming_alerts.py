@@ -22,7 +22,7 @@ from weft.operate import freshness
 from weft.operate.alerters import open_alerters
 from weft.operate.alerts import Alerters, AlertKind, is_worth_telling
 from weft.operate.listener import RunListener
-from weft.operate.runlog import RunLog, open_run_log
+from weft.operate.runlog import RunLog, open_run_log, project_log_url
 from weft.operate.runner import described
 from weft.pipelines.streaming.execution import Lag, Report
 from weft.pipelines.streaming.spec import StreamingPipeline
@@ -276,7 +276,7 @@ def reported(
     if not told and pipeline.expect_within is None:
         yield []
         return
-    url = run_log or settings.get("run_log")
+    url = project_log_url(run_log)
     log: RunLog | None = open_run_log(url, or_memory=True)
     if log is not None and log.is_stand_in:
         # Rows that one in memory noted would be missed by all who share the log.
