@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 import warm_python
 from operations_project import declare_project, run_once
 from servers import wait_until
+from weft.operate.log_format import JsonFormatter
 from weft.operate.runlog import open_run_log
 from weft.project import Project
 from weft.server.audit import Audit
@@ -54,7 +56,8 @@ def test_no_page_of_another_site_may(streams: Project, http: Any) -> None:
 
 
 @on_sqlite
-def test_pause_and_resume_are_recorded(streams: Project, http: Any) -> None:
+def test_pause_and_resume_are_recorded(streams: Project, http: Any, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "weft.audit")
     declare_project()
     key = make_key("admin", name="Ann")
     done = [http.post(f"/api/v1/pipelines/nightly/{each}", headers=key).json()["done"] for each in ("pause", "pause")]
@@ -69,6 +72,11 @@ def test_pause_and_resume_are_recorded(streams: Project, http: Any) -> None:
         ("Ann", "pause", "nightly", "paused"),
     ]
     assert http.get("/api/v1/audit?limit=1", headers=key).json()["actions"] == actions[:1]
+    first, ended = [json.loads(JsonFormatter().format(each)) for each in caplog.records if each.name == "weft.audit"][
+        :2
+    ]
+    assert (first["key_name"], first["action"], first["object"]) == ("Ann", "pause", "nightly")
+    assert first["key_id"] and (ended["id"], ended["outcome"]) == (first["id"], "paused")
 
 
 @on_sqlite

@@ -30,6 +30,7 @@ from weft.cli.common import (
     time_text,
 )
 from weft.errors import DeclarationError, NotFoundError, unknown
+from weft.operate import log_format
 from weft.pipelines import graph
 from weft.project import current
 from weft.settings import read_project_file
@@ -449,7 +450,11 @@ def report(outcome: Outcome, output: str) -> None:
     if outcome.error is not None:
         from weft.operate.runner import described
 
-        click.echo("  " + described(outcome.error).replace("\n", "\n  "), err=True)
+        if log_format.is_json():
+            known = {name: getattr(outcome, name) for name in ("pipeline", "run_id", "attempt", "slot")}
+            click.echo(log_format.error_line(described(outcome.error), **known), err=True)
+        else:
+            click.echo("  " + described(outcome.error).replace("\n", "\n  "), err=True)
     if outcome.retry_at is not None:
         click.echo(f"  It is tried again after {time_text(outcome.retry_at)}.")
 
