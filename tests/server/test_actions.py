@@ -14,10 +14,12 @@ import warm_python
 from operations_project import declare_project, run_once
 from servers import wait_until
 from weft.operate.log_format import JsonFormatter
-from weft.operate.runlog import open_run_log
+from weft.operate.runlog import RunLog, open_run_log
 from weft.project import Project
 from weft.server.audit import Audit
 from weft.server.keys import key_table
+from weft.server.service_tables import service_tables
+from weft.systems.sql.system_tables import system_table
 
 ACTIONS = ("pipelines/nightly/run", "pipelines/nightly/pause", "pipelines/nightly/resume", "runs/x/cancel")
 on_sqlite = pytest.mark.parametrize("system", ["sqlite"], indirect=True)
@@ -126,6 +128,25 @@ def test_the_audit_log_of_each_database(streams: Project) -> None:
     assert found[first]["outcome"].startswith("pausedpaused")
     assert found[second]["outcome"] is None  # it did not end, or nobody knows
     assert len(audit.latest(1)) == 1
+
+
+@on_sqlite
+def test_what_was_done_is_answered_though_the_audit_log_fails(
+    streams: Project, http: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    declare_project()
+    key = make_key("admin")
+    pause = RunLog.pause
+
+    def pause_and_break(log: RunLog, pipeline: str) -> bool:
+        with service_tables() as tables, tables.driver.session("publish") as session:
+            session.run(f"DROP TABLE {system_table(tables, 'audit')}")
+        return pause(log, pipeline)
+
+    monkeypatch.setattr(RunLog, "pause", pause_and_break)
+    answer = http.post("/api/v1/pipelines/nightly/pause", headers=key)
+    assert (answer.status_code, answer.json()["done"]) == (200, "paused")
+    assert "does not say how an action ended" in caplog.text
 
 
 PIPELINE = """
