@@ -19,7 +19,7 @@ from weft.cli.common import (
     print_table,
     unused_module_option,
 )
-from weft.cli.pipelines import declared, metrics_option
+from weft.cli.pipelines import declared_or_expected, metrics_option
 from weft.project import current
 from weft.settings import read_project_file
 
@@ -91,7 +91,7 @@ def scheduler(
         if context.get_parameter_source(name) is ParameterSource.COMMANDLINE
     }
     current().load_modules(modules)
-    declared()
+    declared_or_expected()
     log_to_stderr("%(asctime)s %(levelname)s: %(message)s")
     logging.getLogger("weft.scheduler").setLevel(logging.INFO)
     settings = read_project_file(current().root)
