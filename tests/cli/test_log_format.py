@@ -35,7 +35,10 @@ def logged(text: str) -> list[dict[str, Any]]:
 def test_run_due(run: Any) -> None:
     done = run("run-due", "--log-format", "json")
     assert done.returncode == 1
-    mine, alerter = logged(done.stderr)
+    mine, failed, alerter = logged(done.stderr)
+    assert (failed["level"], failed["logger"], failed["pipeline"]) == ("error", "weft.cli", "copies")
+    assert "no rows today" in failed["message"] and failed["attempt"] == 1
+    assert all(line.startswith("{") for line in done.stderr.splitlines())
     assert (mine["level"], mine["logger"], mine["message"]) == ("warning", "mine", "hello \x1b from the function")
     assert set(mine) == {"time", "level", "logger", "message", "process"}
     assert alerter["logger"] == "weft.operate" and "http://127.0.0.1:1/***" in alerter["message"]
@@ -52,6 +55,14 @@ def test_error_of_any_command(run: Any, monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_unknown_format(run: Any) -> None:
     assert "'xml' is not one of 'text', 'json'" in run("run-due", "--log-format", "xml").stderr
+
+
+def test_values_that_are_no_json() -> None:
+    record = logging.makeLogRecord({"msg": "of %s", "args": ("a\udcff",), "path": Path("/b\udcff"), "attempt": 1})
+    line = json.loads(JsonFormatter().format(record))
+    assert (line["message"], line["path"], line["attempt"]) == ("of a\\udcff", "/b\\udcff", 1)
+    line = json.loads(JsonFormatter().format(logging.makeLogRecord({"msg": "x", "path": Path("/b")})))
+    assert line["path"] == "/b"
 
 
 def test_fields_of_a_record() -> None:

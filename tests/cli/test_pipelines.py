@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
+from servers import wait_until
 from weft.operate.runlog import open_run_log
+from weft.operate.scheduler import LEADER
 
 PIPELINES = '''
 import logging
@@ -131,6 +133,38 @@ def test_status_shows_what_is_stale(run: Any, project: Path) -> None:
             )
     assert stands() == {"daily": ("never run", "no schedule, stale"), "clicks": ("streaming", "stale")}
     assert [line.split()[0] for line in run("status", "clicks").stdout.splitlines()[1:]] == ["clicks"]
+
+
+def test_streaming_pipelines_alone(run: Any, start: Any, project: Path) -> None:
+    clicks = (
+        "import weft\n"
+        "weft.streaming_pipeline(name='clicks', source='here', source_query='a', target='here', target_table='c', "
+        "expect_within='1h')(lambda: None)\n"
+    )
+    Path("watched.py").write_text(clicks)
+    Path("weft.toml").write_text('modules = ["watched"]\nalerters = ["stdout://"]\n')
+    done = run("status", "clicsk")
+    assert done.returncode == 1 and "Did you mean 'clicks'?" in done.stderr
+    with open_run_log() as log:
+        log.note_rows("streaming:clicks")
+        log._book.locked(
+            "streaming:clicks", lambda each: each.change({"succeeded_at": each.claim.now - timedelta(hours=3)})
+        )
+    done = run("run-due")
+    assert done.returncode == 0, done.stderr
+    assert "Nothing is due." in done.stdout and "clicks had no row for 3:0" in done.stdout + done.stderr
+    assert run("run-due", "clicks").returncode == 1
+    scheduler = start("scheduler")
+    with open_run_log() as log:
+        wait_until(
+            lambda: scheduler.poll() is not None or log.latest([LEADER])[LEADER].is_live, "the scheduler to lead", 120
+        )
+    scheduler.terminate()
+    assert scheduler.wait(120) == 0
+    # A pipeline may have the same name.
+    Path("watched.py").write_text(f"{clicks}weft.pipeline(name='clicks', target='t')(lambda: [])\n")
+    found = json.loads(run("status", "clicks", "--format", "json").stdout)
+    assert [(row["pipeline"], row["status"]) for row in found] == [("clicks", "never run"), ("clicks", "streaming")]
 
 
 def test_a_run_log_needs_no_module(run: Any, shop: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch) -> None:

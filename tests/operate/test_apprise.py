@@ -75,7 +75,9 @@ def test_refusal_is_told_without_the_url(hook: int, caplog: pytest.LogCaptureFix
     assert "hunter2" not in caplog.text
 
 
-def test_mail() -> None:
+@pytest.mark.parametrize("chosen", ["", "&format=html"])
+def test_mail(chosen: str) -> None:
+    """An error may look like HTML, and is text all the same."""
     mails: list[bytes] = []
 
     class Handler(socketserver.StreamRequestHandler):
@@ -91,11 +93,17 @@ def test_mail() -> None:
                     mails.append(b"".join(lines))
                 self.wfile.write({b"EHLO": b"250 test\r\n", b"QUIT": b"221 bye\r\n"}.get(word, b"250 done\r\n"))
 
-    with serving(Handler) as port, open_alerters([f"mailto://127.0.0.1:{port}?from=w@x.org&to=me@y.org"]) as told:
-        told.notice("gave_up", "orders", "orders failed, and has ended", error="no disk")
+    url = f"?from=w@x.org&to=me@y.org{chosen}"
+    with serving(Handler) as port, open_alerters([f"mailto://127.0.0.1:{port}{url}"]) as told:
+        told.notice("gave_up", "orders", "orders failed, and has ended", error="<class 'int'> has\nno disk")
     (mail,) = [message_from_bytes(each, policy=default) for each in mails]
     assert (mail["Subject"], mail["To"]) == ("orders: gave up", "me@y.org")
-    assert "orders failed, and has ended: no disk" in str(mail)
+    parts = {each.get_content_type(): each.get_content() for each in mail.walk() if not each.is_multipart()}
+    assert ("text/html" in parts) == bool(chosen)
+    for kind, text in parts.items():
+        assert ("&lt;class" if kind == "text/html" else "<class 'int'> has") in text, kind
+        assert kind == "text/plain" or "<class" not in text
+        assert "no disk" in text.replace("&nbsp;", " ")
 
 
 @pytest.mark.parametrize(

@@ -138,6 +138,23 @@ def test_paused_is_not_late_nor_right_after(log: RunLog, told: Told) -> None:
 
 
 @pytest.mark.brief("sqlite")
+def test_resumed_is_not_fresh_until_it_succeeds(log: RunLog, told: Told) -> None:
+    succeed(log, "orders")
+    let_pass(log, "orders", 3 * HOUR)
+    assert look(log, told) == [("stale", "orders")]
+    log.pause("orders")
+    assert look(log, told) == []
+    log.resume("orders")
+    assert look(log, told) == []
+    assert log.latest(["orders"])["orders"].stale_at is None
+    let_pass(log, "orders", 3 * HOUR)
+    assert look(log, told) == [("stale", "orders")]
+    let_pass(log, "orders", HOUR)
+    succeed(log, "orders")
+    assert look(log, told) == [("recovered", "orders")]
+
+
+@pytest.mark.brief("sqlite")
 def test_new_pipelines_are_watched_a_few_at_a_time(log: RunLog, told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(freshness, "_NEW_AT_ONCE", 2)
     names = ["a", "b", "c"]

@@ -6,6 +6,7 @@ import logging
 import re
 import subprocess
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from weft.errors import (
     StorageError,
     WeftError,
 )
-from weft.operate.records import ClaimedRun
+from weft.operate.records import ClaimedRun, RefusedClaim
 from weft.operate.runlog import RunLog, open_run_log
 from weft.operate.runlog_tables import ddl
 from weft.project import Project, use
@@ -308,17 +309,12 @@ def test_a_full_disk_is_told_at_the_claim(tmp_path: Path) -> None:
         assert log.finish(run, "failed", error="x" * 9000)
 
 
-@pytest.mark.parametrize(
-    "dropped", [("paused_at", "cancelled", "watched_at", "stale_at"), ("stale_at",)], ids=["all", "one"]
-)
 @pytest.mark.parametrize("log_url", DATABASES, indirect=True)
-def test_a_log_of_before(log_url: str, dropped: tuple[str, ...], caplog: pytest.LogCaptureFixture) -> None:
+def test_a_log_of_before(log_url: str, caplog: pytest.LogCaptureFixture) -> None:
     """Pauses came later: its columns are added by who writes, and who may not does without."""
     with open_run_log(log_url) as log:
         run = claimed(log)
-        with log._book.session("publish") as session:
-            for column in dropped:
-                session.run(f"ALTER TABLE {log._book.claims} DROP COLUMN {column}")
+        drop(log, "paused_at", "cancelled", "watched_at", "stale_at")
     with open_run_log(log_url, read_only=True) as log:
         assert log.latest(None)[run.pipeline].paused_at is None
     with open_run_log(f"{log_url}?create_tables=false") as log:
@@ -329,3 +325,33 @@ def test_a_log_of_before(log_url: str, dropped: tuple[str, ...], caplog: pytest.
     with open_run_log(log_url) as log:
         assert log.pause(run.pipeline)
         assert log.latest(None)[run.pipeline].paused_at is not None
+
+
+@pytest.mark.parametrize("dropped", [("watched_at", "stale_at"), ("stale_at",)], ids=["both", "one"])
+@pytest.mark.parametrize("log_url", DATABASES, indirect=True)
+def test_a_log_of_before_keeps_its_pauses(
+    log_url: str, dropped: tuple[str, ...], caplog: pytest.LogCaptureFixture
+) -> None:
+    """What is stale came after pauses and cancels, which a log without it has."""
+    with open_run_log(log_url) as log:
+        log.pause("orders")
+        drop(log, *dropped)
+    with open_run_log(log_url, read_only=True) as log:
+        assert log.latest(None)["orders"].paused_at is not None
+    with open_run_log(f"{log_url}?create_tables=false") as log:
+        (warning,) = [each.getMessage() for each in caplog.records]
+        assert "cannot note what is stale" in warning
+        assert [each for each in ("paused_at", "watched_at", "stale_at") if each in warning] == list(dropped)
+        assert not log.has_notes
+        assert log.latest(None)["orders"].paused_at is not None
+        assert isinstance(log.claim("orders", slot=datetime(2026, 1, 1, tzinfo=UTC)), RefusedClaim)
+        assert not log.pause("orders")
+        assert log.resume("orders") and log.pause("orders")
+    with open_run_log(log_url) as log:
+        assert log.has_notes and log.latest(None)["orders"].paused_at is not None
+
+
+def drop(log: RunLog, *columns: str) -> None:
+    with log._book.session("publish") as session:
+        for column in columns:
+            session.run(f"ALTER TABLE {log._book.claims} DROP COLUMN {column}")

@@ -168,6 +168,20 @@ def test_a_run_by_hand_leaves_the_attempts_of_its_slot(site: Site) -> None:
     assert [event for event, _ in site.told.events] == ["failed", "failed", "gave_up"]
 
 
+def test_the_first_to_give_up_tells_it_whatever_failed_before(site: Site) -> None:
+    def fail() -> None:
+        raise RuntimeError("no")
+
+    copy = hourly("copy", fail, retry={"max_attempts": 3, "base": 0})
+    for _ in range(3):
+        site.runner.run(copy, resume=False)
+    for hours in range(2):
+        for _ in range(3):
+            site.due(NOON + hours * HOUR)
+    # Of the failures 1, 2, 4, 6 and 8: the slot of 6 was the first to give up, that of 9 was not.
+    assert [event for event, _ in site.told.events] == ["failed", "failed", "failed", "gave_up", "failed"]
+
+
 def test_a_function_that_ends_the_process(site: Site) -> None:
     """It has loaded nothing, so it has failed: the code that it gives must not be the command's."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
@@ -13,7 +14,9 @@ from typing import Any
 import pytest
 
 from operate.scripted_engine import Lag, ScriptedEngine
+from servers import wait_until
 from weft.errors import NotFoundError, SettingsError
+from weft.operate import streaming_alerts
 from weft.operate.alerts import Alert, Alerter, Alerters
 from weft.operate.freshness import streaming_key
 from weft.operate.run_options import Running
@@ -91,6 +94,8 @@ def test_lag_over_its_limit(log: RunLog) -> None:
     for behind in (100, 101, 99, 150, 51, 50, 50, 99, 500):
         lag.behind = behind
         made.look()
+        made._events.get(timeout=120)()  # the answer
+        made._asking.join(120)
     assert told.texts == [
         "copies is 101 behind in numbers; the limit is 100",
         "copies is 50 behind in numbers",
@@ -156,6 +161,102 @@ def test_log_that_hangs_holds_up_no_batch(log: RunLog) -> None:
         released.set()
 
 
+def test_slow_look_leaves_time_for_events(log: RunLog) -> None:
+    """It takes longer than the time between two: what waits is handled all the same."""
+    told, looks = Told(), threading.Semaphore(0)
+
+    class Slow(StreamingAlerts):
+        def look(self) -> None:
+            looks.acquire(timeout=0.05)
+
+    with Slow("copies", log, Alerters([told]), expect_within=0.001) as listener:
+        listener.batch(REPORT)
+        listener.failed(RuntimeError("no disk"), None)
+        wait_until(lambda: told.events == ["gave_up"], "the alert", 120)
+    assert log.latest([KEY])[KEY].succeeded_at is not None
+
+
+def test_source_that_hangs_holds_up_no_alert(log: RunLog) -> None:
+    told, released, asked = Told(), threading.Event(), threading.Event()
+
+    class Hangs(Lag):
+        def now(self, *, fresh: bool = False) -> dict[str, int]:
+            asked.set()
+            released.wait(120)
+            return {}
+
+    with StreamingAlerts("copies", log, Alerters([told]), limits=Limits(lag=1), look_seconds=0.01) as listener:
+        listener.started(Hangs())
+        assert asked.wait(120)
+        listener.failed(RuntimeError("no disk"), None)
+        wait_until(lambda: told.events == ["gave_up"], "the alert", 120)
+        assert not released.is_set()
+        released.set()
+
+
+def test_batches_leave_room_for_failures(log: RunLog) -> None:
+    listener = StreamingAlerts("copies", log, Alerters([Told()]))
+    for _ in range(streaming_alerts._MOST_WAITING + 5):
+        listener.batch(REPORT)
+    waiting = listener._events.qsize()
+    listener.failed(RuntimeError("no disk"), None)
+    assert listener._events.qsize() == waiting + 1
+
+
+def test_log_that_is_away_at_the_start_is_opened_later(project: Path) -> None:
+    told, now, away = Told(), 0.0, True
+
+    def open_log() -> RunLog:
+        if away:
+            raise OSError("no route")
+        return open_run_log()
+
+    made = StreamingAlerts("copies", None, Alerters([told]), open_log=open_log, expect_within=100.0, clock=lambda: now)
+    made._note_failure("no disk", None)
+    assert told.events == ["gave_up"]
+    made._note_batch(REPORT)
+    made.look()
+    assert told.events == ["gave_up", "recovered"]
+    away = False
+    made.look()  # too early
+    with open_run_log() as log:
+        assert log.latest([KEY])[KEY].succeeded_at is None
+        now = 60.0
+        made.look()
+        assert log.latest([KEY])[KEY].succeeded_at is not None
+    assert told.events == ["gave_up", "recovered"]
+
+
+def test_log_that_goes_away_is_opened_again(project: Path) -> None:
+    told, now = Told(), 0.0
+    log = open_run_log()
+    made = StreamingAlerts("copies", log, Alerters([told]), open_log=open_run_log, clock=lambda: now)
+    made._note_failure("no disk", 1.0)
+    made._note_failure("no disk", 1.0)
+    with log._book.session("publish") as session:
+        session.run(f"ALTER TABLE {log._book.claims} RENAME TO elsewhere")
+    made._note_failure("no disk", 1.0)
+    assert told.events == ["failed"]
+    made._note_batch(REPORT)
+    assert told.texts[1] == "copies has rows again, after 3 failures"
+    with sqlite3.connect(project / ".weft/runs.db") as database:
+        database.execute('ALTER TABLE elsewhere RENAME TO "weft.claims"')
+    now = 60.0
+    made._note_batch(REPORT)
+    with open_run_log() as again:
+        assert again.latest([KEY])[KEY].failures == 0
+    assert told.events == ["failed", "recovered"]
+
+
+def test_only_new_rows_are_rows(log: RunLog) -> None:
+    made = StreamingAlerts("copies", log, Alerters(), expect_within=100.0)
+    made._note_batch(replace(REPORT, consumed=0))
+    made._note_batch(replace(REPORT, replayed=True))
+    assert log.latest([KEY])[KEY].succeeded_at is None
+    made._note_batch(REPORT)
+    assert log.latest([KEY])[KEY].succeeded_at is not None
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
@@ -194,6 +295,9 @@ def test_who_is_told(project: Path) -> None:
             listener.batch(REPORT)
         with open_run_log() as log:
             assert log.latest([KEY])[KEY].succeeded_at is not None
+        Path("away.db").mkdir()
+        with reported(watched, run_log="sqlite://away.db") as (listener,):
+            assert isinstance(listener, StreamingAlerts) and listener._log is None
         Path("weft.toml").write_text('alerters = ["stdout://"]\n[alerts]\nlag = 5\n')
         with reported(quiet) as (listener,):
             assert isinstance(listener, StreamingAlerts) and listener.limits.lag == 5

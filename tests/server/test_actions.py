@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,10 +13,13 @@ import pytest
 import warm_python
 from operations_project import declare_project, run_once
 from servers import wait_until
-from weft.operate.runlog import open_run_log
+from weft.operate.log_format import JsonFormatter
+from weft.operate.runlog import RunLog, open_run_log
 from weft.project import Project
 from weft.server.audit import Audit
 from weft.server.keys import key_table
+from weft.server.service_tables import service_tables
+from weft.systems.sql.system_tables import system_table
 
 ACTIONS = ("pipelines/nightly/run", "pipelines/nightly/pause", "pipelines/nightly/resume", "runs/x/cancel")
 on_sqlite = pytest.mark.parametrize("system", ["sqlite"], indirect=True)
@@ -53,7 +58,8 @@ def test_no_page_of_another_site_may(streams: Project, http: Any) -> None:
 
 
 @on_sqlite
-def test_pause_and_resume_are_recorded(streams: Project, http: Any) -> None:
+def test_pause_and_resume_are_recorded(streams: Project, http: Any, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "weft.audit")
     declare_project()
     key = make_key("admin", name="Ann")
     done = [http.post(f"/api/v1/pipelines/nightly/{each}", headers=key).json()["done"] for each in ("pause", "pause")]
@@ -68,6 +74,27 @@ def test_pause_and_resume_are_recorded(streams: Project, http: Any) -> None:
         ("Ann", "pause", "nightly", "paused"),
     ]
     assert http.get("/api/v1/audit?limit=1", headers=key).json()["actions"] == actions[:1]
+    first, ended = [json.loads(JsonFormatter().format(each)) for each in caplog.records if each.name == "weft.audit"][
+        :2
+    ]
+    assert (first["key_name"], first["action"], first["object"]) == ("Ann", "pause", "nightly")
+    assert first["key_id"] and (ended["id"], ended["outcome"]) == (first["id"], "paused")
+
+
+@on_sqlite
+def test_the_environment_names_the_run_log(
+    streams: Project, http: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As for commands: what is paused here is what the scheduler finds paused."""
+    declare_project()
+    url = f"sqlite:///{tmp_path / 'other.db'}"
+    monkeypatch.setenv("WEFT_RUN_LOG", url)
+    key = make_key("admin")
+    assert http.post("/api/v1/pipelines/nightly/pause", headers=key).json()["done"] == "paused"
+    assert http.get("/api/v1/pipelines/nightly", headers=key).json()["state"] == "paused"
+    with open_run_log(url, read_only=True) as named, open_run_log(read_only=True) as default:
+        paused = [each.latest(["nightly"])["nightly"].paused_at is not None for each in (named, default)]
+    assert paused == [True, False]
 
 
 @on_sqlite
@@ -101,6 +128,25 @@ def test_the_audit_log_of_each_database(streams: Project) -> None:
     assert found[first]["outcome"].startswith("pausedpaused")
     assert found[second]["outcome"] is None  # it did not end, or nobody knows
     assert len(audit.latest(1)) == 1
+
+
+@on_sqlite
+def test_what_was_done_is_answered_though_the_audit_log_fails(
+    streams: Project, http: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    declare_project()
+    key = make_key("admin")
+    pause = RunLog.pause
+
+    def pause_and_break(log: RunLog, pipeline: str) -> bool:
+        with service_tables() as tables, tables.driver.session("publish") as session:
+            session.run(f"DROP TABLE {system_table(tables, 'audit')}")
+        return pause(log, pipeline)
+
+    monkeypatch.setattr(RunLog, "pause", pause_and_break)
+    answer = http.post("/api/v1/pipelines/nightly/pause", headers=key)
+    assert (answer.status_code, answer.json()["done"]) == (200, "paused")
+    assert "does not say how an action ended" in caplog.text
 
 
 PIPELINE = """

@@ -59,6 +59,25 @@ def test_services_take_turns(streams: Project) -> None:
     assert minutes(tables[0], "clicks") == [(1, 3)]
 
 
+@pytest.mark.parametrize("system", ["sqlite"], indirect=True)
+def test_what_another_service_stored_is_not_forgotten(streams: Project) -> None:
+    """The other one has one turn, at which the number was another: what follows is stored again."""
+    one, other = HistoryTable(7), HistoryTable(7)
+    for number, published in enumerate([5, 9, 5, 5, 5]):
+        for table in (other, one) if number == 1 else (one, other):
+            table.write(at(number), {"orders": Values(published, 0, None, None), "idle": Values(0, 0, None, None)})
+    assert minutes(one, "orders") == [(0, 5), (1, 9), (2, 5)]
+    assert minutes(one, "idle") == [(0, 0)]
+
+
+@pytest.mark.parametrize("system", ["sqlite"], indirect=True)
+def test_what_was_stored_while_this_one_was_silent(streams: Project) -> None:
+    one, other = HistoryTable(7), HistoryTable(7)
+    for number, table, published in ((0, one, 5), (1, other, 9), (2, one, 5)):
+        table.write(at(number), {"orders": Values(published, 0, None, None)})
+    assert minutes(one, "orders") == [(0, 5), (1, 9), (2, 5)]
+
+
 @on_each
 def test_what_is_old_is_removed(streams: Project) -> None:
     table = HistoryTable(1)

@@ -14,6 +14,7 @@ from weft.operate.logs import captured, log_file
 from weft.operate.runlog import RunLog, open_run_log
 from weft.project import Project
 from weft.server import pipelines
+from weft.server.rejected import _common
 from workers import declare
 
 # Where streams are does not matter to any of it.
@@ -163,9 +164,22 @@ def test_they_are_for_those_who_may_read_every_stream(log: RunLog, http: Any) ->
         assert http.get(f"/api/v1/{path}?odd=1", headers={"authorization": "Bearer s3cret"}).status_code == 422, path
 
 
+def test_reasons_without_what_is_of_one_event(streams: Project) -> None:
+    began = "Event 3 of the publish to 'strict', field 'n' ="
+    for value in ("'two'", "'a: it = : it '", "': the stream has no such field'"):
+        assert _common(f"{began} {value}: it must be int64.", "n") == "field 'n': it must be int64."
+        unknown = "the stream has no such field."
+        assert _common(f"{began} {value}: {unknown}", "n") == f"field 'n': {unknown}"
+    assert _common("no = such n: it is", "billing") == "no = such n: it is"
+    # A consumer may say anything, at any length.
+    assert len(_common("field 'billing' = " + " = : " * 1_000_000, "billing")) <= 2000
+
+
 def test_rejected_events_by_their_reasons(streams: Project, http: Any) -> None:
     declare("strict", fields={"n": "int64"}, on_schema_drift="quarantine", max_deliveries=1)
-    weft.publish_sync("strict", [{"n": 1}, {"n": "two"}, {"n": "three = 3: it is"}, {"n": 4, "more": 5}])
+    weft.publish_sync(
+        "strict", [{"n": 1}, {"n": "two"}, {"n": "three = 3: it is"}, {"n": 4, "more": 5}, {"n": 4, "more": 6}]
+    )
     url = "/api/v1/streams/strict"
     taken = http.post(f"{url}/consume", json={"consumer": "billing", "batch_size": 1}).json()
     http.post(f"{url}/nack", json={"consumer": "billing", "events": taken["events"], "delay": 0, "reason": "no such n"})
@@ -173,10 +187,11 @@ def test_rejected_events_by_their_reasons(streams: Project, http: Any) -> None:
     groups = http.get(f"{url}/rejected").json()["groups"]
     assert [(each["kind"], each["of"], each["count"]) for each in groups] == [
         ("quarantined", "n", 2),
+        ("quarantined", "more", 2),
         ("dead letter", "billing", 1),
-        ("quarantined", "more", 1),
     ]
     assert groups[0]["reason"].startswith("field 'n': it must be int64")
-    assert groups[1]["payload"].startswith('{"n":1')
+    assert groups[1]["reason"] == "field 'more': the stream has no such field."
+    assert groups[2]["payload"].startswith('{"n":1')
     shown = http.get(url).json()
     assert (shown["dead_letter_stream"], shown["quarantine_stream"]) == ("strict__dead_letter", "strict__quarantine")

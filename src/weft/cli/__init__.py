@@ -68,12 +68,9 @@ class _CommandError(click.ClickException):
 def show_error(what: str, hint: str | None = None, notes: Iterable[str] = ()) -> None:
     """Print what failed, then what to do."""
     if os.environ.get("WEFT_LOG_FORMAT") == "json":
-        import logging
+        from weft.operate.log_format import error_line
 
-        from weft.operate.log_format import JsonFormatter
-
-        said = {"name": "weft.cli", "levelname": "ERROR", "msg": " ".join((what, *notes)), "hint": hint}
-        click.echo(JsonFormatter().format(logging.makeLogRecord(said)), err=True)
+        click.echo(error_line(" ".join((what, *notes)), hint=hint), err=True)
         return
     click.echo(f"{click.style('error:', fg='red', bold=True)} {what}", err=True)
     for note in notes:

@@ -13,7 +13,6 @@ import click
 from weft.cli.common import first_line, format_option, module_names_option, print_json, print_table, run_log_option
 from weft.errors import WeftError, installing
 from weft.project import current
-from weft.settings import read_project_file
 
 _MINIMUM_FREE = 1024**3
 
@@ -116,8 +115,7 @@ def _connection(name: str) -> str:
 
 
 def _log(url: str | None) -> str:
-    from weft.operate.runlog import open_run_log
+    from weft.operate.runlog import open_run_log, project_log_url
 
-    url = url or read_project_file(current().root).get("run_log")
-    with open_run_log(url, read_only=True) as log:
+    with open_run_log(project_log_url(url), read_only=True) as log:
         return "not created yet" if log.shown == ":memory:" else log.shown

@@ -30,6 +30,7 @@ from weft.cli.common import (
     time_text,
 )
 from weft.errors import DeclarationError, NotFoundError, unknown
+from weft.operate import freshness, log_format
 from weft.pipelines import graph
 from weft.project import current
 from weft.settings import read_project_file
@@ -92,14 +93,14 @@ def open_runner(
     one in memory; with `or_memory=False` its error is raised."""
     from weft.operate.alerters import open_alerters
     from weft.operate.metrics import open_metrics
-    from weft.operate.runlog import open_run_log
+    from weft.operate.runlog import open_run_log, project_log_url
     from weft.operate.runner import Runner
 
     # Lower levels are written to the log of the run only.
     log_to_stderr("%(levelname)s: %(message)s", logging.WARNING)
     # Options of a command win over the settings of the project.
     settings = read_project_file(current().root)
-    url = run_log or settings.get("run_log")
+    url = project_log_url(run_log)
     or_memory = or_memory and settings.get("on_run_log_failure") != "fail"
     # Before the log is opened: a wrong URL of an alerter leaves no new log behind.
     opened_alerters = open_alerters(alerters or settings.get("alerters", ()))
@@ -122,6 +123,12 @@ def declared() -> dict[str, Pipeline]:
         raise none_declared("pipeline")
     graph.refuse_unknown_dependencies(project.pipelines)
     return project.pipelines
+
+
+def declared_or_expected() -> None:
+    """Raise where there is no pipeline to run, nor a streaming one of which rows are expected."""
+    if current().pipelines or not freshness.expected(current()):
+        declared()
 
 
 def declared_streaming() -> dict[str, StreamingPipeline]:
@@ -364,7 +371,7 @@ def run_due(
     Each slot is run once, however often and by however many hosts this is called. Ends with exit code 1 when something
     failed, 130 after Ctrl-C, 143 after SIGTERM.
     """
-    declared()
+    declared_or_expected()
     outcomes: list[Outcome] = []
     with (
         open_runner(run_log, alerters, metrics) as runner,
@@ -406,8 +413,12 @@ def status(names: tuple[str, ...], run_log: str | None, output: str) -> None:
                 if name not in states:
                     raise unknown("pipeline", name, states, otherwise=f"{runner.log.shown} has no run of it.")
                 rows.append(standing(states[name]) | {"next_due": None, "now": "not declared here"})
-        batch_names = [name for name in names if name not in streaming]
-        for due in runner.due(batch_names) if project.pipelines and (batch_names or not names) else ():
+        # Two may have one name: a pipeline, and a streaming one.
+        batch_names = [name for name in names if name in project.pipelines or name not in streaming]
+        for name in () if is_known_by_log_only else batch_names:
+            if name not in project.pipelines and name not in project.streaming_pipelines:
+                raise unknown("pipeline", name, {*project.pipelines, *streaming})
+        for due in runner.due(batch_names) if not is_known_by_log_only and (batch_names or not names) else ():
             rows.append(standing(due.state) | {"next_due": next_due(due, now), "now": now_text(due, now)})
         rows += [streaming_standing(runner.log, each) for name, each in streaming.items() if not names or name in names]
     if output == "json":
@@ -449,7 +460,11 @@ def report(outcome: Outcome, output: str) -> None:
     if outcome.error is not None:
         from weft.operate.runner import described
 
-        click.echo("  " + described(outcome.error).replace("\n", "\n  "), err=True)
+        if log_format.is_json():
+            known = {name: getattr(outcome, name) for name in ("pipeline", "run_id", "attempt", "slot")}
+            click.echo(log_format.error_line(described(outcome.error), **known), err=True)
+        else:
+            click.echo("  " + described(outcome.error).replace("\n", "\n  "), err=True)
     if outcome.retry_at is not None:
         click.echo(f"  It is tried again after {time_text(outcome.retry_at)}.")
 

@@ -19,7 +19,7 @@ from weft.cli.common import (
     print_table,
     unused_module_option,
 )
-from weft.cli.pipelines import declared, metrics_option
+from weft.cli.pipelines import declared_or_expected, metrics_option
 from weft.project import current
 from weft.settings import read_project_file
 
@@ -80,7 +80,7 @@ def scheduler(
     from weft.operate.alerters import open_alerters
     from weft.operate.executors import open_executor
     from weft.operate.metrics import open_metrics
-    from weft.operate.runlog import open_run_log
+    from weft.operate.runlog import open_run_log, project_log_url
     from weft.operate.scheduler import Scheduler
     from weft.operate.supervisor import signalled
 
@@ -91,15 +91,14 @@ def scheduler(
         if context.get_parameter_source(name) is ParameterSource.COMMANDLINE
     }
     current().load_modules(modules)
-    declared()
+    declared_or_expected()
     log_to_stderr("%(asctime)s %(levelname)s: %(message)s")
     logging.getLogger("weft.scheduler").setLevel(logging.INFO)
     settings = read_project_file(current().root)
-    url = run_log or settings.get("run_log")
     with (
         open_alerters(alerters or settings.get("alerters", ())) as told,
         open_metrics(metrics or settings.get("metrics"), must_serve=True) as counted,
-        open_run_log(url) as log,
+        open_run_log(project_log_url(run_log)) as log,
     ):
         running = Scheduler(
             log,
@@ -123,11 +122,10 @@ def scheduler(
 @format_option
 def status(run_log: str | None, output: str) -> None:
     """Show which scheduler leads."""
-    from weft.operate.runlog import open_run_log
+    from weft.operate.runlog import open_run_log, project_log_url
     from weft.operate.scheduler import LEADER
 
-    url = run_log or read_project_file(current().root).get("run_log")
-    with open_run_log(url, read_only=True) as log:
+    with open_run_log(project_log_url(run_log), read_only=True) as log:
         state = log.latest([LEADER])[LEADER]
     last = state.last
     row = {

@@ -39,11 +39,14 @@ class Apprise(Alerter):
                 f"Apprise cannot read the URL of the alerter at {scheme}://.",
                 hint=f"Its documentation says what a URL at {scheme}:// looks like.",
             )
-        self._service = made
+        self._services = apprise.Apprise()
+        self._services.add(made)
 
     def deliver(self, event: Alert) -> None:
         is_good = event.event == "recovered"
         kind = apprise.NotifyType.SUCCESS if is_good else apprise.NotifyType.FAILURE
         title = f"{event.pipeline}: {_TITLES.get(event.event, event.event.replace('_', ' '))}"
-        if not self._service.notify(body=str(event), title=title, notify_type=kind):
+        # It is text: where a service wants HTML, Apprise escapes it.
+        text = apprise.NotifyFormat.TEXT
+        if not self._services.notify(body=str(event), title=title, notify_type=kind, body_format=text):
             raise OSError("it was not delivered")

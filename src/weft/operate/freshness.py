@@ -57,7 +57,10 @@ def check(log: RunLog, expectations: Mapping[str, float], states: Mapping[str, P
             continue
         seconds = late_by(state, within)
         if seconds is None:
-            if state.stale_at is not None and log.note_stale(name, state.stale_at, is_stale=False):
+            if state.stale_at is None or not log.note_stale(name, state.stale_at, is_stale=False):
+                continue
+            # Else it was paused and resumed, or is expected less often: nothing came.
+            if state.succeeded_at is not None and state.succeeded_at > state.stale_at:
                 told.notice("recovered", _shown(name), f"{_shown(name)} is fresh again")
             continue
         assert state.now is not None

@@ -14,6 +14,7 @@ VARIABLE = "WEFT_LOG_FORMAT"
 _FIELDS = (
     *("pipeline", "run_id", "attempt", "slot", "hint"),
     *("request_id", "client", "method", "path", "status", "milliseconds", "worker", "url"),
+    *("id", "key_id", "key_name", "action", "object", "outcome"),
 )
 
 
@@ -40,4 +41,20 @@ class JsonFormatter(logging.Formatter):
         }
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
-        return msgspec.json.encode(line).decode()
+        try:
+            return msgspec.json.encode(line, enc_hook=str).decode()
+        except UnicodeEncodeError:
+            # Such as the name of a file that is not UTF-8: a record with an escape is better than none.
+            return msgspec.json.encode({name: _valid(value) for name, value in line.items()}).decode()
+
+
+def _valid(value: object) -> object:
+    if value is None or isinstance(value, int | float | datetime):
+        return value
+    return str(value).encode("utf-8", "backslashreplace").decode()
+
+
+def error_line(message: str, **fields: object) -> str:
+    """Return the line for an error that a command reports, which is no record of a logger."""
+    said = {"name": "weft.cli", "levelname": "ERROR", "msg": message, **fields}
+    return JsonFormatter().format(logging.makeLogRecord(said))

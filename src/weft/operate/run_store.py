@@ -75,8 +75,11 @@ class RunStore(ABC):
 
     shown: str
     """Where it is, without secrets."""
-    has_notes = True
-    """Whether it can note pauses, cancels and what is stale: logs of older versions cannot."""
+
+    @property
+    def has_notes(self) -> bool:
+        """Whether it can note what is stale: logs of older versions cannot."""
+        return True
 
     @abstractmethod
     def secrets(self) -> Collection[str]:

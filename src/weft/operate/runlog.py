@@ -40,6 +40,7 @@ from weft.systems.object_stores.opening import SCHEMES, is_object_store, open_ob
 logger = logging.getLogger("weft.operate")
 
 DEFAULT_FILE = ".weft/runs.db"
+VARIABLE = "WEFT_RUN_LOG"
 LEASE_SECONDS = 60.0
 """An owner without a heartbeat for this long has lost its claim."""
 _EXAMPLES = "sqlite://runs.db, postgres://user:${PASSWORD}@host/database, s3://bucket/prefix or memory://."
@@ -249,6 +250,11 @@ class RunLog:
                 self._book.locked(each.pipeline, partial(record, attempt=each))
                 self._stands_in.add(attempt_text(each.run_id, each.attempt))
 
+    @property
+    def is_stand_in(self) -> bool:
+        """Whether it is in memory because another log could not be opened."""
+        return self._stands_in is not None
+
     def deliver(self) -> None:
         """Record what could not be recorded before."""
         if self._spool is None:
@@ -352,6 +358,12 @@ class RunLog:
                     "The run log %s failed, and the work goes on without it: %s", self.shown, _one_line(error)
                 )
             return True
+
+
+def project_log_url(named: str | None = None) -> str | None:
+    """Return the URL of the project's run log: as a command was told, else by the environment, else by weft.toml;
+    `None` where all leave it to the default."""
+    return named or os.environ.get(VARIABLE) or settings.read_project_file(current().root).get("run_log")
 
 
 def open_run_log(

@@ -36,13 +36,10 @@ _RUNS = pa.schema(
     pa.field(name, _ARROW_TYPES.get(variants(hint)[0], pa.string()), nullable=NoneType in get_args(hint))
     for name, hint in get_type_hints(Attempt).items()
 )
-# Logs that are older do not have these.
-_LATER = (
-    pa.field("paused_at", _INSTANT),
-    pa.field("cancelled", pa.string()),
-    pa.field("watched_at", _INSTANT),
-    pa.field("stale_at", _INSTANT),
-)
+# Logs that are older do not have these: the oldest none, those of the version before this one the controls alone.
+_CONTROLS = (pa.field("paused_at", _INSTANT), pa.field("cancelled", pa.string()))
+_NOTES = (pa.field("watched_at", _INSTANT), pa.field("stale_at", _INSTANT))
+_LATER = (*_CONTROLS, *_NOTES)
 _CLAIMS = pa.schema(
     [
         pa.field("pipeline", pa.string(), nullable=False),
@@ -84,7 +81,12 @@ class LogTables(RunStore):
         self.tables, self.shown = tables, tables.connection.target
         self.now = tables.clock
         self.for_update = tables.row_lock
-        self.has_notes = True
+        self._missing: list[pa.Field] = []
+        """The columns of `_LATER` that this log does not have."""
+
+    @property
+    def has_notes(self) -> bool:
+        return not any(each in self._missing for each in _NOTES)
 
     @cached_property
     def runs_table(self) -> str:
@@ -119,10 +121,15 @@ class LogTables(RunStore):
         missing = [] if self._has_columns(*_LATER) else [each for each in _LATER if not self._has_columns(each)]
         if write and create:
             missing = [each for each in missing if not self._add_column(each)]
-        self.has_notes = not missing
+        self._missing = missing
         if write and missing:
-            text = "The run log %s cannot note pauses, cancels and what is stale. %s"
-            _log.warning(text, self.shown, self._alterations())
+            what = [
+                each
+                for each, fields in (("pauses and cancels", _CONTROLS), ("what is stale", _NOTES))
+                if any(field in missing for field in fields)
+            ]
+            text = "The run log %s cannot note %s. %s"
+            _log.warning(text, self.shown, " and ".join(what), self._alterations())
 
     def _has_columns(self, *fields: pa.Field) -> bool:
         # Not quoted: SQLite takes an unknown name in quotes for a text.
@@ -151,10 +158,10 @@ class LogTables(RunStore):
         return f"ALTER TABLE {self.claims} ADD COLUMN {self.tables.quote(field.name)} {self.tables.sql_type(field)}"
 
     def _alterations(self) -> str:
-        return f"Have them added: {'; '.join(map(self._alteration, _LATER))}"
+        return f"Have them added: {'; '.join(map(self._alteration, self._missing))}"
 
     def require_control(self) -> None:
-        if not self.has_notes:
+        if any(each in self._missing for each in _CONTROLS):
             raise SettingsError(
                 f"The run log {self.shown} is of an older version, which cannot note pauses and cancels.",
                 hint=self._alterations(),
@@ -162,11 +169,11 @@ class LogTables(RunStore):
 
     def known(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the values of columns that this log has."""
-        later = () if self.has_notes else [each.name for each in _LATER]
-        return {name: value for name, value in values.items() if name not in later}
+        missing = {each.name for each in self._missing}
+        return {name: value for name, value in values.items() if name not in missing}
 
     def _later(self, alias: str = "") -> str:
-        return ", ".join(f"{alias}{each.name}" if self.has_notes else "NULL" for each in _LATER)
+        return ", ".join("NULL" if each in self._missing else f"{alias}{each.name}" for each in _LATER)
 
     def create(self) -> None:
         """Create missing tables; another process may do so at the same moment."""

@@ -211,13 +211,27 @@ class Runner(Planner):
         error = described(outcome.error) if outcome.error is not None else ""
         allowed = _allowed(pipeline, claimed)
         is_last = allowed is not None and claimed.attempt >= allowed > 1
-        is_first_to_give_up = is_last and claimed.failures < claimed.attempt
-        if not is_first_to_give_up and not is_worth_telling(claimed.failures + 1):
+        if not is_worth_telling(claimed.failures + 1) and not (is_last and self._is_first_to_give_up(claimed)):
             return
         if is_last:
             self.alerters.gave_up(pipeline.name, claimed, error)
         else:
             self.alerters.failed(pipeline.name, claimed, error, outcome.retry_at)
+
+    def _is_first_to_give_up(self, claimed: ClaimedRun) -> bool:
+        """Return whether no slot before gave up since the last success."""
+        if claimed.failures < claimed.attempt:
+            return True
+        try:
+            before = self.log.runs(claimed.pipeline)
+        except WeftError:
+            return True  # rather told twice than never
+        for each in before:
+            if each.status == "succeeded":
+                return True
+            if each.run_id != claimed.run_id and each.status == "failed" and each.slot and each.retry_at is None:
+                return False
+        return True
 
     # ------------------------------------------------------------------------------------------------------ all of them
 

@@ -15,23 +15,27 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Self
+from functools import partial
+from typing import Any, Self, TypeVar
 
 from weft.operate import freshness
 from weft.operate.alerters import open_alerters
 from weft.operate.alerts import Alerters, AlertKind, is_worth_telling
 from weft.operate.listener import RunListener
-from weft.operate.runlog import RunLog, open_run_log
+from weft.operate.runlog import RunLog, open_run_log, project_log_url
 from weft.operate.runner import described
 from weft.pipelines.streaming.execution import Lag, Report
 from weft.pipelines.streaming.spec import StreamingPipeline
 from weft.project import current
 from weft.settings import read_project_file
 
+T = TypeVar("T")
 _log = logging.getLogger("weft.operate")
 _LOOK_SECONDS = 15.0
 _DEAD_LETTER_SECONDS = 3600.0
 _MOST_WAITING = 1000
+# Where so many batches wait, there is room left for failures.
+_ROOM = 100
 # At the end: a run log that hangs does not keep the process.
 _END_SECONDS = 5.0
 
@@ -53,30 +57,38 @@ class Limits:
 
 
 class StreamingAlerts(RunListener):
-    """Reports what goes wrong with one pipeline, and that it goes well again."""
+    """Reports what goes wrong with one pipeline, and that it goes well again. Where the run log does not answer, it
+    counts by itself, and opens the log again by `open_log`."""
 
     def __init__(
         self,
         name: str,
-        log: RunLog,
+        log: RunLog | None,
         told: Alerters,
         *,
+        open_log: Callable[[], RunLog] | None = None,
         limits: Limits | None = None,
         expect_within: float | None = None,
         look_seconds: float = _LOOK_SECONDS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.name, self.log, self.told, self.limits = name, log, told, limits or Limits()
+        self.name, self.told, self.limits = name, told, limits or Limits()
+        self._log, self._open_log, self._open_at, self._is_away = log, open_log, 0.0, log is None
         self.expect_within, self.clock = expect_within, clock
         self._key = freshness.streaming_key(name)
         # A tenth of what is expected, so that rows are noted in time.
         self._look_seconds = min(look_seconds, (expect_within or look_seconds * 10) / 10)
-        self._events: queue.Queue[Callable[[], None] | None] = queue.Queue(_MOST_WAITING)
+        self._events: queue.Queue[Callable[[], None] | None] = queue.Queue(_MOST_WAITING + _ROOM)
         self._thread = threading.Thread(target=self._work, name="weft alerts", daemon=True)
         self._lag: Lag | None = None
+        self._asking: threading.Thread | None = None
         self._noted_at: float | None = None
         self._has_told = False
         self._starts = 0
+        self._failures = 0
+        """Since rows came, in this process."""
+        self._is_unheard = False
+        """Whether rows came that the run log has not heard of."""
         self._over: set[AlertKind] = set()
         self._dead: deque[tuple[float, int]] = deque()
 
@@ -87,6 +99,8 @@ class StreamingAlerts(RunListener):
     def __exit__(self, *_: object) -> None:
         self._put(None)
         self._thread.join(_END_SECONDS)
+        if not self._thread.is_alive() and self._log is not None and self._open_log is not None:
+            self._log.close()
 
     # --------------------------------------------------------------------------------------------- called by the engine
 
@@ -94,7 +108,10 @@ class StreamingAlerts(RunListener):
         self._lag = lag
 
     def batch(self, report: Report) -> None:
-        self._put(lambda: self._note_batch(report))
+        if self._events.qsize() < _MOST_WAITING:
+            self._put(lambda: self._note_batch(report))
+        else:
+            self._warn_left_out()
 
     def failed(self, error: Exception, again_in: float | None) -> None:
         self._put(lambda: self._note_failure(described(error), again_in))
@@ -103,47 +120,83 @@ class StreamingAlerts(RunListener):
         try:
             self._events.put_nowait(event)
         except queue.Full:
-            _log.warning("Alerts of %s are behind: one event is left out.", self.name)
+            self._warn_left_out()
+
+    def _warn_left_out(self) -> None:
+        _log.warning("Alerts of %s are behind: one event is left out.", self.name)
 
     # --------------------------------------------------------------------------------------------------- in the thread
 
     def _work(self) -> None:
         look_at = self.clock()
         while True:
-            event: Callable[[], None] | None = self.look
-            left = look_at - self.clock()
-            if left <= 0:
-                look_at = self.clock() + self._look_seconds
-            else:
+            # First what waits already: looks at a log that is slow must not take all of the time.
+            for _ in range(max(1, self._events.qsize())):
                 try:
-                    event = self._events.get(timeout=left)
+                    event = self._events.get(timeout=max(0.0, look_at - self.clock()))
                 except queue.Empty:
-                    continue
-            if event is None:
-                return
-            try:
-                event()
-            except Exception as error:  # whatever it is: alerts come later, and the pipeline goes on
-                _log.warning("Alerts of %s: %s", self.name, described(error))
+                    break
+                if event is None:
+                    return
+                self._try(event)
+            if self.clock() >= look_at:
+                self._try(self.look)
+                look_at = self.clock() + self._look_seconds
+
+    def _try(self, event: Callable[[], None]) -> None:
+        try:
+            event()
+        except Exception as error:  # whatever it is: alerts come later, and the pipeline goes on
+            _log.warning("Alerts of %s: %s", self.name, described(error))
+
+    def _in_log(self, work: Callable[[RunLog], T]) -> T | None:
+        """Return what `work` returns for the run log; `None` where that does not answer, which is warned about once."""
+        try:
+            if self._log is None:
+                if self._open_log is None or self.clock() < self._open_at:
+                    return None
+                self._log = self._open_log()
+            result = work(self._log)
+        except Exception as error:
+            if not self._is_away:
+                _log.warning("Alerts of %s go on without the run log: %s", self.name, described(error))
+            self._is_away = True
+            if self._open_log is not None:
+                opened, self._log = self._log, None
+                self._open_at = self.clock() + self._look_seconds
+                if opened is not None:
+                    opened.close()
+            return None
+        self._is_away = False
+        return result
 
     def _note_batch(self, report: Report) -> None:
         now = self.clock()
         if report.dead:
             self._dead.append((now, report.dead))
             self._judge_dead_letters()
-        is_due = self.expect_within is not None and now - (self._noted_at or 0.0) >= self._look_seconds
-        if self._noted_at is not None and not is_due:
+        if not report.consumed or report.replayed:
             return
-        failures = self.log.note_rows(self._key)
+        is_due = self.expect_within is not None and now - (self._noted_at or 0.0) >= self._look_seconds
+        if self._noted_at is None or is_due:
+            self._note_rows()
+
+    def _note_rows(self) -> None:
+        noted = self._in_log(lambda log: log.note_rows(self._key))
+        # That it has recovered was told already where the log hears of it later.
+        failures = self._failures if self._is_unheard else max(noted or 0, self._failures)
         # It is not known what an earlier process that failed has told.
         if failures and (self._has_told or failures > self._starts):
             text = f"{self.name} has rows again, after {failures} failure{'s' if failures > 1 else ''}"
             self.told.notice("recovered", self.name, text, failures=failures)
-        self._noted_at, self._has_told, self._starts = now, False, 0
+        self._has_told, self._starts, self._failures = False, 0, 0
+        self._is_unheard = noted is None
+        self._noted_at = None if noted is None else self.clock()
 
     def _note_failure(self, error: str, again_in: float | None) -> None:
         self._noted_at = None  # the next batch is noted at once
-        times = self.log.note_failure(self._key)
+        self._failures += 1
+        times = max(self._in_log(lambda log: log.note_failure(self._key)) or 0, self._failures)
         if again_in is None:
             # A process that gives up after many starts does so rarely; one that fails at once may be started again.
             if self._starts or is_worth_telling(times):
@@ -159,15 +212,38 @@ class StreamingAlerts(RunListener):
 
     def look(self) -> None:
         """Compare the lag, the dead letters and the time of the last rows with their limits."""
-        if self.limits.lag is not None and self._lag is not None:
-            behind = self._lag.now()
-            if behind:
-                name, most = max(behind.items(), key=lambda each: each[1])
-                self._judge("lag", most, self.limits.lag, f"{self.name} is {most:,} behind in {name}")
+        self._ask_for_lag()
         self._judge_dead_letters()
+        if self._is_unheard and not self._failures:
+            self._note_rows()
         if self.expect_within is not None and self.told:
-            states = self.log.latest([self._key])
-            freshness.check(self.log, {self._key: self.expect_within}, states, self.told)
+            self._in_log(self._check_freshness)
+
+    def _check_freshness(self, log: RunLog) -> None:
+        assert self.expect_within is not None
+        freshness.check(log, {self._key: self.expect_within}, log.latest([self._key]), self.told)
+
+    def _ask_for_lag(self) -> None:
+        """Ask in a thread of its own: a source that does not answer holds up no other alert."""
+        if self.limits.lag is None or self._lag is None or (self._asking is not None and self._asking.is_alive()):
+            return
+        lag = self._lag
+
+        def ask() -> None:
+            try:
+                behind = lag.now()
+            except Exception as error:  # whatever it is: it is asked again
+                _log.warning("Alerts of %s: %s", self.name, described(error))
+                return
+            self._put(lambda: self._judge_lag(behind))
+
+        self._asking = threading.Thread(target=ask, name="weft lag", daemon=True)
+        self._asking.start()
+
+    def _judge_lag(self, behind: Mapping[str, int]) -> None:
+        if behind and self.limits.lag is not None:
+            name, most = max(behind.items(), key=lambda each: each[1])
+            self._judge("lag", most, self.limits.lag, f"{self.name} is {most:,} behind in {name}")
 
     def _judge_dead_letters(self) -> None:
         if self.limits.dead_letters is None:
@@ -200,13 +276,19 @@ def reported(
     if not told and pipeline.expect_within is None:
         yield []
         return
+    url = project_log_url(run_log)
+    log: RunLog | None = open_run_log(url, or_memory=True)
+    if log is not None and log.is_stand_in:
+        # Rows that one in memory noted would be missed by all who share the log.
+        log.close()
+        log = None
     with (
         told,
-        open_run_log(run_log or settings.get("run_log"), or_memory=True) as log,
         StreamingAlerts(
             pipeline.name,
             log,
             told,
+            open_log=partial(open_run_log, url),
             limits=Limits.of(settings, pipeline.name),
             expect_within=pipeline.expect_within,
         ) as listener,

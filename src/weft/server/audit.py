@@ -61,14 +61,16 @@ class Audit:
         return str(row["id"])
 
     def end(self, record: str, outcome: str) -> None:
-        """Record how an action ended."""
+        """Record how an action ended. It has: where its row cannot be changed, the service's log alone says so."""
         logger.info("action ended", extra={"id": record, "outcome": outcome})
-        with service_tables() as tables:
-            if tables is not None:
-                with tables.driver.session("publish") as session:
-                    session.run(
-                        f"UPDATE {system_table(tables, _TABLE)} SET outcome = ? WHERE id = ?", (outcome[:500], record)
-                    )
+        try:
+            with service_tables() as tables:
+                if tables is not None:
+                    sql = f"UPDATE {system_table(tables, _TABLE)} SET outcome = ? WHERE id = ?"
+                    with tables.driver.session("publish") as session:
+                        session.run(sql, (outcome[:500], record))
+        except WeftError as error:
+            logger.error("The audit log does not say how an action ended: %s", error, extra={"id": record})
 
     def latest(self, limit: int) -> list[dict[str, Any]]:
         """Return the last actions, the newest first; none where there was no action yet."""

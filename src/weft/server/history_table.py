@@ -5,10 +5,10 @@ It has a point a minute of each stream that changed. Many services share it, and
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from hashlib import blake2b
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
@@ -48,10 +48,14 @@ class HistoryTable:
         self._days = days
         self._seen: dict[str, tuple[datetime, Values]] = {}
         self._written: dict[str, tuple[datetime, Values]] = {}
+        self._looked_at: datetime | None = None
         self._removed_at: datetime | None = None
 
     def write(self, minute: datetime, values: Mapping[str, Values]) -> None:
         """Store what changed, unless another service of these streams has stored this minute."""
+        if self._looked_at is not None and minute - self._looked_at > timedelta(minutes=1):
+            # What another service stored meanwhile is not known.
+            self._written.clear()
         rows = list(self._changed(minute, values))
         self._seen |= {name: (minute, each) for name, each in values.items()}
         with service_tables() as tables:
@@ -62,11 +66,15 @@ class HistoryTable:
             # The services of one project take turns by a row that stands for its streams. No stream has such a name.
             marker = f"#{blake2b(chr(0).join(sorted(values)).encode(), digest_size=8).hexdigest()}"
             with tables.driver.session("publish") as session:
-                known: dict[datetime, set[str]] = {}
+                known: dict[datetime, dict[str, Values]] = {}
+                names = ", ".join(map(tables.quote, Values._fields))
                 for moment in {minute, *(each for each, _, _ in rows)}:
-                    found = session.rows(f"SELECT {stream} FROM {table} WHERE {at} = {tables.moment(moment)}")
-                    known[moment] = {str(name) for (name,) in found}
+                    found = session.rows(f"SELECT {stream}, {names} FROM {table} WHERE {at} = {tables.moment(moment)}")
+                    known[moment] = {str(name): _values(rest) for name, *rest in found}
+                self._looked_at = minute
                 if marker in known[minute]:
+                    # What the other one stored is newer than what this one did.
+                    self._written |= {name: (minute, known[minute][name]) for name in known[minute].keys() & values}
                     return
                 for moment, name, each in [(minute, marker, Values(0, 0, None, None)), *rows]:
                     if name not in known[moment]:
@@ -87,7 +95,7 @@ class HistoryTable:
             written, seen = self._written.get(name), self._seen.get(name)
             if written is not None and written[1] == each:
                 continue
-            if seen is not None and written is not None and seen[0] > written[0]:
+            if seen is not None and (seen[1] != each if written is None else seen[0] > written[0]):
                 yield seen[0], name, seen[1]
             yield minute, name, each
 
@@ -107,12 +115,17 @@ class HistoryTable:
                     return []
                 raise
         found = []
-        for moment, published, lag, *aside in rows:
+        for moment, *rest in rows:
             known = instant(moment)
             assert known is not None
-            letters, misfits = (None if each is None else int(each) for each in aside)
-            found.append((known.timestamp(), Values(int(published), int(lag), letters, misfits)))
+            found.append((known.timestamp(), _values(rest)))
         return found
+
+
+def _values(row: Sequence[Any]) -> Values:
+    published, lag, *aside = row
+    letters, misfits = (None if each is None else int(each) for each in aside)
+    return Values(int(published), int(lag), letters, misfits)
 
 
 def minute_of(seconds: float) -> datetime:

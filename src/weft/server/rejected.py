@@ -24,9 +24,11 @@ _GROUPED = 2000
 _GROUPS = 20
 _REASON = 300
 _PAYLOAD = 2000
-# What is of one event alone in a reason: its number, and the value that does not fit.
+# So much of a reason is looked at: a consumer may give one of any length.
+_LOOKED_AT = 2000
+# What is of one event alone in a reason: its number, and the value that does not fit, which is before one of these.
 _OWN = re.compile(r"^Event \d+ of the publish to '[^']*', ")
-_VALUE = re.compile(r" = .*: (?=it )", re.DOTALL)
+_PROBLEMS = (": it ", ": the stream has no such field", ": of all that fits no column")
 
 
 async def rejected(request: Request) -> Response:
@@ -53,20 +55,28 @@ def _grouped(opened: Opened, owner: Stream, kind: str) -> list[dict[str, Any]]:
     for event in _newest(opened):
         if kind == "dead letter" and event.get("stream") != owner.name:
             continue
-        who = str(event.get("consumer" if kind == "dead letter" else "field") or "")
-        reason = _OWN.sub("", str(event.get("reason") or "no reason was given"))
-        reason = clean(_VALUE.sub(": ", reason)[:_REASON], known=secrets)
+        who = str(event.get("consumer" if kind == "dead letter" else "field") or "")[:_REASON]
+        reason = clean(_common(str(event.get("reason") or "no reason was given"), who)[:_REASON], known=secrets)
         group = groups.setdefault((who, reason), {"kind": kind, "of": who, "reason": reason, "count": 0})
         group["count"] += 1
         group |= {
             "stream": opened.stream.name,
             "newest": event[PUBLISHED_AT],
             "rowid_text": str(event[ROWID]),
-            "event": event.get("event"),
+            # Cut now: each of many groups may have a large one.
+            "payload": bodies.encode(event.get("event"))[:_PAYLOAD].decode("utf-8", "ignore"),
         }
-    for group in groups.values():
-        group["payload"] = bodies.encode(group.pop("event"))[:_PAYLOAD].decode("utf-8", "ignore")
     return list(groups.values())
+
+
+def _common(reason: str, field: str) -> str:
+    """Return what the reasons of events that were rejected alike have in common."""
+    reason = _OWN.sub("", reason[:_LOOKED_AT])
+    before = f"field {field!r}"
+    if not reason.startswith(f"{before} = "):
+        return reason
+    at = max(reason.rfind(each, len(before)) for each in _PROBLEMS)
+    return reason if at < 0 else before + reason[at:]
 
 
 def _newest(opened: Opened) -> Iterator[dict[str, Any]]:

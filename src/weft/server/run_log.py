@@ -8,10 +8,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
 from weft.errors import ConnectionFailedError, NotFoundError, StorageError, WeftError
-from weft.project import current
 from weft.server.cached_probe import CachedProbe
 from weft.server.problems import Problem, later
-from weft.settings import read_project_file
 
 if TYPE_CHECKING:
     from weft.operate.runlog import RunLog
@@ -27,10 +25,10 @@ _free = threading.BoundedSemaphore(_MOST)
 
 
 def open_log(*, read_only: bool = True) -> RunLog:
-    """Open the run log of the project."""
-    from weft.operate.runlog import open_run_log
+    """Open the run log of the project, the same as commands do."""
+    from weft.operate.runlog import open_run_log, project_log_url
 
-    return open_run_log(read_project_file(current().root).get("run_log"), read_only=read_only)
+    return open_run_log(project_log_url(), read_only=read_only)
 
 
 async def with_run_log(work: Callable[[RunLog], T], *, read_only: bool = True) -> T:
