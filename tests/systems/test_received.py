@@ -16,6 +16,7 @@ import pytest
 import weft
 from servers import wait_until
 from weft.systems import received
+from weft.systems.log import Refused
 from weft.systems.received import MESSAGES, SCHEMA, Received, ReceivedOffsets, store
 
 pytestmark = pytest.mark.brief("sqlite", "postgres")
@@ -228,3 +229,19 @@ def test_a_full_log_is_reported(opened: Any, monkeypatch: pytest.MonkeyPatch, ca
         one.stop()
     assert "gone away is 3 messages behind" in warnings()[0]
     assert f"weft streams forget {one.name} 'gone away'" in warnings()[0]
+
+
+def test_a_token_of_a_consumer_that_was_forgotten(opened: Any) -> None:
+    one = opened("one")
+    put(one, *"abcde")
+    log = one.made()
+    for begin_again in (lambda: None, lambda: log.reset("workers", 0)):
+        log.reset("workers", 0)
+        old = log.lease("workers", "old", 5, 600)
+        assert log.forget_consumer("workers")
+        begin_again()
+        new = log.lease("workers", "new", 5, 600)
+        offsets = range(new.spans[0].first, new.spans[-1].last + 1)
+        assert log.settle("workers", offsets, token=new.token) == 5
+        assert log.settle("workers", offsets, token=new.token, again=True) == 0
+        assert isinstance(log.settle("workers", offsets, token=old.token, again=True), Refused)
