@@ -158,7 +158,8 @@ class ReceivedOffsets(Offsets):
                 return position
 
     def stop(self) -> None:
-        """Receive no more. What is not acknowledged goes back to the broker."""
+        """Receive no more. What is not acknowledged goes back to the broker. Spark does not call it: it ends the
+        process."""
         if self._pump is not None:
             self._pump.stop()
 
