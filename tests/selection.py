@@ -3,7 +3,7 @@
 @pytest.mark.brief("sqlite", "postgres-merge")   of this test's parameters, `make test` runs these alone
 @pytest.mark.full                                `make test` does not run this test at all
 @pytest.mark.spark                               runs Spark in the test's own process
-@pytest.mark.delta                               uses Delta, without the fixture `spark`
+@pytest.mark.delta                               uses Delta without the fixture `spark`: needs `spark` as well
 @pytest.mark.kafka                               uses the broker of the run, or its schema registry
 @pytest.mark.queues                              uses its RabbitMQ or Pub/Sub
 

@@ -11,6 +11,7 @@ import pytest
 
 import weft
 from weft.cli import streams as command
+from weft.systems.received import SCHEMA, ReceivedOffsets
 from workers import declare
 
 
@@ -160,6 +161,32 @@ def test_stored_elsewhere_is_not_declared_there(local, call, monkeypatch: pytest
         ("clicks", "other", None),
         ("orders", "other", "not declared here"),
     ]
+
+
+def test_logs_of_received_messages(local, call, project: Path) -> None:
+    """They are found where pipelines keep them, and in `default`, whatever is declared there."""
+    other = weft.connect(url=f"sqlite:///{project / 'other.db'}", name="other")
+    declare("clicks", connection=weft.connect(url=f"sqlite:///{project / 'clicks.db'}", name="clicks"))
+    assert json.loads(call("streams", "list", "--format", "json").stdout)[0]["name"] == "clicks"
+    assert not (project / ".weft" / "weft.db").exists()
+    for kept, name in ((None, "received_one"), (other, "received_two")):
+        broker = weft.RabbitMQConnection("amqp://localhost", name=f"broker_{name}", received_log=kept)
+        source = weft.Source(connection=broker, query="orders")
+        weft.streaming_pipeline(name=name, source=source, target="default", target_table="copies")(lambda rows: rows)
+        offsets = ReceivedOffsets(local.connection(kept).resolved(), SCHEMA, name)
+        offsets.made().reset("old reader", 0)
+        offsets.store.close()
+    found = json.loads(call("streams", "list", "--format", "json").stdout)
+    assert [(row["name"], row["connection"]) for row in found] == [
+        ("clicks", "clicks"),
+        ("received_one", "default"),
+        ("received_two", "other"),
+    ]
+    for name in ("received_one", "received_two"):
+        (group,) = json.loads(call("streams", "groups", name, "--format", "json").stdout)
+        assert group["consumer"] == "old reader"
+        call("streams", "forget", name, "old reader", "--yes")
+        assert json.loads(call("streams", "groups", name, "--format", "json").stdout) == []
 
 
 def test_nothing_declared_and_the_database_away(local, call, monkeypatch: pytest.MonkeyPatch) -> None:

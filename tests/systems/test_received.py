@@ -3,16 +3,21 @@ up nobody, and keys are kept for as long as it is declared."""
 
 from __future__ import annotations
 
+import logging
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, closing
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import weft
 from servers import wait_until
-from weft.systems.received import SCHEMA, Received, ReceivedOffsets, store
+from weft.systems import received
+from weft.systems.log import Refused
+from weft.systems.received import MESSAGES, SCHEMA, Received, ReceivedOffsets, store
 
 pytestmark = pytest.mark.brief("sqlite", "postgres")
 
@@ -31,6 +36,40 @@ def opened(
             return made
 
         yield make
+
+
+class Queue:
+    """A broker and its only receiver."""
+
+    def __init__(self, *names: str) -> None:
+        self.names, self._given = list(names), 0
+
+    def receive(self, most: int, seconds: float) -> list[Received]:
+        self._given = min(most, len(self.names)) or self._given
+        if not most or not self.names:
+            time.sleep(seconds)
+            return []
+        return [Received(each.encode(), identity=each.encode()) for each in self.names[:most]]
+
+    def acknowledge(self) -> None:
+        del self.names[: self._given]
+
+    def waiting(self) -> int:
+        return len(self.names)
+
+    def is_drained(self) -> bool:
+        return not self.names
+
+    def close(self) -> None:
+        pass
+
+
+def run_once(offsets: ReceivedOffsets, after: int) -> int:
+    offsets.stop_at_head()
+    while (upto := offsets.following(after)) > after:
+        after = upto
+    offsets.stop()
+    return after
 
 
 def put(offsets: ReceivedOffsets, *names: str) -> None:
@@ -118,3 +157,91 @@ def test_how_long_a_message_is_known(opened: Any) -> None:
         before = log.count()
         put(opened("one", deduplicate_days=days), "a")
         assert log.count() == before + 1
+    put(offsets, "d")
+    log.trim_keys(0.0, 1, young=offsets.store.now() - 3600)  # however many they are, new ones are known
+    before = log.count()
+    put(offsets, "a", "b", "c", "d")
+    assert log.count() == before
+
+
+def test_messages_that_are_removed_while_a_batch_reads_them(opened: Any) -> None:
+    one, two = opened("one"), opened("two")
+    put(one, "a", "b", "c")
+    log = one.made()
+    end = log.head()
+    begun = [one.first(), two.first()]
+    numbers = [pa.record_batch([pa.array([0])], ["id"])]
+
+    def read() -> int:
+        return sum(each.num_rows for each in received._read(one, "orders", [(begun[0], end)], MESSAGES, numbers))
+
+    assert read() == 3
+    log.forget_consumer("one")
+    log.reset("two", end)
+    assert log.trim(end, keeps_unread=True) == 3
+    with pytest.raises(weft.StorageError, match=r"messages of orders that come after .* are gone"):
+        read()
+
+
+def test_a_reader_that_is_forgotten_while_it_runs(opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is there again, although it has nothing to read."""
+    monkeypatch.setattr(received, "_TIDY_SECONDS", 0.0)
+    one = opened("one", open=Queue)
+    position = one.first()
+    assert one.following(position) == position
+    try:
+        wait_until(lambda: one._pump._noted == position, "its first note", 120)
+        one.log.forget_consumer("one")
+        wait_until(lambda: [each.consumer for each in one.log.groups()] == ["one"], "the reader", 120)
+    finally:
+        one.stop()
+
+
+def test_a_run_that_ends_notes_where(opened: Any) -> None:
+    """Else the log keeps what was read, and the next run of another pipeline finds it full."""
+    begun = {name: opened(name).first() for name in ("one", "two")}
+    queue = Queue(*(f"message {n}" for n in range(9)))
+    ended = {name: run_once(opened(name, open=lambda: queue, max_rows=4), at) for name, at in begun.items()}
+    log = opened("one").made()
+    assert {each.consumer: (each.position, each.lag) for each in log.groups()} == {
+        name: (at, 0) for name, at in ended.items()
+    }
+    assert log.count() == 0 and log.floor() == ended["one"] == ended["two"]
+
+
+def test_a_full_log_is_reported(opened: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(received, "_TIDY_SECONDS", 0.0)
+    monkeypatch.setattr(received, "PATIENCE", 0.2)
+    queue = Queue(*"abcdefgh")
+    one = opened("one", open=lambda: queue, max_unread=3)
+    one.made().reset("gone away", 0)
+    position = one.first()
+
+    def warnings() -> list[str]:
+        nonlocal position
+        position = one.following(position)
+        return [each.getMessage() for each in caplog.records if "is full" in each.getMessage()]
+
+    try:
+        with caplog.at_level(logging.WARNING, "weft.engine"):
+            wait_until(lambda: len(warnings()) >= 2, "two warnings", 120)
+    finally:
+        one.stop()
+    assert "gone away is 3 messages behind" in warnings()[0]
+    assert f"weft streams forget {one.name} 'gone away'" in warnings()[0]
+
+
+def test_a_token_of_a_consumer_that_was_forgotten(opened: Any) -> None:
+    one = opened("one")
+    put(one, *"abcde")
+    log = one.made()
+    for begin_again in (lambda: None, lambda: log.reset("workers", 0)):
+        log.reset("workers", 0)
+        old = log.lease("workers", "old", 5, 600)
+        assert log.forget_consumer("workers")
+        begin_again()
+        new = log.lease("workers", "new", 5, 600)
+        offsets = range(new.spans[0].first, new.spans[-1].last + 1)
+        assert log.settle("workers", offsets, token=new.token) == 5
+        assert log.settle("workers", offsets, token=new.token, again=True) == 0
+        assert isinstance(log.settle("workers", offsets, token=old.token, again=True), Refused)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from datetime import datetime
 from typing import Any
@@ -16,6 +17,7 @@ from weft.cli.streams_common import (
     of_stored_stream,
     of_stream,
     print_groups,
+    received_logs,
     stored_streams,
     stream_options,
 )
@@ -90,20 +92,32 @@ def list_(connection: str | None, output: str, tags: tuple[str, ...]) -> None:
 
 
 def _undeclared(known: list[Stream], connection: str | None, problems: dict[str, WeftError]) -> Iterator[Stream]:
-    """Yield the other streams in the databases of the declared ones; where none is declared, those in `default`."""
+    """Yield the other streams in the databases of the declared ones, in `default`, and where received messages are."""
     declared: dict[str, list[Stream]] = {}
     for stream in known:
         declared.setdefault(_connection_name(stream.connection, connection), []).append(stream)
-    for where, here in declared.items() or [(connection or DEFAULT, [])]:
-        names = {(stream.schema.lower(), stream.name.lower()) for stream in here}
+    places = {where: connection or here[0].connection for where, here in declared.items()}
+    for place in (connection,) if connection is not None else (None, *received_logs()):
+        where = _connection_name(place, None)
+        if where not in places and not any(_is_same(place, each) for each in places.values()):
+            places[where], declared[where] = place, []
+    for where, place in places.items():
+        names = {(stream.schema.lower(), stream.name.lower()) for stream in declared[where]}
         if where in problems:
             continue
         try:
-            for stream in stored_streams(connection or (here[0].connection if here else None)):
+            for stream in stored_streams(place):
                 if (stream.schema.lower(), stream.name.lower()) not in names:
                     yield stream
         except WeftError as error:
             problems[where] = error
+
+
+def _is_same(one: str | Connection | None, other: str | Connection | None) -> bool:
+    """Return whether two names lead to one database; not where that is not known."""
+    with suppress(WeftError):
+        return current().connection(one).is_same_place(current().connection(other))
+    return False
 
 
 def _print_list(rows: list[dict[str, Any]]) -> None:

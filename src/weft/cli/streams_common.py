@@ -38,13 +38,23 @@ def find_stored(name: str, connection: str | None) -> tuple[Stream, bool]:
     try:
         return find_stream(name), True
     except NotFoundError:
-        places = {each.connection for each in current().streams.values()}
-        for place in [connection] if connection is not None else [None, *(places - {None})]:
+        places = [None, *received_logs(), *(each.connection for each in current().streams.values())]
+        for place in [connection] if connection is not None else dict.fromkeys(places):
             with suppress(WeftError):  # that it is not declared is what matters
                 for stream in stored_streams(place):
                     if stream.name == name:
                         return stream, False
         raise
+
+
+def received_logs() -> list[str | Connection]:
+    """Return the connections that keep what declared pipelines receive, other than `default`."""
+    project, found = current(), []
+    for source in (each for pipeline in project.streaming_pipelines.values() for each in pipeline.sources):
+        with suppress(WeftError):  # of a connection that is not there nothing is received
+            if (log := getattr(project.connection(source.connection), "received_log", None)) is not None:
+                found.append(log)
+    return found
 
 
 def stored_streams(connection: str | Connection | None) -> list[Stream]:

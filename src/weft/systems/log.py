@@ -10,6 +10,7 @@ no event at or below it will appear later, whatever other writers do.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -253,9 +254,9 @@ class Log(Protocol):
         """Remove the events up to and including an offset, note the loss for each consumer, and return how many. With
         `keeps_unread` nothing goes that a consumer has not read, also not one that is being created."""
 
-    def trim_keys(self, before: float, most: int | None = None) -> None:
+    def trim_keys(self, before: float, most: int | None = None, young: float = math.inf) -> None:
         """Forget idempotency keys seen before a moment (seconds of the store's clock). With `most` forget also those
-        that are older than the newest so many."""
+        that are older than the newest so many, and were seen before the moment `young`."""
 
     def nth_last(self, n: int) -> int | None:
         """Return the offset of the `n`-th event from the end, or `None` where there are fewer."""

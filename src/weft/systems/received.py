@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import re
 import threading
 import time
@@ -49,6 +50,7 @@ from weft.types import FieldType
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+_logger = logging.getLogger("weft.engine")
 SCHEMA = "weft"
 _FIELDS = {
     "value": FieldType("bytes", nullable=True),
@@ -76,8 +78,10 @@ _RETRY_SECONDS = 0.5
 _TIDY_SECONDS, _KEYS_SECONDS = 1.0, 60.0
 """How often what was read is removed, and how often old keys are."""
 MOST_KEYS = 5_000_000
-"""So many messages are known by their keys, the newest: a full disk helps nobody. One that is not acknowledged is among
-the last that a receiver stored."""
+"""So many messages are known by their keys, the newest: a full disk helps nobody."""
+_YOUNG_KEY_SECONDS = 3600.0
+"""Younger keys stay, however many: another receiver may have stored a message long before the newest ones, and not have
+acknowledged it."""
 
 
 class Received(NamedTuple):
@@ -154,7 +158,8 @@ class ReceivedOffsets(Offsets):
                 return position
 
     def stop(self) -> None:
-        """Receive no more. What is not acknowledged goes back to the broker."""
+        """Receive no more. What is not acknowledged goes back to the broker. Spark does not call it: it ends the
+        process."""
         if self._pump is not None:
             self._pump.stop()
 
@@ -184,6 +189,8 @@ class ReceivedOffsets(Offsets):
             self._pump = Pump(self)
         self._pump.read_upto(after)
         is_done = self._pump.is_done()
+        if is_done:
+            self._pump.note()  # its thread does it no more
         return super().following(after), is_done
 
 
@@ -199,6 +206,7 @@ class Pump:
         self._slowest: tuple[str, int] | None = None
         """The consumer that is the furthest behind, and its position."""
         self._slowest_since = 0.0
+        self._warned_at = float("-inf")
         self._tidied_at = self._trimmed_at = self._succeeded_at = float("-inf")
         self._failure: BaseException | None = None
         self._stopping = threading.Event()
@@ -270,13 +278,16 @@ class Pump:
                 self._unread += len(messages)
             self._succeeded_at = time.monotonic()
             if not offsets.is_once:
+                if not room:
+                    self._warn_of_no_room()
                 continue
             if left is not None:
                 left -= len(messages)
             if left is not None and left <= 0:
                 return
             if not room:
-                self._check_room()
+                if (stuck := self._stuck()) is not None:
+                    raise stuck
             elif not messages and receiver.is_drained():
                 return
 
@@ -285,15 +296,25 @@ class Pump:
         now, position, offsets, log = time.monotonic(), self._position, self._offsets, self._log
         if now - self._trimmed_at > _KEYS_SECONDS:
             self._trimmed_at = now
-            log.trim_keys(offsets.store.now() - offsets.deduplicate_days * _DAY, MOST_KEYS)
-        is_full = self._unread >= offsets.max_unread
-        if position is None or now - self._tidied_at < _TIDY_SECONDS or (position == self._noted and not is_full):
+            moment = offsets.store.now()
+            log.trim_keys(moment - offsets.deduplicate_days * _DAY, MOST_KEYS, moment - _YOUNG_KEY_SECONDS)
+        if position is None or now - self._tidied_at < _TIDY_SECONDS:
             return
-        self._tidied_at, self._noted = now, position
+        self._tidied_at = now
+        if position != self._noted or self._unread >= offsets.max_unread:
+            self.note()
+        else:
+            log.reset(offsets.consumer, position)  # if somebody forgot it, others would remove its messages
+
+    def note(self) -> None:
+        """Note where the pipeline is, and remove what all pipelines have read. Its thread does it while it runs."""
+        position, offsets, log = self._position, self._offsets, self._log
+        assert position is not None
         log.reset(offsets.consumer, position)
+        self._noted = position
         slowest, upto = min(((each.consumer, each.position) for each in log.groups()), key=lambda each: each[1])
         if (slowest, upto) != self._slowest:
-            self._slowest, self._slowest_since = (slowest, upto), now
+            self._slowest, self._slowest_since = (slowest, upto), time.monotonic()
         self._unread = log.extent(upto, log.head(), offsets.max_unread)
         if offsets.keep_days:
             moment = datetime.fromtimestamp(offsets.store.now(), UTC)
@@ -301,15 +322,22 @@ class Pump:
         if upto > log.floor():
             log.trim(upto, keeps_unread=True)
 
-    def _check_room(self) -> None:
-        """Raise if the log is full, and this pipeline has read all of it: another one that does not go on would hold up
-        a run that is to end."""
+    def _warn_of_no_room(self) -> None:
+        """Say now and then why nothing comes."""
+        now = time.monotonic()
+        if now - self._warned_at > PATIENCE and (stuck := self._stuck()) is not None:
+            self._warned_at = now
+            _logger.warning("%s %s", stuck.what, stuck.hint)
+
+    def _stuck(self) -> StorageError | None:
+        """Return why nothing is received if the log is full, this pipeline has read all of it, and another one does not
+        go on: it would hold up a run that is to end."""
         offsets, slowest = self._offsets, self._slowest
         is_stuck = slowest is not None and time.monotonic() - self._slowest_since > PATIENCE
         if slowest is None or not is_stuck or (self._position or 0) < self._log.head():
-            return
+            return None
         where = f" --connection {offsets.connection.name}" if offsets.connection.name else ""
-        raise StorageError(
+        return StorageError(
             f"The log {offsets.name} is full, so that nothing more is received: {slowest[0]} is {self._unread:,} "
             f"messages behind, and max_unread is {offsets.max_unread:,}. The messages stay at the broker.",
             hint=f"Run the pipeline of {slowest[0]}. Or, if it is not to run any more: weft streams forget "
@@ -442,11 +470,7 @@ class ReceivedSource(LogPositions, MessageSource):
     def take(self, frame: DataFrame) -> ReceivedMessages:
         spark, log, parts = frame.sparkSession, self.log, []
         for after, upto in (tuple(each) for each in frame.collect()):
-            if log.floor() > after:
-                raise StorageError(
-                    f"The messages of {self.name} that come after {after:,} are gone: they are kept until every "
-                    "pipeline has read them, and this one had. To begin with what is left: weft checkpoints reset."
-                )
+            _check_kept(log, self.name, after)
             while after < upto:
                 end = log.bound(after, upto, _TASK_ROWS)
                 parts.append((after, end))
@@ -496,6 +520,15 @@ def log_name(kind: str, name: str, place: Sequence[str]) -> str:
     return f"received_{kind}_{readable}_{digest}"
 
 
+def _check_kept(log: Log, queue: str, after: int) -> None:
+    """Raise if messages that come after an offset were removed."""
+    if log.floor() > after:
+        raise StorageError(
+            f"The messages of {queue} that come after {after:,} are gone: they are kept until every "
+            "pipeline has read them, and this one had. To begin with what is left: weft checkpoints reset."
+        )
+
+
 def _read(
     offsets: ReceivedOffsets,
     queue: str,
@@ -518,6 +551,8 @@ def _read(
                 about = [json.loads(each) if each else {} for each in stored["about"].to_pylist()]
                 columns += [pa.array([_text(each.get(name)) for each in about], pa.string()) for name in texts]
             yield pa.RecordBatch.from_arrays(columns, schema=schema)
+        # Only now: they could be removed while they were read, and the batch would have fewer rows.
+        _check_kept(offsets.log, queue, after)
 
 
 def _text(value: Any) -> str | None:

@@ -14,9 +14,11 @@ from typing import Any
 import psycopg
 import pytest
 
+from servers import wait_until
 from weft import ConnectionFailedError
 from weft.systems.log import ROWID, Batch
 from weft.systems.postgres.store import PostgresStore
+from weft.systems.sql.leases import ConsumerLeases
 from weft.systems.sql.log import SqlLog
 from weft.types import FieldType
 
@@ -189,3 +191,19 @@ def test_many_publishers_that_are_late_or_give_up(
             position = head
     assert sorted(seen) == sorted(value for publisher in publishers for value in publisher.result())
     assert offsets == sorted(set(offsets))
+
+
+def test_a_consumer_that_is_forgotten_while_it_leases(
+    store: PostgresStore, log: SqlLog, lock_waits: Callable[[], int]
+) -> None:
+    """The lease goes too: no later consumer of this name is held up by it."""
+    store.append([batch(log, 1, 2)])
+    log.reset("workers", 0)
+    with ThreadPoolExecutor(1) as pool:
+        with store.session("keep") as session:
+            assert ConsumerLeases(session, log, "workers").lease("slow", 2, 600, None).spans
+            forgotten = pool.submit(log.forget_consumer, "workers")
+            wait_until(lambda: lock_waits() or forgotten.done(), "it waits for the lease", 120)
+        assert forgotten.result()
+    assert [each.events for each in log.lease("workers", "next", 2, 600).spans] == [2]
+    assert log.groups()[0].pending == 2

@@ -43,7 +43,8 @@ def received_values(offsets: ReceivedOffsets, after: int = 0) -> list[bytes]:
 
 
 def drain(offsets: ReceivedOffsets, after: int = 0) -> int:
-    """Receive what the queue has now, and return the last offset."""
+    """Receive what the queue has now, and return the last offset. The log keeps it, for `received_values`."""
+    offsets.keep_days = 1
     offsets.stop_at_head()
     while (upto := offsets.following(after)) > after:
         after = upto

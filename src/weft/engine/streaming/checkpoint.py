@@ -174,11 +174,14 @@ class Checkpoint:
         """Return the name by which a source knows what has read it: that of the pipeline, and an id.
 
         Two checkpoints of one pipeline, or of one name in two projects, have different ones. It is next to the
-        checkpoint: it stays the same after a reset and a rewind, and a copy of the checkpoint gets one of its own. The
-        caller holds the checkpoint."""
-        file = self._beside(_READER)
-        if (known := file.read()) is None:
-            file.write(known := uuid4().hex[:12])
+        checkpoint, with the place of that: it stays the same after a reset and a rewind, and a copy of the checkpoint
+        gets one of its own, also a copy of all that is next to it. The caller holds the checkpoint."""
+        file, place = self._beside(_READER), self.home.path
+        place = place if _URL.match(place) else os.path.realpath(place)
+        known, _, noted = (file.read() or "").partition("\n")
+        if not known or noted != place:
+            known = known if known and not noted else uuid4().hex[:12]
+            file.write(f"{known}\n{place}")
         return f"{self.name[:_LONGEST_NAME]}-{known}"
 
     # -------------------------------------------------------------------------------------------------------- moving it

@@ -57,12 +57,12 @@ def opened(connection: RabbitMQConnection) -> Any:
 
 @cache
 def _tolerant() -> Any:
-    """Return pika's connection, except that headers which it cannot read (a time that is none) are left out: it would
-    close the connection, and the broker would deliver the message again, for ever. What a receiver is given goes to it
-    directly: see `deliver_to`."""
+    """Return pika's connection, except that headers which it cannot read (a time that is none, hundreds of tables in
+    one another) are left out: it would close the connection, and the broker would deliver the message again, for ever.
+    What a receiver is given goes to it directly: see `deliver_to`."""
     import pika
     from pika import frame, spec
-    from pika.exceptions import InvalidFieldTypeException
+    from pika.exceptions import InvalidFrameError
 
     from weft.systems.rabbitmq import deliveries
 
@@ -90,7 +90,9 @@ def _tolerant() -> Any:
         def _read_frame(self) -> Any:
             try:
                 return super()._read_frame()  # type: ignore[misc]
-            except (ValueError, OverflowError, OSError, InvalidFieldTypeException):
+            except InvalidFrameError:  # where it ends is not known
+                raise
+            except Exception:
                 buffer = self._frame_buffer
                 kind, channel_number, size = struct.unpack_from(">BHL", buffer)
                 if kind != spec.FRAME_HEADER:
@@ -146,6 +148,11 @@ def server_properties(opened_channel: Any) -> dict[str, Any]:
     return found
 
 
+def heartbeat(opened_connection: Any) -> float | None:
+    """Return after how many seconds without a word the broker cuts a connection; `None` if it does not."""
+    return opened_connection._impl.params.heartbeat or None
+
+
 @contextmanager
 def explained(connection: RabbitMQConnection) -> Iterator[None]:
     """Turn the errors of pika into ours."""
@@ -161,6 +168,9 @@ def explained(connection: RabbitMQConnection) -> Iterator[None]:
 def _explain(connection: RabbitMQConnection, exceptions: Any, error: BaseException) -> NoReturn:
     if isinstance(error, exceptions.ChannelClosedByBroker):
         text = f"{connection.label}: {settings.redact(error.reply_text, connection.secrets())}"
+        # The queue is there, and the node that has it is down.
+        if error.reply_code == _NOT_FOUND and "home node" in error.reply_text:
+            raise connection.unreachable(error, answered=False) from None
         if error.reply_code == _NOT_FOUND:
             raise NotFoundError(text) from None
         # Messages that a slow pipeline leaves unacknowledged for half an hour: another channel gets them again.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -9,7 +10,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
-from weft.errors import NotFoundError
+from weft.errors import ConnectionFailedError, StorageError
 from weft.systems.codec import codec_of
 from weft.systems.rabbitmq import client
 from weft.systems.rabbitmq.connection import RabbitMQConnection
@@ -17,7 +18,9 @@ from weft.systems.received import MOST_BYTES, Received, unparsable
 
 MOST_HELD = 4 * MOST_BYTES
 """So many bytes of messages may wait to be taken: the broker counts messages only."""
-_HEARTBEAT_SECONDS = 10.0
+_LOOK_SECONDS = 10.0
+_MOST_NESTED = 100
+"""Headers with more tables and lists in one another are left out: what reads them calls itself for each."""
 # In seconds this is the year 5138: somebody wrote milliseconds.
 _MILLISECONDS = 100_000_000_000
 
@@ -35,6 +38,7 @@ class QueueReceiver:
         self._is_cancelled = False
         self._codec = codec_of(connection.payload_format)
         self._opened = client.opened(connection)
+        self._look_seconds = min(_LOOK_SECONDS, (client.heartbeat(self._opened) or math.inf) / 3)
         try:
             with client.missing_queue(connection, queue), client.explained(connection):
                 self._channel = self._opened.channel()
@@ -44,7 +48,7 @@ class QueueReceiver:
                 declared = self._channel.queue_declare(queue, passive=True)
                 self._found = int(declared.method.message_count)
                 client.deliver_to(self._opened, self._channel, self._arrived)
-                self._channel.basic_consume(queue, lambda *_: None)
+                self._channel.basic_consume(queue, _passed_by)
         except BaseException:
             self.close()
             raise
@@ -60,7 +64,7 @@ class QueueReceiver:
         """Take what the broker gives, as soon as there is any. While much is held the socket is left alone, so that the
         broker waits; a look now and then keeps the connection."""
         now = time.monotonic()
-        if self._held >= MOST_HELD and now - self._read_at < _HEARTBEAT_SECONDS:
+        if self._held >= MOST_HELD and now - self._read_at < self._look_seconds:
             time.sleep(seconds)
             return
         self._read_at = now
@@ -76,7 +80,9 @@ class QueueReceiver:
         deadline = time.monotonic() + seconds
         while most == 0 or not self._got:
             if self._is_cancelled:
-                raise NotFoundError(f"The queue {self._queue!r} of {self._connection.label} was deleted.")
+                # Its queue was deleted, or moved to another node: who opens another receiver finds out.
+                why = ConnectionFailedError(f"the broker ended the consumer of the queue {self._queue!r}")
+                raise self._connection.unreachable(why, answered=False)
             left = deadline - time.monotonic()
             if left <= 0:
                 return []
@@ -124,13 +130,20 @@ class QueueReceiver:
             self._opened.close()
 
 
+def _passed_by(*_: Any) -> None:
+    """Called by pika for a message that did not go to the receiver: the next acknowledgement would be for it too."""
+    raise StorageError(
+        "The installed version of pika does not give messages to Weft's receiver.", hint="Install pika 1.3 or 1.4."
+    )
+
+
 def received(method: Any, properties: Any, body: bytes) -> Received:
     """Return a message of pika as one of ours."""
     about = {
         "key": _plain(method.routing_key),
         "exchange": _plain(method.exchange),
         "message_id": _plain(properties.message_id),
-        "headers": _plain(properties.headers),
+        "headers": _plain(properties.headers) if _depth(properties.headers) <= _MOST_NESTED else None,
     }
     identity = None
     if properties.message_id:
@@ -149,6 +162,15 @@ def sent_at(timestamp: Any) -> datetime | None:
         return datetime.fromtimestamp(timestamp / 1000 if timestamp >= _MILLISECONDS else timestamp, UTC)
     except (ValueError, OverflowError, OSError):
         return None
+
+
+def _depth(value: Any) -> int:
+    """Return how many tables and lists are in one another."""
+    depth, level = 0, [value]
+    while level := [each for each in level if isinstance(each, Mapping | list | tuple)]:
+        depth += 1
+        level = [inner for each in level for inner in (each.values() if isinstance(each, Mapping) else each)]
+    return depth
 
 
 def _plain(value: Any) -> Any:

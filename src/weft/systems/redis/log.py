@@ -479,10 +479,13 @@ class RedisLog:
             if not more:
                 return removed
 
-    def trim_keys(self, before: float, most: int | None = None) -> None:
-        self.store.command("ZREMRANGEBYSCORE", self.keys.seen, "-inf", f"({int(before * 1e6)}")
+    def trim_keys(self, before: float, most: int | None = None, young: float = math.inf) -> None:
+        moment = int(before * 1e6)
         if most is not None:
-            self.store.command("ZREMRANGEBYRANK", self.keys.seen, 0, -most - 1)
+            newest = self.store.command("ZREVRANGE", self.keys.seen, max(most, 1) - 1, max(most, 1) - 1, "WITHSCORES")
+            if newest:
+                moment = max(moment, int(min(float(newest[1]), young * 1e6)))
+        self.store.command("ZREMRANGEBYSCORE", self.keys.seen, "-inf", f"({moment}")
 
 
 def _texts(column: Sequence[Any], kind: FieldType) -> Sequence[Any]:

@@ -74,9 +74,11 @@ class ConsumerLeases:
         self._stream = (log.number, log.full)
 
     def create(self, position: int) -> None:
-        """Create its row where it is missing."""
+        """Create its row where it is missing. Its epoch is a random one: a token of a consumer of this name that was
+        removed must not be one of it."""
+        epoch = secrets.randbelow(1 << 53)
         columns = ("stream", "consumer", "position", "lost", "untold", "epoch")
-        self.session.run(self.store.insert_ignore(self.store.groups, columns), (*self.key, position, 0, 0, 0))
+        self.session.run(self.store.insert_ignore(self.store.groups, columns), (*self.key, position, 0, 0, epoch))
 
     def lock(self) -> _State | None:
         """Lock its row; `None` where it has none."""
@@ -313,6 +315,7 @@ class ConsumerLeases:
 
     def remove(self) -> bool:
         """Remove its row and every lease; return whether there was one."""
+        self.lock()  # else a lease that is made meanwhile would stay, for the next consumer of this name
         self.session.run(f"DELETE FROM {self.store.leases} WHERE stream = ? AND consumer = ?", self.key)
         removed = self.session.run(f"DELETE FROM {self.store.groups} WHERE stream = ? AND consumer = ?", self.key)
         return bool(removed.rowcount)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -295,12 +296,13 @@ class SqlLog:
         session.run(f"UPDATE {self.store.streams} SET floor = ? WHERE id = ? AND floor < ?", (cut, self.number, cut))
         return count, count == most
 
-    def trim_keys(self, before: float, most: int | None = None) -> None:
+    def trim_keys(self, before: float, most: int | None = None, young: float = math.inf) -> None:
         """Forget idempotency keys seen before a moment. Those of one commit were seen at once, and go together."""
         moment = int(before * 1e6)
         if most is not None:
             sql = f"SELECT seen FROM {self.store.keys} WHERE stream = ? ORDER BY seen DESC LIMIT 1 OFFSET ?"
-            moment = max(moment, int(self._one(sql, (self.number, max(most, 1) - 1)) or 0))
+            oldest = int(self._one(sql, (self.number, max(most, 1) - 1)) or 0)
+            moment = max(moment, int(min(oldest, young * 1e6)))
         while True:
             with self.store.session("keep") as session:
                 if self.store.forget_keys(session, self, moment, _TRIM_STEP) < _TRIM_STEP:

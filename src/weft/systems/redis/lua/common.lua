@@ -12,6 +12,11 @@ local function now_micros()
   return time[1] * 1000000 + time[2]
 end
 
+-- The epoch of a group that begins: a token of one of its name that was removed must not be one of it.
+local function first_epoch()
+  return string.format('%d', now_micros())
+end
+
 -- RESP2 gives maps as lists.
 local function map_of(flat)
   local found = {}

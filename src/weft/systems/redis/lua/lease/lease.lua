@@ -11,7 +11,7 @@ if not state then
   if epoch then epoch = call('HINCRBY', meta, 'epoch:' .. group, 1) end
 end
 if not epoch then
-  epoch = 0
+  epoch = first_epoch()
   call('HSET', meta, 'epoch:' .. group, epoch)
 end
 
