@@ -62,9 +62,10 @@ def test_a_source_and_its_dead_letters(rabbitmq: Any) -> None:
     assert rabbitmq.count(failed) == 1
 
     assert shown("checkpoints", "show", "copies")["lag"] == {queue: 0}
-    # The log knows the checkpoint, and no other one of that name.
+    # The log knows the checkpoint, and no other one of that name, and where the run ended.
     (log,) = (each["name"] for each in shown("streams", "list") if each["name"].startswith("received_rabbitmq"))
-    assert [each["consumer"] for each in shown("streams", "groups", log)] == [Checkpoint("copies").reader()]
+    groups = [(each["consumer"], each["lag"]) for each in shown("streams", "groups", log)]
+    assert groups == [(Checkpoint("copies").reader(), 0)]
     call("checkpoints", "rewind", "copies", "--to-offset", f"{queue}:3")
     assert shown("checkpoints", "show", "copies")["lag"] == {queue: 1}
     rabbitmq.publish(queue, numbered(3))
