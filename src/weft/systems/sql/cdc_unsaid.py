@@ -69,8 +69,7 @@ class UnsaidValues(Gated):
         """A staged value, or that of the stored row."""
         stored = f"CASE WHEN {self._is_stored('t')} THEN t.{self._q(each.name)} END"
         if self.changes.origins:
-            # Where the row is not there under its old key, it may be under the new one: by a copy, or because the change
-            # comes again.
+            # Where no row has the old key, it may have the new one: by a copy, or because the change comes again.
             stored = f"CASE WHEN s.{self._q(_ORIGIN)} = 1 THEN s.{self._q(_ORIGIN + each.name)} ELSE {stored} END"
         flag = f"s.{self._q(each.flag)}"
         return f"CASE {flag} WHEN {KEEPS} THEN {stored} WHEN {UNKNOWN} THEN NULL ELSE {value} END"
