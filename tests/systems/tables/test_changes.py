@@ -443,7 +443,7 @@ def test_rows_that_come_after_a_truncate_stay_where_others_are_put_aside(tables:
     with tables.driver.session("publish") as session:
         session.run(
             "CREATE TABLE mirror (id bigint PRIMARY KEY, name varchar(9) NOT NULL, amount double precision"
-            f"{', gone boolean' if soft else ''})"
+            f"{', gone timestamp NULL' if soft else ''})"
         )
     apply(tables, [change("c", None, row(each, "a", each), each) for each in (1, 2, 3)], cdc)
     messages = [
