@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from weft.engine.streaming.cdc.applying import ChangeBatch
 from weft.engine.streaming.cdc.envelopes import opened
 from weft.engine.streaming.cdc.newest import newest
-from weft.errors import LoadRefusedError
+from weft.errors import LoadRefusedError, StorageError
 from weft.pipelines.streaming.cdc import CDC
 from weft.pipelines.streaming.execution import CdcReport
 from weft.systems.load import Counts, Declared, Load
@@ -144,6 +144,21 @@ def test_the_gate_is_kept_small(tables: SqlTables) -> None:
     assert gate(tables) == [("1",), ("2",), ("3",)]
     apply(tables, [change("c", None, row(4), 4, 9001)])
     assert gate(tables) == [("3",), ("4",)]
+
+
+@pytest.mark.brief("sqlite", "postgres")
+def test_a_gate_of_an_earlier_form_is_refused(tables: SqlTables) -> None:
+    apply(tables, [change("c", None, row(1, "a"), 1)])
+    place = tables.driver.table("weft", "cdc_gate")
+    with tables.driver.session("publish") as session:
+        session.run(f"ALTER TABLE {place} DROP COLUMN row_key")
+    with pytest.raises(StorageError, match="is of an earlier form") as refused:
+        apply(tables, [change("c", None, row(2, "a"), 2)])
+    assert f"DROP TABLE {place}" in str(refused.value.hint)
+    with tables.driver.session("publish") as session:
+        session.run(f"DROP TABLE {place}")
+    apply(tables, [change("c", None, row(2, "a"), 2)])
+    assert gate(tables) == [("2",)]
 
 
 def test_a_truncate_empties_what_was_before_it(tables: SqlTables) -> None:
@@ -282,6 +297,16 @@ def test_a_history_of_one_millisecond(tables: SqlTables, has_positions: bool) ->
     assert sorted(found) == [("a", 5, 5), ("b", 5, 5), ("c", 5, 6), ("d", 6, None)]
 
 
+def test_a_history_that_gets_positions_later_knows_its_versions(tables: SqlTables) -> None:
+    messages = [change("c", None, row(1, "a"), 1), change("u", None, row(1, "b"), 2)]
+    apply(tables, messages, mode="scd2")
+    with tables.driver.session("publish") as session:
+        # As a table was made before there were positions.
+        session.run(f"ALTER TABLE {tables.table(None, 'mirror')} DROP COLUMN {tables.quote('_weft_position')}")
+    apply(tables, [*messages, change("u", None, row(1, "c"), 3)], mode="scd2")
+    assert sorted(each["name"] for each in mirror(tables)) == ["a", "b", "c"]
+
+
 @pytest.mark.parametrize("soft", [False, True])
 def test_a_row_takes_its_values_along_when_its_key_changes(tables: SqlTables, soft: bool) -> None:
     cdc = replace(DEBEZIUM, delete_mode="soft", soft_delete_column="gone") if soft else DEBEZIUM
@@ -298,6 +323,18 @@ def test_a_row_takes_its_values_along_when_its_key_changes(tables: SqlTables, so
     for _ in range(2):
         apply(tables, batch, cdc)
         assert [each for each in mirror(tables) if not each.pop("gone", None)] == wanted
+
+
+def test_a_row_that_has_its_new_key_already_keeps_its_values(
+    tables: SqlTables, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As a first copy finds it, or as a change leaves it that comes again when the gate has forgotten it."""
+    with tables.driver.session("publish") as session:
+        session.run("CREATE TABLE mirror (id bigint PRIMARY KEY, name varchar(9) NOT NULL, amount double precision)")
+        session.run("INSERT INTO mirror VALUES (2, 'copied', 1)")
+    apply(tables, [change("u", row(1), row(2, UNAVAILABLE, 5), 10)])
+    assert mirror(tables) == [row(2, "copied", 5)]
+    assert "do not say all values" not in caplog.text
 
 
 def test_a_key_change_that_comes_again_counts_nothing(tables: SqlTables) -> None:
@@ -398,6 +435,28 @@ def test_a_change_that_the_table_rejects_is_put_aside(tables: SqlTables) -> None
     counts, _ = apply(tables, messages, on_bad_rows="quarantine")
     assert (counts.updated, counts.deleted, counts.quarantined) == (1, 1, 1)
     assert mirror(tables) == [row(2, "b")]
+
+
+@pytest.mark.parametrize("soft", [False, True])
+def test_rows_that_come_after_a_truncate_stay_where_others_are_put_aside(tables: SqlTables, soft: bool) -> None:
+    cdc = replace(DEBEZIUM, delete_mode="soft", soft_delete_column="gone") if soft else DEBEZIUM
+    with tables.driver.session("publish") as session:
+        session.run(
+            "CREATE TABLE mirror (id bigint PRIMARY KEY, name varchar(9) NOT NULL, amount double precision"
+            f"{', gone timestamp NULL' if soft else ''})"
+        )
+    apply(tables, [change("c", None, row(each, "a", each), each) for each in (1, 2, 3)], cdc)
+    messages = [
+        change("t", lsn=4),
+        change("c", None, row(1, "a", 1), 5),  # as it was
+        change("c", None, row(2, "new", 2), 6),
+        change("c", None, row(4, "new", 4), 7),
+        change("c", None, row(5, None, 5), 8),
+    ]
+    counts, _ = apply(tables, messages, cdc, on_bad_rows="quarantine")
+    assert counts.quarantined == 1
+    there = [each for each in mirror(tables) if not each.pop("gone", None)]
+    assert there == [row(1, "a", 1), row(2, "new", 2), row(4, "new", 4)]
 
 
 def test_columns_that_are_too_narrow(tables: SqlTables) -> None:

@@ -17,7 +17,7 @@ from uuid import uuid4
 
 from weft.engine import connectors, session
 from weft.engine.streaming.lock import Lock
-from weft.engine.streaming.source_state import Columns, Sources, Starts
+from weft.engine.streaming.source_state import Columns, Copies, Sources, Starts
 from weft.errors import NotFoundError, StorageError, did_you_mean
 from weft.pipelines.streaming.spec import StreamingPipeline
 from weft.project import current
@@ -235,7 +235,7 @@ class Checkpoint:
         files |= {f"sources/{number}/0": text for number, text in source_logs.items()}
         if (columns := self.home.at(Columns.NAME).read()) is not None:
             files[Columns.NAME] = json.dumps({**json.loads(columns), "checkpoint": query_id})
-        for name in (Starts.NAME, Sources.NAME):
+        for name in (Starts.NAME, Sources.NAME, Copies.NAME):
             if (kept := self.home.at(name).read()) is not None:
                 files[name] = kept
         for name, text in files.items():

@@ -112,6 +112,10 @@ class Query:
             for source in opened:
                 refuse_unreachable(source)
             check_start(self.pipeline, opened, spark)
+            if self._noted is not None and self.pipeline.cdc is not None and self.pipeline.cdc.snapshot == "copy":
+                # Before the first row: the changes of other sources would not follow what was copied.
+                self._noted.note(self.pipeline)
+                self._noted = None
             if not copied(self.pipeline, self.checkpoint.home, self._stopping, self.checkpoint.lock.check):
                 self._started.set()
                 return
@@ -146,7 +150,10 @@ class Query:
         from pyspark.errors import PySparkException
 
         if self._query is None:  # stopped while tables were copied
-            self._unlock()
+            try:
+                self.checkpoint.lock.check()  # a lost lease stops it too
+            finally:
+                self._unlock()
             return True
         try:
             with outcome.explained(f"run {self.pipeline.name}"):

@@ -84,6 +84,21 @@ class Sources(Kept):
         self._write({"pipeline": pipeline.name, "sources": _named(pipeline.sources)})
 
 
+class Copies(Kept):
+    """By target what is copied into it, and how far that has come: the SQL of the last key, or that it is done."""
+
+    NAME = "copies.json"
+
+    def of(self, target: str) -> dict[str, Any] | None:
+        """Return what is known of the copy into a target."""
+        known: dict[str, Any] | None = (self._read() or {}).get(target)
+        return known
+
+    def note(self, target: str, **reached: Any) -> None:
+        """Remember how far it has come."""
+        self._write({**(self._read() or {}), target: reached})
+
+
 def _named(sources: Sequence[Source]) -> list[list[str]]:
     return [[current().connection(each.connection).kind, each.name.strip("/")] for each in sources]
 

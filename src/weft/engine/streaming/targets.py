@@ -204,7 +204,7 @@ class Targets:
                 return None
             stored = present if tables is not None else _typed_columns(connection, load)
             rows, load = changes.planned(load, stored, batch.checkpoint)
-        place = _place_of(target, connection)
+        place = place_of(target, connection)
         if target.table is not None and present is None:
             self._refuse_gone(target, connection)
         # A batch that is tried again puts the same rows aside, whatever columns the table has got meanwhile.
@@ -310,7 +310,7 @@ class Targets:
 
     def _refuse_gone(self, target: Target, connection: Connection) -> None:
         """Refuse to make a table that earlier batches were written to: it would have the rows from now on alone."""
-        if self._written.has(_place_of(target, connection)):
+        if self._written.has(place_of(target, connection)):
             raise LoadRefusedError(
                 f"The table {target.name} of {connection.label} is gone. Earlier batches of {self._pipeline.name} were "
                 "written to it, and a new one would not have their rows.",
@@ -351,10 +351,16 @@ class Targets:
         # A table without changes has no entry. In one transaction each of the others has one, or none has.
         for connection, together in self._by_connection(targets).items():
             system = system_for(connection.kind)
-            is_one = system.tables is not None and system.load_tables().savepoints
+            is_one = system.tables is not None and system.load_tables().savepoints and self._are_projected(together)
             if not (any if is_one else all)(self.has(each, batch) for each in together):
                 return False
         return True
+
+    def _are_projected(self, targets: Sequence[Target]) -> bool:
+        """Return whether the database of these targets makes the columns of all of them, as `_committed` asks."""
+        dialect = system_for(current().connection(targets[0].connection).kind).load_tables().dialect
+        declared = [each.declared for each in targets if each.declared is not None and each.declared.columns]
+        return all(DeclaredColumns.of(each, self._pipeline.on_drift).runs_in(dialect) for each in declared)
 
     def _planned(self, target: Target, batch: BatchId) -> tuple[Connection, Load]:
         connection: Connection = target.connection_with_options(current().connection(target.connection))
@@ -430,7 +436,7 @@ def _warn_of_columns(load: Load, names: Sequence[str], written: Collection[str])
             )
 
 
-def _place_of(target: Target, connection: Connection) -> str:
+def place_of(target: Target, connection: Connection) -> str:
     """Return which table a target is, without secrets."""
     return f"{connection.kind} {connection.target} {target.name}"
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
+from weft.errors import ConnectionFailedError, StorageError, WeftError
 from weft.systems.changes import SEPARATOR, Changes, Place
 from weft.systems.load import Load
 from weft.systems.sql.driver import Session
@@ -35,8 +36,30 @@ _MANY = 1000
 
 
 def prepare(tables: SqlTables) -> None:
-    """Create the gate where it is missing."""
+    """Create the gate where it is missing; refuse one of an earlier form."""
+    if _has_form(tables):
+        return
     create_system_table(tables, "cdc_gate", FIELDS, _KEY)
+    if not _has_form(tables):
+        table = system_table(tables, "cdc_gate")
+        raise StorageError(
+            f"The table {table} of {tables.connection.label} is of an earlier form: it has no column row_key.",
+            hint=f"Stop the pipelines that write to this database, then: DROP TABLE {table}. They make it again, and "
+            "know from then on which changes come late.",
+        )
+
+
+def _has_form(tables: SqlTables) -> bool:
+    try:
+        with tables.driver.session("read") as session:
+            # Without the alias SQLite takes the name of a missing column for a text.
+            names = tables.listed(FIELDS.names, "g.")
+            session.rows(f"SELECT {names} FROM {system_table(tables, 'cdc_gate')} AS g WHERE 1 = 0")
+    except ConnectionFailedError:
+        raise
+    except WeftError:
+        return False
+    return True
 
 
 def forget(tables: SqlTables, load: Load) -> None:

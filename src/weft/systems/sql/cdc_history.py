@@ -101,10 +101,12 @@ class History(Scd2ByEvent, Gated):
             f"FROM {self.target} AS t JOIN {touched} AS s ON {self._on()}",
         )
         same = f"t.{self._q(POSITION)} = s.{self._q(POSITION)}"
+        # A table that was made before positions were kept has none of its older versions.
+        unplaced = f"(s.{self._q(POSITION)} IS NULL OR t.{self._q(POSITION)} IS NULL)"
         known = (
             f"(EXISTS (SELECT 1 FROM {self.target} AS t WHERE {self._on(value=True)} "
             f"AND t.{self._q(VALID_FROM)} = {began} "
-            f"AND ({same} OR (s.{self._q(POSITION)} IS NULL AND {stored_hash} = {staged_hash}))) "
+            f"AND ({same} OR ({unplaced} AND {stored_hash} = {staged_hash}))) "
             f"OR EXISTS (SELECT 1 FROM {self.gate.table} AS g WHERE {self.gate.of_rows} "
             f"AND g.changed_key = s.{self._q(END)}))"
         )

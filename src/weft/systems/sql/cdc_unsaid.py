@@ -69,8 +69,8 @@ class UnsaidValues(Gated):
         """A staged value, or that of the stored row."""
         stored = f"CASE WHEN {self._is_stored('t')} THEN t.{self._q(each.name)} END"
         if self.changes.origins:
-            moved = f"CASE WHEN s.{self._q(_ORIGIN)} = 1 THEN s.{self._q(_ORIGIN + each.name)} END"
-            stored = f"CASE WHEN s.{self._q(FROM)} IS NULL THEN {stored} ELSE {moved} END"
+            # Where no row has the old key, it may have the new one: by a copy, or because the change comes again.
+            stored = f"CASE WHEN s.{self._q(_ORIGIN)} = 1 THEN s.{self._q(_ORIGIN + each.name)} ELSE {stored} END"
         flag = f"s.{self._q(each.flag)}"
         return f"CASE {flag} WHEN {KEEPS} THEN {stored} WHEN {UNKNOWN} THEN NULL ELSE {value} END"
 
@@ -163,7 +163,7 @@ class UnsaidValues(Gated):
         joined = f"{self._staged(f'<> {DELETE}')} AS s LEFT JOIN {self.target} AS t ON {self._on(value=True)}"
         there = self._is_stored("t")
         if self.changes.origins:
-            there = f"CASE WHEN s.{self._q(FROM)} IS NULL THEN {there} ELSE s.{self._q(_ORIGIN)} = 1 END"
+            there = f"({there} OR s.{self._q(_ORIGIN)} = 1)"
 
         def lost(columns: list[Unsaid]) -> str:
             flags = (f"s.{self._q(each.flag)}" for each in columns)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,9 +15,13 @@ import pytest
 import weft
 from weft.engine.load import open_tables
 from weft.engine.streaming.cdc import copying
-from weft.engine.streaming.cdc.copying import Copies, copied, tables_to_copy
+from weft.engine.streaming.cdc.copying import copied, tables_to_copy
 from weft.engine.streaming.cdc.routes import resolved
-from weft.errors import DeclarationError, LoadRefusedError, NotFoundError
+from weft.engine.streaming.checkpoint import Checkpoint
+from weft.engine.streaming.query import Query
+from weft.engine.streaming.source_state import Copies
+from weft.engine.streaming.targets import place_of
+from weft.errors import BusyError, DeclarationError, LoadRefusedError, NotFoundError
 from weft.pipelines.streaming.declare import make
 from weft.project import Project, use
 from weft.spark_support.folder import LocalFolder, Location
@@ -161,7 +167,9 @@ def test_it_waits_for_transactions_that_have_begun(
         copy.start()
         for _ in range(3):
             assert asked.acquire(timeout=120)
-        assert Copies(home).of("mirror of the connection 'warehouse'") == {"after": None}
+        noted = Copies(home).of(place_of(mirror(warehouse).targets[0], warehouse))
+        assert noted is not None
+        assert (noted["table"], noted["keys"], noted["after"]) == ("people", ["id"], None)
     copy.join(120)
     assert rows(tables, "mirror") == [(1,), (2,)]
 
@@ -194,5 +202,82 @@ def test_what_is_refused(warehouse: Any, tables: SqlTables, home: Location) -> N
     run_sql(tables, "CREATE TABLE mirror (id INT PRIMARY KEY, gone BOOLEAN)")
     assert copied(mirror(warehouse, **soft), home, threading.Event())
     assert rows(tables, "mirror") == [(1, None)]
-    with pytest.raises(LoadRefusedError, match="mirror of the connection 'warehouse' has rows"):
+    with pytest.raises(LoadRefusedError, match="mirror of the connection 'warehouse' has rows") as refused:
         copied(mirror(warehouse), Location(home.folder, f"{home.path} of another"), threading.Event())
+    assert "weft cdc verify copies --source warehouse --mend" in str(refused.value.hint)
+
+
+# ---------------------------------------------------------------------------------------------------- without a server
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    monkeypatch.setattr(copying, "ROWS_A_RANGE", 3)
+    with use(Project()):
+        file = weft.connect(name="file", kind="sqlite", path=str(tmp_path / "file.db"))
+        with closing(open_tables(file)) as tables:
+            for name in ("people", "others"):
+                run_sql(tables, f"CREATE TABLE {name} (id BIGINT PRIMARY KEY, line BIGINT)")
+                run_sql(tables, *(f"INSERT INTO {name} VALUES ({each}, {each})" for each in range(8)))
+        yield file
+
+
+def test_a_copy_does_not_go_on_with_another_table(file: Any, home: Location) -> None:
+    stopping = threading.Event()
+    with AtStep(stopping.set):
+        assert not copied(mirror(file, snapshot_table="others"), home, stopping)
+    for other in (mirror(file), mirror(file, "line", snapshot_table="others")):
+        with pytest.raises(DeclarationError, match=r"has rows of a copy of others .* by id, and now") as refused:
+            copied(other, home, threading.Event())
+        assert "weft checkpoints reset copies" in str(refused.value.hint)
+    assert copied(mirror(file, snapshot_table="others"), home, threading.Event())
+    with pytest.raises(DeclarationError, match="has rows of a copy of others"):
+        copied(mirror(file), home, threading.Event())
+
+
+def test_targets_of_one_name_in_two_places_are_both_copied(
+    file: Any, home: Location, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Connections without a name have the same label."""
+    targets = [
+        weft.Target(connection=weft.connect(kind="sqlite", path=str(tmp_path / name)), table="mirror")
+        for name in ("a.db", "b.db")
+    ]
+    loaded: list[Any] = []
+    # From one file to another Spark would carry the rows.
+    monkeypatch.setattr(copying._Copy, "_load", lambda copy, *_: loaded.append(copy.target))
+    changes = weft.stream(name="changes", connection=file, fields={})(lambda: None)
+    cdc = weft.CDC(
+        envelope="debezium", key_field="id", snapshot="copy", snapshot_connection=file, snapshot_table="people"
+    )
+    pipeline = resolved(make(name="copies", source=changes, targets=targets, cdc=cdc))
+    assert copied(pipeline, home, threading.Event())
+    assert set(map(id, loaded)) == set(map(id, pipeline.targets))
+
+
+def test_a_rewind_keeps_what_was_copied(tmp_path: Path) -> None:
+    checkpoint = Checkpoint("copies", str(tmp_path / "checkpoint"))
+    written = {
+        "metadata": '{"id": "1"}',
+        "offsets/0": 'v1\n{"batchWatermarkMs":0,"batchTimestampMs":1}\n5',
+        "commits/0": "v1\n{}",
+    }
+    for name, text in written.items():
+        checkpoint.home.at(name).write(text)
+    Copies(checkpoint.home).note("mirror", done=True)
+    with checkpoint.changing():
+        checkpoint.rewind([3], {})
+    assert checkpoint.positions(1) == (3,)
+    assert Copies(checkpoint.home).of("mirror") == {"done": True}
+
+
+def test_a_lease_that_is_lost_during_a_copy_is_an_error(
+    file: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    query = Query(mirror(file), checkpoint=Checkpoint("copies", str(tmp_path / "checkpoint")))
+    query.stop()  # as the lease does that is lost
+    assert query.wait()
+    lost = SimpleNamespace(is_lost=True, release=lambda: None)
+    monkeypatch.setattr(query.checkpoint.lock, "_lease", lost)
+    with pytest.raises(BusyError, match="no longer holds its checkpoint"):
+        query.wait()

@@ -9,7 +9,9 @@ import pyarrow as pa
 import pytest
 
 import weft
-from weft.engine.streaming.cdc.routing import Routed, malformed, well_formed
+from weft.engine.inputs import Memory
+from weft.engine.streaming.cdc.routing import Routed, malformed, routed, well_formed
+from weft.engine.streaming.transform import Transformed
 from weft.errors import LoadRefusedError
 from weft.systems.codecs.json import JsonCodec
 from weft.systems.load import Counts
@@ -17,6 +19,7 @@ from weft.systems.load import Counts
 ROUTE = {"public.orders": "orders", "public.items": "items"}
 KEYS = {"public.orders": "id", "public.items": ["order_id", "line"]}
 DEBEZIUM = weft.CDC(envelope="debezium", route=ROUTE, key_field=KEYS)
+NAMED = {"schema": "public", "table": "orders", "lsn": 1, "ts_ms": 1}
 AS_JSON = {name: pa.json_() for name in ("before", "after", "payload", "schema", "data", "old")}
 
 
@@ -138,3 +141,12 @@ def test_rows_of_several_tables_in_one_type_are_refused() -> None:
         well_formed(pa.Table.from_pylist(rows, schema=schema), DEBEZIUM)
     found = well_formed(pa.Table.from_pylist(rows[:1], schema=schema), DEBEZIUM)
     assert shown(found) == {"orders": [{"id": 1, "line": None}]}
+
+
+def test_a_table_that_two_sources_have_in_other_types_is_refused() -> None:
+    parts = [
+        pa.Table.from_pylist([{"op": "c", "after": json.dumps({"id": 1}), "source": {**NAMED, "snapshot": snapshot}}])
+        for snapshot in ("false", False)
+    ]
+    with pytest.raises(LoadRefusedError, match=r"public\.orders come from several sources, in which they have other"):
+        routed([(Transformed(Memory(each.schema, each.to_batches()), [], pa.Table), Any) for each in parts], DEBEZIUM)  # type: ignore[misc]

@@ -20,13 +20,14 @@ from weft.engine import files, inputs, session
 from weft.engine.load import Job
 from weft.engine.readers import open_tables, opened_tables, stored_columns
 from weft.engine.streaming.cdc.routes import source_table
-from weft.engine.streaming.source_state import Kept
+from weft.engine.streaming.source_state import Copies
+from weft.engine.streaming.targets import place_of
 from weft.errors import DeclarationError, LoadRefusedError, NotFoundError, did_you_mean
 from weft.pipelines.streaming.cdc import CDC
 from weft.pipelines.streaming.spec import StreamingPipeline, Target
 from weft.project import current
 from weft.spark_support.folder import Location
-from weft.systems.base import system_for
+from weft.systems.base import Connection, system_for
 from weft.systems.load import Declared, Load, full_name
 from weft.systems.sql.literals import literal
 from weft.systems.sql.tables import SqlTables
@@ -36,19 +37,6 @@ _log = logging.getLogger("weft.engine")
 _steps = logging.getLogger("weft.streaming")
 ROWS_A_RANGE = 500_000
 _POLL_SECONDS, _TOLD_SECONDS = 0.1, 30.0
-
-
-class Copies(Kept):
-    """By target how far its copy has come: the SQL of the last key, or that it is done."""
-
-    NAME = "copies.json"
-
-    def of(self, target: str) -> dict[str, Any] | None:
-        known: dict[str, Any] | None = (self._read() or {}).get(target)
-        return known
-
-    def note(self, target: str, **reached: Any) -> None:
-        self._write({**(self._read() or {}), target: reached})
 
 
 def copied(
@@ -61,11 +49,8 @@ def copied(
         return True
     state = Copies(home)
     for target in pipeline.targets:
-        label = f"{target.name} of {current().connection(target.connection).label}"
-        if (state.of(label) or {}).get("done"):
-            continue
         with closing(open_tables(current().connection(cdc.snapshot_connection))) as tables:
-            if not _Copy(pipeline, cdc, target, label, tables).run(state, stopping, check):
+            if not _Copy(pipeline, cdc, target, tables).run(state, stopping, check):
                 return False
     return True
 
@@ -77,7 +62,7 @@ def tables_to_copy(pipeline: StreamingPipeline) -> list[str]:
         return []
     with closing(open_tables(current().connection(cdc.snapshot_connection))) as tables:
         for target in pipeline.targets:
-            _Copy(pipeline, cdc, target, target.name, tables).columns()
+            _Copy(pipeline, cdc, target, tables).columns()
     return [full_name(*source_table(pipeline, target)) for target in pipeline.targets]
 
 
@@ -88,17 +73,21 @@ class _Copy:
     pipeline: StreamingPipeline
     cdc: CDC
     target: Target
-    label: str
     tables: SqlTables
     """Those of the source."""
 
     def run(self, state: Copies, stopping: threading.Event, check: Callable[[], None]) -> bool:
         """Copy range after range; `False` where it was stopped before the end."""
+        place = place_of(self.target, self.target.connection_with_options(self._mirror))
+        reached, what = state.of(place), self._what
+        if reached is not None:
+            self._refuse_other(reached)
+            if reached.get("done"):
+                return True
         columns = self.columns()
-        reached = state.of(self.label)
         if reached is None:
             self._refuse_rows()
-            state.note(self.label, after=None)
+            state.note(place, **what, after=None)
         after = None if reached is None else reached["after"]
         if after is None and not self._settled(stopping):
             return False
@@ -108,12 +97,35 @@ class _Copy:
             self._load(columns, after, upto)
             _steps.debug("copied")
             if upto is None:
-                state.note(self.label, done=True)
+                state.note(place, **what, done=True)
                 return True
-            state.note(self.label, after=upto)
+            state.note(place, **what, after=upto)
             _log.info("%s has copied %s up to %s", self.pipeline.name, self.target.name, upto)
             after = upto
         return False
+
+    @property
+    def _what(self) -> dict[str, Any]:
+        """What is copied, without secrets."""
+        source = self.tables.connection
+        return {
+            "table": full_name(*self._name),
+            "from": f"{source.kind} {source.target}",
+            "keys": list(self.target.primary_key),
+        }
+
+    def _refuse_other(self, reached: dict[str, Any]) -> None:
+        """Refuse to go on with the copy of another table: the mirror would have rows of both. The server of a copy that
+        is done may have moved."""
+        names = ("table", "keys") if reached.get("done") else ("table", "from", "keys")
+        if any(reached[name] != self._what[name] for name in names):
+            before, now = (
+                f"{each['table']} ({each['from']}) by {', '.join(each['keys'])}" for each in (reached, self._what)
+            )
+            raise DeclarationError(
+                f"{self.label} has rows of a copy of {before}, and now the pipeline copies {now}.",
+                hint=f"Empty the table and start again: weft checkpoints reset {self.pipeline.name}",
+            )
 
     # ------------------------------------------------------------------------------------------------------- the source
 
@@ -180,9 +192,18 @@ class _Copy:
 
     # ------------------------------------------------------------------------------------------------------- the mirror
 
+    @property
+    def _mirror(self) -> Connection:
+        return current().connection(self.target.connection)
+
+    @property
+    def label(self) -> str:
+        """How errors call the mirror."""
+        return f"{self.target.name} of {self._mirror.label}"
+
     def _present(self) -> list[str] | None:
         """Return the columns of the mirror; `None` where it is not there."""
-        connection = current().connection(self.target.connection)
+        connection = self._mirror
         assert self.target.table is not None
         if connection.is_missing():
             return None
@@ -194,7 +215,7 @@ class _Copy:
 
     def _refuse_rows(self) -> None:
         """Refuse a mirror with rows: those that the source no longer has would stay."""
-        connection = current().connection(self.target.connection)
+        connection = self._mirror
         assert self.target.table is not None
         if self._present() is None:
             if self.cdc.soft_delete_column is not None:
@@ -210,10 +231,12 @@ class _Copy:
             with opened_tables(connection) as tables, tables.driver.session("read") as reading:
                 has_rows = reading.row(f"SELECT 1 FROM {tables.table(*self.target.table)} LIMIT 1") is not None
         if has_rows:
+            hint, source = "Empty the table.", self.tables.connection.name
+            if source and system_for(connection.kind).tables is not None:  # others are compared, but not mended
+                hint += " Or leave snapshot='copy' out, and compare the mirror: "
+                hint += f"weft cdc verify {self.pipeline.name} --source {source} --mend"
             raise LoadRefusedError(
-                f"{self.label} has rows, and a copy would leave those that the source no longer has.",
-                hint="Empty the table. Or leave snapshot='copy' out, and compare the mirror: "
-                f"weft cdc verify {self.pipeline.name} --mend",
+                f"{self.label} has rows, and a copy would leave those that the source no longer has.", hint=hint
             )
 
     def _load(self, columns: list[str], after: str | None, upto: str | None) -> None:
@@ -227,6 +250,6 @@ class _Copy:
         )
         if self.cdc.schema_evolution == "evolve":
             load = replace(load, declared=Declared(schema=None, on_drift="evolve"))
-        connection = self.target.connection_with_options(current().connection(self.target.connection))
+        connection = self.target.connection_with_options(self._mirror)
         source = current().connection(self.cdc.snapshot_connection)
         Job(load, connection, source).run(inputs.Sql(sql))

@@ -105,7 +105,7 @@ def _opened(
         skipped += left_out + sum(split.others.values())
     found: dict[str, ChangeBatch] = {}
     for table, several in of_tables.items():
-        messages = several[0] if len(several) == 1 else pa.concat_tables(several, promote_options="permissive")
+        messages = _together(several, table)
         own = cdc.of_table(table)
         opened = envelopes.opened(messages, own)
         if opened.bad:
@@ -113,6 +113,20 @@ def _opened(
         assert cdc.route is not None
         found[cdc.route[table]] = ChangeBatch(own, opened, newest(opened), [], opened.skipped)
     return found, skipped, bad
+
+
+def _together(parts: Sequence[pa.Table], table: str) -> pa.Table:
+    """Return the messages of one table that come from several sources."""
+    if len(parts) == 1:
+        return parts[0]
+    try:
+        return pa.concat_tables(parts, promote_options="permissive")
+    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+        raise LoadRefusedError(
+            f"The messages of the table {table} come from several sources, in which they have other types: {error}",
+            hint="Let one source have the changes of a table. Or declare the types of its columns: "
+            "weft.Source(…, columns={…}).",
+        ) from None
 
 
 def _split(messages: pa.Table, cdc: CDC) -> _Split:
