@@ -13,6 +13,8 @@ from engine.streaming.cdc.test_copying import AtStep, Crash
 from engine.streaming.conftest import rows, run_once
 from weft.engine.load import open_tables
 from weft.engine.streaming.cdc import copying
+from weft.engine.streaming.checkpoint import Checkpoint
+from weft.engine.streaming.source_state import Sources
 from weft.engine.streaming.spark_engine import SparkEngine
 from weft.operate.supervisor import Supervisor
 from weft.pipelines.streaming.declare import make
@@ -109,6 +111,7 @@ def test_others_write_while_it_is_copied(source: Any, monkeypatch: pytest.Monkey
     with AtStep(write) as step:
         supervisor.run()
         assert step.ranges <= 2
+        assert Sources(Checkpoint("copies").home).check(make(**declared, target="default"))
         step.ranges = 2
         with pytest.raises(Crash):
             run_once(**declared)

@@ -106,11 +106,16 @@ def test_columns_are_added_types_kept_and_rows_marked(spark: Any, streams: Proje
     spark.sql(
         f"CREATE TABLE delta.`{path}` (id INT, name STRING, day DATE, n DECIMAL(10,2), gone_at TIMESTAMP) USING delta"
     )
-    lake.publish(("c", None, row(1, "a", day=19782, n="1.50"), 1), ("c", None, row(2, "b", day=None, n=None), 2))
+    lake.publish(
+        ("c", None, row(1, "a", day=19782, n="1.50"), 1),
+        ("c", None, row(2, "b", day=None, n=None), 2),
+        ("c", None, row(5, "e", day=None, n=None), 2),
+    )
     lake.run()
     assert [tuple(map(str, each)) for each in lake.rows("id, name, day, n, gone_at")] == [
         ("1", "a", "2024-02-29", "1.50", "None"),
         ("2", "b", "None", "None", "None"),
+        ("5", "e", "None", "None", "None"),
     ]
     unavailable = "__debezium_unavailable_value"
     lake.publish(
@@ -119,12 +124,14 @@ def test_columns_are_added_types_kept_and_rows_marked(spark: Any, streams: Proje
         ("u", None, row(9, unavailable, day=1, n=None, more=None), 5),  # there is no row whose name it could keep
         ("u", row(2, "b"), row(3, unavailable, day=1, n="3.50", more="y"), 6),  # that row is gone
         ("u", row(1, "a"), row(7, unavailable, day=1, n="7.50", more="z"), 7),
+        ("u", row(50, "e"), row(5, unavailable, day=1, n="5.50", more="w"), 8),  # it has its new key already, by a copy
     )
     lake.run()
     assert [tuple(map(str, each)) for each in lake.rows("id, name, day, n, more, gone_at IS NULL")] == [
         ("1", "a", "2024-02-29", "1.50", "None", "False"),
         ("2", "b", "None", "None", "None", "False"),
         ("3", "None", "1970-01-02", "3.50", "y", "True"),
+        ("5", "e", "1970-01-02", "5.50", "w", "True"),
         ("7", "a", "1970-01-02", "7.50", "z", "True"),
         ("9", "None", "1970-01-02", "None", "None", "True"),
     ]

@@ -145,11 +145,13 @@ def with_origins(frame: DataFrame, stored: DataFrame, load: Load) -> DataFrame:
     same = [column(origin) == column(f"_weft_key_{number}") for number, origin in enumerate(changes.origins)]
     joined = frame.join(stored.select(*keys, *values), same, "left")
     replaced = {}
+    # Where no row has the old key, it may have the new one: by a copy, or because the change comes again.
+    is_found = column(FROM).isNotNull() & column("_weft_key_0").isNotNull()
     for number, each in enumerate(kept):
-        is_taken = column(FROM).isNotNull() & (column(each.flag) == KEEPS)
+        is_taken = is_found & (column(each.flag) == KEEPS)
         replaced[each.name] = F.when(is_taken, column(f"_weft_value_{number}")).otherwise(column(each.name))
     for each in kept:
-        is_taken = column(FROM).isNotNull() & (column(each.flag) == KEEPS)
+        is_taken = is_found & (column(each.flag) == KEEPS)
         replaced[each.flag] = F.when(is_taken, SAID).otherwise(column(each.flag))
     return joined.withColumns(replaced).select(*map(column, frame.columns))
 
