@@ -251,7 +251,6 @@ def become(asking: socket.socket) -> list[str]:
     """Be the process that was asked for; its arguments."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    ctypes.CDLL(None).prctl(_PR_SET_NAME, b"python", 0, 0, 0)
     data, files, _, _ = socket.recv_fds(asking, 1 << 20, 16)
     while not data.endswith(b"\n"):
         more = asking.recv(1 << 20)
@@ -296,6 +295,8 @@ def become(asking: socket.socket) -> list[str]:
     if request["parent"] is not None:
         asking.sendall(str(os.getpid()).encode())
         asking.close()
+    # Not before: a test killed a worker that its service had not heard of yet, and the service waited for it.
+    ctypes.CDLL(None).prctl(_PR_SET_NAME, b"python", 0, 0, 0)
     return request["arguments"]  # type: ignore[no-any-return]
 
 
