@@ -9,30 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
 import weft
+from broker_pipelines import call, numbered, shown
 from documents import ROOT, blocks_of
 from servers import wait_until
 from tests.engine.streaming.conftest import rows, run_killed, run_once
-from weft.cli import cli
 from weft.engine.streaming.query import Query
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("here")]
-
-
-def numbered(*values: int) -> list[bytes]:
-    return [json.dumps({"n": n, "text": "é"}).encode() for n in values]
-
-
-def call(*arguments: str) -> str:
-    done = CliRunner().invoke(cli, arguments, prog_name="weft")
-    assert done.exit_code == 0, (done.output, done.exception)
-    return done.stdout
-
-
-def shown(*arguments: str) -> Any:
-    return json.loads(call(*arguments, "--format", "json"))
 
 
 def test_a_source_and_its_dead_letters(kinesis: Any) -> None:

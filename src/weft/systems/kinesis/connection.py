@@ -76,7 +76,7 @@ class KinesisConnection(Connection):
         return " ".join(filter(None, ["Kinesis", self.stream, *parts]))
 
     def place(self) -> object:
-        """Return the region, or the server in its place: whoever asks, the streams are the same."""
+        """Return the region and the endpoint: the credentials do not decide which streams there are."""
         return self.region, self.endpoint
 
     def check(self) -> dict[str, Any]:

@@ -139,7 +139,7 @@ class ChangeBatch:
         return inputs.Frame(spark.createDataFrame(rows).coalesce(1))
 
     def report(self, counts: Iterable[Counts], dropped: int = 0) -> CdcReport:
-        """Return what the batch did. `dropped`: the messages that went nowhere."""
+        """Return what the batch did. `dropped`: how many messages no route named, and no table got."""
         # Targets that have the same batches drop the same ones.
         late = [max(each) for each in zip((0, 0, 0), *(each.late or (0, 0, 0) for each in counts), strict=True)]
         lag = None
