@@ -295,8 +295,10 @@ def _float(value: Any, kind: FieldType) -> float:
             as_float = float(value)
         except OverflowError:
             raise ValueError(f"it is out of range for {kind.base}") from None
+        if kind.base == "float32":
+            as_float = _as_float32(as_float)
         if int(as_float) != value:
-            raise ValueError("as a float it would be another number")
+            raise ValueError(f"as a {kind.base} it would be another number")
         value = as_float
     if type(value) is not float:
         raise _wrong(value)
@@ -305,11 +307,15 @@ def _float(value: Any, kind: FieldType) -> float:
     if _is_negative_zero(value):
         raise ValueError("it is -0.0, whose sign not every database keeps; send 0.0 instead")
     if kind.base == "float32":
-        try:
-            return round_float32(value) + 0.0  # what is rounded to nothing has no sign either
-        except OverflowError:
-            raise ValueError("it is out of range for float32") from None
+        return _as_float32(value) + 0.0  # what is rounded to nothing has no sign either
     return value
+
+
+def _as_float32(value: float) -> float:
+    try:
+        return round_float32(value)
+    except OverflowError:
+        raise ValueError("it is out of range for float32") from None
 
 
 def _is_negative_zero(value: float) -> bool:

@@ -37,7 +37,12 @@ def test_relative_path_follows_the_working_directory_at_use(tmp_path: Path, monk
 
 
 @pytest.mark.parametrize(
-    ("url", "message"), [("sqlite://a.db", r"Write sqlite:///a\.db"), ("sqlite:///a.db?mode=ro", "takes none")]
+    ("url", "message"),
+    [
+        ("sqlite://a.db", r"Write sqlite:///a\.db"),
+        ("sqlite:///a.db?mode=ro", "takes none"),
+        ("sqlite:///", "names no file"),  # as of sqlite:///$DB without the variable
+    ],
 )
 def test_malformed_url_is_refused(url: str, message: str) -> None:
     with pytest.raises(DeclarationError, match=message):

@@ -311,6 +311,16 @@ def test_a_port_that_is_taken(server, project):
     assert "--port" in done.stderr
 
 
+def test_refuses_streams_in_memory(project, monkeypatch):
+    monkeypatch.setenv("WEFT_DSN", "sqlite://")
+    (project / "streams.py").write_text("import weft\n" + textwrap.dedent(ORDERS))
+    for command in (("serve", "--port", "0"), ("streams", "publish", "orders", "--data", '{"n": 1}')):
+        done = _weft(*command, "--module", "streams")
+        assert done.returncode == 1
+        assert "in the memory of" in done.stderr
+        assert "sqlite:///events.db" in done.stderr
+
+
 def test_nothing_to_serve(project):
     done = _weft("serve")
     assert done.returncode == 1

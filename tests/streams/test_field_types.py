@@ -207,7 +207,7 @@ REFUSED: dict[str, list[Any]] = {
     "bool": [0, 1, "true", "", 1.0, []],
     "int32": [2**31, -(2**31) - 1, 1.0, "1", True, Decimal(1)],
     "int64": [2**63, -(2**63) - 1, 2**70, 10**5000, 1.0, "1", True, math.nan],
-    "float32": [math.nan, math.inf, -math.inf, 3.5e38, 1e300, 2**70 + 1, "1.5", True],
+    "float32": [math.nan, math.inf, -math.inf, 3.5e38, 1e300, 2**70 + 1, 2**31 - 1, "1.5", True],
     "float64": [math.nan, math.inf, -math.inf, 2**53 + 1, 10**400, "1.5", True, Decimal("1.5"), 1j],
     "decimal": [
         Decimal("1.00001"),

@@ -55,6 +55,12 @@ def remembered() -> int:
         return int(session.row(f"SELECT count(*) FROM {log.store.keys}")[0])
 
 
+def test_json_as_a_key(streams: Project) -> None:
+    """The order of its keys says nothing."""
+    declare(fields={"id": "json"}, idempotency_key="id")
+    assert publish({"a": 1, "b": [2]}, {"b": [2], "a": 1}, {"a": 1, "b": 2})["rows_deduplicated"] == 1
+
+
 def test_across_publishes(streams: Project) -> None:
     declare(**KEYED)
     first = publish(1, n=1)

@@ -326,7 +326,16 @@ def _refuse_constant(text: str) -> object:
     raise ValueError(f"{text} is not JSON")
 
 
-_decode_json = json.JSONDecoder(parse_constant=_refuse_constant)
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        keys: set[str] = set()
+        repeated = next(key for key, _ in pairs if key in keys or keys.add(key))  # type: ignore[func-returns-value]
+        raise ValueError(f"the key {repeated!r} is there twice, and it is not known which value is meant")
+    return made
+
+
+_decode_json = json.JSONDecoder(parse_constant=_refuse_constant, object_pairs_hook=_unique)
 
 
 def _json_problem(error: Exception) -> str:

@@ -17,7 +17,8 @@ import click
 from weft.cli.common import one_line, plural, print_json
 from weft.cli.events_in import EventInput, Record
 from weft.cli.streams_common import of_stream
-from weft.errors import SchemaError, WeftError
+from weft.errors import SchemaError, SettingsError, WeftError
+from weft.project import current
 from weft.streams import Stream, publish_sync
 from weft.streams.encode import encode, encode_quickly
 from weft.streams.events import with_texts
@@ -231,6 +232,12 @@ def publish(
         if sys.stdin.isatty():
             raise click.UsageError("Give FILE, - for standard input, or --data '{…}'.")
         file = "-"
+    place = current().connection(stream.connection if connection is None else connection)
+    if place.resolved().is_private_memory:
+        raise SettingsError(
+            f"{place.label} is in the memory of this process, and the events would be gone when it ends.",
+            hint="Name a file: WEFT_DSN=sqlite:///events.db",
+        )
     began = time.monotonic()
     with ExitStack() as closing:
         source = closing.enter_context(EventInput(file, data, layout=layout))

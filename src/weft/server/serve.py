@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from weft.errors import ConnectionFailedError, SettingsError
+from weft.errors import ConnectionFailedError, SettingsError, WeftError
 from weft.operate.log_format import VARIABLE
 from weft.project import current
 from weft.server import cors, logs
@@ -56,6 +56,7 @@ def serve(
             " ".join(["There is no stream to serve.", *broken.values()]),
             hint="Give the module that declares them: weft serve --module my_streams",
         )
+    _refuse_memory()
     addresses = _addresses(host, port)
     public = not all(ipaddress.ip_address(each[4][0]).is_loopback for each in addresses)
     exposed = [] if insecure else _exposed(public)
@@ -80,6 +81,22 @@ def serve(
             guarded=bool(exposed),
         )
         asyncio.run(_Workers(task, listening, builds_models=models and _follows_streams()).run(workers))
+
+
+def _refuse_memory() -> None:
+    """Refuse streams in the memory of a process: each worker would have its own, and lose what it answered with 202."""
+    for name, each in sorted(current().streams.items()):
+        try:
+            connection = current().connection(each.connection)
+            is_memory = connection.resolved().is_private_memory
+        except WeftError:  # which requests for this stream are answered with
+            continue
+        if is_memory:
+            raise SettingsError(
+                f"The stream {name!r} is in the memory of a process ({connection.label}), and a service would lose "
+                "its events.",
+                hint="Name a file: WEFT_DSN=sqlite:///events.db",
+            )
 
 
 def _follows_streams() -> bool:

@@ -322,7 +322,7 @@ def to_batch(
     batch = Batch(log, publishes, encoded.columns, encoded.values, encoded.extra, nulls=encoded.nulls)
     names = stream.key_fields if key_fields is None else key_fields
     if names:
-        columns = [_key_column(name, encoded) for name in names]
+        columns = [_key_column(stream, name, encoded) for name in names]
         # An event with a null among its key fields has no key: it is never a duplicate.
         batch.keys = [None if None in values else _key(values) for values in zip(*columns, strict=True)]
     if publish_key is not None:
@@ -335,22 +335,24 @@ def to_batch(
     return batch
 
 
-def _key_column(name: str, encoded: Encoded) -> list[Any]:
+def _key_column(stream: Stream, name: str, encoded: Encoded) -> list[Any]:
     if name not in encoded.columns:
         return [event.get(name) for event in encoded.events]
     values = encoded.values[encoded.columns.index(name)]
+    if stream.fields[name].base == "json":
+        values = [None if text is None else _canonical(json.loads(text)) for text in values]
     if encoded.extra is None:
         return values
     # A value that does not fit its column is in `_weft_extra`: it is not a null.
     return [event.get(name) if value is None else value for value, event in zip(values, encoded.events, strict=True)]
 
 
-def _canonical(events: list[dict[str, Any]]) -> str:
-    """Return a text that is the same for the same events, whatever the order of their keys."""
+def _canonical(value: Any) -> str:
+    """Return a text that is the same for the same events or JSON, whatever the order of their keys."""
     try:
-        return json.dumps(events, sort_keys=True, default=repr)
+        return json.dumps(value, sort_keys=True, default=repr)
     except TypeError:  # keys of several types, which a quarantine takes
-        return repr(events)
+        return repr(value)
 
 
 def _key(values: tuple[object, ...]) -> bytes:

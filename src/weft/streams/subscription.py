@@ -55,7 +55,8 @@ def subscribe(
         raise SettingsError(f"timeout must be a number of seconds or None, not {timeout!r}.")
     if filter_fn is not None and (not callable(filter_fn) or inspect.iscoroutinefunction(filter_fn)):
         # What a coroutine function returns is true, whatever it would answer.
-        raise SettingsError("filter_fn must be a function of an event, not a coroutine function.")
+        kind = "a coroutine function" if callable(filter_fn) else type(filter_fn).__name__
+        raise SettingsError(f"filter_fn must be a function of an event, not {kind}.")
     offset = as_offset(since)
     if not (since is None or since == "start" or isinstance(since, datetime) or offset is not None):
         raise SettingsError(f"since takes an offset, a datetime or 'start', not {since!r}.")

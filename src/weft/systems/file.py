@@ -69,7 +69,13 @@ class FileConnection(Connection):
 
     def _path_in(self, url: str) -> str:
         rest = url.partition("://")[2]
-        if rest in ("", "/", "/" + MEMORY):
+        if rest == "/":
+            # Most often a variable that is not set: what is written to memory would be gone with the process.
+            raise DeclarationError(
+                f"The URL of {self.label} names no file.",
+                hint=f"Write {self.kind}:///{self.example}, or {self.kind}:// for a database in memory.",
+            )
+        if rest in ("", "/" + MEMORY):
             return MEMORY
         if not rest.startswith("/"):
             raise DeclarationError(
