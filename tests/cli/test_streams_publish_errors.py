@@ -31,7 +31,7 @@ def stored() -> list[int]:
         ("a.ndjson", '{"n": 0}\n{"n": 1} 2\n', "line 2, column 10: Extra data."),
         ("a.ndjson", '{"n": 0}\n{"n": NaN}\n', "line 2: NaN is not JSON."),
         ("a.ndjson", '{"n": 0}\n{"n": 1, "n": 2}\n', "line 2: the key 'n' is there twice"),
-        ("a.json", '[{"n": 0},\n{"n": 1, "j": {"a": 1, "a": 2}}]', "line 2: the key 'a' is there twice"),
+        ("a.ndjson", '{"n": 0}\n{"n": 1, "j": {"a": 1, "a": 2}}\n', "line 2: the key 'a' is there twice"),
         ("a.ndjson", '{"n": 0}\n[{"n": 1}]\n', "line 2: an event must be a JSON object, not a list."),
         ("a.ndjson", '{"n": 0}\n{"n": 1, "_weft_rowid": 7}\n', "line 2, field '_weft_rowid' = 7: keys that begin with"),
         ("a.ndjson", '{"n": 0}\n{"a": ' + "[" * 100_000 + "\n", "line 2: it is nested too deeply."),

@@ -339,7 +339,7 @@ def _key_column(stream: Stream, name: str, encoded: Encoded) -> list[Any]:
     if name not in encoded.columns:
         return [event.get(name) for event in encoded.events]
     values = encoded.values[encoded.columns.index(name)]
-    if stream.fields[name].base == "json":
+    if name in stream.fields and stream.fields[name].base == "json":
         values = [None if text is None else _canonical(json.loads(text)) for text in values]
     if encoded.extra is None:
         return values
