@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     import pyarrow as pa
 
 Place = tuple[str | None, int | None]
@@ -71,6 +73,11 @@ class Changes:
         more = (AT, END) if self.is_history else (FIRST, FIRST_TS)
         origins = (*self.origins, FROM) if self.origins else ()
         return (*OWN, *more, *origins, *(name for each in self.kept for name in (each.flag, each.position)))
+
+    def oldest_ms(self, moment: datetime) -> int:
+        """Return the time before which changes are forgotten, for a batch of this moment."""
+        newest = int(moment.timestamp() * 1000) if self.newest_ms is None else self.newest_ms
+        return newest - self.tolerance_ms
 
     def late_of(self, known: pa.Table, truncate: Place | None = None) -> tuple[int, ...]:
         """Return how many creates, updates and deletes of the batch are not newer than what is known of their keys

@@ -15,13 +15,24 @@ import pytest
 
 import weft
 from engine.streaming.conftest import declare, forget_last_commit, run_once
-from systems.tables.test_changes import DEBEZIUM, MESSAGES, NOW, Batches, Source, change, checked
+from systems.tables.test_changes import (
+    DEBEZIUM,
+    MESSAGES,
+    NOW,
+    Batches,
+    Source,
+    change,
+    check_versions,
+    checked,
+    milliseconds,
+)
 from systems.tables.test_changes import row as whole_row
 from weft import CDC
 from weft.engine import files
 from weft.engine.streaming.cdc.applying import ChangeBatch
 from weft.engine.streaming.cdc.envelopes import opened
 from weft.engine.streaming.cdc.newest import newest
+from weft.pipelines.streaming.execution import CdcReport
 from weft.project import Project
 from weft.systems.load import Load
 
@@ -175,30 +186,80 @@ def test_a_batch_that_is_broken_off_is_there_once(lake: Lake, step: str) -> None
     assert lake.rows() == [(1, "A"), (3, "c")]
 
 
+class _Applied:
+    """A Delta table that batches are applied to without a pipeline: a batch takes a second all the same."""
+
+    def __init__(self, spark: Any, folder: Path, table: str, mode: str) -> None:
+        self.spark, self.path = spark, folder / "lake" / "default" / table
+        self.lake = weft.DeltaLocalConnection(path=str(folder / "lake"))
+        self.load = Load.declare(target=("default", table), mode=mode, keys=("id",), pipeline="mirrors")
+        self.batches = numbers()
+
+    def apply(self, messages: list[dict[str, Any]]) -> CdcReport:
+        found = opened(pa.Table.from_pylist(messages, schema=MESSAGES), DEBEZIUM)
+        batch = ChangeBatch(DEBEZIUM, found, newest(found), [], found.skipped)
+        load = replace(self.load, moment=NOW, checkpoint_id="one", batch_id=next(self.batches))
+        rows, load = batch.planned(load, None)
+        frame = self.spark.createDataFrame(pa.Table.from_batches(rows.batches, rows.schema))
+        return batch.report([files.write(frame, self.lake, load)])
+
+    def rows(self) -> list[dict[str, Any]]:
+        return [each.asDict() for each in self.spark.sql(f"SELECT * FROM delta.`{self.path}` ORDER BY id").collect()]
+
+
 @pytest.mark.full
 @pytest.mark.timeout(4 * 3600)
 @pytest.mark.parametrize("options", [{}, {"unsaid": True, "in_order": True}], ids=["whole", "moved"])
 def test_the_mirror_is_what_the_source_has(
     spark: Any, project: Path, count: Callable[..., int], options: dict[str, bool]
 ) -> None:
-    """Without a pipeline: a batch takes a second all the same."""
-    lake, tables = weft.DeltaLocalConnection(path=str(project / "lake")), numbers()
+    tables = numbers()
 
     def check(batches: Batches, source: Source) -> None:
-        table = f"mirror_{next(tables)}"
+        table = _Applied(spark, project, f"mirror_{next(tables)}", "merge")
         first = [change("c", None, whole_row(100, "x", 1.5), 0), change("d", whole_row(100), None, 0, 1)]
-        for number, messages in enumerate([first, *batches, source.log]):
-            found = opened(pa.Table.from_pylist(messages, schema=MESSAGES), DEBEZIUM)
-            batch = ChangeBatch(DEBEZIUM, found, newest(found), [], found.skipped)
-            load = Load.declare(target=("default", table), mode="merge", keys=("id",), pipeline="mirrors")
-            rows, load = batch.planned(replace(load, moment=NOW, checkpoint_id="one", batch_id=number), None)
-            frame = spark.createDataFrame(pa.Table.from_batches(rows.batches, rows.schema))
-            report = batch.report([files.write(frame, lake, load)])
+        for messages in [first, *batches, source.log]:
+            report = table.apply(messages)
             told = (report.creates, report.updates, report.deletes, report.idempotent_skipped)
             assert sum(told) == sum(each["op"] != "t" for each in messages)
         assert told[:3] == (0, 0, 0)
-        stored = spark.sql(f"SELECT * FROM delta.`{project}/lake/default/{table}` ORDER BY id").collect()
-        wanted = sorted(source.stored.values(), key=lambda each: each["id"])
-        assert [each.asDict() for each in stored] == wanted
+        assert table.rows() == sorted(source.stored.values(), key=lambda each: each["id"])
 
     checked(count(200), check, **options)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(4 * 3600)
+@pytest.mark.parametrize("back", [False, True])
+def test_a_history_has_every_version(spark: Any, project: Path, count: Callable[..., int], back: bool) -> None:
+    tables = numbers()
+
+    def check(batches: Batches, source: Source) -> None:
+        table = _Applied(spark, project, f"history_{next(tables)}", "scd2")
+        for messages in [[change("c", None, whole_row(100, "x", 1.5), 0)], *batches, source.log]:
+            report = table.apply(messages)
+        # All of it again: no version is there twice.
+        assert (report.creates, report.updates, report.deletes) == (0, 0, 0)
+        check_versions(table.rows(), source, back=back)
+
+    checked(count(200), check, back=back)
+
+
+@pytest.mark.parametrize("has_positions", [True, pytest.param(False, marks=pytest.mark.full)])
+def test_a_history_by_one_commit_a_batch(spark: Any, project: Path, has_positions: bool) -> None:
+    """Late, repeated, deleted, truncated, and several changes of one millisecond."""
+    table = _Applied(spark, project, "history", "scd2")
+
+    def said(*step: Any, lsn: int, ts: int) -> dict[str, Any]:
+        return change(*step, lsn=lsn if has_positions else None, ts=ts)
+
+    one = said("c", None, whole_row(1, "a"), lsn=1, ts=1)
+    of_one_time = [said("d", whole_row(1), None, lsn=4, ts=5), said("c", None, whole_row(1, "c"), lsn=5, ts=5)]
+    last = [said("c", None, whole_row(2, "x"), lsn=6, ts=6), said("t", lsn=7, ts=8)]
+    late = said("u", None, whole_row(1, "b"), lsn=2, ts=3)
+    for each in ([one], of_one_time, last, [late, one], [*of_one_time, *last]):
+        report = table.apply(each)
+    assert (report.creates, report.updates, report.deletes, report.idempotent_skipped) == (0, 0, 0, 3)
+    found = [(each["name"], milliseconds(each["valid_from"]), milliseconds(each["valid_to"])) for each in table.rows()]
+    assert sorted(found) == [("a", 1, 3), ("b", 3, 5), ("c", 5, 8), ("x", 6, 8)]
+    assert not any(each["is_current"] for each in table.rows())

@@ -599,24 +599,29 @@ def test_a_history_has_every_version(tables: SqlTables, count: Callable[..., int
         # All of it again: no version is there twice.
         _, report = apply(tables, source.log, table=table, mode="scd2")
         assert (report.creates, report.updates, report.deletes) == (0, 0, 0)
-        found = [each for each in mirror(tables, table) if each["id"] != 100]
-        assert all(each["is_current"] == (each["valid_to"] is None) for each in found)
-        versions = sorted(
-            (
-                int(each["_weft_position"]),
-                *(each[name] for name in ("id", "name", "amount")),
-                milliseconds(each["valid_from"]),
-                milliseconds(each["valid_to"]),
-            )
-            for each in found
-        )
-        wanted = sorted(source.versions)
-        if back:
-            # When a version ended is not known then, but that it did.
-            versions, wanted = ([(*each[:5], each[5] is None) for each in all_] for all_ in (versions, wanted))
-        assert versions == wanted
+        check_versions(mirror(tables, table), source, back=back)
 
     checked(count(2000, 15 if tables.dialect == "sqlite" else 3), check, back=back)
+
+
+def check_versions(rows: list[dict[str, Any]], source: Source, *, back: bool) -> None:
+    """Check that a history has the versions of its source. `back`: whether the clock of that went back."""
+    found = [each for each in rows if each["id"] != 100]
+    assert all(each["is_current"] == (each["valid_to"] is None) for each in found)
+    versions = sorted(
+        (
+            int(each["_weft_position"]),
+            *(each[name] for name in ("id", "name", "amount")),
+            milliseconds(each["valid_from"]),
+            milliseconds(each["valid_to"]),
+        )
+        for each in found
+    )
+    wanted = sorted(source.versions)
+    if back:
+        # When a version ended is not known then, but that it did.
+        versions, wanted = ([(*each[:5], each[5] is None) for each in all_] for all_ in (versions, wanted))
+    assert versions == wanted
 
 
 def milliseconds(moment: datetime | None) -> int | None:

@@ -24,7 +24,7 @@ INSERT, VERSION, UPDATE, CLOSE, DELETE = "insert", "version", "update", "close",
 _HIT, _SRC, _COVER, _BEFORE, _BEFORE_TS, _NEW, _SINCE = (
     f"_weft_{name}" for name in ("hit", "src", "cover", "before", "before_ts", "new", "since")
 )
-_NEVER = datetime(9999, 12, 31, 23, 59, 59, 999_999, UTC)
+NEVER = datetime(9999, 12, 31, 23, 59, 59, 999_999, UTC)
 
 
 def key_name(number: int) -> str:
@@ -53,11 +53,13 @@ def _text(value: Column, kind: DataType) -> Column:
     return value.cast("string")
 
 
-def _keys(load: Load) -> list[Column]:
+def keys_as(load: Load) -> list[Column]:
+    """Return the keys of a table under the names that they have in a change."""
     return [column(key).alias(key_name(number)) for number, key in enumerate(load.keys)]
 
 
-def _same_key(left: str, right: str, load: Load) -> Column:
+def same_key(left: str, right: str, load: Load) -> Column:
+    """Return whether two changes are of one key."""
     pairs = (
         F.col(f"{left}.{key_name(number)}").eqNullSafe(F.col(f"{right}.{key_name(number)}"))
         for number in range(len(load.keys))
@@ -65,7 +67,8 @@ def _same_key(left: str, right: str, load: Load) -> Column:
     return reduce(lambda one, other: one & other, pairs)
 
 
-def _listed(load: Load) -> list[str]:
+def key_names(load: Load) -> list[str]:
+    """Return the names that keys have in a change."""
     return [key_name(number) for number in range(len(load.keys))]
 
 
@@ -87,12 +90,12 @@ def merge_changes(source: DataFrame, table: DataFrame, load: Load) -> DataFrame:
     names = source.columns
     compared = load.compared(names)
     incoming = source.select(
-        *_keys(load), row_hash(source, compared).alias(HASH), F.struct(*map(column, names)).alias(ROW)
+        *keys_as(load), row_hash(source, compared).alias(HASH), F.struct(*map(column, names)).alias(ROW)
     ).alias("s")
-    stored = table.select(*_keys(load), row_hash(table, compared).alias(_BEFORE), F.lit(True).alias(_HIT)).alias("t")
-    joined = incoming.join(stored, _same_key("s", "t", load), "left")
+    stored = table.select(*keys_as(load), row_hash(table, compared).alias(_BEFORE), F.lit(True).alias(_HIT)).alias("t")
+    joined = incoming.join(stored, same_key("s", "t", load), "left")
     changed = joined.where(F.col(_HIT).isNull() | (F.col(_BEFORE) != F.col(HASH))).select(
-        *(F.col(f"s.{name}").alias(name) for name in _listed(load)),
+        *(F.col(f"s.{name}").alias(name) for name in key_names(load)),
         F.when(F.col(_HIT).isNull(), F.lit(INSERT)).otherwise(F.lit(UPDATE)).alias(OP),
         F.col(ROW),
     )
@@ -100,13 +103,13 @@ def merge_changes(source: DataFrame, table: DataFrame, load: Load) -> DataFrame:
         columns = list(load.removed[0])
         rows = [tuple(each[name] for name in columns) for each in load.removed]
         named = source.sparkSession.createDataFrame(rows, columns).distinct()
-        missing = table.join(named, columns, "left_semi").select(*_keys(load))
+        missing = table.join(named, columns, "left_semi").select(*keys_as(load))
     elif load.handle_deletes is not None:
-        missing = stored.join(incoming, _same_key("s", "t", load), "left_anti")
+        missing = stored.join(incoming, same_key("s", "t", load), "left_anti")
     else:
         return changed
     gone = missing.select(
-        *_listed(load), F.lit(DELETE).alias(OP), F.lit(None).cast(changed.schema[ROW].dataType).alias(ROW)
+        *key_names(load), F.lit(DELETE).alias(OP), F.lit(None).cast(changed.schema[ROW].dataType).alias(ROW)
     )
     return changed.unionByName(gone)
 
@@ -119,13 +122,13 @@ def scd2_changes(source: DataFrame, table: DataFrame, load: Load) -> DataFrame:
     if load.event_timestamp_column is not None:
         began = column(load.event_timestamp_column).cast("timestamp")
     incoming = source.select(
-        *_keys(load),
+        *keys_as(load),
         began.alias(TS),
         row_hash(source, compared).alias(HASH),
         F.struct(*map(column, names)).alias(ROW),
     )
     stored = table.select(
-        *_keys(load),
+        *keys_as(load),
         F.col(VALID_FROM).alias(_SINCE),
         F.col(VALID_TO).alias(UNTIL),
         F.col(IS_CURRENT),
@@ -149,7 +152,7 @@ def scd2_changes(source: DataFrame, table: DataFrame, load: Load) -> DataFrame:
 
 def _change(op: Column, ts: Column, until: Column, to: Column, load: Load) -> list[Column]:
     return [
-        *(F.col(name) for name in _listed(load)),
+        *(F.col(name) for name in key_names(load)),
         op.alias(OP),
         ts.alias(TS),
         until.cast("timestamp").alias(UNTIL),
@@ -162,12 +165,12 @@ def _change(op: Column, ts: Column, until: Column, to: Column, load: Load) -> li
 def _by_load(incoming: DataFrame, current: DataFrame, load: Load) -> DataFrame:
     """Return changes that begin a version with this load, where a row is new or differs from the current one."""
     stored = current.withColumn(_HIT, F.lit(True)).alias("t")
-    joined = incoming.alias("s").join(stored, _same_key("s", "t", load), "left")
+    joined = incoming.alias("s").join(stored, same_key("s", "t", load), "left")
     changed = joined.where(F.col(_HIT).isNull() | (F.col(_BEFORE) != F.col(HASH)))
     # If the clock went back, still later than what is stored.
     since = F.greatest(F.col(TS), F.col(_SINCE) + F.expr("INTERVAL 1 MICROSECOND"))
     changed = changed.select(
-        *(F.col(f"s.{name}").alias(name) for name in _listed(load)), HASH, ROW, _HIT, _SINCE, since.alias(TS)
+        *(F.col(f"s.{name}").alias(name) for name in key_names(load)), HASH, ROW, _HIT, _SINCE, since.alias(TS)
     )
     nothing = F.lit(None)
     op = F.when(F.col(_HIT).isNull(), F.lit(INSERT)).otherwise(F.lit(VERSION))
@@ -181,11 +184,11 @@ def _by_event(incoming: DataFrame, stored: DataFrame, current: DataFrame, load: 
     it, and is ended by the one after it, whatever order they come in."""
     from pyspark.sql import Window
 
-    keys = _listed(load)
+    keys = key_names(load)
     # A key whose rows all say what the current version says, and not of an earlier time, is left alone.
     touched = (
         incoming.alias("s")
-        .join(current.withColumn(_HIT, F.lit(True)).alias("t"), _same_key("s", "t", load), "left")
+        .join(current.withColumn(_HIT, F.lit(True)).alias("t"), same_key("s", "t", load), "left")
         .where(F.col(_HIT).isNull() | (F.col(_BEFORE) != F.col(HASH)) | (F.col(TS) < F.col(_SINCE)))
         .select(*(F.col(f"s.{name}").alias(name) for name in keys))
         .distinct()
@@ -194,7 +197,7 @@ def _by_event(incoming: DataFrame, stored: DataFrame, current: DataFrame, load: 
     row_type = incoming.schema[ROW].dataType
     versions = (
         stored.alias("t")
-        .join(touched, _same_key("t", "k", load), "left_semi")
+        .join(touched, same_key("t", "k", load), "left_semi")
         .select(
             *keys,
             F.col(_SINCE).alias(TS),
@@ -205,15 +208,15 @@ def _by_event(incoming: DataFrame, stored: DataFrame, current: DataFrame, load: 
         )
     )
     known = (
-        _same_key("s", "t", load) & (F.col(f"s.{TS}") == F.col(f"t.{TS}")) & (F.col(f"s.{HASH}") == F.col(f"t.{HASH}"))
+        same_key("s", "t", load) & (F.col(f"s.{TS}") == F.col(f"t.{TS}")) & (F.col(f"s.{HASH}") == F.col(f"t.{HASH}"))
     )
     events = (
         incoming.alias("s")
-        .join(touched, _same_key("s", "k", load), "left_semi")
+        .join(touched, same_key("s", "k", load), "left_semi")
         .join(versions.select(*keys, TS, HASH).alias("t"), known, "left_anti")
         .select(*keys, TS, F.lit(None).cast("timestamp").alias(UNTIL), F.lit(1).alias(_SRC), HASH, ROW)
     )
-    never = F.lit(_NEVER)
+    never = F.lit(NEVER)
     order = Window.partitionBy(*keys).orderBy(TS, _SRC, F.coalesce(UNTIL, never))
     so_far = order.rowsBetween(Window.unboundedPreceding, Window.currentRow)
     # Where the version that began last before this row ends: stored versions never overlap.
@@ -247,12 +250,12 @@ def _closing(incoming: DataFrame, current: DataFrame, changes: DataFrame, load: 
 
     stored = current.alias("t")
     if load.handle_deletes == "soft":
-        gone = stored.join(incoming.alias("s"), _same_key("s", "t", load), "left_anti")
+        gone = stored.join(incoming.alias("s"), same_key("s", "t", load), "left_anti")
         close(gone, F.greatest(F.lit(load.moment), F.col(_SINCE)))
-        stored = stored.join(incoming.alias("s"), _same_key("s", "t", load), "left_semi").alias("t")
+        stored = stored.join(incoming.alias("s"), same_key("s", "t", load), "left_semi").alias("t")
     if load.ttl_seconds is not None:
         ended = changes.where((F.col(OP) == CLOSE) & F.col(UNTIL).isNull()).alias("s")
-        old = stored.join(ended, _same_key("s", "t", load), "left_anti").where(F.col(_SINCE) < F.lit(_oldest(load)))
+        old = stored.join(ended, same_key("s", "t", load), "left_anti").where(F.col(_SINCE) < F.lit(_oldest(load)))
         close(old, F.col(_SINCE) + F.expr(_interval(load.ttl_seconds)))
     return reduce(lambda one, other: one.unionByName(other), ended_versions) if ended_versions else None
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -55,20 +55,50 @@ class Gated:
     """Keys that were changed after the truncate, in batches before."""
 
 
+class Notes:
+    """The files in which a pipeline notes what it changed in a table lately: one a batch."""
+
+    def __init__(self, folder: Folder, table: str, load: Load) -> None:
+        self._folder, self._batch = folder, load.batch_id
+        self._path = f"{table}/{_FOLDER}/{writer(load).partition(':')[2]}"
+
+    def before(self) -> tuple[pa.Table | None, Any]:
+        """Return what the batch before noted: a table, and the truncates."""
+        numbers = self._numbers()
+        if not numbers:
+            return None, None
+        table = pa.ipc.open_stream(self._folder.read(self._file(numbers[-1]))).read_all()
+        return table, json.loads((table.schema.metadata or {}).get(_TRUNCATED, b"null"))
+
+    def write(self, entries: pa.Table, truncated: Any) -> None:
+        """Note what is known after this batch, and remove what no batch can ask for."""
+        entries = entries.replace_schema_metadata({_TRUNCATED: json.dumps(truncated)})
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, entries.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as stream:
+            stream.write_table(entries)
+        self._folder.write(self._file(self._batch), sink.getvalue().to_pybytes())
+        self._folder.remove(map(self._file, self._numbers()[:-1]))
+
+    def _numbers(self) -> list[int]:
+        names = (name.removesuffix(".arrow") for name in self._folder.files_in(self._path))
+        return sorted(int(name) for name in names if name.isdigit() and int(name) < self._batch)
+
+    def _file(self, number: int) -> str:
+        return f"{self._path}/{number:020}.arrow"
+
+
 class Gate:
     """The last changes of a table by one pipeline."""
 
-    def __init__(self, folder: Folder, table: str, load: Load) -> None:
-        self._folder, self._load = folder, load
-        self._path = f"{table}/{_FOLDER}/{writer(load).partition(':')[2]}"
+    def __init__(self, notes: Notes, load: Load) -> None:
+        self._notes, self._load = notes, load
 
     def pass_through(self, changes: pa.Table) -> Gated:
         """Let the newer changes of a batch through and note them. `changes`: the key columns, and those of the gate."""
         load = self._load
         assert load.changes is not None
-        names = (name.removesuffix(".arrow") for name in self._folder.files_in(self._path))
-        before = sorted(int(name) for name in names if name.isdigit() and int(name) < load.batch_id)
-        entries, last = self._read(before[-1]) if before else (None, None)
+        entries, place_before = self._notes.before()
+        last: Place | None = None if place_before is None else (place_before[0], place_before[1])
         late = pa.nulls(changes.num_rows, pa.bool_()).fill_null(False)
         if entries is not None:
             found = entries.take(pc.index_in(changes[KEY].combine_chunks(), entries[KEY].combine_chunks()))
@@ -83,8 +113,7 @@ class Gate:
         stays = changes.select(load.keys).slice(0, 0)
         if truncated is not None and entries is not None:
             stays = self._after(entries, truncated, new)
-        self._write(_merged(entries, new, load), truncated or last)
-        self._folder.remove(f"{self._path}/{self._name(number)}" for number in before[:-1])
+        self._notes.write(_merged(entries, new, load), truncated or last)
         dropped = changes.filter(late)
         known = changes.slice(0, 0) if entries is None else entries
         return Gated(
@@ -105,34 +134,17 @@ class Gate:
         kept = entries.filter(pc.and_(pa.array(after, pa.bool_()), pc.and_(is_there, pc.invert(in_batch))))
         return kept.select(self._load.keys)
 
-    def _name(self, number: int) -> str:
-        return f"{number:020}.arrow"
-
-    def _read(self, number: int) -> tuple[pa.Table, Place | None]:
-        data = self._folder.read(f"{self._path}/{self._name(number)}")
-        table = pa.ipc.open_stream(data).read_all()
-        truncated = json.loads((table.schema.metadata or {}).get(_TRUNCATED, b"null"))
-        return table, None if truncated is None else (truncated[0], truncated[1])
-
-    def _write(self, entries: pa.Table, truncated: Place | None) -> None:
-        entries = entries.replace_schema_metadata({_TRUNCATED: json.dumps(truncated)})
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, entries.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as stream:
-            stream.write_table(entries)
-        self._folder.write(f"{self._path}/{self._name(self._load.batch_id)}", sink.getvalue().to_pybytes())
-
 
 def _merged(entries: pa.Table | None, new: pa.Table, load: Load) -> pa.Table:
     """Return what the gate knows after a batch, without what is too old to be asked for."""
     assert load.changes is not None
     now = int(load.moment.timestamp() * 1000)
-    oldest = (now if load.changes.newest_ms is None else load.changes.newest_ms) - load.changes.tolerance_ms
     new = new.filter(pc.or_(pc.is_valid(new[POSITION]), pc.is_valid(new[TS])))
     new = new.set_column(new.schema.get_field_index(TS), TS, pc.fill_null(new[TS], now))
     if entries is not None:
         entries = entries.filter(pc.invert(pc.is_in(entries[KEY], value_set=new[KEY].combine_chunks())))
         new = pa.concat_tables([entries, new], promote_options="permissive")
-    return new.filter(pc.greater_equal(new[TS], oldest))
+    return new.filter(pc.greater_equal(new[TS], load.changes.oldest_ms(load.moment)))
 
 
 def with_origins(frame: DataFrame, stored: DataFrame, load: Load) -> DataFrame:

@@ -17,8 +17,8 @@ from weft.spark_support import sessions
 from weft.spark_support.folder import LocalFolder, folder_for
 from weft.spark_support.lazy import F
 from weft.systems.base import Connection
-from weft.systems.changes import KEY, OP, POSITION, TS
-from weft.systems.delta import changes, copy, mirror
+from weft.systems.changes import KEY, OP, ORDER, POSITION, TS
+from weft.systems.delta import changes, copy, history, mirror
 from weft.systems.delta.table import DeltaTable, needs_mapping, properties, read, retried, writer
 from weft.systems.frame_checks import cast_to_table, checked_keys, column, extended_schema, refuse_empty, without_void
 from weft.systems.lease import table_lock
@@ -48,11 +48,6 @@ class DeltaTarget(SparkTarget):
             raise LoadRefusedError(
                 f"on_bad_rows='quarantine' is not supported for Delta tables ({load.name}).",
                 hint="Delta takes every row whose types fit; filter in the source.",
-            )
-        if load.changes is not None and load.changes.is_history:
-            raise LoadRefusedError(
-                f"The versions of rows cannot be kept by changes in a Delta table yet ({load.name}).",
-                hint="Mirror the table, or keep its history in a SQL database: mode='scd2'.",
             )
         return _Write(frame, self.connection, load, spark, reject).run()
 
@@ -142,7 +137,11 @@ class _Write:
                 sessions.reached("altered")
         sessions.reached("begun")
         if load.changes is not None:
-            return self._mirrored(columns)
+            with self._alone():
+                if columns is None:
+                    self.table.create(self.rows.schema, load)
+                sessions.reached("created")
+                return self._kept() if load.changes.is_history else self._mirrored()
         if load.mode == "append" and not load.keys:
             return self._written(columns, self.frame, None)
         # Looked at more than once, and it must be the same each time.
@@ -154,8 +153,11 @@ class _Write:
 
     @property
     def rows(self) -> DataFrame:
-        """The rows as the table has them: of changes without what is said about them."""
-        return self.frame if self.load.changes is None else self.frame.drop(*self.load.changes.own)
+        """The rows as the table has them: of changes without what is said about them, but a history has positions."""
+        changes = self.load.changes
+        if changes is None:
+            return self.frame
+        return self.frame.drop(*(name for name in changes.own if not changes.is_history or name != POSITION))
 
     def _mark(self) -> None:
         """Let the next commits of the session count once for the load, and be found by its label."""
@@ -267,31 +269,67 @@ class _Write:
 
     # ---------------------------------------------------------------------------------------------------------- changes
 
-    def _mirrored(self, columns: StructType | None) -> Counts:
-        load, table, frame = self.load, self.table, self.frame
-        with self._alone():
-            if columns is None:
-                table.create(self.rows.schema, load)
-            known = frame.select(*map(column, load.keys), OP, KEY, POSITION, TS).toArrow()
-            sessions.reached("created")
-            gated = mirror.Gate(folder_for(self.spark, table.path), table.path, load).pass_through(known)
-            sessions.reached("checked")
-            if len(gated.late):
-                late = self.spark.createDataFrame(pa.table({KEY: gated.late}))
-                frame = frame.join(F.broadcast(late), KEY, "left_anti")
-            if len(gated.stays):
-                stays = self.spark.createDataFrame(gated.stays).withColumn(OP, F.lit(mirror.STAYS).cast("bigint"))
-                frame = frame.unionByName(stays, allowMissingColumns=True)
-            if load.changes is not None and load.changes.origins:
-                frame = mirror.with_origins(frame, table.read(), load)
-            statement = mirror.merge_statement(table.name, _VIEW, frame, load, truncates=gated.truncates)
+    @property
+    def _notes(self) -> mirror.Notes:
+        return mirror.Notes(folder_for(self.spark, self.table.path), self.table.path, self.load)
 
-            def commit() -> list[Any]:
-                frame.createOrReplaceTempView(_VIEW)
-                return list(self.spark.sql(statement).collect())
+    def _kept(self) -> Counts:
+        """Put changes into a history."""
+        from pyspark.sql import Observation
+
+        load, table, frame = self.load, self.table, self.frame.persist()
+        try:
+            rows = frame.count()
+            ends = history.Ends.noted(self._notes, frame, load)
+            sessions.reached("checked")
+            statement = history.statement(table.name, _VIEW, history.table_names(frame, load), load)
+
+            def commit() -> tuple[list[Any], Observation, tuple[int, ...]]:
+                observed, stored = Observation(), table.read()
+                new = history.new_changes(frame, stored, ends, load)
+                late = history.late(new.select(column(ORDER)).toArrow(), load)
+                moved = history.moved(new, frame, stored, ends, load)
+                moved.observe(observed, *history.counts()).createOrReplaceTempView(_VIEW)
+                return self.spark.sql(statement).collect(), observed, late
 
             self._mark()
-            done = retried(commit, load)
+            done, observed, late = retried(commit, load)
+        finally:
+            frame.unpersist()
+        sessions.reached("committed")
+        if not done:
+            return Counts(replayed=True)
+        counted = observed.get
+        return Counts(
+            rows_read=rows,
+            inserted=counted[history.INSERTED],
+            updated=counted[history.UPDATED],
+            deleted=counted[history.ENDED],
+            late=late,
+            bytes=(table.metrics(self.label) or {}).get("numTargetBytesAdded", 0),
+        )
+
+    def _mirrored(self) -> Counts:
+        load, table, frame = self.load, self.table, self.frame
+        known = frame.select(*map(column, load.keys), OP, KEY, POSITION, TS).toArrow()
+        gated = mirror.Gate(self._notes, load).pass_through(known)
+        sessions.reached("checked")
+        if len(gated.late):
+            late = self.spark.createDataFrame(pa.table({KEY: gated.late}))
+            frame = frame.join(F.broadcast(late), KEY, "left_anti")
+        if len(gated.stays):
+            stays = self.spark.createDataFrame(gated.stays).withColumn(OP, F.lit(mirror.STAYS).cast("bigint"))
+            frame = frame.unionByName(stays, allowMissingColumns=True)
+        if load.changes is not None and load.changes.origins:
+            frame = mirror.with_origins(frame, table.read(), load)
+        statement = mirror.merge_statement(table.name, _VIEW, frame, load, truncates=gated.truncates)
+
+        def commit() -> list[Any]:
+            frame.createOrReplaceTempView(_VIEW)
+            return list(self.spark.sql(statement).collect())
+
+        self._mark()
+        done = retried(commit, load)
         sessions.reached("committed")
         if not done:
             return Counts(replayed=True)

@@ -193,8 +193,7 @@ class Gated(ComparedMove):
     @property
     def _oldest(self) -> int:
         """Changes before this time are forgotten."""
-        newest = self.changes.newest_ms
-        return (self._now_ms if newest is None else newest) - self.changes.tolerance_ms
+        return self.changes.oldest_ms(self.load.moment)
 
     def _drop(self, condition: str) -> None:
         """Drop staged rows."""
