@@ -15,7 +15,8 @@ import pytest
 
 import weft
 from engine.streaming.conftest import declare, forget_last_commit, run_once
-from systems.tables.test_changes import DEBEZIUM, MESSAGES, NOW, Batches, Source, change, checked
+from systems.tables.test_change_histories import Batches, Source, checked
+from systems.tables.test_changes import DEBEZIUM, MESSAGES, NOW, change
 from systems.tables.test_changes import row as whole_row
 from weft import CDC
 from weft.engine import files
