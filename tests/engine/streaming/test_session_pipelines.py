@@ -45,6 +45,8 @@ def test_a_late_row_makes_one_session_of_two(place: str, project: Path) -> None:
         (15, 25, "ann", 1),
     ]
     assert run(("ann", 8)) == [(1, 25, "ann", 3), (2, 12, "bob'", 1), (14, 24, "bob'", 1)]
+    if place == "delta":  # a target has the same to do, for ten times as long
+        return
     # Before the first one, so that it begins earlier; and up to a session that goes on.
     assert run(("bob'", 0), ("bob'", 7), ("ann", 25), ("ann", 35)) == [(0, 24, "bob'", 4), (1, 50, "ann", 6)]
 
