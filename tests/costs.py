@@ -40,6 +40,9 @@ class _Costs:
         self._worker = getattr(config, "workerinput", {}).get("workerid")
         self._began = time.monotonic()
         self._folder: Path | None = _CPUACCT / f"weft-tests-{os.getpid()}"
+        for left in _CPUACCT.glob("weft-tests-*"):  # of runs that ended: their servers ended after them
+            with suppress(OSError):  # it is in use
+                left.rmdir()
         try:
             self._folder.mkdir()
             (self._folder / "cgroup.procs").write_text(str(os.getpid()))
@@ -66,9 +69,3 @@ class _Costs:
             }
             with open(self._path, "a") as file:
                 file.write(json.dumps(line) + "\n")
-
-    def pytest_unconfigure(self) -> None:
-        if self._folder is not None:
-            with suppress(OSError):  # a process that outlives this one is still in it
-                (_CPUACCT / "cgroup.procs").write_text(str(os.getpid()))
-                self._folder.rmdir()
