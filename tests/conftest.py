@@ -61,7 +61,7 @@ from kinesis_streams import Kinesis
 if TYPE_CHECKING:
     from weft.project import Project
 
-pytest_plugins = ["selection", "reruns"]
+pytest_plugins = ["selection", "reruns", "costs"]
 
 # A shell without job control starts what runs in its background deaf to Ctrl-C, and so would be all that tests start.
 for _number, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGQUIT, signal.SIG_DFL)):
@@ -412,10 +412,14 @@ def plain_spark(spark_cache: str, _spark_project: Path) -> Any:
 
 
 @pytest.fixture
-def spark(plain_spark: Any, spark_cache: str) -> Any:
-    """The run's one Spark session, with Delta and S3."""
+def spark(request: pytest.FixtureRequest, plain_spark: Any, spark_cache: str) -> Any:
+    """The run's one Spark session, with Delta and S3. In a test of Kafka the plain one: Delta's rules would then be in
+    each plan of all tests of its process."""
+    import selection  # not before pytest has it as a plugin
     from weft.engine import connectors
 
+    if selection.group(request.node) == selection.STREAMING_GROUP:
+        return plain_spark
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("WEFT_CACHE", spark_cache)
         connectors.add(plain_spark, "delta")

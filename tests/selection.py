@@ -50,7 +50,7 @@ STREAMING = (
     "tests/systems/contracts/",
     "tests/systems/kafka/",
 )
-_STREAMING_GROUP = "spark, streaming"
+STREAMING_GROUP = "spark, streaming"
 _COLLECTING_SECONDS = 120.0
 _HAD_SPARK, _HAD_KAFKA = pytest.StashKey[bool](), pytest.StashKey[bool]()
 
@@ -109,14 +109,14 @@ def _is_of_spark(item: pytest.Item) -> bool:
     return any(item.get_closest_marker(name) is not None for name in FIXTURES.values())
 
 
-def _group(item: pytest.Item) -> str:
+def group(item: pytest.Item) -> str:
     """The tests that one process runs: a group of Spark's tests, or a file."""
     if not _is_of_spark(item):
         return item.nodeid.partition("::")[0]
     is_marked = any(item.get_closest_marker(name) is not None for name in ("delta", "queues"))
     is_elsewhere = is_marked or "spark" in getattr(item, "fixturenames", ())
     is_streaming = item.nodeid.startswith(STREAMING) and not is_elsewhere
-    return _STREAMING_GROUP if is_streaming or item.get_closest_marker("kafka") is not None else "spark"
+    return STREAMING_GROUP if is_streaming or item.get_closest_marker("kafka") is not None else "spark"
 
 
 def _turn(item: pytest.Item) -> int:
@@ -160,7 +160,7 @@ def pytest_configure_node(node: Any) -> None:
 def pytest_collection_finish(session: pytest.Session) -> None:
     workerinput = getattr(session.config, "workerinput", None)
     if workerinput is not None and workerinput["workerid"] == "gw0":
-        groups = {item.nodeid: _group(item) for item in session.items}
+        groups = {item.nodeid: group(item) for item in session.items}
         Path(workerinput["groups"]).write_text(json.dumps(groups))
 
 
@@ -211,11 +211,15 @@ def _yield_to_spark() -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, None, None]:
     """Fail a test that starts Spark without the mark: it would be a second session, in another process. The same of the
-    broker, where the test is in another process than those of Kafka."""
+    broker, where the test is in another process than those of Kafka, and of Delta, where it is in that one."""
     is_new = _has_spark() and not item.stash[_HAD_SPARK]  # before the last test of a run stops it
+    is_one_of_many, is_of_kafka = hasattr(item.config, "workerinput"), group(item) == STREAMING_GROUP
+    has_delta = is_one_of_many and is_of_kafka and _has_delta()
     yield
-    is_second = hasattr(item.config, "workerinput") and _group(item) != _STREAMING_GROUP
-    if is_second and _has_kafka() and not item.stash[_HAD_KAFKA]:
+    if has_delta:
+        sys.modules["weft.engine.session"].stop()
+        pytest.fail("It uses Delta beside tests of Kafka: mark it with pytest.mark.delta.", pytrace=False)
+    if is_one_of_many and not is_of_kafka and _has_kafka() and not item.stash[_HAD_KAFKA]:
         pytest.fail("It starts Kafka or the registry: mark it with pytest.mark.kafka.", pytrace=False)
     if is_new and item.get_closest_marker("spark") is None:
         sys.modules["weft.engine.session"].stop()
@@ -225,6 +229,15 @@ def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, None, None]:
 def _has_spark() -> bool:
     engine = sys.modules.get("weft.engine.session")
     return engine is not None and engine.running() is not None
+
+
+def _has_delta() -> bool:
+    """Whether Delta's rules are in the plans of the session."""
+    connectors = sys.modules.get("weft.engine.connectors")
+    if connectors is None or not _has_spark():
+        return False
+    context = sys.modules["weft.engine.session"].running().sparkContext
+    return context._jsc.hadoopConfiguration().get(connectors._NOTE) is not None
 
 
 def _has_kafka() -> bool:

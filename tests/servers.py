@@ -64,6 +64,7 @@ class Server:
         self.port = free_port()
         self.process: subprocess.Popen[bytes] | None = None
         self.numbers = itertools.count(1)
+        self._admin: Any = None
         self.folder.mkdir()
         if os.geteuid() == 0:
             os.chown(self.folder, pwd.getpwnam(self.user).pw_uid, pwd.getpwnam(self.user).pw_gid)
@@ -111,6 +112,18 @@ class Server:
         self.start()  # nothing, unless the test left it dead
         self.drop_database(name)
 
+    def admin(self) -> Any:
+        """A connection that stays open until the server ends: two of each test would take longer than what they do."""
+        if self._admin is None:
+            self._admin = self.connect()
+        return self._admin
+
+    def _end_admin(self) -> None:
+        ended, self._admin = self._admin, None
+        if ended is not None:
+            with contextlib.suppress(Exception):  # the server is gone already
+                ended.close()
+
     @classmethod
     def find(cls, program: str) -> str:
         path = os.pathsep.join([*cls.search_path(), os.environ.get("PATH", os.defpath), "/usr/sbin"])
@@ -136,6 +149,7 @@ class Server:
         """Start the server and wait until it answers, after a crash also for its recovery."""
         if self.is_running:
             return
+        self._end_admin()
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 self.command(),
@@ -161,6 +175,7 @@ class Server:
 
     def stop(self) -> None:
         """Shut down in order; connections are cut."""
+        self._end_admin()
         if self.process is not None:
             if self.process.poll() is None:
                 self.process.send_signal(self.stop_signal)
@@ -170,6 +185,7 @@ class Server:
 
     def kill(self) -> None:
         """End every process of the server with SIGKILL, as a crash would, and wait until all of them are gone."""
+        self._end_admin()
         if self.process is not None:
             self.process.kill()
             self.process.wait()
@@ -259,17 +275,15 @@ class PostgresServer(Server):
     # CREATE DATABASE copies 7 MB, which takes ten times as long as to empty one and give it a new name.
 
     def create_database(self, name: str) -> str:
-        with contextlib.closing(self.connect()) as connection:
-            if self.spare:
-                connection.execute(f'ALTER DATABASE "{self.spare.pop()}" RENAME TO "{name}"')
-            else:
-                connection.execute(f'CREATE DATABASE "{name}" TEMPLATE template0')
+        if self.spare:
+            self.admin().execute(f'ALTER DATABASE "{self.spare.pop()}" RENAME TO "{name}"')
+        else:
+            self.admin().execute(f'CREATE DATABASE "{name}" TEMPLATE template0')
         return self.url(name)
 
     def drop_database(self, name: str) -> None:
-        with contextlib.closing(self.connect()) as connection:
-            spare = f"spare_{next(self.numbers)}"
-            wait_until(lambda: self._rename(connection, name, spare), f"the connections to {name} to end")
+        spare = f"spare_{next(self.numbers)}"
+        wait_until(lambda: self._rename(self.admin(), name, spare), f"the connections to {name} to end")
         with contextlib.closing(self.connect(spare)) as connection:
             of_users = "nspname !~ '^pg_' AND nspname <> 'information_schema'"
             found = connection.execute(f"SELECT quote_ident(nspname) FROM pg_namespace WHERE {of_users}").fetchall()
@@ -338,12 +352,12 @@ class MariaDBServer(Server):
         return f"mysql://root@127.0.0.1:{self.port}/{database or 'mysql'}"
 
     def create_database(self, name: str) -> str:
-        with contextlib.closing(self.connect()) as connection:
-            connection.cursor().execute(f"CREATE DATABASE `{name}`")
+        with self.admin().cursor() as cursor:
+            cursor.execute(f"CREATE DATABASE `{name}`")
         return self.url(name)
 
     def drop_database(self, name: str) -> None:
-        with contextlib.closing(self.connect()) as connection, connection.cursor() as cursor:
+        with self.admin().cursor() as cursor:
             # A connection that a test left open in a transaction would make the DROP wait for it.
             cursor.execute("SELECT id FROM information_schema.processlist WHERE db = %s", (name,))
             for (number,) in cursor.fetchall():

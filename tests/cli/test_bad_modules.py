@@ -110,6 +110,11 @@ CASES = [(command, bad) for command in COMMANDS for bad in BAD]
 CASES.remove((("doctor",), "no pipeline"))
 
 
+# All commands load modules by the same code.
+@pytest.mark.brief(
+    *(f"run orders-{bad}" for bad in BAD),
+    *(f"{' '.join(command)}-{bad}" for command in COMMANDS for bad in ("a syntax error", "a ring")),
+)
 @pytest.mark.parametrize(("command", "bad"), CASES, ids=[f"{' '.join(command)}-{bad}" for command, bad in CASES])
 def test_file_and_line(
     project: Path, fresh: None, call: Callable[..., Result], command: tuple[str, ...], bad: str

@@ -296,30 +296,28 @@ def test_delta(call: Any, state: Any, table: weft.Source) -> None:
     assert rows() == [0, 1, 2, 2, 3, 3, 4, 4]
 
 
-def test_several_kinds(call: Any, state: Any, kafka: Any, topic: str, folder: weft.Source, table: weft.Source) -> None:
-    """One is moved, the others go on where they are, whatever they are."""
+def test_several_kinds(call: Any, state: Any, kafka: Any, topic: str, folder: weft.Source) -> None:
+    """One is moved, the others go on where they are, whatever they are. Without Delta, which is not beside Kafka."""
 
     @weft.stream(fields={"n": "int64"})
     def numbers_too() -> None:
         pass
 
     weft.publish_sync(numbers_too, [{"n": 31}, {"n": 32}])
-    declare(weft.Source(connection="broker", query=topic), folder, table, weft.Source(query=numbers_too))
+    declare(weft.Source(connection="broker", query=topic), folder, weft.Source(query=numbers_too))
     kafka.produce(topic, map(message, (1, 2)))
     write("a.json", 11, time.time())
-    commit(21)
     call("consume", "copies", "--once")
     kafka.produce(topic, [message(3)])
     write("b.json", 12, time.time())
-    commit(22)
     weft.publish_sync(numbers_too, {"n": 33})
-    assert state("show", "copies")["lag"] == {topic: 1, "/": 1, "numbers": 1, "numbers_too": 1}
+    assert state("show", "copies")["lag"] == {topic: 1, "/": 1, "numbers_too": 1}
     assert "Whose offset?" in call("checkpoints", "rewind", "copies", "--to-offset", 1, code=2).stderr
     call("checkpoints", "rewind", "copies", "--to-offset", 1, "--source", topic)
-    assert state("show", "copies")["lag"] == {topic: 2, "/": 1, "numbers": 1, "numbers_too": 1}
+    assert state("show", "copies")["lag"] == {topic: 2, "/": 1, "numbers_too": 1}
     call("consume", "copies", "--once")
-    assert rows() == [1, 2, 2, 3, 11, 12, 21, 22, 31, 32, 33]
+    assert rows() == [1, 2, 2, 3, 11, 12, 31, 32, 33]
     call("checkpoints", "rewind", "copies", "--to-offset", 32, "--source", "numbers_too", code=1)
     call("checkpoints", "rewind", "copies", "--to-offset", 3, "--source", "numbers_too")
     call("consume", "copies", "--once")
-    assert rows() == [1, 2, 2, 3, 11, 12, 21, 22, 31, 32, 33, 33]
+    assert rows() == [1, 2, 2, 3, 11, 12, 31, 32, 33, 33]

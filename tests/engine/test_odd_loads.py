@@ -83,7 +83,7 @@ def _in_utc(moment: datetime) -> datetime:
 
 
 def test_what_was_loaded_is_what_was_given(connection: Any, count: Callable[..., int]) -> None:
-    for seed in range(count(200, brief=8)):
+    for seed in range(count(200, brief=4)):
         rows = [{"n": n, **row} for n, row in enumerate(odd_rows(Odd(seed)))]
         table = f"odd{seed}"
         try:

@@ -98,7 +98,7 @@ def test_a_forked_child_has_a_session_of_its_own(python: Python) -> None:
             os._exit(0)
         while os.waitpid(child, os.WNOHANG) == (0, 0):
             assert frame.count() == 10
-            time.sleep(3)
+            time.sleep(0.5)
         print(weft.spark() is spark, frame.count(), flush=True)
         session.at_stop(lambda: print("closed at the end"))
         """)

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 import servers
+import warm_python
 import weft
 from commands import Commands
 from served import start
@@ -102,7 +103,7 @@ def test_worker_killed_between_any_two_steps(place: Place, commands: Commands, c
     assert ended.code == 0, ended
     place.check()
     steps = len(ended.steps)
-    for _ in range(count(50, 6)):
+    for _ in range(count(50, 3)):
         place.publish(random.randrange(1, 4))
         ended = commands.run(place, "worker", "--once", "--threads", "1", at=random.randrange(steps))
         assert ended.code in (0, -9), ended
@@ -121,7 +122,7 @@ class Worker:
     process: Any = None
 
     def start(self) -> None:
-        self.process = subprocess.Popen(
+        self.process = warm_python.Popen(
             [sys.executable, "-m", "weft", "worker", "--format", "json"],
             cwd=self.place.folder,
             env={**os.environ, **self.place.environment},

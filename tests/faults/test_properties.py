@@ -275,7 +275,7 @@ def settings(examples: int, steps: int) -> hypothesis.settings:
 
 
 def test_sqlite_does_what_the_model_says(count: Callable[..., int]) -> None:
-    run_state_machine_as_test(EmbeddedMachine, settings=settings(count(4000, 100), 30))
+    run_state_machine_as_test(EmbeddedMachine, settings=settings(count(4000, 40), 30))
 
 
 @on_logs
@@ -304,6 +304,6 @@ def test_every_system_does_what_the_model_says(system: Any, count: Callable[...,
             pass
 
     try:
-        run_state_machine_as_test(Machine, settings=settings(count(400, 20), 25))
+        run_state_machine_as_test(Machine, settings=settings(count(400, 10), 25))
     finally:
         close(project)

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+import warm_python
 from servers import wait_until
 from weft.operate.runlog import open_run_log
 
@@ -55,7 +56,7 @@ def start(folder: Path) -> Iterator[Callable[..., Any]]:
 
     def started(*arguments: str) -> subprocess.Popen[bytes]:
         with (folder / "output").open("a") as output:
-            process = subprocess.Popen(
+            process = warm_python.Popen(
                 [sys.executable, "-m", "weft", *arguments], cwd=folder, stdout=output, stderr=output
             )
         made.append(process)

@@ -203,7 +203,7 @@ def test_load_goes_on_after_a_crash(server: servers.Server, count: Callable[[int
         for thread in load.threads:
             thread.start()
         try:
-            wait_until(lambda: load.went_on(collections.Counter()), "the load to begin")
+            wait_until(lambda: load.went_on(collections.Counter()), "the load to begin", 120)
             for _ in range(kills):
                 time.sleep(choose.uniform(0, 0.3))
                 server.kill()

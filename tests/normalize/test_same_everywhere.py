@@ -388,7 +388,7 @@ def drawn(name: str) -> list[Any]:
     """Some values for a case, nulls among them: the same for all dialects, because to draw them takes longest."""
     values: list[Any] = []
 
-    @settings(suppress_health_check=list(HealthCheck), max_examples=4, database=None, phases=[Phase.generate])
+    @settings(suppress_health_check=list(HealthCheck), max_examples=2, database=None, phases=[Phase.generate])
     @given(some=st.lists(st.none() | CASES[name].values, min_size=30, max_size=60))
     def draw(some: list[Any]) -> None:
         values.extend(some)

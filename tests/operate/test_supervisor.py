@@ -35,8 +35,6 @@ from weft.operate.supervisor import Supervisor, supervise
 from weft.pipelines.streaming.declare import make
 from weft.pipelines.streaming.execution import Lag, Report
 
-pytestmark = pytest.mark.spark
-
 pytest.importorskip("pyspark")
 
 PATIENCE = 120

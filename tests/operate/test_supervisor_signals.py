@@ -20,8 +20,6 @@ from weft.operate.run_options import Running
 from weft.operate.supervisor import Supervisor, supervise
 from weft.pipelines.streaming.declare import make
 
-pytestmark = pytest.mark.spark
-
 pytest.importorskip("pyspark")
 
 
@@ -144,6 +142,7 @@ def test_signals_that_are_ignored_stay_so() -> None:
         signal.signal(signal.SIGINT, before)
 
 
+@pytest.mark.spark
 @pytest.mark.timing
 @pytest.mark.usefixtures("handlers")
 def test_a_signal_ends_a_query_without_new_rows(numbers: Any) -> None:

@@ -36,11 +36,11 @@ from weft.project import current
 from weft.spark_support import outcome
 from weft.systems.base import Connection, system_for
 from weft.systems.load import Counts, Load
-from weft.systems.sql import commit as sql_commit
 from weft.systems.sql.checks import refuse_unknown_columns
 from weft.systems.sql.commit import Batches, Query
 from weft.systems.sql.tables import Slice, SqlTables, subquery
 from weft.systems.sql.target import create_statement
+from weft.systems.sql.trial import attempt, attempt_unmade
 
 
 @dataclass
@@ -194,7 +194,7 @@ def _preview_tables(
     _compare(result, load, schema, tables)
     if trial and result.refused is None:
         # Without its columns there is nothing yet that the rows could be compared with.
-        carry_out = sql_commit.attempt_unmade if result.creates is not None or result.adds else sql_commit.attempt
+        carry_out = attempt_unmade if result.creates is not None or result.adds else attempt
         try:
             if source is None:  # rows that only Spark has: where a run would write them, in a task
                 from weft.engine import tasks

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from collections.abc import Callable
 from contextlib import closing
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -336,7 +337,7 @@ def test_rows_without_a_key_of_a_delta_table(project: Path, way: str) -> None:
 
 
 @pytest.mark.usefixtures("here")
-def test_lines_of_files_that_are_no_rows(project: Path) -> None:
+def test_lines_of_files_that_are_no_rows(project: Path, count: Callable[..., int]) -> None:
     lake = weft.ObjectStoreLocalConnection("lake", name="lake")
     files = {
         "json/a.json": b'{"n": 1}\n[2]\n{"n": 3, "text": "\xff"}\n{"n": 4, "te',
@@ -348,12 +349,15 @@ def test_lines_of_files_that_are_no_rows(project: Path) -> None:
         (project / "lake" / name).parent.mkdir(parents=True, exist_ok=True)
         (project / "lake" / name).write_bytes(data)
     pipeline: dict[str, Any] = {"source": lake, "dead_letter_path": "failed"}
+    is_full = count(2, 1) > 1
     for prefix in ("json", "bad", "csv"):
-        with pytest.raises(WeftError, match=rf"lines of {prefix} cannot be parsed, the first at {prefix}/a\."):
-            run_once(name=f"{prefix} alone", source=lake, source_query=prefix, target_table="none")
+        if is_full or prefix != "bad":
+            with pytest.raises(WeftError, match=rf"lines of {prefix} cannot be parsed, the first at {prefix}/a\."):
+                run_once(name=f"{prefix} alone", source=lake, source_query=prefix, target_table="none")
         run_once(name=prefix, source_query=prefix, target_table=prefix, **pipeline)
-        forget_last_commit(prefix)
-        run_once(name=prefix, source_query=prefix, target_table=prefix, **pipeline)
+        if is_full or prefix == "csv":
+            forget_last_commit(prefix)
+            run_once(name=prefix, source_query=prefix, target_table=prefix, **pipeline)
     assert rows("json", "n, text") == [(1, None), (5, "x")]
     assert len(rows("csv", "n")) == 1097
     found = {(each["pipeline"], each["offset"], each["payload"]) for each in _letters("path", project)}
@@ -398,7 +402,7 @@ CSV_OPTIONS = [
 @pytest.mark.usefixtures("here")
 @pytest.mark.parametrize(("options", "good", "bad"), CSV_OPTIONS)
 def test_rows_of_files_that_are_read_as_texts_first(
-    options: dict[str, Any], good: int, bad: set[str], project: Path
+    options: dict[str, Any], good: int, bad: set[str], project: Path, count: Callable[..., int]
 ) -> None:
     many = "".join(f"{n},x\n" for n in range(10, 1010))
     (project / "lake/raw").mkdir(parents=True)
@@ -408,7 +412,7 @@ def test_rows_of_files_that_are_read_as_texts_first(
     pipeline: dict[str, Any] = {"source": lake, "source_query": "raw", "target_table": "copies"}
     with pytest.raises(WeftError, match=r"lines of raw cannot be parsed, the first at raw/[ab]\.csv"):
         run_once(name="alone", **pipeline)
-    for _ in range(2):
+    for _ in range(count(2, 1)):
         run_once(name="numbers", dead_letter_path="failed", **pipeline)
         assert len(rows("copies")) == 1000 + good
         letters = _letters("path", project)

@@ -26,6 +26,16 @@ from workers import drain
 
 pytestmark = pytest.mark.usefixtures("plain_spark")
 
+# A load into Delta takes ten times as long as one into a table.
+WITH_LAKE = pytest.mark.parametrize("lakes", ["table", pytest.param("lake", marks=pytest.mark.delta)], indirect=True)
+
+
+@pytest.fixture
+def lakes(request: pytest.FixtureRequest, project: Path) -> list[Any]:
+    """A lake with tables of Delta, beside the default connection, or none."""
+    return [weft.DeltaLocalConnection(str(project / "lake"), name="lake")] if request.param == "lake" else []
+
+
 # Each system and each way of the rows once: a batch of one system is loaded by the same code on both ways.
 
 
@@ -79,14 +89,14 @@ def test_rows_with_one_key_in_a_batch(way: str, project: Path) -> None:
     assert sorted(map(tuple, weft.read("last", source=lake).select("id", "name").collect())) == wanted
 
 
-@pytest.mark.brief("postgres-tasks")
-@pytest.mark.usefixtures("spark", "streams")
-def test_the_history_of_each_key(system: System, way: str, project: Path) -> None:
+@pytest.mark.brief("postgres-tasks-table")
+@WITH_LAKE
+@pytest.mark.usefixtures("plain_spark", "streams")
+def test_the_history_of_each_key(system: System, way: str, lakes: list[Any]) -> None:
     events = declare(id="int64", state="string")
-    lake = weft.DeltaLocalConnection(str(project / "lake"), name="lake")
     targets = [
-        weft.Target(table=(None, "states"), event_timestamp_column="_event_ts"),
-        weft.Target(connection=lake, table=(None, "states"), event_timestamp_column="_event_ts"),
+        weft.Target(connection=each, table=(None, "states"), event_timestamp_column="_event_ts")
+        for each in ("default", *lakes)
     ]
     pipeline: dict[str, Any] = {"name": "states", "source": events, "targets": targets, "mode": "scd2", "keys": ["id"]}
     for batch in (["a"], ["a", "b", "c"], [], ["c"]):
@@ -97,8 +107,9 @@ def test_the_history_of_each_key(system: System, way: str, project: Path) -> Non
     assert [(state, bool(is_current)) for state, _, _, is_current in kept] == [("a", False), ("b", False), ("c", True)]
     # Each version ends when the next one begins.
     assert [until for _, _, until, _ in kept] == [*(began for _, began, _, _ in kept[1:]), None]
-    history = weft.read("states", source=lake).orderBy("valid_from").collect()
-    assert [(row.state, row.is_current) for row in history] == [("a", False), ("b", False), ("c", True)]
+    for lake in lakes:
+        history = weft.read("states", source=lake).orderBy("valid_from").collect()
+        assert [(row.state, row.is_current) for row in history] == [("a", False), ("b", False), ("c", True)]
 
 
 @pytest.mark.usefixtures("here")
@@ -120,19 +131,20 @@ def test_a_look_that_finds_nothing_is_no_commit(plain_spark: Any) -> None:
     query.wait()
 
 
-@pytest.mark.brief("tasks")
-@pytest.mark.usefixtures("spark", "here")
-def test_the_last_of_events_that_came_together(way: str, project: Path) -> None:
+@pytest.mark.brief("tasks-table")
+@WITH_LAKE
+@pytest.mark.usefixtures("plain_spark", "here")
+def test_the_last_of_events_that_came_together(way: str, lakes: list[Any]) -> None:
     """Only their offsets tell: a table that has none gets them."""
     events = declare(id="int64", name="string")
-    lake = weft.DeltaLocalConnection(str(project / "lake"), name="lake")
-    targets = [weft.Target(table=(None, "last")), weft.Target(connection=lake, table=(None, "last"))]
+    targets = [weft.Target(connection=each, table=(None, "last")) for each in ("default", *lakes)]
     pipeline: dict[str, Any] = {"name": "last", "source": events, "targets": targets, "mode": "merge", "keys": ["id"]}
     for names in (["z", "a"], ["b", "y", "c"]):
         weft.publish_sync(events, [{"id": 1, "name": name} for name in names])
         run_once(**pipeline, deduplicate_by="_weft_rowid")
         assert rows("last", "id, name") == [(1, names[-1])]
-        assert weft.read("last", source=lake).select("name").collect()[0][0] == names[-1]
+        for lake in lakes:
+            assert weft.read("last", source=lake).select("name").collect()[0][0] == names[-1]
 
 
 @pytest.mark.usefixtures("here")

@@ -15,17 +15,8 @@ import pytest
 
 import weft
 from engine.streaming.conftest import declare, forget_last_commit, run_once
-from systems.tables.test_changes import (
-    DEBEZIUM,
-    MESSAGES,
-    NOW,
-    Batches,
-    Source,
-    change,
-    check_versions,
-    checked,
-    milliseconds,
-)
+from systems.tables.test_change_histories import Batches, Source, check_versions, checked
+from systems.tables.test_changes import DEBEZIUM, MESSAGES, NOW, change, milliseconds
 from systems.tables.test_changes import row as whole_row
 from weft import CDC
 from weft.engine import files

@@ -21,7 +21,7 @@ from weft.normalize import expression, parse_int
 from weft.systems.expectation import Expectation
 from weft.systems.load import Load, Projected
 from weft.systems.sql import commit as sql_commit
-from weft.systems.sql import ledger, staging, target
+from weft.systems.sql import ledger, staging, target, trial
 from weft.systems.sql.tables import SqlTables
 
 SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string()), ("n", pa.int64())])
@@ -146,7 +146,7 @@ def test_the_hint_about_a_key_that_is_there(tables: SqlTables, how: str) -> None
     again = [{"id": 1000, "name": "again", "n": 1}]
     planned = Load.declare(target="t", commit_key="monday", moment=DAY)
     sql_commit.prepare(tables, planned, SCHEMA)
-    for carry_out in (sql_commit.attempt, sql_commit.commit):
+    for carry_out in (trial.attempt, sql_commit.commit):
         with pytest.raises(LoadRefusedError, match=r"rejected \d rows?, and nothing was written:") as caught:
             carry_out(tables, planned, as_rows(tables, how, again))
         hint = str(caught.value.hint)

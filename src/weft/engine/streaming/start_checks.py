@@ -12,7 +12,8 @@ from weft.engine import files, inputs, session
 from weft.engine.frames import from_memory, transformed
 from weft.engine.readers import opened_tables, stored_columns
 from weft.engine.streaming import functions, lookups
-from weft.engine.streaming.targets import is_own, topic_target
+from weft.engine.streaming.target_columns import is_own
+from weft.engine.streaming.targets import topic_target
 from weft.engine.streaming.transform import together
 from weft.errors import ConnectionFailedError, DeclarationError, WeftError, did_you_mean, nearest
 from weft.pipelines.streaming.cdc import CDC

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,7 +18,6 @@ from weft.engine import connectors, files, frames, inputs, session
 from weft.engine.frame_projection import schema_of
 from weft.engine.inputs import Input
 from weft.engine.load import Job
-from weft.engine.projection import TableProjection
 from weft.engine.readers import open_tables, stored_columns
 from weft.engine.streaming import dead_letters, new_columns
 from weft.engine.streaming.batch_id import BatchId
@@ -28,32 +26,30 @@ from weft.engine.streaming.cdc.routing import Routed
 from weft.engine.streaming.dead_letters import NO_STORE
 from weft.engine.streaming.source_state import Written
 from weft.engine.streaming.sources import open_source
+from weft.engine.streaming.target_columns import DeclaredColumns, TargetColumns
 from weft.engine.streaming.target_streams import PutRefused, published_events
 from weft.engine.streaming.transform import WithOrigins
 from weft.errors import LoadRefusedError, WeftError
-from weft.pipelines import declare
 from weft.pipelines.streaming.cdc import SchemaEvolution
 from weft.pipelines.streaming.endpoints import check_targets, delivery_to, label_of
 from weft.pipelines.streaming.spec import Drift, StreamingPipeline, Target
 from weft.pipelines.streaming.windows import SESSION_ID, Window
-from weft.pipelines.table import Table
 from weft.project import current
 from weft.spark_support import outcome
 from weft.spark_support.sessions import quoted
 from weft.streams.declare import MAX_NEW_COLUMNS, Stream
 from weft.systems.base import Connection, system_for
 from weft.systems.dead_letter_store import DeadLetter
-from weft.systems.load import KEY_LENGTH, KEYED_MODES, SCD2_COLUMNS, Counts, Declared, Load, Projected
-from weft.systems.log import RESERVED_PREFIX
+from weft.systems.load import KEY_LENGTH, KEYED_MODES, SCD2_COLUMNS, Counts, Load
 from weft.systems.sql import commit as sql_commit
 from weft.systems.sql import ledger, quarantine
 from weft.systems.sql.driver import MissingTableError
 from weft.systems.sql.tables import Column, SqlTables
-from weft.systems.stream_source import EVENT_TIME
 from weft.systems.target import Reject, SparkTarget
 
 _log = logging.getLogger("weft.engine")
 NOTHING = inputs.Memory(pa.schema([]), [])
+_DRIFT_OF: dict[SchemaEvolution, Drift] = {"skip": "ignore", "fail": "fail", "evolve": "evolve"}
 
 
 @dataclass(frozen=True)
@@ -481,108 +477,6 @@ def _columns(connection: Connection, tables: SqlTables | None, load: Load) -> di
         return None if names is None else dict.fromkeys(map(str.lower, names))
     columns = None if connection.is_missing() else stored_columns(tables, load.schema, load.table)
     return None if columns is None else {each.name.lower(): each for each in columns}
-
-
-# ------------------------------------------------------------------------------------------ which columns a target gets
-
-
-@dataclass(frozen=True)
-class TargetColumns:
-    """Chooses the columns of a batch that a target gets. What Weft adds to rows is written where the target has a
-    column for it; a new table has one for the time of the event."""
-
-    present: frozenset[str] | None
-    """The columns of the target; `None` where there is no table yet."""
-    on_drift: Drift
-
-    def __call__(self, load: Load, source: pa.Schema, tables: SqlTables | None) -> Load:
-        on_drift = "evolve" if self.on_drift == "evolve" else "ignore"
-        return replace(load, declared=Declared(schema=None, on_drift=on_drift))
-
-    def wanted(self, load: Load, names: Sequence[str]) -> list[str]:
-        """Return those of the columns that are written. The others are left out before rows go anywhere: a database
-        would have to take them into a table of ours first."""
-        return [name for name in names if self._is_wanted(name, load)]
-
-    def new(self, load: Load, names: Sequence[str], present: Collection[str]) -> list[str]:
-        """Return the columns of these that the target would get, without those that the load needs."""
-        needed = {EVENT_TIME, *_named_by(load)}
-        return [name for name in names if name.lower() not in present and name not in needed]
-
-    def runs_in(self, dialect: str) -> bool:
-        return True
-
-    def _is_wanted(self, name: str, load: Load) -> bool:
-        if name.lower() in (self.present or ()):
-            return True
-        if load.changes is not None and name in (*load.changes.own, load.changes.soft_delete_column):
-            return True
-        is_named = name in load.deduplicate_by
-        if self.present is None:
-            return is_named or not name.startswith(RESERVED_PREFIX)
-        if is_own(name) and not is_named:
-            return False
-        if self.on_drift == "fail":
-            others = "leave it out by transform_sql, or say on_drift='evolve' or 'ignore'"
-            if load.changes is not None:
-                others = "or say schema_evolution='evolve' or 'skip'"
-            raise LoadRefusedError(
-                f"The source of {load.name} has a column {name!r} that the table does not have.",
-                hint=f"Add it to the table, {others}.",
-            )
-        return self.on_drift == "evolve"
-
-
-_DRIFT_OF: dict[SchemaEvolution, Drift] = {"skip": "ignore", "fail": "fail", "evolve": "evolve"}
-_DRIFTS: dict[Drift, declare.Drift] = {"evolve": "evolve", "ignore": "ignore", "fail": "error"}
-
-
-class DeclaredColumns(TableProjection):
-    """Maps a batch to a table under `@weft.table`, as a load of a declared pipeline does. What Weft adds to rows is
-    written where the table declares a column for it."""
-
-    @classmethod
-    def of(cls, table: Table, on_drift: Drift) -> DeclaredColumns:
-        """Return the projection of a declared table."""
-        return cls(declare.PipelineTarget(table=table, on_drift=_DRIFTS[on_drift]))
-
-    def __call__(self, load: Load, source: pa.Schema, tables: SqlTables | None) -> Load:
-        if load.changes is None:
-            return super().__call__(load, source, tables)
-        projected = super().__call__(load, load.stored(source), tables)
-        if projected.projection is None:
-            return projected
-        quote = quoted if tables is None else tables.quote
-        own = [Projected(f"q.{quote(name)}", source.field(name)) for name in load.changes.own]
-        return replace(projected, projection=(*projected.projection, *own))
-
-    def wanted(self, load: Load, names: Sequence[str]) -> list[str]:
-        """Return the columns of these that the projection is about."""
-        declared = (*self.target.table.names, *(() if load.changes is None else load.changes.own))
-        wanted = [name for name in names if not is_own(name) or name in declared]
-        # An expression may be made of any column.
-        if self.target.on_drift == "ignore" and not any(each.normalizers for each in self.target.table.columns):
-            return [name for name in wanted if name in declared or name in _named_by(load)]
-        return wanted
-
-    def new(self, load: Load, names: Sequence[str], present: Collection[str]) -> list[str]:
-        """Return the columns of these that `evolve` would add."""
-        if self.target.on_drift != "evolve":
-            return []
-        needed = {*self.target.table.names, *_named_by(load)}
-        return [name for name in names if name.lower() not in present and name not in needed]
-
-
-def _named_by(load: Load) -> tuple[str, ...]:
-    """Return the columns that a load names."""
-    time = load.event_timestamp_column
-    chosen = (load.keys, load.deduplicate_by, load.update_columns or (), load.compare_columns or ())
-    return (*itertools.chain.from_iterable(chosen), *(() if time is None else (time,)))
-
-
-def is_own(name: str) -> bool:
-    """Return whether Weft adds a column to rows."""
-    return name.startswith(RESERVED_PREFIX) or name == EVENT_TIME
 
 
 # --------------------------------------------------------------------------------------------------- streams and topics

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from weft.columns import python_rows
 from weft.errors import LoadRefusedError, SchemaError, WeftError
-from weft.systems.load import Counts, Load
+from weft.systems.load import Counts
 from weft.systems.sql import quarantine
 from weft.systems.sql.merge import ComparedMove
 from weft.systems.sql.move import LoadTransaction, Move
@@ -23,8 +23,6 @@ _PIECE, _STAGED = "weft_piece", "weft_staged"
 _PIECE_ROWS = 64
 # How often the database is asked in vain which rows a constraint rejects: each time it reads all of them.
 _MOST_VAIN = 5
-# How many rejected rows an error names.
-_NAMED_ROWS = 5
 _NUMBER = pa.field(ROW, pa.int64(), nullable=False)
 
 
@@ -66,7 +64,7 @@ class EnoughError(Exception):
     """The search for rejected rows ended early."""
 
 
-class _Reason(NamedTuple):
+class Reason(NamedTuple):
     """Why a row was rejected."""
 
     error: WeftError
@@ -97,7 +95,7 @@ class BadRows:
         self._numbered = 0
         self._is_trial = is_trial
         self._is_rejected = False
-        self._waiting: list[tuple[int, _Reason]] = []
+        self._waiting: list[tuple[int, Reason]] = []
         """Bad rows that are not stored yet, each with the reason."""
         self._mark: str | None = None
         """The condition by which the database notes the rows that a statement reads, while rows are searched."""
@@ -283,7 +281,7 @@ class BadRows:
         value that does not fit."""
         if self.tables.savepoints:
             return False
-        found, reasons = set[int](), dict[str, tuple[_Reason, str | None]]()
+        found, reasons = set[int](), dict[str, tuple[Reason, str | None]]()
 
         def is_rejected(*numbers: int) -> bool:
             move.condition = f"{self.tables.quote(ROW)} IN ({', '.join(map(str, numbers))})"
@@ -327,7 +325,7 @@ class BadRows:
         self._store_waiting(raw, names)
         return self.count > before
 
-    def _alike(self, reason: _Reason, shown: str | None, value: str | None) -> _Reason | None:
+    def _alike(self, reason: Reason, shown: str | None, value: str | None) -> Reason | None:
         """The reason of a row with another value, where a reason shows its value once."""
         if shown is None and value is None:
             return reason
@@ -496,7 +494,7 @@ class BadRows:
             self._error, self._is_rejected, self._is_saved = error, True, tables.savepoints
             # At once: SQLite's driver knows the last reason alone.
             explained = error if isinstance(error, WeftError) else tables.driver.explain(error)
-            self._reason = _Reason(explained, tables.is_duplicate(error))
+            self._reason = Reason(explained, tables.is_duplicate(error))
             if self._mark is None:
                 self._release()
             return False
@@ -536,7 +534,7 @@ class BadRows:
         )
         self._store([(row[0], dict(zip(names, row[1:], strict=True)), reasons[row[0]]) for row in rows])
 
-    def _store(self, rejected: list[tuple[int, dict[str, object], _Reason]]) -> None:
+    def _store(self, rejected: list[tuple[int, dict[str, object], Reason]]) -> None:
         """Store rows in the quarantine, each with the reason."""
         self._release()
         rows = [(reason.error.what, row) for _, row, reason in rejected]
@@ -545,59 +543,3 @@ class BadRows:
             keep(self.transaction)
         elif not self._is_trial:
             quarantine.insert(self.transaction, rows)
-
-
-class RejectedRows(BadRows):
-    """Searches for bad rows to name some of them in an error, and puts none aside."""
-
-    most_waiting: ClassVar[int] = _NAMED_ROWS
-
-    def __init__(self, transaction: LoadTransaction) -> None:
-        super().__init__(transaction, is_trial=True)
-        self._named: list[str] = []
-        self._are_duplicates = False
-
-    def refusal(self, search: Callable[[], object]) -> LoadRefusedError | None:
-        """The error that names the rows which this search finds, or `None` where it finds none."""
-        stopped = False
-        try:
-            search()
-        except EnoughError:
-            stopped = True
-        if not self._named:
-            return None
-        rows = f"{'at least ' if stopped else ''}{self.count} row{'s' if self.count > 1 else ''}"
-        lines = "".join(f"\n    {line}" for line in self._named)
-        place = quarantine.table_name(self.load)
-        aside = f'on_bad_rows="quarantine" puts such rows aside into {place} and loads the others.'
-        return LoadRefusedError(
-            f"The table {self.load.name} rejected {rows}, and nothing was written:{lines}",
-            can_quarantine=True,
-            hint=f"{repeated_hint(self.load)} {aside}" if self._are_duplicates else aside,
-        )
-
-    def unprojected(self, stage: str, select: str, projection: str, names: Sequence[str]) -> LoadRefusedError | None:
-        """The error that names the rows of a query of which the columns of the target cannot be computed."""
-        tables, session = self.tables, self.session
-        keys = with_number(tables, {})
-        rows = tables.create_temporary_as(session, NUMBERED, numbered(tables, select), keys=keys)
-        return self.refusal(lambda: self.project(NUMBERED, stage, projection, names, rows, {}))
-
-    def _refuse_deletes(self) -> None:
-        """The load has failed already."""
-
-    def _store(self, rejected: list[tuple[int, dict[str, object], _Reason]]) -> None:
-        super()._store(rejected)
-        for _, row, (error, is_duplicate) in rejected:
-            self._are_duplicates |= is_duplicate
-            self._named.append(f"{quarantine.name_of(row, self.load, getattr(error, 'field', None))}: {error.what}")
-        if len(self._named) >= _NAMED_ROWS:
-            raise EnoughError
-
-
-def repeated_hint(load: Load) -> str:
-    """What to do about rows whose key is there already."""
-    merge = 'mode="merge" updates the rows whose key is there.'
-    if load.mode != "append" or load.watermark is not None:
-        return merge
-    return f'mode="append" inserts all rows of its query: incremental_column of a pipeline reads only new ones, {merge}'

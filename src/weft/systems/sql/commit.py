@@ -26,6 +26,7 @@ from weft.systems.sql.cdc_history import History
 from weft.systems.sql.driver import Session
 from weft.systems.sql.merge import Merge
 from weft.systems.sql.move import LoadTransaction, Move
+from weft.systems.sql.rejected_rows import RejectedRows
 from weft.systems.sql.scd2 import Scd2, Scd2ByEvent
 from weft.systems.sql.staging import ATTEMPT
 from weft.systems.sql.system_tables import system_table
@@ -120,7 +121,7 @@ def commit_together(tables: SqlTables, loads: Sequence[tuple[Load, SourceRows]])
         with tables.driver.session("publish") as session:
             reached("begun")
             for number in left:
-                attempt = _Commit(tables, session, *loads[number])
+                attempt = LoadAttempt(tables, session, *loads[number])
                 done[number] = attempt.run()
             reached("recorded")
     except ledger.ClaimRefusedError as refused:
@@ -128,24 +129,24 @@ def commit_together(tables: SqlTables, loads: Sequence[tuple[Load, SourceRows]])
             ledger.check_committed(tables, loads[number][0], refused)
         return counts
     except WeftError as error:
-        _name_rejected(attempt, error)
+        name_rejected(attempt, error)
         raise
     reached("committed")
     return done
 
 
-class _UndoneError(Exception):
+class UndoneError(Exception):
     """Ends an attempt of which nothing may stay."""
 
 
-def _name_rejected(attempt: _Commit | None, error: WeftError) -> None:
+def name_rejected(attempt: LoadAttempt | None, error: WeftError) -> None:
     """Raise the error that names the rows which the target rejected, where that is why an attempt failed."""
     refusal = _refusal(attempt) if attempt is not None and attempt.tables.is_rejection(error) else None
     if refusal is not None:
         raise refusal from None
 
 
-def _refusal(failed: _Commit) -> LoadRefusedError | None:
+def _refusal(failed: LoadAttempt) -> LoadRefusedError | None:
     """The error that names the rows which the target rejected while they were copied, by another attempt of which
     nothing stays; `None` where that attempt does not find them."""
     suspects, refusal = failed.suspects(), None
@@ -153,33 +154,9 @@ def _refusal(failed: _Commit) -> LoadRefusedError | None:
         return None
     # Whatever happens here, the database's own message says no less.
     with suppress(Exception), failed.tables.driver.session("publish") as session:
-        refusal = _Commit(failed.tables, session, failed.load, suspects).refusal(failed)
-        raise _UndoneError
+        refusal = LoadAttempt(failed.tables, session, failed.load, suspects).refusal(failed)
+        raise UndoneError
     return refusal
-
-
-def attempt(tables: SqlTables, load: Load, rows: SourceRows) -> Counts:
-    """Return what a load would do to an existing target: carry it out, and undo it."""
-    return _undone(tables, load, rows, _Trial.run)
-
-
-def attempt_unmade(tables: SqlTables, load: Load, rows: SourceRows) -> Counts:
-    """Return what a load would do to a target that does not exist or will change: stage and check its rows."""
-    more = checks.implied(load, load.written(rows.schema).names)
-    return _undone(tables, replace(load, checks=(*load.checks, *more)), rows, _Trial.check)
-
-
-def _undone(tables: SqlTables, load: Load, rows: SourceRows, work: Callable[[_Trial], Counts]) -> Counts:
-    counts, trial = Counts(), None
-    try:
-        with suppress(_UndoneError), tables.driver.session("publish") as session:
-            trial = _Trial(tables, session, load, rows)
-            counts = work(trial)
-            raise _UndoneError
-    except WeftError as error:
-        _name_rejected(trial, error)
-        raise
-    return counts
 
 
 def run_once(tables: SqlTables, load: Load, statement: str) -> bool:
@@ -202,7 +179,7 @@ def run_once(tables: SqlTables, load: Load, statement: str) -> bool:
     return True
 
 
-class _Commit:
+class LoadAttempt:
     """One attempt at a load, inside its transaction."""
 
     is_trial: ClassVar[bool] = False
@@ -531,13 +508,13 @@ class _Commit:
         """The error that names the rows of which the columns of the target cannot be computed, where there are such."""
         if self.load.projection is None or not self.tables.savepoints:
             return None
-        search = bad_rows.RejectedRows(self.transaction)
+        search = RejectedRows(self.transaction)
         return search.unprojected(_STAGE, self._source_query(), self._projection(), self.rows.schema.names)
 
     def _rejected(self, move: Move, select: str) -> LoadRefusedError | None:
         """The error that names the rows of a query which the target rejects, where there are such."""
         tables, session = self.tables, self.session
-        search = bad_rows.RejectedRows(self.transaction)
+        search = RejectedRows(self.transaction)
         keys = tables.stage_keys([self.schema.field(name) for name in self.load.keys], move.columns)
         rows = tables.create_temporary_as(
             session,
@@ -565,11 +542,11 @@ class _Commit:
             more += batch.nbytes
             yield batch
 
-    def refusal(self, failed: _Commit) -> LoadRefusedError | None:
+    def refusal(self, failed: LoadAttempt) -> LoadRefusedError | None:
         """The error that names those of the rows which the target rejects, where another attempt failed."""
         tables, load = self.tables, self.load
         columns = self._columns()
-        search = bad_rows.RejectedRows(self.transaction)
+        search = RejectedRows(self.transaction)
 
         def find() -> None:
             is_plain = isinstance(self.rows, Batches) and load.projection is None
@@ -587,33 +564,3 @@ class _Commit:
                 raise bad_rows.EnoughError
 
         return search.refusal(find)
-
-
-class _Trial(_Commit):
-    """An attempt that is undone, so that neither the ledger nor the watermark shall know of it."""
-
-    is_trial: ClassVar[bool] = True
-
-    def _claim(self) -> None:
-        """Nothing: it is undone."""
-
-    def _record(self, counts: Counts) -> None:
-        """Nothing: it is undone."""
-
-    def check(self) -> Counts:
-        """Stage the rows and check whether they are as expected: all that can be known without the target."""
-        bad = self._bad_rows()
-        with self._temporary_tables():
-            move = self._move({}, *self._stage(bad, {}))
-            self._check_empty()
-            expected = checks.Checks(self.transaction, move, is_trial=True)
-            left_out = self._check_keys(move, expected)
-            aside = expected.run(self.rows_read)
-            counts = move.into_new_table(self.rows_read - left_out - aside)
-        unstaged = 0 if bad is None else bad.unstaged
-        return replace(
-            counts,
-            rows_read=self.rows_read + unstaged,
-            quarantined=expected.keyless + aside + unstaged,
-            warnings=tuple(expected.warnings),
-        )
