@@ -19,6 +19,7 @@ from weft import engine
 from weft.errors import NotFoundError
 from weft.operate import log_format
 from weft.project import current
+from weft.settings import read_project_file
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -71,6 +72,38 @@ def _use_log_format(_: click.Context, __: click.Parameter, chosen: str | None) -
     if chosen is not None:
         os.environ[log_format.VARIABLE] = chosen
 
+
+def _use_traces(context: click.Context, _: click.Parameter, url: str | None, *, is_run: bool = False) -> str | None:
+    """Trace until the command ends."""
+    if url := url or read_project_file(current().root).get("traces"):
+        from weft.operate.traces import open_traces
+
+        # A process that stays is no part of what started it.
+        context.with_resource(open_traces(url, os.environ if is_run else None))
+    return url
+
+
+def _hand_traces(_: click.Context, __: click.Parameter, url: str | None) -> None:
+    """Leave it to the processes that this one starts."""
+    if url := url or read_project_file(current().root).get("traces"):
+        from weft.operate import traces
+
+        traces.check(url)
+        os.environ[traces.VARIABLE] = url
+
+
+_traces = partial(
+    click.option,
+    "--traces",
+    metavar="URL",
+    envvar="WEFT_TRACES",
+    expose_value=False,
+    help="Where spans go: otlp://collector:4318, null://. By default traces in weft.toml, else nowhere.",
+)
+traces_option = _traces(callback=_use_traces)
+traces_to_pass_option = _traces(callback=_use_traces, expose_value=True)
+traces_of_runs_option = _traces(callback=partial(_use_traces, is_run=True))
+traces_of_children_option = _traces(callback=_hand_traces)
 
 log_format_option = click.option(
     "--log-format",

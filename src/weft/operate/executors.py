@@ -13,8 +13,8 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
 from weft import settings
@@ -36,6 +36,9 @@ class Dispatch:
     modules: tuple[str, ...] = ()
     run_log: str | None = None
     alerters: tuple[str, ...] = ()
+    traces: str | None = None
+    trace: Mapping[str, str] = field(default_factory=dict)
+    """The variables that name the trace of this dispatch, where there is one."""
 
     @property
     def arguments(self) -> list[str]:
@@ -50,6 +53,8 @@ class Dispatch:
             "WEFT_RUN_LOG": self.run_log,
             "WEFT_ALERTERS": " ".join(self.alerters),
             "WEFT_METRICS": "null://",
+            "WEFT_TRACES": self.traces,
+            **self.trace,
         }
         return {name: value for name, value in values.items() if value}
 
@@ -73,7 +78,9 @@ class Executor(Protocol):
 
 
 @dataclass(frozen=True)
-class _Process:
+class Process:
+    """A process of this host."""
+
     process: subprocess.Popen[bytes]
     tells_end: ClassVar[bool] = True
 
@@ -87,13 +94,14 @@ class Subprocess:
     def __init__(self, url: str) -> None:
         self.command = _command(url)
 
-    def start(self, dispatch: Dispatch) -> _Process:
-        return _Process(
+    def start(self, dispatch: Dispatch, more: Mapping[str, str] | None = None) -> Process:
+        """Start a run, with `more` in its environment."""
+        return Process(
             subprocess.Popen(
                 [*self.command, *dispatch.arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=sys.stderr,
-                env={**os.environ, **dispatch.environment},
+                env={**os.environ, **dispatch.environment, **(more or {})},
                 # A signal to the scheduler's terminal is not one to the runs.
                 start_new_session=True,
             )
