@@ -41,7 +41,8 @@ _run_log = click.option(
     default="subprocess+python://",
     show_default=True,
     metavar="URL",
-    help="What starts the runs: subprocess:// (the command weft), subprocess+python:// (this Python), k8s://…, lambda://….",
+    help="What starts the runs: subprocess:// (the command weft), subprocess+python:// (this Python), k8s://…, "
+    "lambda://…, spark://….",
 )
 @_run_log
 @log_format_option

@@ -1,8 +1,8 @@
 """What starts the runs that a scheduler dispatches: an executor, named by a URL.
 
 `subprocess://` starts `weft run-due NAME` on this host, `subprocess+python://` the same by this Python, `k8s://` as a
-Job of Kubernetes, `lambda://` by a call of a function of Lambda. A third party's package adds others by an entry point
-in the group `weft.executors`: a class that takes the URL and has `start`.
+Job of Kubernetes, `lambda://` by a call of a function of Lambda, `spark://` with a cluster of Spark's. A third party's
+package adds others by an entry point in the group `weft.executors`: a class that takes the URL and has `start`.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ GROUP = "weft.executors"
 _BUILT_IN = {
     "k8s": "weft.operate.kubernetes_executor:KubernetesExecutor",
     "lambda": "weft.operate.lambda_executor:LambdaExecutor",
+    "spark": "weft.operate.spark_executor:SparkExecutor",
 }
 
 
