@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 
 import servers
+import warm_python
 import weft
 from collector import Collector, attributes, collector
 from weft import tracing
@@ -149,6 +151,23 @@ def test_a_dispatch_and_its_run(collected: Collector, project: Path) -> None:
     expected = {"weft.pipeline": "load", "weft.run_id": done.run_id, "weft.attempt": 1, "weft.slot": slot}
     assert attributes(run) == expected
     assert attributes(loads)["weft.target"] == "numbers"
+
+
+@pytest.mark.timing
+def test_a_command_that_belongs_to_a_trace(collected: Collector, project: Path) -> None:
+    """What starts it names the trace, and the project where spans go."""
+    (project / "work.py").write_text(
+        "import weft\n@weft.pipeline(target='numbers')\ndef load():\n    return [{'n': 1}]\n"
+    )
+    (project / "weft.toml").write_text(f'modules = ["work"]\ntraces = "{collected.url}"\n')
+    command = [sys.executable, "-m", "weft", "run", "load"]
+    done = warm_python.run(command, cwd=project, env={**os.environ, "TRACEPARENT": CALLER}, check=False)
+    assert done.returncode == 0
+    run = collected.spans["run load"]
+    assert (run.trace_id.hex(), run.parent_span_id.hex()) == tuple(CALLER.split("-")[1:3])
+    off = warm_python.run([*command, "--traces", "null://"], cwd=project, check=False)
+    assert off.returncode == 0
+    assert len(collected.spans) == 2
 
 
 def test_an_error_without_its_secrets(collected: Collector) -> None:

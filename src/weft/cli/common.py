@@ -17,9 +17,8 @@ import click
 
 from weft import engine
 from weft.errors import NotFoundError
-from weft.operate import log_format
+from weft.operate import log_format, traces
 from weft.project import current
-from weft.settings import read_project_file
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -75,19 +74,15 @@ def _use_log_format(_: click.Context, __: click.Parameter, chosen: str | None) -
 
 def _use_traces(context: click.Context, _: click.Parameter, url: str | None, *, is_run: bool = False) -> str | None:
     """Trace until the command ends."""
-    if url := url or read_project_file(current().root).get("traces"):
-        from weft.operate.traces import open_traces
-
+    if url := url or traces.project_url():
         # A process that stays is no part of what started it.
-        context.with_resource(open_traces(url, os.environ if is_run else None))
+        context.with_resource(traces.open_traces(url, os.environ if is_run else None))
     return url
 
 
 def _hand_traces(_: click.Context, __: click.Parameter, url: str | None) -> None:
     """Leave it to the processes that this one starts."""
-    if url := url or read_project_file(current().root).get("traces"):
-        from weft.operate import traces
-
+    if url := url or traces.project_url():
         traces.check(url)
         os.environ[traces.VARIABLE] = url
 
@@ -96,7 +91,7 @@ _traces = partial(
     click.option,
     "--traces",
     metavar="URL",
-    envvar="WEFT_TRACES",
+    envvar=traces.VARIABLE,
     expose_value=False,
     help="Where spans go: otlp://collector:4318, null://. By default traces in weft.toml, else nowhere.",
 )

@@ -4,17 +4,25 @@ before a collector is named."""
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from weft import tracing
 from weft.operate import otlp
+from weft.project import current
+from weft.settings import read_project_file
 
 _log = logging.getLogger("weft.traces")
 VARIABLE = "WEFT_TRACES"
 _SINKS = ("null", "otlp")
 _EXAMPLES = "otlp://collector:4318 or null://."
+
+
+def project_url() -> str | None:
+    """Return where the environment or the project say that traces go."""
+    return os.environ.get(VARIABLE) or read_project_file(current().root).get("traces")
 
 
 def check(url: str | None) -> None:
