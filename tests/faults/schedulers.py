@@ -166,6 +166,25 @@ class Fleet:
         self.wait(leads, "a leader")
         return found[0]
 
+    def pause(self, leader: subprocess.Popen[bytes]) -> None:
+        """Stop the leader. Inside a transaction of SQLite it would hold the lock of the file until it goes on, which no
+        other process can change: then it is stopped a moment later."""
+        leader.send_signal(signal.SIGSTOP)
+        if self.server is None:
+            while self._is_locked():
+                leader.send_signal(signal.SIGCONT)
+                leader.send_signal(signal.SIGSTOP)
+
+    def _is_locked(self) -> bool:
+        path = self.log_url.removeprefix("sqlite:///")
+        with closing(sqlite3.connect(path, timeout=0.5, isolation_level=None)) as database:
+            try:
+                database.execute("BEGIN IMMEDIATE")
+                database.execute("ROLLBACK")
+            except sqlite3.OperationalError:
+                return True
+        return False
+
     def slots(self) -> Counter[str]:
         """How often each slot is in the target."""
         try:

@@ -36,7 +36,7 @@ def test_leaders_that_are_paused_or_killed(fleet: Fleet, count: Count) -> None: 
             leader.wait()
             fleet.running.remove(leader)
         else:
-            leader.send_signal(signal.SIGSTOP)
+            fleet.pause(leader)
         fleet.at(slot * MINUTE)
         if slot % 3 == 1:
             fleet.cron()
