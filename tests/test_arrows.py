@@ -31,7 +31,7 @@ ROWS = [
     {"types"},
     {"column_types"},
     {"columns", "options", "settings"},
-    {"errors", "hooks"},
+    {"errors", "hooks", "tracing"},
 ]
 RANKS = {name: number for number, row in enumerate(ROWS) for name in row}
 

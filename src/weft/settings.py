@@ -36,6 +36,7 @@ _PROJECT_KEYS = (
     "alerters",
     "alerts",
     "metrics",
+    "traces",
     "pools",
     "server",
 )
@@ -85,6 +86,8 @@ def read_project_file(folder: Path) -> dict[str, Any]:
         raise SettingsError(f"{PROJECT_FILE}: on_run_log_failure is 'warn' or 'fail'.")
     if not isinstance(settings.get("metrics", ""), str):
         raise SettingsError(f"{PROJECT_FILE}: metrics must be a URL.", hint='metrics = "prometheus://:9100"')
+    if not isinstance(settings.get("traces", ""), str):
+        raise SettingsError(f"{PROJECT_FILE}: traces must be a URL.", hint='traces = "otlp://collector:4318"')
     pools = settings.get("pools", {})
     if not isinstance(pools, dict) or not all(type(size) is int and size > 0 for size in pools.values()):
         raise SettingsError(f"{PROJECT_FILE}: pools must be a table of names and sizes.", hint="[pools]\nwarehouse = 2")

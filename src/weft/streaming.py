@@ -73,6 +73,7 @@ def _supervise(pipeline: StreamingPipeline, running: Running) -> None:
     from weft.engine.streaming.spark_engine import SparkEngine
     from weft.operate.streaming_alerts import reported
     from weft.operate.supervisor import supervise
+    from weft.operate.traces import open_traces, project_url
 
-    with reported(pipeline) as listeners:
+    with open_traces(project_url()), reported(pipeline) as listeners:
         supervise(SparkEngine(pipeline), running, listeners)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import configparser
+import importlib
 import json
 import re
 import shlex
 import subprocess
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ import pytest
 import yaml
 
 from weft.cli import cli
+from weft.engine import config
 from weft.operate.executors import open_executor
 from weft.operate.metrics import METRICS, open_metrics
 
@@ -62,9 +65,9 @@ def test_manifests(name: str, manifest: dict[str, Any], tmp_path: Path, monkeypa
     read = api.deserialize(json.dumps(manifest), model, "application/json")
     assert api.sanitize_for_serialization(read) == manifest, "a field that Kubernetes does not know"
     assert group in ("", "apps", "batch", "rbac.authorization.k8s.io")
-    config = {"clusters": [{"name": "c", "cluster": {"server": "http://127.0.0.1:1"}}], "users": []}
-    config |= {"contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}], "current-context": "c"}
-    (tmp_path / "kubeconfig").write_text(json.dumps(config))
+    kubeconfig = {"clusters": [{"name": "c", "cluster": {"server": "http://127.0.0.1:1"}}], "users": []}
+    kubeconfig |= {"contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}], "current-context": "c"}
+    (tmp_path / "kubeconfig").write_text(json.dumps(kubeconfig))
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
     for container in containers(manifest):
         arguments = container["args"]
@@ -83,6 +86,27 @@ def test_units(file: Path) -> None:
         assert program == "/opt/weft/bin/weft"
         check_command([each.replace("%i", "clicks") for each in arguments])
         assert unit["Service"]["User"] == "weft" and unit["Service"]["NoNewPrivileges"] == "true"
+
+
+SETTINGS = sorted((ROOT / "spark").glob("*.toml"))
+
+
+@pytest.mark.parametrize("file", SETTINGS, ids=lambda each: each.stem)
+def test_settings_of_spark(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are understood, and name no variable that nobody sets."""
+    manifest = yaml.safe_load_all((ROOT / "kubernetes" / "spark.yaml").read_text())
+    (deployment,) = (each for each in manifest if each["kind"] == "Deployment")
+    (container,) = containers(deployment)
+    given = {each["name"] for each in container["env"]} if file.stem == "kubernetes" else {"DRIVER_HOST"}
+    for name in given:
+        monkeypatch.setenv(name, "10.0.0.7")
+    monkeypatch.delenv("WEFT_SPARK_MASTER", raising=False)
+    (tmp_path / "weft.toml").write_text(file.read_text())
+    settings = config.read_settings(tmp_path)
+    assert not settings.is_local
+    conf = config.session_conf(settings)
+    assert conf["spark.master"] == settings.master
+    assert not [value for value in conf.values() if "${" in value]
 
 
 def known_metrics() -> set[str]:
@@ -134,6 +158,18 @@ def test_the_container_runs_without_rights() -> None:
     values = {word: rest for word, rest in lines if word in ("ENTRYPOINT", "CMD")}
     assert json.loads(values["ENTRYPOINT"]) == ["weft"]
     check_command(json.loads(values["CMD"]))
+
+
+def test_the_function() -> None:
+    lines = [line.split(maxsplit=1) for line in (ROOT / "lambda" / "Dockerfile").read_text().splitlines()]
+    values = {each[0]: each[1] for each in lines if each[0].isupper()}
+    assert values["FROM"].endswith("/lambda/python:3.11")
+    (handler,) = json.loads(values["CMD"])
+    module, _, name = handler.rpartition(".")
+    assert callable(getattr(importlib.import_module(module), name))
+    (extras,) = re.findall(r"\[([a-z,0-9-]+)\]", values["RUN"])
+    declared = tomllib.loads((ROOT.parent / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert set(extras.split(",")) <= declared.keys()
 
 
 @pytest.mark.full

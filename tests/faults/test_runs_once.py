@@ -31,12 +31,14 @@ def test_each_slot_once(place: Place, commands: Commands, count: Repeat) -> None
     place.declare(PIPELINES)
     place.database.run("CREATE TABLE raw (id BIGINT)", "INSERT INTO raw VALUES (1), (2), (3)")
     slots = count(100, 3)
+    warnings: list[str] = []
     for slot in range(slots):
         # What waits for the first is run by whoever finds it done: at the latest by who asks after all.
         place.at(slot)
         commands.start(place, "run-due", processes=PROCESSES)
         for ended in commands.ended():
             assert ended.code == 0, ended
+            warnings.append(ended.err)
         ended = commands.run(place, "run-due")
         assert ended.code == 0, ended
         assert "copy_again" in ended.out or "Nothing is due" in ended.out
@@ -46,4 +48,8 @@ def test_each_slot_once(place: Place, commands: Commands, count: Repeat) -> None
         done = [each for each in place.runs(pipeline) if each.status != "skipped"]
         assert [(each.status, each.attempt) for each in done] == [("succeeded", 1)] * slots
         assert len({each.slot for each in done}) == slots
-        assert Counter(each.rows_read for each in done) == {3: slots}
+        # A machine that stands still may make the log seem locked for longer than a process waits. That one then goes
+        # on without the log, and whoever has the claim finds the rows of the slot there.
+        replayed = sum(each.metrics["targets"][0]["replayed"] for each in done if each.metrics)
+        assert replayed <= sum("keeps its own" in each for each in warnings)
+        assert Counter(each.rows_read for each in done) == Counter({3: slots - replayed, 0: replayed})

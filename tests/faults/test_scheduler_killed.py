@@ -1,102 +1,103 @@
-"""Schedulers that are killed (-9), and cron beside them: every slot is run, and none twice."""
+"""Schedulers that are stopped, killed (-9), cut off from their run log or misled by their clock, with cron beside them:
+every slot is run, and none twice."""
 
 from __future__ import annotations
 
 import random
 import signal
-import sqlite3
-import subprocess
-import sys
-from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import closing
-from datetime import UTC, datetime, timedelta
-from pathlib import Path
-from typing import Any
+import time
+from collections.abc import Callable
+from datetime import timedelta
 
 import pytest
 
-import warm_python
-from servers import wait_until
-from weft.operate.runlog import open_run_log
+from faults.schedulers import LEASE_SECONDS, LOGS, Fleet, Wire, fleet  # noqa: F401 - fixture
 
 pytestmark = pytest.mark.timing
 
-FIRST = datetime(2060, 3, 1, 9, 0, 30, tzinfo=UTC)
-MODULE = """
-import pathlib
-import weft
-from weft.project import current
-
-current().clock = lambda: float(pathlib.Path("clock").read_text())
-
-@weft.pipeline(target="slots", mode="append", schedule="* * * * *")
-def tick():
-    return [{"at": pathlib.Path("clock").read_text()}]
-"""
+Count = Callable[..., int]
+ON_SERVERS = [each for each in LOGS if each != "sqlite"]
+MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)
 
 
-@pytest.fixture
-def folder(project: Path) -> Path:
-    (project / "work.py").write_text(MODULE)
-    (project / "weft.toml").write_text('modules = ["work"]\n')
-    set_clock(project, 0)
-    return project
-
-
-def set_clock(folder: Path, slot: int) -> None:
-    new = folder / "clock.new"
-    new.write_text(str((FIRST + timedelta(minutes=slot)).timestamp()))
-    new.rename(folder / "clock")  # at once: nobody reads half a number
-
-
-@pytest.fixture
-def start(folder: Path) -> Iterator[Callable[..., Any]]:
-    made: list[subprocess.Popen[bytes]] = []
-
-    def started(*arguments: str) -> subprocess.Popen[bytes]:
-        with (folder / "output").open("a") as output:
-            process = warm_python.Popen(
-                [sys.executable, "-m", "weft", *arguments], cwd=folder, stdout=output, stderr=output
-            )
-        made.append(process)
-        return process
-
-    yield started
-    for each in made:
-        each.kill()
-        each.wait()
-
-
-def slots(folder: Path) -> int:
-    try:
-        with closing(sqlite3.connect(folder / ".weft" / "weft.db")) as database:
-            return int(database.execute("SELECT count(*) FROM slots").fetchone()[0])
-    except sqlite3.OperationalError:  # it is not there yet
-        return 0
-
-
-def test_every_slot_once(folder: Path, start: Callable[..., Any], count: Callable[..., int]) -> None:
-    options = ("scheduler", "--poll-interval", "0.2", "--lease-seconds", "3")
-    schedulers = [start(*options), start(*options)]
-    wanted = count(200, 3)
+@pytest.mark.brief("sqlite")
+@pytest.mark.parametrize("fleet", LOGS, indirect=True)
+def test_leaders_that_are_paused_or_killed(fleet: Fleet, count: Count) -> None:  # noqa: F811
+    """Three replicas and cron. By turns the leader is paused past its lease, and killed."""
+    wanted = count(200, 2)
+    fleet.add(3)
     for slot in range(wanted):
-        set_clock(folder, slot)
+        leader = fleet.leader()
+        if random.random() < 0.5:  # else while it waits for the next look
+            fleet.at(slot * MINUTE)
+            time.sleep(random.random() / 2)
+        if slot % 2:
+            leader.kill()
+            leader.wait()
+            fleet.running.remove(leader)
+        else:
+            fleet.pause(leader)
+        fleet.at(slot * MINUTE)
         if slot % 3 == 1:
-            start("run-due")
-        try:
-            wait_until(lambda: slots(folder) == slot + 1, f"slot {slot}")  # noqa: B023
-        except TimeoutError:
-            print((folder / "output").read_text()[-5000:])
-            raise
-        killed = random.randrange(2)
-        schedulers[killed].send_signal(signal.SIGKILL if slot % 2 else signal.SIGTERM)
-        schedulers[killed].wait()
-        schedulers[killed] = start(*options)
-    for each in schedulers:
-        each.send_signal(signal.SIGTERM)
-        assert each.wait(60) in (0, -signal.SIGTERM)  # it may have begun only now
-    assert slots(folder) == wanted
-    with open_run_log(None, folder) as log:
-        done = Counter(each.slot for each in log.runs("tick", limit=10_000) if each.status == "succeeded")
-    assert sorted(done.values()) == [1] * wanted
+            fleet.cron()
+        fleet.leader(but=leader.pid)
+        fleet.done(slot + 1)
+        if slot % 2:
+            fleet.add()
+        else:
+            leader.send_signal(signal.SIGCONT)
+    fleet.check(wanted)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("fleet", ["postgres", "mysql"], indirect=True)
+def test_a_run_log_that_is_restarted(fleet: Fleet, count: Count) -> None:  # noqa: F811
+    wanted = count(10)
+    fleet.add(2)
+    for slot in range(wanted):
+        fleet.leader()
+        fleet.at(slot * MINUTE)
+        time.sleep(random.random())
+        (fleet.server.kill if slot % 2 else fleet.server.stop)()
+        fleet.server.start()
+        fleet.done(slot + 1)
+    fleet.check(wanted)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("fleet", ON_SERVERS, indirect=True)
+def test_a_network_that_is_cut(fleet: Fleet, count: Count) -> None:  # noqa: F811
+    """For two of three schedulers and what they start, by chance for longer than the lease."""
+    wanted = count(10)
+    fleet.add(1)  # this one has a line of its own
+    fleet.wire = Wire(fleet.server.port)
+    fleet.add(2)
+    for slot in range(wanted):
+        fleet.leader()
+        fleet.at(slot * MINUTE)
+        time.sleep(random.random())
+        fleet.wire.cut()
+        time.sleep(random.choice([0.1, 1.5]) * LEASE_SECONDS)
+        fleet.wire.mend()
+        fleet.done(slot + 1)
+    fleet.check(wanted)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("fleet", LOGS, indirect=True)
+def test_a_clock_that_is_moved_by_an_hour(fleet: Fleet, count: Count) -> None:  # noqa: F811
+    """What an hour ahead makes due is done early, and not again when the clock is right, nor when it is behind."""
+    wanted = count(10)
+    fleet.add(2)
+    for slot in range(wanted):
+        now = slot * 2 * HOUR
+        fleet.at(now)
+        fleet.done(2 * slot + 1)
+        fleet.at(now + HOUR)
+        fleet.done(2 * slot + 2)
+        for moved in (now, max(now - HOUR, HOUR), now + HOUR):
+            fleet.at(moved)
+            fleet.cron()
+            fleet.others[-1].wait(120)
+            assert fleet.slots().total() == 2 * slot + 2
+    fleet.check(2 * wanted)

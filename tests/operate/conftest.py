@@ -25,7 +25,7 @@ KINDS = [
 ]
 
 
-def _url(kind: str, folder: Path, shared_server: Callable[[str], servers.Server]) -> Iterator[str]:
+def url_of(kind: str, folder: Path, shared_server: Callable[[str], servers.Server]) -> Iterator[str]:
     if kind == "memory":
         yield "memory://"
     elif kind == "s3":
@@ -54,14 +54,14 @@ def _url(kind: str, folder: Path, shared_server: Callable[[str], servers.Server]
 def log_url(
     request: pytest.FixtureRequest, tmp_path: Path, shared_server: Callable[[str], servers.Server]
 ) -> Iterator[str]:
-    yield from _url(request.param, tmp_path, shared_server)
+    yield from url_of(request.param, tmp_path, shared_server)
 
 
 @pytest.fixture(params=[*KINDS, "memory"])
 def log(
     request: pytest.FixtureRequest, tmp_path: Path, shared_server: Callable[[str], servers.Server]
 ) -> Iterator[RunLog]:
-    for url in _url(request.param, tmp_path, shared_server):
+    for url in url_of(request.param, tmp_path, shared_server):
         with open_run_log(url) as opened:
             yield opened
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -12,7 +13,8 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from servers import wait_until
-from weft.errors import DeclarationError
+from weft.errors import ConnectionFailedError, DeclarationError
+from weft.operate import runlog_tables
 from weft.operate.heartbeat import heartbeat
 from weft.operate.records import ClaimedRun, RefusedClaim
 from weft.operate.runlog import RunLog, open_run_log
@@ -363,3 +365,27 @@ def test_attempts_that_are_used_up_are_over(log: RunLog) -> None:
     assert refused(log, attempts_allowed=1).why == "exhausted"
     last = log.latest([PIPELINE])[PIPELINE].scheduled
     assert last is not None and (last.status, last.retry_at) == ("failed", None)
+
+
+@pytest.mark.parametrize("log_url", ["postgres", "mysql"], indirect=True)
+def test_a_process_that_is_stopped_inside_a_transaction(log_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server ends what it had begun, and another process takes over."""
+    monkeypatch.setattr(runlog_tables, "_SILENT_SECONDS", 1)
+    with open_run_log(log_url) as first, open_run_log(log_url) as second:
+        held, goes_on = threading.Event(), threading.Event()
+
+        def stand_still(records: Any) -> None:
+            held.set()
+            goes_on.wait(120)
+            records.change({"failures": 5})
+
+        with ThreadPoolExecutor(1) as threads:
+            stopped = threads.submit(first._book.locked, "load", stand_still)
+            try:
+                assert held.wait(60)
+                assert isinstance(second.claim("load"), ClaimedRun)
+            finally:
+                goes_on.set()
+            with pytest.raises(ConnectionFailedError):
+                stopped.result(60)
+        assert second.latest(["load"])["load"].failures == 0

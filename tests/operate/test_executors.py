@@ -1,4 +1,4 @@
-"""Runs that Kubernetes and Lambda start, as their APIs see them."""
+"""Runs that Kubernetes and Lambda start, as their APIs see them, and what makes a run one on a cluster of Spark's."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ import pytest
 import servers
 from servers import wait_until
 from weft.cli.lambda_handler import handler
+from weft.engine import config
 from weft.errors import ConnectionFailedError, SettingsError
 from weft.operate.executors import Dispatch, open_executor
 from weft.operate.kubernetes_executor import job_name, label_value
@@ -94,7 +95,7 @@ def api() -> Iterator[Api]:
 
 @pytest.fixture
 def cluster(api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Api:
-    config = {
+    kubeconfig = {
         "apiVersion": "v1",
         "kind": "Config",
         "current-context": "here",
@@ -102,7 +103,7 @@ def cluster(api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Api:
         "users": [{"name": "me", "user": {}}],
         "contexts": [{"name": "here", "context": {"cluster": "here", "user": "me"}}],
     }
-    (tmp_path / "kubeconfig").write_text(json.dumps(config))
+    (tmp_path / "kubeconfig").write_text(json.dumps(kubeconfig))
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
     return api
 
@@ -132,6 +133,43 @@ def test_a_job(cluster: Api) -> None:
     assert started.ended() == 0
     cluster.jobs.clear()
     assert started.ended() == 0
+
+
+def test_a_job_with_executors_of_spark(cluster: Api) -> None:
+    open_executor("k8s://flow?image=shop:1&service-account=flow&spark-executors=3&spark-image=spark:1").start(RUN)
+    ((_, _, _, job),) = cluster.asked
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    names = [each["name"] for each in container["env"]]
+    assert names[-4:] == ["WEFT_POD", "WEFT_POD_IP", "WEFT_SPARK_MASTER", "WEFT_SPARK_CONF"]
+    assert [each["valueFrom"]["fieldRef"]["fieldPath"] for each in container["env"][-4:-2]] == [
+        "metadata.name",
+        "status.podIP",
+    ]
+    conf = json.loads(container["env"][-1]["value"])
+    assert conf["spark.executor.instances"] == "3"
+    assert conf["spark.kubernetes.container.image"] == "spark:1"
+    assert conf["spark.driver.host"] == "$(WEFT_POD_IP)"
+
+
+def test_a_run_on_a_cluster_of_spark(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    executor: Any = open_executor(
+        "spark://one:7077,two:7077?cores=8&executor-memory=4g&executor-cores=2&python=/opt/python"
+    )
+    for name, value in executor.environment(RUN).items():
+        monkeypatch.setenv(name, value)
+    (tmp_path / "weft.toml").write_text(
+        '[spark]\nmaster = "local[2]"\n[spark.conf]\nspark.executor.memory = "1g"\nspark.task.cpus = 2'
+    )
+    settings = config.read_settings(tmp_path)
+    assert settings.master == "spark://one:7077,two:7077"
+    assert settings.conf == {
+        "spark.app.name": "weft load_orders",
+        "spark.cores.max": "8",
+        "spark.executor.cores": "2",
+        "spark.executor.memory": "4g",
+        "spark.pyspark.python": "/opt/python",
+        "spark.task.cpus": "2",
+    }
 
 
 def test_names_of_jobs() -> None:
@@ -164,6 +202,13 @@ def test_a_cluster_that_is_away(cluster: Api, tmp_path: Path) -> None:
         ("k8s://?image=x", "a namespace and an image"),
         ("k8s://flow?image=x&service_account=y", r"no option 'service_account'[\s\S]*'service-account'"),
         ("k8s://flow?image=x&ttl-seconds=soon", "whole number"),
+        ("k8s://flow?image=x&spark-executors=many", "whole number"),
+        ("k8s://flow?image=x&spark-executors=3", "needs spark-image"),
+        ("spark://", "not understood"),
+        ("spark://host", "not understood"),
+        ("spark://host:7077?core=2", r"no option 'core'[\s\S]*'cores'"),
+        ("spark://host:7077?cores=0", "whole number"),
+        ("spark://host:7077?executor-memory=lots", "a size such as"),
         ("lambda://", "name of a function"),
         ("lambda://f?qualifer=live", r"no option 'qualifer'[\s\S]*'qualifier'"),
     ],
@@ -212,9 +257,10 @@ def test_what_the_function_does(project: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("WEFT_RUN_LOG", "")
     event = {
         "arguments": ["run-due", "load", "--module", "nightly"],
-        "environment": {"WEFT_RUN_LOG": "sqlite://elsewhere.db"},
+        "environment": {"WEFT_RUN_LOG": "sqlite://elsewhere.db", "TRACEPARENT": "of this call"},
     }
     assert handler(event) == {"code": 0}
+    assert (os.environ["WEFT_RUN_LOG"], os.environ.get("TRACEPARENT")) == ("", None)
     with open_run_log("sqlite://elsewhere.db") as log:
         assert [(each.pipeline, each.status) for each in log.runs()] == [("load", "succeeded")]
     assert handler({**event, "arguments": ["run-due", "nothing", "--module", "nightly"]}) == {"code": 1}

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from typing import Any
 from urllib.request import urlopen
 
 import pytest
 
 import servers
 import weft
+from collector import collector
 from weft.errors import ConnectionFailedError, NotFoundError, SettingsError
 from weft.operate import metrics
 from weft.operate.metrics import METRICS, Metrics, open_metrics
@@ -66,42 +62,11 @@ def test_prometheus() -> None:
     assert [each.value for each in families["weft_scheduler_leads"].samples] == [1]
 
 
-@contextmanager
-def collector() -> Iterator[tuple[int, list[Any]]]:
-    """A collector of OpenTelemetry: it keeps what it was sent."""
-    from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
-
-    received: list[Any] = []
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            import gzip
-
-            body = self.rfile.read(int(self.headers["Content-Length"]))
-            if self.headers.get("Content-Encoding") == "gzip":
-                body = gzip.decompress(body)
-            received.append((self.path, ExportMetricsServiceRequest.FromString(body)))
-            self.send_response(200)
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-
-        def log_message(self, *_: object) -> None: ...
-
-    with HTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield server.server_address[1], received
-        finally:
-            server.shutdown()
-            thread.join()
-
-
 def test_otlp() -> None:
-    with collector() as (port, received):
-        with open_metrics(f"otlp://127.0.0.1:{port}") as counted:
+    with collector() as collected:
+        with open_metrics(collected.url) as counted:
             count_two(counted)
-        path, sent = received[-1]
+        path, sent = collected.received[-1]
     assert path == "/v1/metrics"
     (resource,) = sent.resource_metrics
     assert [each.value.string_value for each in resource.resource.attributes if each.key == "service.name"] == ["weft"]

@@ -17,7 +17,7 @@ import click
 
 from weft import engine
 from weft.errors import NotFoundError
-from weft.operate import log_format
+from weft.operate import log_format, traces
 from weft.project import current
 
 if TYPE_CHECKING:
@@ -71,6 +71,34 @@ def _use_log_format(_: click.Context, __: click.Parameter, chosen: str | None) -
     if chosen is not None:
         os.environ[log_format.VARIABLE] = chosen
 
+
+def _use_traces(context: click.Context, _: click.Parameter, url: str | None, *, is_run: bool = False) -> str | None:
+    """Trace until the command ends."""
+    if url := url or traces.project_url():
+        # A process that stays is no part of what started it.
+        context.with_resource(traces.open_traces(url, os.environ if is_run else None))
+    return url
+
+
+def _hand_traces(_: click.Context, __: click.Parameter, url: str | None) -> None:
+    """Leave it to the processes that this one starts."""
+    if url := url or traces.project_url():
+        traces.check(url)
+        os.environ[traces.VARIABLE] = url
+
+
+_traces = partial(
+    click.option,
+    "--traces",
+    metavar="URL",
+    envvar=traces.VARIABLE,
+    expose_value=False,
+    help="Where spans go: otlp://collector:4318, null://. By default traces in weft.toml, else nowhere.",
+)
+traces_option = _traces(callback=_use_traces)
+traces_to_pass_option = _traces(callback=_use_traces, expose_value=True)
+traces_of_runs_option = _traces(callback=partial(_use_traces, is_run=True))
+traces_of_children_option = _traces(callback=_hand_traces)
 
 log_format_option = click.option(
     "--log-format",

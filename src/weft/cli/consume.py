@@ -27,6 +27,7 @@ from weft.cli.common import (
     log_to_stderr,
     plural,
     run_log_option,
+    traces_option,
 )
 from weft.engine.progress import live
 from weft.engine.streaming.spark_engine import SparkEngine
@@ -73,6 +74,7 @@ def find_pipeline(what: str) -> StreamingPipeline:
 @_number("--max-backoff-ms", default=Running.max_backoff_ms, help="Wait no longer than this.")
 @_number("--max-restarts", help="Give up after so many starts without a batch that succeeds.  [default: never]")
 @engine_option
+@traces_option
 @log_format_option
 @run_log_option
 @alerter_option

@@ -28,6 +28,7 @@ from weft.cli.common import (
     print_table,
     run_log_option,
     time_text,
+    traces_of_runs_option,
 )
 from weft.errors import DeclarationError, NotFoundError, unknown
 from weft.operate import freshness, log_format
@@ -274,6 +275,7 @@ def _named(connection: str | Connection | None) -> str:
 @run_log_option
 @alerter_option
 @metrics_option
+@traces_of_runs_option
 @log_format_option
 @format_option
 def run(
@@ -361,6 +363,7 @@ def _has_lost_engine() -> bool:
 @run_log_option
 @alerter_option
 @metrics_option
+@traces_of_runs_option
 @log_format_option
 @format_option
 def run_due(

@@ -17,6 +17,7 @@ from weft.cli.common import (
     module_names_option,
     print_json,
     print_table,
+    traces_to_pass_option,
     unused_module_option,
 )
 from weft.cli.pipelines import declared_or_expected, metrics_option
@@ -40,12 +41,14 @@ _run_log = click.option(
     default="subprocess+python://",
     show_default=True,
     metavar="URL",
-    help="What starts the runs: subprocess:// (the command weft), subprocess+python:// (this Python), k8s://…, lambda://….",
+    help="What starts the runs: subprocess:// (the command weft), subprocess+python:// (this Python), k8s://…, "
+    "lambda://…, spark://….",
 )
 @_run_log
 @log_format_option
 @alerter_option
 @metrics_option
+@traces_to_pass_option
 @click.option(
     "--poll-interval", type=click.FloatRange(0.1), default=10, show_default=True, help="Seconds between looks."
 )
@@ -65,6 +68,7 @@ def scheduler(
     run_log: str | None,
     alerters: tuple[str, ...],
     metrics: str | None,
+    traces: str | None,
     poll_interval: float,
     lease_seconds: float,
     max_running: int,
@@ -87,7 +91,7 @@ def scheduler(
     # What the environment has reaches the runs by theirs: a Secret must not become a part of a Job.
     passed = {
         name: context.params[name]
-        for name in ("run_log", "alerters")
+        for name in ("run_log", "alerters", "traces")
         if context.get_parameter_source(name) is ParameterSource.COMMANDLINE
     }
     current().load_modules(modules)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import click
 
-from weft.cli.common import module_names_option
+from weft.cli.common import module_names_option, traces_of_children_option
 
 
 @contextmanager
@@ -44,6 +44,7 @@ def needs_server() -> Iterator[None]:
     envvar="WEFT_LOG_FORMAT",
     help="How each request is logged to standard error.",
 )
+@traces_of_children_option
 @click.option("--no-worker", is_flag=True, help="Build no models: `weft worker` does it elsewhere.")
 def serve(
     modules: tuple[str, ...], host: str, port: int, workers: int, insecure: bool, log_format: str, no_worker: bool

@@ -19,6 +19,7 @@ from weft.cli.common import (
     module_option,
     none_declared,
     run_log_option,
+    traces_option,
 )
 from weft.cli.pipelines import metrics_option, open_runner, outcome_record, report
 
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 @alerter_option
 @log_format_option
 @metrics_option
+@traces_option
 @format_option
 def worker(
     once: bool,

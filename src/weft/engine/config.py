@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import sys
@@ -16,7 +17,8 @@ from weft.settings import PROJECT_FILE, interpolate, read_project_file
 Profile = Literal["quick", "throughput"]
 LogLevel = Literal["ERROR", "WARN", "INFO", "DEBUG"]
 _PROFILE_VARIABLE = "WEFT_SPARK_PROFILE"
-_MASTER_VARIABLE = "WEFT_SPARK_MASTER"
+MASTER_VARIABLE = "WEFT_SPARK_MASTER"
+CONF_VARIABLE = "WEFT_SPARK_CONF"
 NEEDED_CONF = {
     # Else a Python data source that takes filters is refused.
     "spark.sql.python.filterPushdown.enabled": "true",
@@ -63,14 +65,14 @@ def read_settings(root: Path) -> SparkSettings:
     for key in table:
         if key not in _KEYS:
             raise _unknown_key(key)
-    master = os.environ.get(_MASTER_VARIABLE) or _text(table, "master", "local[*]")
+    master = os.environ.get(MASTER_VARIABLE) or _text(table, "master", "local[*]")
     profile = os.environ.get(_PROFILE_VARIABLE)
     where = _PROFILE_VARIABLE if profile else "profile"
     return SparkSettings(
         root=root,
         master=master,
         profile=_one_of(get_args(Profile), profile or _text(table, "profile", "") or "quick", where),
-        conf=_conf(table.get("conf", {}), master),
+        conf={**_conf(table.get("conf", {}), master), **_given_conf(master)},
         jars=_jars(table.get("jars", []), root),
         log_level=_one_of(get_args(LogLevel), _text(table, "log_level", "WARN").upper(), "log_level"),
         archive=_boolean(table, "archive", True),
@@ -158,8 +160,21 @@ def masters(master: str) -> list[tuple[str, int]]:
     return [(host.strip("[]"), int(port)) for host, _, port in addresses]
 
 
-def _conf(table: object, master: str) -> dict[str, str]:
-    where = f"{PROJECT_FILE}, [spark.conf]"
+def _given_conf(master: str) -> dict[str, str]:
+    """Return the settings of Spark that the environment has, as JSON; they win over those of the project."""
+    text = os.environ.get(CONF_VARIABLE)
+    if not text:
+        return {}
+    try:
+        given = json.loads(text)
+    except ValueError:
+        given = None
+    if not isinstance(given, dict):
+        raise SettingsError(f"{CONF_VARIABLE} is not a JSON object.", hint='{"spark.executor.memory": "4g"}')
+    return _conf(given, master, CONF_VARIABLE)
+
+
+def _conf(table: object, master: str, where: str = f"{PROJECT_FILE}, [spark.conf]") -> dict[str, str]:
     if not isinstance(table, dict):
         raise SettingsError(
             f"{PROJECT_FILE}: spark.conf must be a table.",

@@ -14,6 +14,7 @@ from datetime import datetime
 from hashlib import blake2b
 from typing import Any
 
+from weft import tracing
 from weft.engine import incremental, inputs
 from weft.engine.inputs import Input
 from weft.engine.load import Job
@@ -87,8 +88,10 @@ class PipelineRun:
 
     def _load(self, target: PipelineTarget, data: Input) -> Loaded:
         started = time.perf_counter()
-        ready = prepare_load(self.pipeline, target, plan_load(self.pipeline, target, self.key, self.moment), data)
-        counts, engine = (Counts(), "none") if ready.is_idle else ready.job.run(ready.data)
+        with tracing.span(f"load {target.name}", "client", {"weft.target": target.name, "weft.commit_key": self.key}):
+            ready = prepare_load(self.pipeline, target, plan_load(self.pipeline, target, self.key, self.moment), data)
+            counts, engine = (Counts(), "none") if ready.is_idle else ready.job.run(ready.data)
+            tracing.note({"weft.engine": engine, "weft.replayed": counts.replayed})
         counts = replace(counts, warnings=(*ready.warnings, *counts.warnings))
         return Loaded(target.name, counts, engine, time.perf_counter() - started, ready.late, ready.without_value)
 

@@ -1,8 +1,8 @@
 """What starts the runs that a scheduler dispatches: an executor, named by a URL.
 
 `subprocess://` starts `weft run-due NAME` on this host, `subprocess+python://` the same by this Python, `k8s://` as a
-Job of Kubernetes, `lambda://` by a call of a function of Lambda. A third party's package adds others by an entry point
-in the group `weft.executors`: a class that takes the URL and has `start`.
+Job of Kubernetes, `lambda://` by a call of a function of Lambda, `spark://` with a cluster of Spark's. A third party's
+package adds others by an entry point in the group `weft.executors`: a class that takes the URL and has `start`.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
 from weft import settings
@@ -25,6 +25,7 @@ GROUP = "weft.executors"
 _BUILT_IN = {
     "k8s": "weft.operate.kubernetes_executor:KubernetesExecutor",
     "lambda": "weft.operate.lambda_executor:LambdaExecutor",
+    "spark": "weft.operate.spark_executor:SparkExecutor",
 }
 
 
@@ -36,6 +37,9 @@ class Dispatch:
     modules: tuple[str, ...] = ()
     run_log: str | None = None
     alerters: tuple[str, ...] = ()
+    traces: str | None = None
+    trace: Mapping[str, str] = field(default_factory=dict)
+    """The variables that name the trace of this dispatch, where there is one."""
 
     @property
     def arguments(self) -> list[str]:
@@ -50,6 +54,8 @@ class Dispatch:
             "WEFT_RUN_LOG": self.run_log,
             "WEFT_ALERTERS": " ".join(self.alerters),
             "WEFT_METRICS": "null://",
+            "WEFT_TRACES": self.traces,
+            **self.trace,
         }
         return {name: value for name, value in values.items() if value}
 
@@ -73,7 +79,9 @@ class Executor(Protocol):
 
 
 @dataclass(frozen=True)
-class _Process:
+class Process:
+    """A process of this host."""
+
     process: subprocess.Popen[bytes]
     tells_end: ClassVar[bool] = True
 
@@ -87,13 +95,14 @@ class Subprocess:
     def __init__(self, url: str) -> None:
         self.command = _command(url)
 
-    def start(self, dispatch: Dispatch) -> _Process:
-        return _Process(
+    def start(self, dispatch: Dispatch, more: Mapping[str, str] | None = None) -> Process:
+        """Start a run, with `more` in its environment."""
+        return Process(
             subprocess.Popen(
                 [*self.command, *dispatch.arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=sys.stderr,
-                env={**os.environ, **dispatch.environment},
+                env={**os.environ, **dispatch.environment, **(more or {})},
                 # A signal to the scheduler's terminal is not one to the runs.
                 start_new_session=True,
             )

@@ -7,6 +7,7 @@ the user's kubeconfig.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from dataclasses import dataclass
@@ -14,12 +15,13 @@ from typing import Any, ClassVar
 from urllib.parse import parse_qsl, urlsplit
 from uuid import uuid4
 
+from weft.engine import config
 from weft.errors import ConnectionFailedError, MissingExtraError, SettingsError, installing, listed
 from weft.operate.executors import Dispatch
 
 _OPTIONS = (
     *("image", "service-account", "env-from-secret", "cpu", "memory", "ttl-seconds", "deadline-seconds"),
-    *("image-pull-policy", "command"),
+    *("image-pull-policy", "command", "spark-executors", "spark-image"),
 )
 _EXAMPLE = "k8s://weft?image=registry.example.com/pipelines:1&service-account=weft"
 _TIMEOUT_SECONDS = 10
@@ -63,9 +65,16 @@ class KubernetesExecutor:
         self.secrets = [value for name, value in pairs if name == "env-from-secret"]
         if not self.namespace or split.path.strip("/") or not self.options.get("image"):
             raise SettingsError("k8s:// needs a namespace and an image.", hint=_EXAMPLE)
-        for name in ("ttl-seconds", "deadline-seconds"):
+        for name in ("ttl-seconds", "deadline-seconds", "spark-executors"):
             if not self.options.get(name, "1").isdigit():
-                raise SettingsError(f"{name} of k8s:// is a whole number of seconds.")
+                what = "" if name.startswith("spark") else " of seconds"
+                raise SettingsError(f"{name} of k8s:// is a whole number{what}.")
+        if ("spark-executors" in self.options) != bool(self.options.get("spark-image")):
+            # Executors are started by the entrypoint of Spark's own images, which an image of Weft does not have.
+            raise SettingsError(
+                "spark-executors of k8s:// needs spark-image, an image of Spark's own, and the other way round.",
+                hint=f"{_EXAMPLE}&spark-executors=4&spark-image=registry.example.com/spark:1",
+            )
         try:
             import kubernetes
         except ImportError as error:
@@ -109,7 +118,10 @@ class KubernetesExecutor:
             "image": self.options["image"],
             "command": [self.options.get("command", "weft")],
             "args": dispatch.arguments,
-            "env": [{"name": name, "value": value} for name, value in dispatch.environment.items()],
+            "env": [
+                *({"name": name, "value": value} for name, value in dispatch.environment.items()),
+                *self._spark(dispatch),
+            ],
             "envFrom": [{"secretRef": {"name": name}} for name in self.secrets],
         }
         if resources:
@@ -133,6 +145,30 @@ class KubernetesExecutor:
             "spec": spec,
         }
 
+    def _spark(self, dispatch: Dispatch) -> list[dict[str, Any]]:
+        """Return the variables that make the Pod of a run the driver of executors in Pods beside it."""
+        if "spark-executors" not in self.options:
+            return []
+        conf = {
+            "spark.app.name": f"weft {dispatch.pipeline}",
+            "spark.executor.instances": self.options["spark-executors"],
+            "spark.kubernetes.namespace": self.namespace,
+            "spark.kubernetes.container.image": self.options["spark-image"],
+            # They end with the Pod of the run, also where that is killed.
+            "spark.kubernetes.driver.pod.name": "$(WEFT_POD)",
+            "spark.driver.host": "$(WEFT_POD_IP)",
+            "spark.driver.bindAddress": "0.0.0.0",
+        }
+        if "service-account" in self.options:
+            conf["spark.kubernetes.authenticate.executor.serviceAccountName"] = self.options["service-account"]
+        of_pod = {"WEFT_POD": "metadata.name", "WEFT_POD_IP": "status.podIP"}
+        return [
+            # First, because Kubernetes puts into a variable those that stand before it.
+            *({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in of_pod.items()),
+            {"name": config.MASTER_VARIABLE, "value": "k8s://https://kubernetes.default.svc"},
+            {"name": config.CONF_VARIABLE, "value": json.dumps(conf)},
+        ]
+
 
 def job_name(pipeline: str) -> str:
     """Return a name for a Job that no other one has: at most 63 small letters, digits and dashes."""
@@ -147,8 +183,6 @@ def label_value(pipeline: str) -> str:
 
 def _message(error: Any) -> str:
     """Return what the API says is wrong."""
-    import json
-
     try:
         return str(json.loads(error.body)["message"])[:500]
     except (ValueError, KeyError, TypeError):

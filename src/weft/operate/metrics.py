@@ -15,18 +15,15 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Literal
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import SplitResult
 
-from weft import settings
 from weft.errors import ConnectionFailedError, MissingExtraError, NotFoundError, SettingsError, installing, listed
+from weft.operate import otlp
 from weft.operate.records import COUNTS
-from weft.systems.base import url_scheme
 
 _log = logging.getLogger("weft.metrics")
 _SINKS = ("null", "stdout", "memory", "prometheus", "otlp")
 _EXAMPLES = "prometheus://:9100, otlp://collector:4318, stdout:// or null://."
-# A collector that hangs must not hold up the end of a run for long.
-_FLUSH_SECONDS = 5
 _EVERY_SECONDS = 15
 
 Labels = tuple[tuple[str, str], ...]
@@ -109,22 +106,8 @@ MEMORY = Metrics()
 def open_metrics(url: str | None, *, must_serve: bool = False) -> Iterator[Metrics]:
     """Yield what counts for the sink at a URL, which gets the values while the block runs or at its end. A port that is
     taken, perhaps by another run, is a warning, unless it `must_serve`."""
-    url = "null://" if url is None else settings.interpolate(str(url).strip(), "the URL of metrics")
-    scheme = url_scheme(url)
-    if scheme not in _SINKS:
-        raise NotFoundError(
-            f"There is no metrics sink {scheme}://." if scheme else "A metrics sink needs a URL.",
-            hint=listed(scheme or url[:20], _SINKS, f"For example {_EXAMPLES}"),
-        )
-    try:
-        split = urlsplit(url)
-        _ = split.port
-    except ValueError:
-        raise SettingsError(
-            f"The URL of metrics at {scheme}:// cannot be read.", hint=f"For example {_EXAMPLES}"
-        ) from None
-    if split.username or split.password or split.query or (scheme not in ("prometheus", "otlp") and split.netloc):
-        raise SettingsError(f"The URL of metrics at {scheme}:// has too much in it.", hint=f"For example {_EXAMPLES}")
+    split = otlp.sink(url, "metrics", _SINKS, _EXAMPLES)
+    scheme = split.scheme
     if scheme == "memory":
         yield MEMORY
         return
@@ -208,27 +191,20 @@ def _served(metrics: Metrics, url: SplitResult, *, must_serve: bool) -> Iterator
 @contextmanager
 def _sent(metrics: Metrics, url: SplitResult) -> Iterator[None]:
     """Send the values to a collector by OTLP over HTTP, every 15 seconds and at the end."""
-    try:
+    with otlp.importing():
         from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
         from opentelemetry.metrics import CallbackOptions, Observation
         from opentelemetry.sdk.metrics import MeterProvider
         from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
         from opentelemetry.sdk.resources import Resource
-    except ImportError as error:
-        raise MissingExtraError(
-            f"otlp:// needs OpenTelemetry, which is not there: {error}.", hint=installing("otel")
-        ) from error
-    if not url.hostname:
-        raise SettingsError("otlp:// needs the host of a collector.", hint="otlp://collector:4318")
 
     def observe(metric: Metric, _options: CallbackOptions) -> list[Observation]:
         return [Observation(value, dict(labels)) for labels, value in metrics.series(metric).items()]
 
-    host = f"[{url.hostname}]" if ":" in url.hostname else url.hostname
-    endpoint = f"http://{host}:{url.port or 4318}{url.path.rstrip('/') or ''}/v1/metrics"
-    exporter = OTLPMetricExporter(endpoint, timeout=_FLUSH_SECONDS)
+    endpoint = otlp.endpoint(url, "metrics")
+    exporter = OTLPMetricExporter(endpoint, timeout=otlp.FLUSH_SECONDS)
     reader = PeriodicExportingMetricReader(exporter, export_interval_millis=_EVERY_SECONDS * 1000)
-    provider = MeterProvider([reader], resource=Resource.create({"service.name": "weft"}))
+    provider = MeterProvider([reader], resource=Resource.create(otlp.SERVICE))
     meter = provider.get_meter("weft")
     for metric in METRICS:
         made = meter.create_observable_counter if metric.kind == "counter" else meter.create_observable_gauge
@@ -237,6 +213,6 @@ def _sent(metrics: Metrics, url: SplitResult) -> Iterator[None]:
         yield
     finally:
         try:
-            provider.shutdown(timeout_millis=_FLUSH_SECONDS * 1000)
+            provider.shutdown(timeout_millis=otlp.FLUSH_SECONDS * 1000)
         except Exception as error:  # whatever it is: the run is done
             _log.warning("The last metrics were not sent to %s: %s", endpoint, type(error).__name__)

@@ -62,6 +62,8 @@ _CLAIMS = pa.schema(
 _TABLES = {"runs": (_RUNS, ("run_id", "attempt")), "claims": (_CLAIMS, ("pipeline",))}
 # What MySQL must be able to index.
 _SHORT = {"run_id", "pipeline", "status", "slot_run_id", "skip_run_id"}
+# A transaction of ours takes milliseconds.
+_SILENT_SECONDS = 10
 _INDEXES = (("started_at",), ("pipeline", "started_at"))
 # A query for more pipelines than this asks for all.
 _LISTED = 200
@@ -79,6 +81,8 @@ class LogTables(RunStore):
                 f"A run log cannot be kept in a {tables.dialect} database.", hint=f"These can: {', '.join(able)}."
             )
         self.tables, self.shown = tables, tables.connection.target
+        # Another scheduler could not take over from one that is stopped while it renews its lease.
+        tables.driver.silent_seconds = _SILENT_SECONDS
         self.now = tables.clock
         self.for_update = tables.row_lock
         self._missing: list[pa.Field] = []

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
+from weft import tracing
 from weft.errors import LeaseLostError, WeftError, stop_behind
 from weft.operate import freshness
 from weft.operate.alerts import Alerters, is_worth_telling
@@ -130,7 +131,11 @@ class Runner(Planner):
         main = threading.main_thread()
         is_main = threading.current_thread() is main
         try:
-            with heartbeat(self.log, claimed, end), captured(self.project.root, claimed.run_id, claimed.attempt):
+            with (
+                tracing.span(f"run {pipeline.name}", "consumer", _described_run(claimed)),
+                heartbeat(self.log, claimed, end),
+                captured(self.project.root, claimed.run_id, claimed.attempt),
+            ):
                 _log.info("%s: attempt %d, run %s", pipeline.name, claimed.attempt, claimed.run_id, extra=known)
                 try:
                     execution.execute()
@@ -277,6 +282,12 @@ def _allowed(pipeline: Pipeline, claimed: ClaimedRun) -> int | None:
     if claimed.slot is None or claimed.attempts_allowed is not None:
         return claimed.attempts_allowed
     return pipeline.retry.max_attempts
+
+
+def _described_run(claimed: ClaimedRun) -> dict[str, str | int | float | bool]:
+    """Return what the span of an attempt says."""
+    slot = {} if claimed.slot is None else {"weft.slot": claimed.slot.isoformat()}
+    return {"weft.pipeline": claimed.pipeline, "weft.run_id": claimed.run_id, "weft.attempt": claimed.attempt, **slot}
 
 
 def _cancelled(claimed: ClaimedRun) -> CancelledError:

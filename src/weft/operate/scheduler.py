@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from weft import tracing
 from weft.errors import ConnectionFailedError, SettingsError, WeftError, listed
 from weft.operate import freshness
 from weft.operate.alerts import Alerters, is_worth_telling
@@ -67,6 +68,7 @@ class Scheduler(Planner):
         modules: Sequence[str] = (),
         run_log: str | None = None,
         alerters: Sequence[str] = (),
+        traces: str | None = None,
         poll_seconds: float = 10.0,
         lease_seconds: float = 300.0,
         most_running: int = 16,
@@ -85,6 +87,7 @@ class Scheduler(Planner):
                 hint = listed(each.pool, self.pools, f"Add it to [pools] in {PROJECT_FILE}: {each.pool} = 2")
                 raise SettingsError(f"{each.name} is in the pool {each.pool!r}, which has no size.", hint=hint)
         self.modules, self.run_log, self.alerters = tuple(modules), run_log, tuple(alerters)
+        self.traces = traces
         self.poll_seconds, self.lease_seconds, self.most_running = poll_seconds, lease_seconds, most_running
         self.leads: ClaimedRun | None = None
         self._stopping = threading.Event()
@@ -270,7 +273,11 @@ class Scheduler(Planner):
         # A run that ends without a claim is started again, but not at once.
         not_before = self.clock() + _pause(failures)
         try:
-            started = self.executor.start(Dispatch(name, self.modules, self.run_log, self.alerters))
+            with tracing.span(f"dispatch {name}", "producer", {"weft.pipeline": name, "weft.slot": str(slot)}):
+                trace = tracing.environment()
+                started = self.executor.start(
+                    Dispatch(name, self.modules, self.run_log, self.alerters, self.traces, trace)
+                )
         except Exception as error:
             _log.error("%s could not be started: %s", name, error, extra={"pipeline": name})
             self._running[name] = _Dispatched(slot, None, failures + 1, not_before, 1, before)

@@ -354,6 +354,12 @@ def _publish(operation: str, summary: str, event: dict[str, Any]) -> dict[str, A
                 "in": "header",
                 "schema": {"type": "string", "enum": ["identity", "gzip", "zstd"]},
             },
+            {
+                "name": "traceparent",
+                "in": "header",
+                "description": "The trace of the publish, where the service traces. What cannot be read is ignored.",
+                "schema": {"type": "string"},
+            },
         ],
         about="Answers once the events are durable. Needs the scope write.",
     )

@@ -10,6 +10,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from weft import tracing
 from weft.server import bodies
 from weft.server.access import webhook_id
 from weft.server.problems import Problem
@@ -42,7 +43,8 @@ async def publish(request: Request) -> Response:
     with service.room(ready.stream, len(unpacked), publishing=True):
         events = bodies.events(unpacked, headers, service.limits.body_events)
         has_looked = await _decode_fields(events, unpacked, headers, ready)
-        done = await publish_to(ready, events, key, has_looked=has_looked)
+        with tracing.received(headers):
+            done = await publish_to(ready, events, key, has_looked=has_looked)
         request.app.state.metrics.published(done, len(unpacked))
         return json_response(with_texts(done, "first_rowid", "last_rowid"), 202)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import os
 import resource
 import shutil
 import socket
@@ -36,6 +37,8 @@ _SURPLUS_SECONDS = 1.0
 _GARBAGE = 20_000
 # Requests that are not finished so long after the signal are cut. A client may hang.
 STOP_SECONDS = 7
+# A collector that hangs must not make the parent kill a worker that has finished its requests.
+_SPANS_SECONDS = 1
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):
@@ -262,11 +265,21 @@ class Server(uvicorn.Server):
 
 def main() -> None:
     """`python -m weft.server.worker TASK`: what `weft serve` starts."""
-    from weft.server.app import app
-
     task = msgspec.json.decode(sys.argv[1], type=Task)
     configure(task.log_format)
     _allow_connections()
+    if traces := os.environ.get("WEFT_TRACES"):
+        from weft.operate.traces import open_traces
+
+        with open_traces(traces, flush_seconds=_SPANS_SECONDS):
+            _serve(task)
+    else:
+        _serve(task)
+
+
+def _serve(task: Task) -> None:
+    from weft.server.app import app
+
     application = app(task.modules, runtime=task.runtime, guarded=task.guarded)
     listening, parent = socket.socket(fileno=task.listening), socket.socket(fileno=task.parent)
     with listening, parent:

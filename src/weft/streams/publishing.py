@@ -6,7 +6,7 @@ import os
 from dataclasses import replace
 from typing import Any
 
-from weft import hooks
+from weft import hooks, tracing
 from weft.errors import SettingsError, StorageError
 from weft.project import current
 from weft.streams import retention
@@ -43,13 +43,14 @@ async def publish_to(
     ticket = _ticket(ready, events, idempotency_key)
     ticket.has_looked = has_looked
     if ticket.events:
-        if not _can_wait(ticket):
-            ticket.batches = await ready.hub.in_thread(_encode, ticket)
-        try:
-            await ready.hub.committer.publish_async(ticket)
-        except StorageError:  # the disk is full, and this makes room for the next
-            retention.enforce_soon(ready)
-            raise
+        with tracing.publishing(ticket):
+            if not _can_wait(ticket):
+                ticket.batches = await ready.hub.in_thread(_encode, ticket)
+            try:
+                await ready.hub.committer.publish_async(ticket)
+            except StorageError:  # the disk is full, and this makes room for the next
+                retention.enforce_soon(ready)
+                raise
         retention.enforce_soon(ready)
     return _result(ticket)
 
@@ -77,13 +78,14 @@ def publish_batch(ready: Opened, events: list[dict[str, Any]], key: str | None) 
 def _publish(ticket: Ticket) -> dict[str, Any]:
     ready = ticket.ready
     if ticket.events:
-        if not _can_wait(ticket):
-            ticket.batches = _encode(ticket)
-        try:
-            ready.hub.committer.publish(ticket)
-        except StorageError:
-            retention.enforce_soon(ready)
-            raise
+        with tracing.publishing(ticket):
+            if not _can_wait(ticket):
+                ticket.batches = _encode(ticket)
+            try:
+                ready.hub.committer.publish(ticket)
+            except StorageError:
+                retention.enforce_soon(ready)
+                raise
         retention.enforce_soon(ready)
     return _result(ticket)
 

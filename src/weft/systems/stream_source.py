@@ -69,6 +69,8 @@ class StreamSource(ABC):
 
     unit: ClassVar[str]
     """The unit of lag: events, messages, files, versions."""
+    messaging_system: ClassVar[str | None] = None
+    """What OpenTelemetry calls the broker of its messages."""
     waits: ClassVar[bool] = False
     """Whether it waits for new rows by itself, so that Spark need not pause before it asks again."""
     wants_commits: ClassVar[bool] = False
@@ -160,6 +162,10 @@ class StreamSource(ABC):
     def count(self, rows: BatchRows) -> int:
         """Return how many rows a batch had, at most, as far as it is known."""
         return rows.size or 0
+
+    def publish_ids(self, rows: BatchRows) -> Collection[str]:
+        """Return the publishes that the rows of a batch are from, where rows name them: some if there are many."""
+        return ()
 
     @abstractmethod
     def stay(self, position: Any | None, source_log: Location) -> Rewind:

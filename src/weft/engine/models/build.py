@@ -14,6 +14,7 @@ from typing import Any, Literal
 import msgspec
 import pyarrow as pa
 
+from weft import tracing
 from weft.columns import canonical_schema, hint_of
 from weft.engine import inputs, relations, run
 from weft.engine.inputs import Input
@@ -56,12 +57,15 @@ class ModelRun:
         """Build the model, if anything is new for it."""
         started = time.perf_counter()
         observer = self._observer or Observer()
+        name = self.model.target.name
         try:
-            counts, engine = self._build(observer)
+            with tracing.span(f"load {name}", "client", {"weft.target": name, "weft.commit_key": self.key}):
+                counts, engine = self._build(observer)
+                tracing.note({"weft.engine": engine, "weft.replayed": counts.replayed})
         finally:
             if self._observer is None:
                 observer.close()
-        self.loaded.append(Loaded(self.model.target.name, counts, engine, time.perf_counter() - started))
+        self.loaded.append(Loaded(name, counts, engine, time.perf_counter() - started))
 
     def _build(self, observer: Observer) -> tuple[Counts, str]:
         model = self.model

@@ -13,6 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from weft import tracing
 from weft.engine import inputs
 from weft.engine.streaming.batch_id import BatchId
 from weft.engine.streaming.cdc.applying import ChangeBatch, changes_of, tombstones
@@ -24,6 +25,7 @@ from weft.engine.streaming.log_source import EventRows
 from weft.engine.streaming.progress import OpenedSource
 from weft.engine.streaming.sessions import Sessions
 from weft.engine.streaming.source_state import Columns, Written
+from weft.engine.streaming.spans import note_read, process_span
 from weft.engine.streaming.state import open_state
 from weft.engine.streaming.stateful import Stateful
 from weft.engine.streaming.targets import Targets
@@ -103,6 +105,10 @@ class Batches:
 
     def run(self, frame: Any, batch: BatchId) -> BatchResult:
         """Carry out the batch that Spark made of all sources."""
+        with tracing.span(*process_span(self.pipeline, self.sources, batch)):
+            return self._carried_out(frame, batch)
+
+    def _carried_out(self, frame: Any, batch: BatchId) -> BatchResult:
         _steps.debug("begun")
         try:
             result = self._attempted(frame, batch)
@@ -140,6 +146,8 @@ class Batches:
             self._supersede_letters(batch)
             for source, part in zip(self.sources, split(frame, self.sources), strict=True):
                 parts.append(source.take(part))
+            if tracing.tracer is not None:
+                note_read(self.sources)
             try:
                 return self._run(parts, frame.sparkSession, batch)
             except WeftError as error:

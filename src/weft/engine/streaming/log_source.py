@@ -9,6 +9,7 @@ columns that the stream has by then, and where there is no SQL in the same task 
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,7 +21,7 @@ from weft.errors import WeftError
 from weft.streams import runtime
 from weft.streams.declare import Stream
 from weft.systems.dead_letter_store import DeadLetter, as_json
-from weft.systems.log import EXTRA, META_TYPES, ROWID, Log
+from weft.systems.log import EXTRA, META_TYPES, PUBLISH_ID, ROWID, Log
 from weft.systems.log_offsets import Offsets, ranges
 from weft.systems.log_positions import LogPositions
 from weft.systems.stream_source import EVENT_TIME, MAX_ROWS, BatchRows, ReaderRows, SourceSettings
@@ -91,6 +92,7 @@ class LogSource(LogPositions):
     """Follows one stream."""
 
     unit = "events"
+    messaging_system = "weft"
     waits = True
     read_by_workers = False
 
@@ -148,6 +150,16 @@ class LogSource(LogPositions):
             return self.log.extent(rows.reader.after, rows.reader.upto, self.settings.max_rows or MAX_ROWS)
         except WeftError:
             return 0
+
+    def publish_ids(self, rows: BatchRows) -> Collection[str]:
+        """Return the publishes of the first events."""
+        if not isinstance(rows, EventRows) or rows.reader is None:
+            return ()
+        upto = rows.log.bound(rows.reader.after, rows.reader.upto, SMALL)
+        found: dict[str, None] = {}
+        for batch in rows.log.read_arrow(rows.reader.after, upto, [PUBLISH_ID]):
+            found.update(dict.fromkeys(batch.column(PUBLISH_ID).drop_null().unique().to_pylist()))
+        return found.keys()
 
 
 def _fitted(value: Any, kind: FieldType) -> Any:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from weft import tracing
 from weft.columns import python_rows
 from weft.engine import connectors, files, frames, inputs, session
 from weft.engine.frame_projection import schema_of
@@ -26,6 +27,7 @@ from weft.engine.streaming.cdc.routing import Routed
 from weft.engine.streaming.dead_letters import NO_STORE
 from weft.engine.streaming.source_state import Written
 from weft.engine.streaming.sources import open_source
+from weft.engine.streaming.spans import commit_span, note_counts
 from weft.engine.streaming.target_columns import DeclaredColumns, TargetColumns
 from weft.engine.streaming.target_streams import PutRefused, published_events
 from weft.engine.streaming.transform import WithOrigins
@@ -109,6 +111,20 @@ class Targets:
     ) -> Counts:
         """Load rows into a target, once under the id of their batch, and remove those with the keys `removed`. Of those
         that it rejects `with_origins` names the origins. `changes`: what the rows say of the rows of the target."""
+        with tracing.span(*commit_span(self._pipeline, [target], batch)):
+            counts = self._loaded(target, rows, batch, with_origins, removed, changes)
+            note_counts([counts])
+            return counts
+
+    def _loaded(
+        self,
+        target: Target,
+        rows: Input,
+        batch: BatchId,
+        with_origins: WithOrigins,
+        removed: Sequence[Mapping[str, Any]],
+        changes: ChangeBatch | None,
+    ) -> Counts:
         put = None
         if self._pipeline.dead_letters is not None:
             put = functools.partial(self._put_letters, target=target, batch=batch, with_origins=with_origins)
@@ -152,7 +168,8 @@ class Targets:
                     own = changes.by_table[target.name]
                     yield target, self.load(target, NOTHING, batch, with_origins, changes=own)
                 continue
-            with self._explained(changed, batch), self._opened(connection) as tables:
+            span = tracing.span(*commit_span(self._pipeline, changed, batch))
+            with span, self._explained(changed, batch), self._opened(connection) as tables:
                 assert tables is not None
                 ready: list[_Ready] = []
                 for target in changed:
@@ -160,6 +177,7 @@ class Targets:
                     made = self._ready(target, connection, load, NOTHING, batch, tables, own)
                     ready += [] if made is None else [made]
                 counts = dict(zip((each.target.name for each in ready), _committed(ready, tables), strict=True))
+                note_counts(counts.values())
             for each in ready:
                 self._finish_load(each, counts[each.target.name], batch, with_origins)
             yield from ((each, counts.get(each.name, Counts())) for each in changed)

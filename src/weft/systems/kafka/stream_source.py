@@ -63,6 +63,7 @@ def stream(
 class KafkaSource(MessageSource):
     """Follows one topic."""
 
+    messaging_system = "kafka"
     noun = "topic"
     wants_commits = True
 

@@ -27,6 +27,7 @@ _FOREIGN = "StartingSequenceNumber"
 class KinesisSource(MessageSource):
     """Follows one stream."""
 
+    messaging_system = "aws_kinesis"
     noun = "stream"
 
     @property

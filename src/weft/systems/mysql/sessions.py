@@ -20,7 +20,7 @@ from weft.errors import (
 )
 from weft.systems.mysql.connection import MySQLConnection
 from weft.systems.mysql.driver import Driver, connect
-from weft.systems.sql.driver import MissingTableError, Role, SqlDriver, readable
+from weft.systems.sql.driver import MissingTableError, Role, SqlDriver, closed_on_error, readable
 
 
 class MySQLSessions(SqlDriver):
@@ -37,7 +37,11 @@ class MySQLSessions(SqlDriver):
     def connect(self, role: Role) -> Driver:
         """A connection; only readers are in autocommit mode."""
         try:
-            return connect(self.connection.parameters(), autocommit=role == "read")
+            driver = connect(self.connection.parameters(), autocommit=role == "read")
+            if self.silent_seconds is not None and driver.is_mariadb():  # MySQL has no such setting
+                with closed_on_error(driver):
+                    driver.query(f"SET SESSION idle_transaction_timeout = {self.silent_seconds}")
+            return driver
         except (pymysql.Error, RuntimeError) as error:  # RuntimeError: the package cryptography is missing
             code = error.args[0] if error.args and isinstance(error.args[0], int) else 0
             answered = code >= 1000 and code // 1000 != 2  # those from 2000 on are the client's own

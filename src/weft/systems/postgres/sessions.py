@@ -70,6 +70,8 @@ class PostgresSessions(SqlDriver):
             with closed_on_error(driver):
                 # One round trip; as startup options they would replace those of the URL, and poolers refuse them.
                 configuration = {**self.configuration, "lock_timeout": f"{LOCK_SECONDS}s"}
+                if self.silent_seconds is not None:
+                    configuration["idle_in_transaction_session_timeout"] = f"{self.silent_seconds}s"
                 others = "".join(f", set_config('{name}', '{value}', false)" for name, value in configuration.items())
                 driver.execute(f"SELECT set_config('synchronous_commit', {durability}, false){others}")
                 driver.autocommit = autocommit

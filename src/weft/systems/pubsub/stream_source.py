@@ -16,6 +16,7 @@ _METADATA = {"_message_id": "message_id", "_ordering_key": "key", "_attributes":
 class PubSubSource(ReceivedSource):
     """Receives one subscription."""
 
+    messaging_system = "gcp_pubsub"
     noun = "subscription"
 
     @property

@@ -18,6 +18,7 @@ _REPEATED = "one without a message_id may become two rows after a crash"
 class RabbitMQSource(ReceivedSource):
     """Receives one queue."""
 
+    messaging_system = "rabbitmq"
     noun = "queue"
 
     @property

@@ -86,6 +86,9 @@ class SqlDriver(ABC):
         self._lock = threading.RLock()
         self._idle: dict[Role, list[tuple[float, Any]]] = {"publish": [], "keep": [], "read": []}
         self._closed = False
+        self.silent_seconds: int | None = None
+        """After so long without a statement inside a transaction the server ends it, where it can: a process that was
+        stopped there would keep its locks."""
 
     @abstractmethod
     def connect(self, role: Role) -> Any:

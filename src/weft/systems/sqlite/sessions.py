@@ -32,6 +32,9 @@ from weft.systems.sqlite.connection import SQLiteConnection
 LOCK_SECONDS = 30.0
 # SQLite's own busy handler sleeps up to 100 ms between tries, which starves a writer next to a busy one.
 _RETRY_SECONDS = 0.0005
+# Between two tries, so long says that this process stood still (SIGSTOP, a virtual machine that is moved), and whoever
+# holds the lock perhaps with it: the time says nothing about the lock.
+_STILL_SECONDS = 1.0
 # Others may lock the folder of the file too, for as long as they like.
 _FOLDER_SECONDS = 1.0
 _log = logging.getLogger(__name__)
@@ -234,16 +237,19 @@ class SqliteSessions(SqlDriver):
         # The writers of this process wait in turn: those after the first have waited for the same lock already.
         begun_at = time.monotonic()
         since = begun_at if self._busy_since is None else max(self._asked_at, self._busy_since)
-        deadline = since + LOCK_SECONDS
+        deadline, tried = since + LOCK_SECONDS, begun_at
         while True:
             try:
                 driver.execute("BEGIN IMMEDIATE")
                 self._busy_since = None
                 return
             except sqlite3.OperationalError as error:
-                if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+                now = time.monotonic()
+                still = now - tried if now - tried > _STILL_SECONDS else 0.0
+                deadline, tried = deadline + still, now
+                if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or now > deadline:
                     raise
-            self._busy_since = self._busy_since or begun_at
+            self._busy_since = (self._busy_since or begun_at) + still
             time.sleep(_RETRY_SECONDS)
 
     def commit(self, driver: reading.FileConnection, role: Role) -> None:
