@@ -444,7 +444,8 @@ class Windows(Stateful):
         if sum(found.values()) <= _COMPACT_ROWS:
             return ()
         # One window at least; the others with a batch after this one.
-        chosen, total = [], 0
+        chosen: list[int] = []
+        total = 0
         for end in sorted(found, key=found.__getitem__, reverse=True):
             if chosen and total + found[end] > _COMPACT_MOST:
                 break
