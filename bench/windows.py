@@ -91,7 +91,7 @@ def _windows(connection: Any, minutes: int, **options: Any) -> Any:
         aggregations=AGGREGATIONS,
     )
     pipeline = make(name=name, source=events, target=connection, target_table="results", window=window, **options)
-    return Windows(pipeline, RememberedState(SqlState(open_tables(connection), name, "query")))
+    return Windows(pipeline, RememberedState(SqlState(open_tables(connection), name, name)))
 
 
 def _tumbling(where: str, keys: int, rows: int = BATCH, minutes: int = 1) -> Callable[[float], tuple[Job, Job]]:
