@@ -61,6 +61,7 @@ def _joins(connection: Any) -> Any:
     from weft.engine.readers import open_tables
     from weft.engine.streaming.joins import Joins
     from weft.pipelines.streaming.declare import make
+    from weft.systems.remembered_state import RememberedState
     from weft.systems.sql.state_store import SqlState
 
     name = f"bench {uuid.uuid4().hex}"
@@ -77,7 +78,8 @@ def _joins(connection: Any) -> Any:
     )
     declared = [weft.Source(query=each) for each in sources]
     pipeline = make(name=name, sources=declared, target=connection, target_table="results", join=join)
-    return Joins(pipeline, SqlState(open_tables(connection), name, "query")), [each.name for each in sources]
+    state = RememberedState(SqlState(open_tables(connection), name, "query"))
+    return Joins(pipeline, state), [each.name for each in sources]
 
 
 def _join(where: str) -> Callable[[float], tuple[Job, Job]]:

@@ -74,10 +74,11 @@ def frame_of(spark: Any, rows: Any) -> Any:
     return spark.read.schema(_COLUMNS).parquet(rows) if isinstance(rows, str) else spark.createDataFrame(rows)
 
 
-def _windows(connection: Any, minutes: int) -> Any:
+def _windows(connection: Any, minutes: int, **options: Any) -> Any:
     from weft.engine.readers import open_tables
     from weft.engine.streaming.windows import Windows
     from weft.pipelines.streaming.declare import make
+    from weft.systems.remembered_state import RememberedState
     from weft.systems.sql.state_store import SqlState
 
     name = f"bench {uuid.uuid4().hex}"
@@ -89,8 +90,8 @@ def _windows(connection: Any, minutes: int) -> Any:
         event_time_column="at",
         aggregations=AGGREGATIONS,
     )
-    pipeline = make(name=name, source=events, target=connection, target_table="results", window=window)
-    return Windows(pipeline, SqlState(open_tables(connection), name, "query"))
+    pipeline = make(name=name, source=events, target=connection, target_table="results", window=window, **options)
+    return Windows(pipeline, RememberedState(SqlState(open_tables(connection), name, name)))
 
 
 def _tumbling(where: str, keys: int, rows: int = BATCH, minutes: int = 1) -> Callable[[float], tuple[Job, Job]]:
@@ -123,6 +124,61 @@ def _tumbling(where: str, keys: int, rows: int = BATCH, minutes: int = 1) -> Cal
     return prepare
 
 
+def _open(groups: int, few: int, rows: int) -> Callable[[float], tuple[Job, Job]]:
+    """A batch that adds a window of so many groups and closes one, while many groups are open, or few."""
+
+    def prepare(scale: float) -> tuple[Job, Job]:
+        connection = weft.connect(url=Pair(10).there)
+        several = [round(groups * min(scale, 1)), few]
+        return tuple(_with_open(connection, max(2, each // rows), rows) for each in several)  # type: ignore[return-value]
+
+    return prepare
+
+
+def _with_open(connection: Any, minutes: int, rows: int) -> Job:
+    """Return the job of one batch, with a window of each of the last minutes open."""
+    import numpy
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    from weft.engine import session
+    from weft.engine.streaming.stateful import Reduced
+    from weft.systems.state_store import END
+
+    spark = session.spark().newSession()
+    windows = _windows(connection, 1, watermark=weft.Watermark(lateness_ms=60_000 * minutes))
+    name, number = windows.pipeline.sources[0].name, 0
+
+    def frame() -> Any:
+        at = pa.array(numpy.full(rows, number * _MINUTE), pa.timestamp("us", "UTC"))
+        keys = pa.array(numpy.arange(rows))
+        return frame_of(spark, as_file(pa.table({"at": at, "key": keys, "value": keys})))
+
+    first = windows.reduce([(name, frame())]).fragments
+
+    def batch() -> int:
+        nonlocal number
+        windows.begin(number)
+        windows.add(number, windows.reduce([(name, frame())]), spark)
+        windows.emission(spark)
+        number += 1
+        return rows
+
+    # The same rows, a minute later each: Spark would take hours for them.
+    for number in range(minutes):
+        shifted = first
+        for at, field in enumerate(first.schema):
+            if field.name in (END, "window_start", "window_end"):
+                later = pc.add(first[field.name].cast(pa.int64()), number * _MINUTE).cast(field.type)
+                shifted = shifted.set_column(at, field, later)
+        windows.begin(number)
+        windows.add(number, Reduced(shifted, {name: number * _MINUTE}, {}), spark)
+    number = minutes
+    for _ in range(_WARM_UP):
+        batch()
+    return batch
+
+
 def warmed(ours: Job, bare: Job, prepare: Callable[[str], None], batches: int) -> tuple[Job, Job]:
     """Return two jobs after some batches of each, for which `prepare` makes the rows."""
     jobs = _with_reset(ours, lambda: prepare("ours")), _with_reset(bare, lambda: prepare("theirs"))
@@ -143,6 +199,15 @@ CASES = [
         _BARE,
         1.3,
         _tumbling("postgres", 1000, 1000, 1440),
+        True,
+        15,
+        "postgres",
+    ),
+    Case(
+        "10k rows, 10M open groups, PostgreSQL",
+        "100k open groups",
+        1.3,
+        _open(10_000_000, 100_000, 10_000),
         True,
         15,
         "postgres",

@@ -2,101 +2,118 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from weft.systems.state_store import BATCH, CHECK, KEY, SIDE, TIME, Pairs
 
-
-class _Side:
-    """The rows of one side that have a key, in the order of their keys and times."""
-
-    def __init__(self, rows: pa.Table, keys: np.ndarray, side: int) -> None:
-        is_own = rows[SIDE].to_numpy() == side
-        self.rows = rows.filter(pa.array(is_own))
-        self.times, self.batches = self.rows[TIME].to_numpy(), self.rows[BATCH].to_numpy()
-        self.keys = keys[is_own]
-        """A number for each key, -1 where a row has none."""
-        self.places = np.lexsort((self.times, self.keys))
-
-    def among(self, chosen: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return the places of rows, with their keys and times, in order."""
-        places = self.places if chosen is None else self.places[chosen[self.places]]
-        return places, self.keys[places], self.times[places]
+_Places = np.ndarray
+"""Numbers of rows."""
+# Rows that may have a key of others are found by so many bits of it, before keys are compared.
+_BITS = 22
 
 
 def pairs_in_memory(rows: pa.Table, wanted: Pairs) -> pa.Table:
     """Return what a batch emits. The columns of the left side come first."""
-    keys = _numbered(rows)
-    left, right = (_Side(rows, keys, side) for side in (0, 1))
-    is_new = left.batches == wanted.batch
-    # A row that came with the batch finds all others; of those before it, each finds the new ones alone.
+    search = _Search(rows, wanted)
+    is_new, is_left = search.batches == wanted.batch, search.sides == 0
+    # A row that came with the batch finds all others; of those before it, each is found by the new ones alone.
     found = [
-        _matches(left, np.flatnonzero(is_new), right.among(), wanted.least, wanted.most),
-        _matches(left, np.flatnonzero(~is_new), right.among(right.batches == wanted.batch), wanted.least, wanted.most),
+        search.matches(is_new & is_left, ~is_left, wanted.least, wanted.most),
+        search.matches(is_new & ~is_left, is_left & ~is_new, -wanted.most, -wanted.least)[::-1],
     ]
-    chosen_left, chosen_right = (np.concatenate(parts) for parts in zip(*found, strict=True))
-    parts = [
-        pa.table(
-            {
-                **{name: left.rows[name].take(pa.array(chosen_left)) for name in wanted.left},
-                **{name: right.rows[name].take(pa.array(chosen_right)) for name in wanted.right},
-            }
-        )
-    ]
-    for side, due in wanted.alone.items():
-        own, other = (left, right) if side == 0 else (right, left)
-        is_due = own.times <= due.upto
-        if due.after is not None:
-            is_due &= (own.times > due.after) | (own.batches == wanted.batch)
-        least, most = (wanted.least, wanted.most) if side == 0 else (-wanted.most, -wanted.least)
-        places = np.flatnonzero(is_due)
-        starts, ends = _ranges(own, places, other.among(), least, most)
-        parts.append(own.rows.take(pa.array(places[starts == ends])).select((wanted.left, wanted.right)[side]))
-    names = [*wanted.left, *wanted.right]
+    left, right = (pa.array(np.concatenate(parts)) for parts in zip(*found, strict=True))
+    columns = {name: rows[name].take(left) for name in wanted.left}
+    parts = [pa.table({**columns, **{name: rows[name].take(right) for name in wanted.right}})]
+    for side, names in ((0, wanted.left), (1, wanted.right)):
+        if side in wanted.alone:
+            bounds = (wanted.least, wanted.most) if side == 0 else (-wanted.most, -wanted.least)
+            places = search.alone(search.due[side], search.sides != side, *bounds)
+            parts.append(rows.select(names).take(pa.array(places)))
+    names = (*wanted.left, *wanted.right)
     schema = pa.schema([rows.schema.field(name) for name in names])
     return pa.concat_tables(parts, promote_options="default").select(names).cast(schema)
 
 
-def _numbered(rows: pa.Table) -> np.ndarray:
-    """Return a number for the key of each row, -1 where it has none."""
-    key, check = rows[KEY].combine_chunks(), rows[CHECK].combine_chunks()
-    has_key = key.is_valid().to_numpy(zero_copy_only=False)
-    both = np.zeros(len(rows), [("key", np.int64), ("check", np.int64)])
-    both["key"], both["check"] = key.fill_null(0).to_numpy(), check.fill_null(0).to_numpy()
-    numbers = np.unique(both, return_inverse=True)[1]
-    return np.where(has_key, numbers, -1)
+class _Search:
+    """Finds partners among rows: those whose key is one of the rows that the batch asks for, mostly few of all."""
+
+    def __init__(self, rows: pa.Table, wanted: Pairs) -> None:
+        self.sides, self.batches, self.times = (rows[name].to_numpy() for name in (SIDE, BATCH, TIME))
+        keys, checks = (pc.fill_null(rows[name], 0).to_numpy() for name in (KEY, CHECK))
+        self._has_key = pc.is_valid(rows[KEY]).to_numpy()
+        self.due = {}
+        is_asked = self.batches == wanted.batch
+        for side, due in wanted.alone.items():
+            is_due = (self.sides == side) & (self.times <= due.upto)
+            if due.after is not None:
+                is_due &= (self.times > due.after) | (self.batches == wanted.batch)
+            self.due[side] = is_due
+            is_asked = is_asked | is_due
+        # A key is a part of a digest: its last bits are as good as any.
+        bits = keys & ((1 << _BITS) - 1)
+        is_known = np.zeros(1 << _BITS, bool)
+        is_known[bits[is_asked]] = True
+        self._is_candidate = self._has_key & is_known[bits]
+        places = np.flatnonzero(self._is_candidate)
+        self._numbers = np.zeros(len(keys), np.int64)
+        """Of candidates, a number for each key."""
+        self._numbers[places] = _numbered(keys[places], checks[places])
+        least, most = (int(each(self.times[places])) if len(places) else 0 for each in (np.min, np.max))
+        self._first, self._span = least, most - least + 2
+        self._is_wide = (len(places) + 1) * self._span >= 1 << 62
+        """Whether key and time do not fit into one number: times are then counted, not measured."""
+        self._moments = np.unique(self.times[places]) if self._is_wide else None
+        if self._moments is not None:
+            self._span = len(self._moments) + 2
+
+    def matches(self, own: np.ndarray, others: np.ndarray, least: int, most: int) -> tuple[_Places, _Places]:
+        """Return rows and their partners, whose times are so much later. `own`, `others`: which rows those are."""
+        places = np.flatnonzero(own & self._is_candidate)
+        partners, starts, ends = self._ranges(places, others, least, most)
+        counts = ends - starts
+        within = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
+        return np.repeat(places, counts), partners[np.repeat(starts, counts) + within]
+
+    def alone(self, own: np.ndarray, others: np.ndarray, least: int, most: int) -> _Places:
+        """Return the rows that have no partner."""
+        places = np.flatnonzero(own & self._has_key)
+        _, starts, ends = self._ranges(places, others, least, most)
+        return np.concatenate([np.flatnonzero(own & ~self._has_key), places[starts == ends]])
+
+    def _ranges(
+        self, places: _Places, others: np.ndarray, least: int, most: int
+    ) -> tuple[_Places, np.ndarray, np.ndarray]:
+        """Return possible partners in the order of their keys and times, and for each row where its own begin and end
+        among them."""
+        partners = np.flatnonzero(others & self._is_candidate)
+        ordered = self._position(partners, 0)
+        order = np.argsort(ordered)
+        ordered, partners = ordered[order], partners[order]
+        starts, ends = self._position(places, least), self._position(places, most + 1)
+        # One after the other in order: places that are near each other are found much faster.
+        order = np.argsort(starts)
+        found = np.empty((2, len(places)), np.int64)
+        for at, bounds in enumerate((starts, ends)):
+            found[at, order] = np.searchsorted(ordered, bounds[order])
+        return partners, found[0], found[1]
+
+    def _position(self, places: _Places, later: int) -> np.ndarray:
+        """Return where keys and times, so much later, come in the order of keys and times."""
+        times = self.times[places] + later
+        moments = times - self._first if self._moments is None else np.searchsorted(self._moments, times)
+        position: np.ndarray = self._numbers[places] * self._span + np.clip(moments, 0, self._span - 1)
+        return position
 
 
-def _matches(side: _Side, places: np.ndarray, others: Any, least: int, most: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the places of the rows of two sides that belong together."""
-    starts, ends = _ranges(side, places, others, least, most)
-    counts = ends - starts
-    total = int(counts.sum())
-    within = np.arange(total) - np.repeat(np.cumsum(counts) - counts, counts)
-    return np.repeat(places, counts), others[0][np.repeat(starts, counts) + within]
-
-
-def _ranges(side: _Side, places: np.ndarray, others: Any, least: int, most: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return for each row where its partners begin and end in the order of the other side."""
-    _, keys, times = others
-    own_keys, own_times = side.keys[places], side.times[places]
-    starts, ends = np.searchsorted(keys, own_keys, "left"), np.searchsorted(keys, own_keys, "right")
-    first = _first(times, starts, ends, own_times + least)
-    last = _first(times, starts, ends, own_times + most + 1)
-    last[own_keys < 0] = first[own_keys < 0]  # a row without a key has no partner
-    return first, last
-
-
-def _first(times: np.ndarray, starts: np.ndarray, ends: np.ndarray, bounds: np.ndarray) -> np.ndarray:
-    """Return the first place of each range whose time is a bound or after it, by halving all ranges at once."""
-    low, high = starts.copy(), ends.copy()
-    while (is_open := low < high).any():
-        middle = (low + high) // 2
-        is_before = np.zeros(len(low), bool)
-        is_before[is_open] = times[middle[is_open]] < bounds[is_open]
-        low = np.where(is_open & is_before, middle + 1, low)
-        high = np.where(is_open & ~is_before, middle, high)
-    return low
+def _numbered(keys: np.ndarray, checks: np.ndarray) -> np.ndarray:
+    """Return a number for each key."""
+    order = np.argsort(keys)
+    is_next, differs = np.diff(keys[order]) != 0, np.diff(checks[order]) != 0
+    if (differs & ~is_next).any():  # two keys with the same first half
+        order = np.lexsort((checks, keys))
+        is_next = (np.diff(keys[order]) != 0) | (np.diff(checks[order]) != 0)
+    numbers = np.zeros(len(keys), np.int64)
+    numbers[order[1:]] = np.cumsum(is_next)
+    return numbers

@@ -34,11 +34,7 @@ class InMemoryState(StateStore):
 
     def retype(self, schema: pa.Schema) -> None:
         assert self._rows is not None
-        rows = self._rows
-        for each in schema:
-            if each.name not in rows.column_names:
-                rows = rows.append_column(each, pa.nulls(len(rows), each.type))
-        self._rows = pa.table([rows[name].cast(schema.field(name).type) for name in schema.names], schema=schema)
+        self._rows = retyped(self._rows, schema)
 
     def read(self, wanted: Selection) -> pa.Table:
         assert self._rows is not None
@@ -59,9 +55,19 @@ class InMemoryState(StateStore):
             self._rows = self._rows.filter(pc.greater(self._rows[END], upto))
 
 
+def retyped(rows: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Return rows with other types of their columns, and with those that are new."""
+    for each in schema:
+        if each.name not in rows.column_names:
+            rows = rows.append_column(each, pa.nulls(len(rows), each.type))
+    return pa.table([rows[name].cast(schema.field(name).type) for name in schema.names], schema=schema)
+
+
 def mask(rows: pa.Table, wanted: Selection) -> Any:
     """Return which rows of a table are wanted."""
     ends = rows[END]
+    if wanted.ends:
+        return pc.is_in(ends, pa.array(wanted.ends, pa.int64()))
     mask = pa.chunked_array([pa.repeat(pa.scalar(True), len(rows))])
     if wanted.after is not None:
         mask = pc.greater(ends, wanted.after)

@@ -66,7 +66,8 @@ class StateBatch:
 
 @dataclass(frozen=True)
 class Selection:
-    """Which stored rows are meant: of windows that end up to `upto`, and after `after` or with a row of `batch`.
+    """Which stored rows are meant: of windows that end up to `upto`, and after `after` or with a row of `batch`; or of
+    those with these `ends`.
 
     With `whole_keys` all rows of the groups that have such a row, and of those with these `keys`."""
 
@@ -75,6 +76,7 @@ class Selection:
     batch: int | None = None
     whole_keys: bool = False
     keys: tuple[str, ...] = ()
+    ends: tuple[int, ...] = ()
 
 
 SIDE, TIME, CHECK = "_weft_side", "_weft_time", "_weft_check"
@@ -141,10 +143,11 @@ class StateStore(ABC):
     def counts(self) -> dict[int, int]:
         """Return how many rows are stored of windows that are not marked as closed, by the end of their window."""
 
-    def groups(self, columns: Sequence[str]) -> int:
-        """Return about how many different values these columns have in rows that are not marked as closed."""
-        rows = self.read(Selection(after=CLOSED // 2)).select(columns)
-        return len(rows.group_by(columns).aggregate([]))
+    def groups(self, columns: Sequence[str], wanted: Selection) -> dict[int, int]:
+        """Return how many different values these columns, of which one is the end, have in stored rows, by the end of
+        their window."""
+        ends = self.read(wanted).select(columns).group_by(columns).aggregate([])[END]
+        return {each["values"]: each["counts"] for each in ends.value_counts().to_pylist()}
 
     def refuses_name(self, name: str) -> str | None:
         """Return why no column can have this name; `None` where one can."""
@@ -157,6 +160,9 @@ class StateStore(ABC):
     @abstractmethod
     def remove(self, upto: int) -> None:
         """Remove the rows of windows that end up to a time."""
+
+    def is_remembered(self) -> None:  # noqa: B027 - optional
+        """Drop what helps to find pairs: the process has all rows in memory, and finds them there."""
 
     def release(self) -> None:  # noqa: B027 - optional
         """Let others open what one process at a time may have: a batch is done with it."""

@@ -278,6 +278,8 @@ def test_a_join_that_was_changed() -> None:
 
 
 PROGRAM = """
+import sys
+
 import weft
 from weft.engine.streaming.spark_engine import SparkEngine
 from weft.operate.run_options import Running
@@ -286,8 +288,10 @@ from weft.pipelines.streaming.declare import make
 
 orders = weft.stream(name="orders", fields={"id": "int64", "item": "string", "at": "timestamp"})(lambda: None)
 payments = weft.stream(name="payments", fields={"order_id": "int64", "at": "timestamp"})(lambda: None)
+place = sys.argv[1]
 pipeline = make(
     name="paid",
+    **({"state_store": weft.StateStore(connection=weft.SQLiteConnection(place))} if place else {}),
     sources=[weft.Source(query=orders, max_rows=20), weft.Source(query=payments, max_rows=20)],
     targets=[weft.Target(connection="default", table="paid"), weft.Target(connection="default", table="copies")],
     join=weft.Join(
@@ -307,8 +311,12 @@ supervise(SparkEngine(pipeline), Running(once=True))
 
 
 @pytest.mark.timing
-@pytest.mark.usefixtures("plain_spark", "here")
-def test_the_driver_killed_at_each_step(count: Callable[..., int]) -> None:
+@pytest.mark.parametrize("place", ["same", "two"])
+@pytest.mark.parametrize("system", ["sqlite", "postgres"], indirect=True)
+@pytest.mark.brief("sqlite-same")
+@pytest.mark.usefixtures("plain_spark", "streams")
+def test_the_driver_killed_at_each_step(place: str, project: Path, count: Callable[..., int]) -> None:
+    state = str(project / "state.db") if place == "two" else ""
     declare("orders", id="int64", item="string", at="timestamp")
     declare("payments", order_id="int64", at="timestamp")
     points = [("begun", 2), ("stored", 1), ("stored", 3), ("loaded", 1), ("loaded", 2), ("done", 2)]
@@ -320,11 +328,11 @@ def test_the_driver_killed_at_each_step(count: Callable[..., int]) -> None:
             order(own, second)
             payment(own, second + (30 if n % 3 else 90))
             expected += [(own, own)] if n % 3 else [(own, None), (None, own)]
-        ended = run_killed(PROGRAM, step, times)
+        ended = run_killed(PROGRAM, step, times, state)
         assert ended.returncode == -signal.SIGKILL, ended.stderr
     order(-1, len(chosen) * 300 + 1000)
     payment(-1, len(chosen) * 300 + 1000)
-    ended = run_killed(PROGRAM, "none", 0)
+    ended = run_killed(PROGRAM, "none", 0, state)
     assert ended.returncode == 0, ended.stderr
     assert rows("paid", "left_id, right_order_id") == sorted([*expected, (-1, -1)], key=repr)
     assert rows("copies", "left_id, right_order_id") == rows("paid", "left_id, right_order_id")

@@ -335,10 +335,11 @@ def test_a_restart_does_not_fold_what_is_folded(monkeypatch: pytest.MonkeyPatch)
     first = Windows(pipeline, store)
     store.append(rows.cast(first._first_schema(rows.schema)), StateBatch(0, None, None))
     again = Windows(pipeline, store)
-    assert not again._is_long(rows.slice(0, 10))
+    assert not again._long(rows.slice(0, 4), None)
     for number in (1, 2, 3, 4):
         store.append(rows.cast(first._first_schema(rows.schema)), StateBatch(number, None, None))
-    assert Windows(pipeline, store)._is_long(rows)
+    assert Windows(pipeline, store)._long(rows, None) == (60,)
+    assert not Windows(pipeline, store)._long(rows, 60), "it closes with this batch"
 
 
 def publish_texts(stream: Any, *texts: str | None) -> None:

@@ -49,8 +49,9 @@ supervise(SparkEngine(pipeline), Running(once=True))
 @pytest.mark.timing
 @pytest.mark.parametrize("place", ["same", "two"])
 @pytest.mark.parametrize("kind", ["tumbling", "session"])
-@pytest.mark.brief("session-two")
-@pytest.mark.usefixtures("plain_spark", "here")
+@pytest.mark.parametrize("system", ["sqlite", "postgres"], indirect=True)
+@pytest.mark.brief("sqlite-session-two")
+@pytest.mark.usefixtures("plain_spark", "streams")
 def test_the_driver_killed_at_each_step(kind: str, place: str, project: Path, count: Callable[..., int]) -> None:
     events = declare(user="string", at="timestamp")
     arguments = (kind, str(project / "state.db") if place == "two" else "")

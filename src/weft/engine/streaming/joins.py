@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -108,7 +108,10 @@ class Joins(Stateful):
         hints: dict[str, str] = {}
         parts = [self._selected(next(e for e in self._sides if e.source == name), frame, hints) for name, frame in rows]
         with outcome.explained(f"run the batch of {self.pipeline.name}"):
-            table = together(parts).toArrow()
+            return self.reduced(together(parts).toArrow(), hints)
+
+    def reduced(self, table: pa.Table, hints: Mapping[str, str]) -> Reduced:
+        """Return what the state gets of the rows that Spark has selected."""
         kept = pc.is_null(table[REASON])
         counts = table[REASON].drop_null().value_counts().to_pylist()
         # The time of a row that is too far in the future says nothing about the others.

@@ -12,6 +12,7 @@ from weft.pipelines.streaming.windows import IN_FILES, IN_MEMORY
 from weft.project import current
 from weft.spark_support.folder import LocalFolder, Location
 from weft.systems.base import Connection, system_for, system_for_url
+from weft.systems.remembered_state import RememberedState
 from weft.systems.sql.state_store import SqlState
 from weft.systems.state_in_memory import InMemoryState
 from weft.systems.state_store import StateStore
@@ -30,7 +31,7 @@ def open_state(pipeline: StreamingPipeline, query_id: str, home: Location) -> St
     # The state beside a checkpoint moves with it.
     shown = _FILE if _is_beside(connection, home) else f"{connection.kind} {connection.target}"
     StatePlace(home).settle(pipeline.name, query_id, shown)
-    return SqlState(open_tables(connection), pipeline.name, query_id, checkpoint_place(home))
+    return RememberedState(SqlState(open_tables(connection), pipeline.name, query_id, checkpoint_place(home)))
 
 
 def files_state(home: Location, query_id: str) -> FilesState:

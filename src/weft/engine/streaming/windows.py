@@ -44,6 +44,7 @@ from weft.spark_support import outcome
 from weft.spark_support.sessions import quoted
 from weft.systems.dead_letter_store import DeadLetter
 from weft.systems.sql.quarantine import payload
+from weft.systems.state_in_memory import mask
 from weft.systems.state_store import BATCH, END, KEY, Selection, StateBatch, StateStore
 
 _ROWS, _SOURCE = "_weft_rows", "_weft_source"
@@ -54,6 +55,8 @@ _FORM, _FORMS = 4, {"sum": 3, "udaf": 4}
 OLDEST, NEWEST, _START = "_weft_oldest", "_weft_newest", "_weft_start"
 # Fewer stored rows are not worth a job that folds them.
 _COMPACT_ROWS, _COMPACT_RATIO = 20_000, 4
+# So many rows of several windows, and so many windows, are folded at once: the process holds them.
+_COMPACT_MOST, _COMPACT_ENDS = 1_000_000, 1000
 
 
 class Windows(Stateful):
@@ -73,8 +76,10 @@ class Windows(Stateful):
         super().__init__(pipeline, store, window.late_data, window.allowed_lateness_ms, times)
         self._stored = self._counted()
         """How many rows are stored, by the end of their window."""
-        self._groups: int | None = None if self._stored else 0
-        """How many groups there were when the state was last compacted; `None` where that was before this process."""
+        self._groups: dict[int, int] = {}
+        """By the end of a window, about how many groups it has: the most rows of a batch, or all when it was folded."""
+        self._uncounted = {*self._stored}
+        """The windows that were there before this process."""
         self._unfit: list[DeadLetter] = []
         self._made: tuple[Any, list[Any], list[Any]] | None = None
         """The columns of the last batch, for rows of the same types."""
@@ -124,17 +129,18 @@ class Windows(Stateful):
             return
         rows = self._fitted(reduced.fragments.append_column(BATCH, pa.repeat(number, len(reduced.fragments))))
         self._check_groups(rows)
-        replaced = None
-        if self._is_long(rows):
-            rows, replaced = self._compacted(rows, batch, spark), Selection(after=batch.watermark)
+        replaced, long = None, self._long(rows, batch.watermark)
+        if long:
+            replaced = Selection(ends=long)
+            rows = self._compacted(rows, replaced, spark)
         self.store.append(rows, batch, replaced)
         self.last = batch
-        if replaced is not None:
-            self._stored = self._counted()
-            self._groups = sum(self._stored.values())
-        else:
-            for end, count in _counted(rows).items():
-                self._stored[end] = self._stored.get(end, 0) + count
+        for end in long:
+            self._stored.pop(end, None)
+            self._groups.pop(end, None)
+        for end, count in _counted(rows).items():
+            self._stored[end] = self._stored.get(end, 0) + count
+            self._groups[end] = max(self._groups.get(end, 0), count)
 
     def emission(self, spark: Any) -> pa.Table | None:
         self._unfit = []
@@ -363,6 +369,8 @@ class Windows(Stateful):
             self.store.remove(upto)
             for end in done:
                 del self._stored[end]
+                self._groups.pop(end, None)
+                self._uncounted.discard(end)
 
     def _check_groups(self, rows: pa.Table) -> None:
         """Raise where a window has more groups than it may; nothing of the batch is stored then."""
@@ -415,22 +423,43 @@ class Windows(Stateful):
                 changed.append(stored_field(pa.field(each.name, wider)))
         return changed
 
-    def _is_long(self, rows: pa.Table) -> bool:
-        stored = sum(self._stored.values())
-        if not stored or stored + len(rows) <= _COMPACT_ROWS:
-            return False
-        if self._groups is None:
-            self._groups = self.store.groups([END, *self.window.group_by])
-        return stored + len(rows) > _COMPACT_RATIO * self._groups
+    def _long(self, rows: pa.Table, watermark: int | None) -> tuple[int, ...]:
+        """Return the ends of open windows that have many more rows than groups, where it is worth to fold them."""
+        new, found = _counted(rows), self._found_long(rows, watermark)
+        if not found or self._uncounted.isdisjoint(found):
+            return found
+        # What a batch has of a window may be few of its groups.
+        uncounted = tuple(end for end in found if end in self._uncounted)
+        for end, count in self.store.groups([END, *self.window.group_by], Selection(ends=uncounted)).items():
+            self._groups[end] = max(count, new.get(end, 0))
+        self._uncounted.difference_update(uncounted)
+        return self._found_long(rows, watermark)
 
-    def _compacted(self, rows: pa.Table, batch: StateBatch, spark: Any) -> pa.Table:
-        """Return the rows of a batch with those of the windows that stay open, folded into one for each group."""
-        is_open = pc.greater(rows[END], -NEVER if batch.watermark is None else batch.watermark)
-        stored = self.store.read(Selection(after=batch.watermark))
-        both = pa.concat_tables([stored, rows.filter(is_open)])
+    def _found_long(self, rows: pa.Table, watermark: int | None) -> tuple[int, ...]:
+        new, found = _counted(rows), {}
+        for end, stored in self._stored.items():
+            count, groups = stored + new.get(end, 0), max(self._groups.get(end, 0), new.get(end, 0))
+            if count > _COMPACT_RATIO * groups and (watermark is None or end > watermark):
+                found[end] = count
+        if sum(found.values()) <= _COMPACT_ROWS:
+            return ()
+        # One window at least; the others with a batch after this one.
+        chosen: list[int] = []
+        total = 0
+        for end in sorted(found, key=found.__getitem__, reverse=True):
+            if chosen and total + found[end] > _COMPACT_MOST:
+                break
+            chosen.append(end)
+            total += found[end]
+        return tuple(chosen[:_COMPACT_ENDS])
+
+    def _compacted(self, rows: pa.Table, replaced: Selection, spark: Any) -> pa.Table:
+        """Return the rows of a batch, and those of some windows folded into one for each group."""
+        is_folded = mask(rows, replaced)
+        both = pa.concat_tables([self.store.read(replaced), rows.filter(is_folded)])
         with outcome.explained(f"compact the state of {self.pipeline.name}"):
             folded = self._folded(frame_of(spark, both)).toArrow()
-        return pa.concat_tables([self._fitted(folded, rows.schema), rows.filter(pc.invert(is_open))])
+        return pa.concat_tables([self._fitted(folded, rows.schema), rows.filter(pc.invert(is_folded))])
 
     def _folded(self, frame: Any) -> Any:
         """Return stored rows, one for each window and group."""

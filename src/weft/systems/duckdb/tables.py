@@ -62,6 +62,10 @@ class DuckDBTables(SqlTables):
         """None is needed: DuckDB keeps the least and the greatest value of each block of rows."""
         return None
 
+    def drop_index(self, name: str) -> str | None:
+        """There is none."""
+        return None
+
     def identity(self) -> str:
         """The file, however it was written."""
         path = self.connection.path or ""

@@ -281,6 +281,10 @@ class MySQLTables(SqlTables):
         """None: `index_clause` creates it with the table."""
         return None
 
+    def drop_index(self, name: str) -> str | None:
+        """None: it stays as long as the table."""
+        return None
+
     def create_temporary(self, session: Session, name: str, columns: str) -> None:
         """A temporary table, which is dropped when the transaction ends."""
         super().create_temporary(session, name, columns)

@@ -19,6 +19,7 @@ from weft.systems.sql.driver import Session
 from weft.systems.sql.pairs import pairs_sql
 from weft.systems.sql.system_tables import create_system_table, system_table
 from weft.systems.sql.tables import Slice, SqlTables
+from weft.systems.state_in_memory import retyped
 from weft.systems.state_store import (
     BATCH,
     CHECK,
@@ -38,6 +39,9 @@ _KEY = ("query_id",)
 _ANNOUNCED = -1
 """Stands for the batch of a state whose table may be there, and whose first batch is not."""
 _ESCAPE = "\x1a"
+_OF_PAIRS = ((KEY, TIME), (BATCH,))
+"""Indexes by which a database finds the rows of a batch of a join, and then their partners. A process that remembers
+the rows does without them, which makes adding rows much faster: they are made when the database is asked."""
 _FIELDS = pa.schema(
     [
         pa.field("query_id", pa.string(), nullable=False),
@@ -126,6 +130,8 @@ class SqlState(StateStore):
         self._schema: pa.Schema | None = None
         self._decided = ""
         """What the last batch decided, as it is stored."""
+        self._is_indexed = False
+        """Whether this process has made the indexes that find pairs."""
 
     @property
     def _table(self) -> str:
@@ -176,11 +182,7 @@ class SqlState(StateStore):
         """By a table of its own: some databases commit at each change of a column."""
         assert self._name is not None
         before, name, tables = self._name, self._new_name(), self._tables
-        rows = self.read(Selection())
-        for each in schema:
-            if each.name not in rows.column_names:
-                rows = rows.append_column(each.name, pa.nulls(len(rows), each.type))
-        rows = pa.table([rows[each.name].cast(each.type) for each in schema], schema=schema)
+        rows = retyped(self.read(Selection()), schema)
         try:
             self._create(name, schema)
             with tables.driver.session("publish") as session:
@@ -198,7 +200,7 @@ class SqlState(StateStore):
             with suppress(WeftError):
                 _drop(tables, name)
             raise
-        self._name, self._schema = name, schema
+        self._name, self._schema, self._is_indexed = name, schema, False
         _drop(tables, before)
 
     def read(self, wanted: Selection) -> pa.Table:
@@ -208,7 +210,11 @@ class SqlState(StateStore):
         return _decoded(pa.Table.from_batches(self._tables.read(Slice(sql), stored), stored), self._schema)
 
     def pairs(self, wanted: Pairs) -> pa.Table:
-        assert self._schema is not None
+        assert self._schema is not None and self._name is not None
+        if not self._is_indexed:
+            with self._tables.driver.session("publish") as session:
+                self._index(session, self._name, _OF_PAIRS)
+            self._is_indexed = True
         schema = pa.schema([self._schema.field(name) for name in (*wanted.left, *wanted.right)])
         sql, stored = pairs_sql(wanted, self._table, self._tables.quote), _as_stored(schema)
         return _decoded(pa.Table.from_batches(self._tables.read(Slice(sql), stored), stored), schema)
@@ -219,13 +225,14 @@ class SqlState(StateStore):
         with self._tables.driver.session("read") as session:
             return _counts(self._tables, session, self._name)
 
-    def groups(self, columns: Sequence[str]) -> int:
+    def groups(self, columns: Sequence[str], wanted: Selection) -> dict[int, int]:
         if self._name is None:
-            return 0
+            return {}
         names, end = self._tables.listed(columns), self._tables.quote(END)
-        rows = f"SELECT DISTINCT {names} FROM {self._table} WHERE {end} > {CLOSED // 2}"
+        rows = f"SELECT DISTINCT {names} FROM {self._table} WHERE {self._condition(wanted)}"
         with self._tables.driver.session("read") as session:
-            return int(session.value(f"SELECT count(*) FROM ({rows}) AS g"))
+            found = session.rows(f"SELECT {end}, count(*) FROM ({rows}) AS g GROUP BY {end}")
+            return {int(at): int(count) for at, count in found}
 
     def refuses_name(self, name: str) -> str | None:
         return self._tables.refuses_name(name)
@@ -236,6 +243,15 @@ class SqlState(StateStore):
     def remove(self, upto: int) -> None:
         with self._tables.driver.session("publish") as session:
             session.run(f"DELETE FROM {self._table} WHERE {self._tables.quote(END)} <= {int(upto)}")
+
+    def is_remembered(self) -> None:
+        if self._name is None or self._schema is None or CHECK not in self._schema.names:
+            return
+        with self._tables.driver.session("publish") as session:
+            for each in _OF_PAIRS:
+                if (drop := self._tables.drop_index(_index_name(self._name, each))) is not None:
+                    session.run(drop)
+        self._is_indexed = False
 
     def release(self) -> None:
         if self._tables.one_host:
@@ -276,20 +292,23 @@ class SqlState(StateStore):
         """Create the table, before the transaction of a batch: some databases commit at each CREATE TABLE."""
         tables, table, stored = self._tables, system_table(self._tables, name), _as_stored(schema)
         definitions = [f"{tables.quote(each.name)} {tables.sql_type(each, key=each.name == KEY)}" for each in stored]
-        indexed = [[each] for each in (END, KEY) if each in schema.names]
-        if CHECK in schema.names:  # a join finds the rows of a batch, and then their partners
-            indexed = [[END], [KEY, TIME], [BATCH]]
-        definitions += filter(None, map(tables.index_clause, indexed))
+        is_join = CHECK in schema.names
+        indexed = [[END]] if is_join or KEY not in schema.names else [[END], [KEY]]
+        definitions += filter(None, map(tables.index_clause, [*indexed, *(_OF_PAIRS if is_join else ())]))
         with tables.driver.session("publish") as session:
             session.run(f"CREATE TABLE {table} ({', '.join(definitions)})")
-            for each in indexed:
-                if (index := tables.create_index(f"{name}{each[0][5:]}", table, each)) is not None:
-                    session.run(index)
+            self._index(session, name, indexed)
+
+    def _index(self, session: Session, name: str, indexed: Sequence[Sequence[str]]) -> None:
+        for each in indexed:
+            table = system_table(self._tables, name)
+            if (index := self._tables.create_index(_index_name(name, each), table, each)) is not None:
+                session.run(index)
 
     def _copy(self, session: Session, table: str, rows: pa.Table) -> None:
         if rows.num_rows:
-            if KEY in rows.schema.names:  # an index takes neighbours faster, and finds them faster
-                rows = rows.sort_by(KEY)
+            if KEY in rows.schema.names and (CHECK not in rows.schema.names or self._is_indexed):
+                rows = rows.sort_by(KEY)  # an index takes neighbours faster, and finds them faster
             coded = _coded(rows)
             self._tables.copy_in(session, table, coded.schema, coded.to_batches())
 
@@ -320,6 +339,8 @@ class SqlState(StateStore):
 
     def _condition(self, wanted: Selection) -> str:
         end, batch = self._tables.quote(END), self._tables.quote(BATCH)
+        if wanted.ends:
+            return f"{end} IN ({', '.join(map(str, wanted.ends))})"
         conditions = [] if wanted.upto is None else [f"{end} <= {int(wanted.upto)}"]
         if wanted.after is not None:
             either = f"{end} > {int(wanted.after)}"
@@ -337,6 +358,10 @@ class SqlState(StateStore):
         named = f" OR {key} IN ({', '.join(map(repr, wanted.keys))})" if wanted.keys else ""
         after = "" if wanted.after is None else f"{end} > {int(wanted.after)} AND "
         return f"{after}({key} IN ({of_rows}){named})"
+
+
+def _index_name(name: str, columns: Sequence[str]) -> str:
+    return f"{name}{columns[0][5:]}"
 
 
 # ------------------------------------------------------------------------------------------- values of every database

@@ -285,6 +285,10 @@ class SqlTables(ABC):
         where `index_clause` created it, or where the database needs none."""
         return f"CREATE INDEX IF NOT EXISTS {self.quote(name)} ON {table} ({self.listed(columns)})"
 
+    def drop_index(self, name: str) -> str | None:
+        """Return the statement that drops an index of `create_index`; `None` where that made none."""
+        return f"DROP INDEX IF EXISTS {self.driver.table('weft', name)}"
+
     def temporary(self, name: str) -> str:
         """Return the quoted name of a temporary table of this session."""
         return self.quote(name)
