@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import warm_python
-from operations_project import declare_project, run_once
+from operations_project import declare_project, make_key, run_once
 from servers import wait_until
 from weft.operate.log_format import JsonFormatter
 from weft.operate.runlog import RunLog, open_run_log
@@ -23,12 +23,6 @@ from weft.systems.sql.system_tables import system_table
 
 ACTIONS = ("pipelines/nightly/run", "pipelines/nightly/pause", "pipelines/nightly/resume", "runs/x/cancel")
 on_sqlite = pytest.mark.parametrize("system", ["sqlite"], indirect=True)
-
-
-def make_key(*scopes: Any, name: str = "ops", streams: tuple[str, ...] = ()) -> dict[str, str]:
-    """The header of a new key."""
-    with key_table() as table:
-        return {"authorization": f"Bearer {table.create(name=name, scopes=scopes, streams=streams)[1]}"}
 
 
 @on_sqlite

@@ -21,6 +21,7 @@ from weft.server import (
     bodies,
     consuming,
     cors,
+    dead_letters,
     graph,
     health,
     history,
@@ -112,6 +113,13 @@ def app(
             Route("/api/v1/runs/{run_id}/log", pipelines.log),
             Route("/api/v1/runs/{run_id}/cancel", actions.cancel, methods=["POST"]),
             Route("/api/v1/audit", actions.audit),
+            Route("/api/v1/audit/{action}", actions.audited),
+            Route("/api/v1/me", actions.me),
+            Route("/api/v1/dead-letters", dead_letters.dead_letters),
+            Route("/api/v1/dead-letters/{pipeline}", dead_letters.pipeline_letters),
+            Route("/api/v1/dead-letters/{pipeline}/replay", dead_letters.replay, methods=["POST"]),
+            Route("/api/v1/dead-letters/{pipeline}/purge", dead_letters.purge, methods=["POST"]),
+            Route("/api/v1/dead-letters/{pipeline}/{letter_id}", dead_letters.letter),
             Route("/api/v1/streaming", streaming.streaming_pipelines),
             Route("/api/v1/streaming/{pipeline}", streaming.streaming_pipeline),
             Route("/api/v1/graph", graph.graph),
@@ -130,7 +138,8 @@ def app(
     application.router.redirect_slashes = False  # a redirect would name any host that the client names
     application.state.overview = overview.Overview()
     application.state.streaming = streaming.Streaming()
-    application.state.runs = actions.Runs(modules)
+    application.state.dead_letters = dead_letters.DeadLetters()
+    application.state.commands = actions.Commands(modules)
     application.state.health = health.Health()
     application.state.metrics = metrics.ServerMetrics()
     application.add_middleware(Requests, guarded=guarded, origins=allowed)

@@ -18,6 +18,43 @@ export function banner(text) {
   say(element, text || "");
 }
 
+// What the key of this tab may do.
+let known = { key: null, may_act: false, why_not: null };
+const watchers = new Set();
+export const me = () => known;
+
+export function onMe(changed) {
+  watchers.add(changed);
+  return () => watchers.delete(changed);
+}
+
+export async function learn() {
+  try {
+    known = await askJson("api/v1/me");
+  } catch (error) {
+    known = { key: null, may_act: false, why_not: error.message };
+  }
+  watchers.forEach((changed) => changed());
+}
+
+// What was done, and how it went: shown above every view until it is put away.
+const notices = [];
+let shown = () => {};
+export const noticesShownBy = (show) => (shown = show);
+
+export function noticed(notice) {
+  const self = { ...notice, id: Symbol(notice.name), close: () => drop(self) };
+  notices.push(self);
+  if (notices.length > 3) notices.shift();
+  shown(notices);
+  return (changes) => shown(notices, Object.assign(self, changes));
+}
+
+function drop(notice) {
+  notices.splice(notices.indexOf(notice), 1);
+  shown(notices);
+}
+
 // What opens the dialog for a key.
 export const keyAskedBy = (ask) => (askForKey = ask);
 export const refreshAll = () => polls.forEach((each) => each.now());
@@ -46,7 +83,10 @@ export function poll(path, show, { every = 2000, missing } = {}) {
           live("bad", "Refused");
           banner(error.message);
           // Not asked again before there is another key: the service counts wrong ones.
-          if (error.status === 401) return askForKey(error.message);
+          if (error.status === 401) {
+            learn();
+            return askForKey(error.message);
+          }
           pause = Math.max(pause, (error.retryAfter || 0) * 1000);
         } else {
           live("bad", "Not connected");
