@@ -10,8 +10,9 @@ import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, TypeVar
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -19,6 +20,7 @@ from weft.errors import NotFoundError
 from weft.operate.redaction import clean
 from weft.pipelines.declare import find
 from weft.project import current
+from weft.server import bodies
 from weft.server.audit import FILTERS, Audit
 from weft.server.consuming import moment, query, whole
 from weft.server.keys import ApiKey
@@ -31,6 +33,7 @@ from weft.streams.retention import aware
 if TYPE_CHECKING:
     from weft.operate.runlog import RunLog
 
+S = TypeVar("S", bound=msgspec.Struct)
 # Each command is a process with memory of its own. More than these wait for the scheduler.
 _MOST_COMMANDS = 4
 _AUDITED, _MOST_AUDITED = 50, 200
@@ -159,6 +162,16 @@ async def _act(
         return done | {"action": record}
 
     return json_response(await in_thread(carry_out, "The run log"), status)
+
+
+async def admit_body(request: Request, kind: type[S]) -> tuple[ApiKey, S]:
+    """Return the key of a request that may act, and its body."""
+    service = service_of(request)
+    key = await service.access.admit_action(request)
+    query(request)
+    bodies.require_json(bodies.media_type(request.headers))
+    body = await service.bodies.read(request)
+    return key, bodies.parse(bodies.unpack(body, request.headers, service.limits.body_bytes), kind)
 
 
 async def start_command(

@@ -83,9 +83,12 @@ class Audit:
             names = ", ".join(map(tables.quote, _FIELDS.names))
             conditions, values = [], []
             for name, value in wanted.items():
-                columns = ("key_id", "key_name") if name == "key" else (name,)
-                conditions.append(f"({' OR '.join(f'{tables.quote(each)} = ?' for each in columns)})")
+                columns = [*map(tables.quote, ("key_id", "key_name") if name == "key" else (name,))]
                 values += [value] * len(columns)
+                if name == "object":  # what follows the name of a pipeline says what of it
+                    columns.append(f"substr({columns[0]}, 1, {len(value) + 1})")
+                    values.append(f"{value} ")
+                conditions.append(f"({' OR '.join(f'{each} = ?' for each in columns)})")
             if before is not None:
                 conditions.append(f"{tables.quote('at')} < {tables.moment(before)}")
             where = f"WHERE {' AND '.join(conditions)}" if conditions else ""

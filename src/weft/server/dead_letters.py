@@ -20,14 +20,13 @@ from weft.operate.redaction import clean, project_secrets
 from weft.pipelines.streaming.declare import find
 from weft.pipelines.streaming.spec import StreamingPipeline
 from weft.project import current
-from weft.server import bodies
-from weft.server.actions import start_command
+from weft.server.actions import admit_body, start_command
 from weft.server.cached_probe import CachedProbe
 from weft.server.consuming import query, whole
 from weft.server.history import places
 from weft.server.overview import Overview
 from weft.server.problems import Problem, bad_parameter
-from weft.server.run_log import in_thread
+from weft.server.run_log import in_thread, told
 from weft.server.service import json_response, service_of
 from weft.systems.dead_letter_store import STAGES, StoredLetter
 
@@ -56,14 +55,13 @@ class Chosen(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     before: datetime | None = None
     dry_run: bool = False
 
-    def checked(self) -> Chosen:
+    def check(self) -> None:
         """Refuse a choice of nothing, so that nobody chooses all by mistake, and one that says two things."""
         has_filter = self.error is not None or self.stage is not None
         if bool(self.ids) + self.all + has_filter != 1:
             raise bad_parameter("Choose letters by ids, by error or stage, or all of them.")
         if self.before is not None and (self.ids or self.before.tzinfo is None):
             raise bad_parameter("before is a time with its zone, and does not go with ids.", field="before")
-        return self
 
     def words(self) -> list[str]:
         """Return the options of `weft dlq` that choose the same. With `=`: an error may begin with a dash."""
@@ -208,7 +206,7 @@ async def letter(request: Request) -> Response:
 
         return named(_box(pipeline), [start])[start]
 
-    return json_response(_described([await in_thread(_told(read), _WHAT)], _WHOLE_PAYLOAD)[0])
+    return json_response(_described([await in_thread(told(read), _WHAT)], _WHOLE_PAYLOAD)[0])
 
 
 def _described(letters: Sequence[StoredLetter], most: int) -> list[dict[str, Any]]:
@@ -231,23 +229,6 @@ def _box(pipeline: StreamingPipeline) -> DeadLetterBox:
     return box
 
 
-def _told(work: Any) -> Any:
-    """Return `work` with its errors told to the client as the command tells them: they name no secret."""
-
-    def run() -> Any:
-        try:
-            return work()
-        except WeftError as error:
-            from weft.errors import ConnectionFailedError, NotFoundError, StorageError
-
-            if isinstance(error, ConnectionFailedError | NotFoundError | StorageError):
-                raise
-            more = {} if error.hint is None else {"hint": clean(error.hint)}
-            raise Problem(409, "refused", "Refused", clean(error.what), **more) from None
-
-    return run
-
-
 # --------------------------------------------------------------------------------------------------------------- acting
 
 
@@ -262,17 +243,13 @@ async def purge(request: Request) -> Response:
 
 
 async def _act(request: Request, action: str) -> Response:
-    service = service_of(request)
-    key = await service.access.admit_action(request)
-    query(request)
-    bodies.require_json(bodies.media_type(request.headers))
-    body = bodies.unpack(await service.bodies.read(request), request.headers, service.limits.body_bytes)
-    asked = bodies.parse(body, Chosen).checked()
+    key, asked = await admit_body(request, Chosen)
+    asked.check()
     if action == "replay" and asked.before is not None:
         raise bad_parameter("A replay knows no before.", field="before")
     pipeline = find(request.path_params["pipeline"])
     if asked.dry_run:
-        return json_response(await in_thread(_told(lambda: _plan(pipeline, action, asked)), _WHAT))
+        return json_response(await in_thread(told(lambda: _plan(pipeline, action, asked)), _WHAT))
     words = ["dlq", action, pipeline.name, *asked.words(), *(["--yes"] if action == "purge" else [])]
     named = f"{pipeline.name} {' '.join(asked.words())}"
     return await start_command(request, key, f"dlq {action}", named, words, pipeline.name)

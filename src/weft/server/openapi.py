@@ -13,6 +13,7 @@ from starlette.responses import Response
 from weft.operate.records import Status
 from weft.server import consuming, webhooks
 from weft.server.dead_letters import Chosen
+from weft.server.models import Backfill
 from weft.server.overview import readable
 from weft.server.schemas import SCHEMAS, array, event_schema, ref
 from weft.server.service import json_response
@@ -80,7 +81,7 @@ async def openapi(request: Request) -> Response:
 def document(streams: Sequence[Stream]) -> dict[str, Any]:
     """Return the OpenAPI 3.1 document of the service with these streams."""
     _, bodies = msgspec.json.schema_components(
-        [consuming.Consume, consuming.Ack, consuming.Nack, consuming.Reset, Chosen],
+        [consuming.Consume, consuming.Ack, consuming.Nack, consuming.Reset, Chosen, Backfill],
         ref_template="#/components/schemas/{name}",
     )
     paths = _paths()
@@ -275,13 +276,20 @@ def _operations() -> dict[str, Any]:
         return found
 
     limit = _query("limit", _WHOLE | {"minimum": 1, "default": 50}, "At most 1,000.")
+    refused = _answer(_REASONS[409], {_PROBLEM: {"schema": ref("Problem")}})
+    plan = path("plan", "Show what has changed in a model since it was built", "ModelPlan", "pipeline")
+    plan["get"]["responses"]["409"] = refused
     letter = path("letter", "Show a dead letter", "DeadLetter", "pipeline")
     letter["parameters"].append({"name": "letter_id", "in": "path", "required": True, "schema": text})
-    letter["get"]["responses"]["409"] = _answer(_REASONS[409], {_PROBLEM: {"schema": ref("Problem")}})
+    letter["get"]["responses"]["409"] = refused
     return {
         "/api/v1/pipelines": path("pipelines", "List pipelines and models", "Pipelines"),
         "/api/v1/pipelines/{pipeline}": path(
             "pipeline", "Show a pipeline or model with its last runs", "PipelineDetails", "pipeline"
+        ),
+        "/api/v1/pipelines/{pipeline}/plan": plan,
+        "/api/v1/pipelines/{pipeline}/backfill": command(
+            "backfill", "Build again what came to a model in a range of time", "Backfill", "BackfillPlan"
         ),
         "/api/v1/runs": path(
             "runs",

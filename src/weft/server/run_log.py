@@ -67,5 +67,22 @@ async def in_thread(work: Callable[[], T], what: str) -> T:
         raise _unavailable(f"{what} cannot be used. The log of the service has the reason.") from None
 
 
+def told(work: Callable[[], T]) -> Callable[[], T]:
+    """Return `work` with its errors told to the client, as the command tells them."""
+
+    def run() -> T:
+        try:
+            return work()
+        except (ConnectionFailedError, NotFoundError, StorageError):
+            raise
+        except WeftError as error:
+            from weft.operate.redaction import clean
+
+            more = {} if error.hint is None else {"hint": clean(error.hint)}
+            raise Problem(409, "refused", "Refused", clean(error.what), **more) from None
+
+    return run
+
+
 def _unavailable(text: str) -> Problem:
     return later(503, "unavailable", "Not available", text, _RETRY_SECONDS)

@@ -270,7 +270,13 @@ SCHEMAS: dict[str, Schema] = {
         **{name: nullable(_WHOLE) for name in COUNTS},
     ),
     "Runs": _object(at=_TIME, runs=array(ref("Attempt"))),
-    "RunDetails": _object(run_id=_TEXT, pipeline=_TEXT, attempts=array(ref("Attempt"))),
+    "RunDetails": _object(
+        "`retryable`: a run of its pipeline now goes on with it.",
+        run_id=_TEXT,
+        pipeline=_TEXT,
+        attempts=array(ref("Attempt")),
+        retryable=_FLAG,
+    ),
     "RunLog": _object(
         "`text` is null where this machine has no log of the attempt; `next` is the `after` of the next request.",
         run_id=_TEXT,
@@ -337,6 +343,32 @@ SCHEMAS: dict[str, Schema] = {
         held=_map(_WHOLE),
         place=_TEXT,
         targets=array(_TEXT),
+    ),
+    "BackfillPlan": _object(
+        "How many events of each stream are read again, up to gaps between offsets; `others` are read as a whole.",
+        at=_TIME,
+        pipeline=_TEXT,
+        events=_map(_WHOLE),
+        others=array(_TEXT),
+        target=_TEXT,
+    ),
+    "ModelPlan": _object(
+        "`step` is null where nothing has changed.",
+        model=_TEXT,
+        step=nullable(
+            _object(
+                change={"enum": ["new", "changed", "dependent"]},
+                rows=nullable(_WHOLE),
+                full=_FLAG,
+                because=array(_TEXT),
+                added=_map(_TEXT),
+                dropped=array(_TEXT),
+                retyped=_map(array(_TEXT)),
+                unknown=nullable(_TEXT),
+                outcome=_TEXT,
+                problem=nullable(_TEXT),
+            )
+        ),
     ),
     "Action": _object(
         "What was done. `pid`: the process on this machine, of a command that was started; `action`: its id in the"

@@ -18,15 +18,26 @@ class ByKey extends Component {
 }
 
 // `path` and `body` are the request. With `plan` the dialog first asks what would be done, by `dry_run`, and `what` is a function of the answer; `decided`
-// makes the body of that. `command` does the same at a terminal.
+// makes the body of that. `command` does the same at a terminal. `inputs` are times that are asked for: `body` (null: not enough) and `command` are then
+// functions of them.
 export class Action extends ByKey {
-  state = { asks: false, busy: false, plan: null, problem: null };
+  state = { asks: false, busy: false, plan: null, problem: null, values: {} };
 
-  async open() {
-    this.setState({ asks: true, plan: null, problem: null });
-    if (!this.props.plan) return;
+  open() {
+    this.setState({ asks: true, plan: null, problem: null, values: {} }, () => this.count());
+  }
+
+  body() {
+    const { body } = this.props;
+    return typeof body === "function" ? body(this.state.values) : body;
+  }
+
+  async count() {
+    const body = this.body();
+    if (!this.props.plan || body === null) return;
     try {
-      this.setState({ plan: await post(this.props.path, { ...this.props.body, dry_run: true }) });
+      const plan = await post(this.props.path, { ...body, dry_run: true });
+      this.setState({ plan, problem: null });
     } catch (problem) {
       this.failed(problem);
     }
@@ -38,28 +49,35 @@ export class Action extends ByKey {
   }
 
   async act() {
-    const { path, body, decided, label, command } = this.props;
+    const { path, decided, label } = this.props;
     this.setState({ busy: true, problem: null });
     try {
-      const answer = await post(path, decided ? decided(this.state.plan) : body);
+      const answer = await post(path, decided ? decided(this.state.plan) : this.body());
       this.setState({ asks: false, busy: false });
-      follow(`${label} ${answer.pipeline ?? ""}`.trim(), answer, command);
+      follow(`${label} ${answer.pipeline ?? ""}`.trim(), answer, this.command());
     } catch (problem) {
       this.failed(problem);
     }
     refreshAll();
   }
 
+  command() {
+    const { command } = this.props;
+    return typeof command === "function" ? command(this.state.values) : command;
+  }
+
   componentDidUpdate(_, before) {
     if (this.state.asks && !before.asks) {
       this.dialog.showModal();
-      this.dialog.querySelector("button").focus();
+      this.dialog.querySelector("input, button").focus();
     }
   }
 
-  render({ label, what, command, primary, plan: plans, small, of }, { asks, busy, plan, problem }) {
+  render({ label, what, primary, plan: plans, small, of, inputs = [] }, { asks, busy, plan, problem, values }) {
     const { may_act: may, why_not: why } = me();
     const text = typeof what === "function" ? plan && what(plan) : what;
+    const type = (name) => (event) => this.setState({ values: { ...values, [name]: event.target.value }, plan: null, problem: null }, () => this.count());
+    const waits = this.body() === null ? null : html`<p role="status">Counting …</p>`;
     return html`
       <span class="action">
         <button type="button" class=${`${primary ? "primary" : ""} ${small ? "small" : ""}`} disabled=${!may} title=${may ? "" : why} aria-label=${of ? `${label} ${of}` : null} onClick=${() => this.open()}>${label}</button>
@@ -68,11 +86,12 @@ export class Action extends ByKey {
           <dialog ref=${(element) => (this.dialog = element)} aria-label=${label} onClose=${() => this.setState({ asks: false })}>
             <form method="dialog">
               <h2>${label}?</h2>
-              ${problem ? html`<${Failure} error=${problem} />` : html`<div class="what">${text || html`<p role="status">Counting …</p>`}</div>`}
-              <p class="note">At a terminal: <${Command} text=${command} /></p>
+              ${inputs.map(([name, title]) => html`<label key=${name} class="field stacked">${title} <input type="datetime-local" step="1" value=${values[name] || ""} onChange=${type(name)} /></label>`)}
+              ${problem ? html`<${Failure} error=${problem} />` : html`<div class="what">${text || waits}</div>`}
+              <p class="note">At a terminal: <${Command} text=${this.command()} /></p>
               <div class="actions">
                 <button value="cancel">Leave it</button>
-                <button type="button" class="primary" disabled=${busy || Boolean(problem) || (plans && !plan?.letters && !plan?.ready)} onClick=${() => this.act()}>${label}</button>
+                <button type="button" class="primary" disabled=${busy || Boolean(problem) || (plans && (!plan || plan.letters === 0))} onClick=${() => this.act()}>${label}</button>
               </div>
             </form>
           </dialog>

@@ -1,5 +1,6 @@
 // The page: its views by address (`#/pipelines/nightly`), so that each can be sent to a colleague.
 
+import { Audit } from "./audit.js";
 import { find } from "./dom.js";
 import { keyDialog } from "./key.js";
 import { overview, reopen } from "./overview.js";
@@ -20,6 +21,7 @@ const VIEWS = {
     all: () => html`<${DeadLetters} />`,
     one: (name, id) => (id ? html`<${Letter} key=${`${name} ${id}`} name=${name} id=${id} />` : html`<${PipelineLetters} key=${name} name=${name} />`),
   },
+  audit: { all: () => html`<${Audit} />`, one: (object) => html`<${Audit} key=${object} object=${object} />` },
   // Its library is the largest file of the page.
   graph: { all: async () => (await import("./graph.js")).view() },
 };

@@ -59,7 +59,8 @@ function drop(notice) {
 export const keyAskedBy = (ask) => (askForKey = ask);
 export const refreshAll = () => polls.forEach((each) => each.now());
 
-// Asks for a path again and again, and shows each answer. `missing` is called where there is no such thing.
+// Asks for a path again and again, and shows each answer. `missing` is called where there is no such thing, or
+// not for this key.
 export function poll(path, show, { every = 2000, missing } = {}) {
   let timer;
   let asking = 0;
@@ -75,7 +76,7 @@ export function poll(path, show, { every = 2000, missing } = {}) {
         live("ok", "Live");
       } catch (error) {
         if (turn !== asking) return;
-        if (error instanceof Refused && error.status === 404 && missing) {
+        if (error instanceof Refused && [403, 404, 409].includes(error.status) && missing) {
           live("ok", "Live");
           return missing(error);
         }
