@@ -7,10 +7,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from test_actions import make_key
 
 import weft
-from operations_project import declare_project
+from operations_project import declare_project, make_key
 from weft.engine.streaming.batch_id import BatchId
 from weft.engine.streaming.dead_letters import DeadLetterBox
 from weft.engine.streaming.letter_choice import summary

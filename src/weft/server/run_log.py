@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from weft.errors import ConnectionFailedError, NotFoundError, StorageError, WeftError
 from weft.server.cached_probe import CachedProbe
@@ -78,7 +78,7 @@ def told(work: Callable[[], T]) -> Callable[[], T]:
         except WeftError as error:
             from weft.operate.redaction import clean
 
-            more = {} if error.hint is None else {"hint": clean(error.hint)}
+            more: dict[str, Any] = {} if error.hint is None else {"hint": clean(error.hint)}
             raise Problem(409, "refused", "Refused", clean(error.what), **more) from None
 
     return run
