@@ -99,6 +99,20 @@ def test_what_would_be_done(letters: list[str], http: Any) -> None:
     assert len(list(DeadLetterBox(find("copies")).letters())) == 3, "nothing was done"
 
 
+def test_rejected_events_of_a_stream(letters: list[str], http: Any) -> None:
+    key, asked = make_key("admin"), {"dry_run": True}
+    plan = http.post("/api/v1/streams/bad__quarantine/purge", headers=key, json=asked).json()
+    assert (plan["letters"], plan["of"], plan["upto"]) == (1, ["bad"], "1")
+    # A stream itself loses nothing here.
+    for wrong, status in (({"dry_run": True}, 409), ({"upto": "1"}, 409)):
+        assert http.post("/api/v1/streams/bad/purge", headers=key, json=wrong).status_code == status
+    for wrong in ({}, {"upto": 1}, {"upto": "-1"}, {"all": True}):
+        assert http.post("/api/v1/streams/bad__quarantine/purge", headers=key, json=wrong).status_code == 422, wrong
+    reader = make_key("read", "write")
+    assert http.post("/api/v1/streams/bad__quarantine/purge", headers=reader, json=asked).status_code == 403
+    assert http.post("/api/v1/streams/bad__quarantine/purge", json=asked).status_code == 401
+
+
 def test_a_choice_is_exact_and_needs_a_key(letters: list[str], http: Any) -> None:
     everything = {"all": True, "dry_run": True}
     assert http.post(f"{ALL}/copies/purge", json=everything).status_code == 401

@@ -24,6 +24,9 @@ from weft.types import BigInt
 @weft.stream(fields={{"id": "int64", "note": "string?", "paid": "bool"}})
 def orders(): ...
 
+@weft.stream(fields={{"n": "int64"}}, on_schema_drift="quarantine")
+def visits(): ...
+
 @weft.table
 class Totals:
     id: Annotated[BigInt, pk()]
@@ -140,6 +143,16 @@ def test_dead_letters_are_replayed_and_purged(service: Any, key: str, show: Call
     expect(page.locator(".notice")).to_contain_text("removed 1 letter", timeout=ENDS)
     page.goto(f"{service.url}/#/letters/loader")
     expect(page.locator("#view")).to_contain_text("There are no dead letters.")
+
+
+def test_rejected_events_of_a_stream_are_purged(service: Any, key: str, show: Callable[..., Page]) -> None:
+    service.publish("visits", [{"n": 1}, {"n": "two"}], authorization=f"Bearer {key}")
+    page = show("#/letters", key)
+    row = page.get_by_role("row", name="visits__quarantine")
+    act(page, row.get_by_role("button", name="Purge"), "Purge", "1 event of visits is removed from visits__quarantine")
+    expect(page.locator(".notice")).to_contain_text("removed 1 event from visits__quarantine", timeout=ENDS)
+    expect(row.get_by_role("button")).to_have_count(0)
+    assert len(service.events("visits", authorization=f"Bearer {key}")) == 1
 
 
 def test_a_test_event_is_published(service: Any, key: str, show: Callable[..., Page]) -> None:

@@ -15,6 +15,7 @@ from weft.server import consuming, webhooks
 from weft.server.dead_letters import Chosen
 from weft.server.models import Backfill
 from weft.server.overview import readable
+from weft.server.rejected import Purge
 from weft.server.schemas import SCHEMAS, array, event_schema, ref
 from weft.server.service import json_response
 from weft.streams.declare import Stream
@@ -81,7 +82,7 @@ async def openapi(request: Request) -> Response:
 def document(streams: Sequence[Stream]) -> dict[str, Any]:
     """Return the OpenAPI 3.1 document of the service with these streams."""
     _, bodies = msgspec.json.schema_components(
-        [consuming.Consume, consuming.Ack, consuming.Nack, consuming.Reset, Chosen, Backfill],
+        [consuming.Consume, consuming.Ack, consuming.Nack, consuming.Reset, Chosen, Backfill, Purge],
         ref_template="#/components/schemas/{name}",
     )
     paths = _paths()
@@ -198,6 +199,7 @@ def _paths() -> dict[str, Any]:
             422,
             about="Of the newest 2,000 of each.",
         ),
+        f"{STREAM}/purge": _purge(),
         f"{STREAM}/history": _reading(
             "get",
             "streamHistory",
@@ -357,6 +359,17 @@ def _reading(method: str, name: str, summary: str, answer: _Answer, *refusals: i
     """Return a path below that of a stream."""
     operation = _operation(name, summary, "reading", answer, (*_OF_A_STREAM, *refusals), **more)
     return {"parameters": [_NAME], method: operation}
+
+
+def _purge() -> dict[str, Any]:
+    """Return the path that removes rejected events."""
+    summary = "Remove rejected events, from a quarantine or dead letters"
+    path = _reading(
+        "post", "purgeRejected", summary, "Action", *_WITH_BODY, 409, status=202, body=ref("Purge"), about=_ACTION
+    )
+    path["post"]["responses"]["200"] = _answer("What it would do: `dry_run`.", "PurgePlan")
+    path["post"]["security"] = [{"key": []}]
+    return path
 
 
 def _service(name: str, summary: str, answer: _Answer, refusals: tuple[int, ...] = (), **more: Any) -> dict[str, Any]:

@@ -344,6 +344,14 @@ SCHEMAS: dict[str, Schema] = {
         place=_TEXT,
         targets=array(_TEXT),
     ),
+    "PurgePlan": _object(
+        "`of`: the streams whose rejected events it holds; `upto` is the last offset.",
+        at=_TIME,
+        stream=_TEXT,
+        of=array(_TEXT),
+        letters=_WHOLE,
+        upto=_TEXT,
+    ),
     "BackfillPlan": _object(
         "How many events of each stream are read again, up to gaps between offsets; `others` are read as a whole.",
         at=_TIME,

@@ -31,13 +31,14 @@ export class DeadLetters extends View {
       <//>
       <${Panel} id="streams-title" title="Streams" note=${streams.length ? "" : "None has a quarantine, or max_deliveries."}>
         ${streams.length > 0 && html`
-          <${Table} label="Rejected events of streams" head=${[["Stream"], ["What"], ["Events", "number"], ["Where", "medium"]]}>
+          <${Table} label="Rejected events of streams" head=${[["Stream"], ["What"], ["Events", "number"], ["Where", "medium"], ["Do", "end"]]}>
             ${streams.map((each) => html`
               <tr key=${`${each.stream} ${each.kind}`}>
                 <th scope="row"><a class="strong" href=${to("streams", each.stream)}>${each.stream}</a></th>
                 <td>${each.kind}</td>
                 <td class=${`number ${each.count ? "loud" : ""}`}>${count(each.count)}</td>
                 <td class="medium"><a href=${to("streams", each.place)}>${each.place}</a></td>
+                <td class="end">${each.count > 0 && html`<${PurgePlace} place=${each.place} />`}</td>
               </tr>
             `)}
           <//>
@@ -135,6 +136,13 @@ const Replay = ({ pipeline, words, body, ...more }) => html`
 const Purge = ({ pipeline, words, body, ...more }) => html`
   <${Action} plan path=${`${api(pipeline)}/purge`} body=${body} decided=${(plan) => (body.ids ? body : { ...body, before: plan.at })} command=${`weft dlq purge ${quoted(pipeline)} ${words}`} what=${(plan) => html`
     <p>${plan.letters ? html`<strong>${plural(plan.letters, "letter")}</strong> ${plan.letters === 1 ? "is" : "are"} removed from ${plan.place}. This cannot be undone: the rows are lost, unless something else has them.` : "There is nothing to remove."}</p>
+  `} ...${more} />
+`;
+
+// Of a quarantine or the dead letters of a stream. Those that come after they were counted are not removed.
+export const PurgePlace = ({ place, ...more }) => html`
+  <${Action} plan path=${`api/v1/streams/${encodeURIComponent(place)}/purge`} body=${{}} decided=${(plan) => ({ upto: plan.upto })} label="Purge" of=${place} small command=${`weft streams trim ${quoted(place)} --max-rows 0`} what=${(plan) => html`
+    <p>${plan.letters ? html`<strong>${plural(plan.letters, "event")}</strong> of ${plan.of.join(", ")} ${plan.letters === 1 ? "is" : "are"} removed from ${place}. This cannot be undone.` : "There is nothing to remove."}</p>
   `} ...${more} />
 `;
 
