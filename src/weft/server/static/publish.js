@@ -88,11 +88,11 @@ export class Publish extends Component {
                 <span><code>${name}</code> <span class="note">${kind}</span></span>
                 ${kind.startsWith("bool")
                   ? html`<select value=${values[name] || ""} onChange=${type(name)}><option value="">–</option><option>true</option><option>false</option></select>`
-                  : html`<input autocomplete="off" spellcheck="false" value=${values[name] || ""} placeholder=${HINTS[kind.replace(/[(?].*/, "")] || ""} onInput=${type(name)} />`}
+                  : html`<input autocomplete="off" spellcheck=${false} value=${values[name] || ""} placeholder=${HINTS[kind.replace(/[(?].*/, "")] || ""} onInput=${type(name)} />`}
               </label>
             `)}
           </div>
-          <label class="field stacked">Other fields, as a JSON object <textarea rows="2" spellcheck="false" value=${other} onInput=${(event) => this.setState({ other: event.target.value })}></textarea></label>
+          <label class="field stacked">Other fields, as a JSON object <textarea rows="2" spellcheck=${false} value=${other} onInput=${(event) => this.setState({ other: event.target.value })}></textarea></label>
           ${problem && html`<${Failure} error=${problem} />`}
           ${done && html`<p role="status" class="good-text">${done}</p>`}
           ${!may && html`<p class="note">Publishing is off: the key ${key.id} has the scope read, and this needs write.</p>`}
