@@ -120,7 +120,7 @@ def test_dead_letters_are_replayed_and_purged(service: Any, key: str, show: Call
     expect(dialog).to_contain_text("2 letters are removed from table failed")
     expect(dialog).to_contain_text("cannot be undone")
     expect(dialog).to_contain_text("weft dlq purge loader --stage store --error 'the disk is full'")
-    dialog.get_by_role("button", name="Leave it").click()
+    dialog.get_by_role("button", name="Leave it", exact=True).click()
     act(
         page,
         group.get_by_role("button", name="Replay"),
@@ -139,7 +139,7 @@ def test_dead_letters_are_replayed_and_purged(service: Any, key: str, show: Call
     page.get_by_role("region", name="The newest dead letters").get_by_role("link").first.click()
     expect(page.locator("#view .bad-text")).to_have_text(HOSTILE)
     assert page.locator("main img, main script").count() == 0
-    act(page, page.get_by_role("button", name="Purge"), "Purge", "1 letter is removed")
+    act(page, page.get_by_role("button", name="Purge", exact=True), "Purge", "1 letter is removed")
     expect(page.locator(".notice")).to_contain_text("removed 1 letter", timeout=ENDS)
     page.goto(f"{service.url}/#/letters/loader")
     expect(page.locator("#view")).to_contain_text("There are no dead letters.")
@@ -159,35 +159,35 @@ def test_a_test_event_is_published(service: Any, key: str, show: Callable[..., P
     page = show("#/streams/orders", key)
     form = page.locator("form.form")
     form.get_by_label("id int64").fill("many")
-    form.get_by_role("button", name="Publish").click()
+    form.get_by_role("button", name="Publish", exact=True).click()
     expect(form.get_by_role("alert")).to_contain_text("field 'id'")
     form.get_by_label("id int64").fill(str(2**53 + 1))
     form.get_by_label("note string").fill(HOSTILE)
     form.get_by_label("paid bool").select_option("true")
     form.get_by_label("Other fields").fill("[1]")
-    form.get_by_role("button", name="Publish").click()
+    form.get_by_role("button", name="Publish", exact=True).click()
     expect(form.get_by_role("alert")).to_contain_text("must be a JSON object")
     form.get_by_label("Other fields").fill('{"big": 9223372036854775807}')
     expect(form.locator(".command code")).to_contain_text(
         'weft streams publish orders --data \'{"id": 9007199254740993'
     )
-    form.get_by_role("button", name="Publish").click()
+    form.get_by_role("button", name="Publish", exact=True).click()
     expect(form.get_by_role("status")).to_contain_text("Published, with the offset")
     (event,) = service.events("orders", authorization=f"Bearer {key}")
     assert (event["id"], event["note"], event["paid"], event["big"]) == (2**53 + 1, HOSTILE, True, 2**63 - 1)
     expect(page.locator(".tail")).to_contain_text(HOSTILE)
     reader = show("#/streams/orders", new_key(service, "read", "reader"))
     expect(reader.locator("form.form")).to_contain_text("this needs write")
-    expect(reader.locator("form.form").get_by_role("button", name="Publish")).to_be_disabled()
+    expect(reader.locator("form.form").get_by_role("button", name="Publish", exact=True)).to_be_disabled()
 
 
 def test_a_model_is_run_and_built_again(service: Any, key: str, show: Callable[..., Page]) -> None:
     page = show("#/pipelines/sums", key)
     expect(page.locator("section[aria-labelledby=plan]")).to_contain_text("created")
-    act(page, page.get_by_role("button", name="Run now"), "Run now", "It writes to sums")
+    act(page, page.get_by_role("button", name="Run now", exact=True), "Run now", "It writes to sums")
     expect(page.locator("#view .title .chip")).to_contain_text("succeeded", timeout=ENDS)
     expect(page.locator("section[aria-labelledby=plan]")).to_contain_text("Nothing", timeout=ENDS)
-    page.get_by_role("button", name="Backfill").click()
+    page.get_by_role("button", name="Backfill", exact=True).click()
     dialog = page.get_by_role("dialog", name="Backfill")
     dialog.get_by_label("Published since").fill("2020-01-01T00:00:00")
     dialog.get_by_label("Published since").blur()
@@ -196,10 +196,10 @@ def test_a_model_is_run_and_built_again(service: Any, key: str, show: Callable[.
     dialog.get_by_label("Until").fill("2019-01-01T00:00:00")
     dialog.get_by_label("Until").blur()
     expect(dialog.get_by_role("alert")).to_contain_text("until must be after since")
-    expect(dialog.get_by_role("button", name="Backfill")).to_be_disabled()
+    expect(dialog.get_by_role("button", name="Backfill", exact=True)).to_be_disabled()
     dialog.get_by_label("Until").fill("")
     dialog.get_by_label("Until").blur()
-    dialog.get_by_role("button", name="Backfill").click()
+    dialog.get_by_role("button", name="Backfill", exact=True).click()
     expect(page.locator(".notice", has_text="Backfill")).to_contain_text("read", timeout=ENDS)
 
 
@@ -230,7 +230,7 @@ def test_by_keyboard_alone(service: Any, key: str, show: Callable[..., Page]) ->
         expect(page.locator("#view .title .chip.warn")).to_have_count(int(is_paused))
     press(page.locator("#views").get_by_role("link", name="Dead letters"))
     press(page.get_by_role("link", name=LONG))
-    press(page.get_by_role("button", name="Purge all"))
+    press(page.get_by_role("button", name="Purge all", exact=True))
     expect(page.get_by_role("dialog", name="Purge all")).to_contain_text("3 letters")
     page.keyboard.press("Escape")
     expect(page.get_by_role("dialog")).to_have_count(0)
@@ -284,7 +284,7 @@ def test_a_key_that_is_revoked_or_not_enough(service: Any, key: str, show: Calla
     expect(page.locator("#key-text")).to_contain_text("revoked", timeout=ENDS)
     page.get_by_label("Key of the service").fill(key)
     page.keyboard.press("Enter")
-    page.get_by_role("dialog", name="Pause").get_by_role("button", name="Leave it").click()
+    page.get_by_role("dialog", name="Pause").get_by_role("button", name="Leave it", exact=True).click()
     expect(page.locator("#live-text")).to_have_text("Live")
     expect(pause).to_be_enabled()
 
@@ -307,6 +307,6 @@ def test_the_service_is_restarted_underneath(server: Callable[..., Any], open_pa
     server(STREAMS, "--port", port, folder=served.folder)
     expect(page.locator("#live-text")).to_have_text("Live", timeout=ENDS)
     expect(page.locator("#banner")).to_be_hidden()
-    dialog.get_by_role("button", name="Leave it").click()
+    dialog.get_by_role("button", name="Leave it", exact=True).click()
     act(page, pause, "Pause", "not followed until somebody resumes it")
     expect(page.locator("#view .title .chip.warn")).to_contain_text("paused")

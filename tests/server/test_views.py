@@ -149,10 +149,10 @@ def test_an_action_is_done_and_undone(server: Callable[..., Any], open_page: Cal
     page.keyboard.press("Escape")  # nothing is done
     expect(dialog).to_be_hidden()
     pause.click()
-    dialog.get_by_role("button", name="Pause").click()
+    dialog.get_by_role("button", name="Pause", exact=True).click()
     expect(page.locator("#view .chip.warn")).to_contain_text("paused")
     resume.click()
-    page.get_by_role("dialog", name="Resume").get_by_role("button", name="Resume").click()
+    page.get_by_role("dialog", name="Resume").get_by_role("button", name="Resume", exact=True).click()
     expect(page.locator("#view .chip.warn")).to_have_count(0)
     actions = served.client.get("/api/v1/audit", headers={"authorization": f"Bearer {key}"}).json()["actions"]
     assert [each["action"] for each in actions] == ["resume", "pause"]
