@@ -124,7 +124,8 @@ export class View extends Component {
   }
 
   render(_, { data, missing }) {
-    if (missing) return html`<${Title} kind=${missing.status === 404 ? "Not found" : "Refused"} name=${missing.message} about=${missing.hint} />`;
+    if (missing?.status === 404) return html`<${Title} kind="Not found" name=${missing.message} about=${missing.hint} />`;
+    if (missing) return html`<${Title} name=${missing.status === 403 ? "Not for this key" : "It cannot be shown"} about=${`${missing.message} ${missing.hint || ""}`} />`;
     return data ? this.show(data) : html`<p class="note" role="status">Loading …</p>`;
   }
 }
