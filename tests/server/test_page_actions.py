@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 import sys
 from collections.abc import Callable
@@ -35,9 +36,9 @@ class Totals:
 def nightly(conn):
     return "SELECT 1 AS id"
 
-@weft.model(trigger="manual", materialise="merge", key="id")
-def sums(orders):
-    return "SELECT id, note FROM orders"
+@weft.model(trigger="manual", materialise="merge", key="n")
+def sums(visits):
+    return "SELECT n FROM visits"
 
 @weft.streaming_pipeline(source=orders, target="default", target_table="clean", dead_letter_table="failed")
 def loader(): ...
@@ -90,7 +91,7 @@ def show(service: Any, open_page: Callable[..., Page]) -> Callable[..., Page]:
     """`show(address, key)`: a view of the page in a tab with that key."""
 
     def show_(address: str, key: str | None, **options: Any) -> Page:
-        page = open_page(service.url, allowed="401", **options)
+        page = open_page(service.url, allowed="Failed to load resource", **options)
         if key is not None:
             page.evaluate("key => sessionStorage.setItem('weft.key', key)", key)
         page.goto(f"{service.url}/{address}")
@@ -191,7 +192,7 @@ def test_a_model_is_run_and_built_again(service: Any, key: str, show: Callable[.
     dialog = page.get_by_role("dialog", name="Backfill")
     dialog.get_by_label("Published since").fill("2020-01-01T00:00:00")
     dialog.get_by_label("Published since").blur()
-    expect(dialog).to_contain_text("of orders")
+    expect(dialog).to_contain_text("of visits")
     expect(dialog).to_contain_text("merged into sums by its key")
     dialog.get_by_label("Until").fill("2019-01-01T00:00:00")
     dialog.get_by_label("Until").blur()
@@ -278,9 +279,8 @@ def test_a_key_that_is_revoked_or_not_enough(service: Any, key: str, show: Calla
     pause = page.get_by_role("button", name="Pause", exact=True)
     expect(pause).to_be_enabled()
     pause.click()
-    keys = [line.split() for line in weft(service, "apikey", "list").splitlines()]
-    bob = next(word for line in keys if "Bob" in line for word in line if len(word) == 12)
-    weft(service, "apikey", "revoke", bob)
+    keys = json.loads(weft(service, "apikey", "list", "--format", "json"))
+    weft(service, "apikey", "revoke", next(each["id"] for each in keys if each["name"] == "Bob"))
     expect(page.locator("#key-text")).to_contain_text("revoked", timeout=ENDS)
     page.get_by_label("Key of the service").fill(key)
     page.keyboard.press("Enter")
@@ -292,7 +292,8 @@ def test_a_key_that_is_revoked_or_not_enough(service: Any, key: str, show: Calla
 def test_the_service_is_restarted_underneath(server: Callable[..., Any], open_page: Callable[..., Page]) -> None:
     served = server(STREAMS)
     token, port = new_key(served, "admin", "Ann"), str(served.port)
-    page = open_page(served.url, allowed="")
+    wait_until(lambda: served.client.get("/api/v1/pipelines").status_code == 401, "the service to know the key")
+    page = open_page(served.url, allowed="Failed to load resource")
     page.evaluate("key => sessionStorage.setItem('weft.key', key)", token)
     page.goto(f"{served.url}/#/pipelines/nightly")
     page.reload()

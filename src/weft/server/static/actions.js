@@ -44,7 +44,8 @@ export class Action extends ByKey {
   }
 
   failed(problem) {
-    this.setState({ busy: false, problem });
+    const away = { message: "The service does not answer. Whether it was done is not known: look again when it does." };
+    this.setState({ busy: false, problem: problem.status ? problem : away });
     if ([401, 403].includes(problem.status)) learn();
   }
 
@@ -53,7 +54,8 @@ export class Action extends ByKey {
     this.setState({ busy: true, problem: null });
     try {
       const answer = await post(path, decided ? decided(this.state.plan) : this.body());
-      this.setState({ asks: false, busy: false });
+      this.setState({ busy: false });
+      this.dialog.close(); // which gives the focus back
       follow(`${label} ${answer.pipeline ?? ""}`.trim(), answer, this.command());
     } catch (problem) {
       this.failed(problem);

@@ -7,6 +7,7 @@ const polls = new Set();
 let askForKey = () => {};
 
 export function live(kind, text) {
+  if (kind === "ok" && find("live").classList.contains("bad")) learn(); // it may be another service now
   find("live").className = `live ${kind}`;
   say(find("live-text"), text);
   if (kind === "ok") banner(null);
