@@ -22,7 +22,7 @@ from typing import Annotated
 from weft import pk
 from weft.types import BigInt
 
-@weft.stream(fields={{"id": "int64", "note": "string?", "paid": "bool"}})
+@weft.stream(fields={{"id": "int64", "note": "string?", "paid": "bool", "big": "int64?"}}, on_schema_drift="reject")
 def orders(): ...
 
 @weft.stream(fields={{"n": "int64"}}, on_schema_drift="quarantine")
@@ -59,8 +59,8 @@ for name in ("loader", {LONG!r}):
     box = DeadLetterBox(find(name))
     for number in (1, 2):
         letter = DeadLetter("store", "the disk is full", "orders", '{{"id": %d}}' % number, target="clean")
-        box.put([letter], BatchId("query", number), "store")
-    box.put([DeadLetter("read", {HOSTILE!r}, "orders", {HOSTILE!r}, "7")], BatchId("query", 3), "read")
+        box.put([letter], BatchId(name[:9], number), "store")
+    box.put([DeadLetter("read", {HOSTILE!r}, "orders", {HOSTILE!r}, "7")], BatchId(name[:9], 3), "read")
 """
 # Each takes a start of Python, on a machine that may be busy.
 ENDS = 180_000
@@ -194,12 +194,12 @@ def test_a_model_is_run_and_built_again(service: Any, key: str, show: Callable[.
     dialog.get_by_label("Published since").blur()
     expect(dialog).to_contain_text("of visits")
     expect(dialog).to_contain_text("merged into sums by its key")
-    dialog.get_by_label("Until").fill("2019-01-01T00:00:00")
-    dialog.get_by_label("Until").blur()
+    dialog.get_by_label("Until (by default now)").fill("2019-01-01T00:00:00")
+    dialog.get_by_label("Until (by default now)").blur()
     expect(dialog.get_by_role("alert")).to_contain_text("until must be after since")
     expect(dialog.get_by_role("button", name="Backfill", exact=True)).to_be_disabled()
-    dialog.get_by_label("Until").fill("")
-    dialog.get_by_label("Until").blur()
+    dialog.get_by_label("Until (by default now)").fill("")
+    dialog.get_by_label("Until (by default now)").blur()
     dialog.get_by_role("button", name="Backfill", exact=True).click()
     expect(page.locator(".notice", has_text="Backfill")).to_contain_text("read", timeout=ENDS)
 
