@@ -142,6 +142,7 @@ def test_an_action_is_done_and_undone(server: Callable[..., Any], open_page: Cal
     page.keyboard.press("Enter")
     expect(page.locator("#key-dialog")).to_be_hidden()
     pause, resume = (page.locator(".action > button", has_text=text) for text in ("Pause", "Resume"))
+    expect(pause).to_be_enabled()
     pause.focus()
     page.keyboard.press("Enter")
     dialog = page.get_by_role("dialog", name="Pause")
