@@ -52,8 +52,10 @@ async function go() {
   find("view").hidden = !build;
   const under = build ? (view.under ?? kind) : "";
   for (const link of find("views").querySelectorAll("a[data-view]")) {
-    if (link.dataset.view === under) link.setAttribute("aria-current", "page");
-    else link.removeAttribute("aria-current");
+    if (link.dataset.view === under) {
+      link.setAttribute("aria-current", "page");
+      find("views").scrollLeft = link.offsetLeft - find("views").offsetLeft - 40; // on a narrow screen not all of them are seen
+    } else link.removeAttribute("aria-current");
   }
   document.title = build ? `${part || name || kind} · Weft` : "Weft";
   const content = build ? await build(name, part) : null;
