@@ -176,7 +176,7 @@ def test_a_test_event_is_published(service: Any, key: str, show: Callable[..., P
     expect(form.get_by_role("status")).to_contain_text("Published, with the offset")
     (event,) = service.events("orders", authorization=f"Bearer {key}")
     assert (event["id"], event["note"], event["paid"], event["big"]) == (2**53 + 1, HOSTILE, True, 2**63 - 1)
-    expect(page.locator(".tail")).to_contain_text(HOSTILE)
+    expect(page.locator("#view .tail")).to_contain_text(HOSTILE)
     reader = show("#/streams/orders", new_key(service, "read", "reader"))
     expect(reader.locator("form.form")).to_contain_text("this needs write")
     expect(reader.locator("form.form").get_by_role("button", name="Publish", exact=True)).to_be_disabled()
