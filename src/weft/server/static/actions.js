@@ -1,7 +1,7 @@
 // Buttons that do something. Each asks first, says what will happen, and reports what the service answered.
 
 import { askJson, post } from "./api.js";
-import { learn, me, noticed, onMe, refreshAll } from "./status.js";
+import { learn, me, noticed, onMe, refreshAll, unlearn } from "./status.js";
 import { Command, Component, Failure, html } from "./ui.js";
 
 const FOLLOWED_MS = 1500;
@@ -46,7 +46,8 @@ export class Action extends ByKey {
   failed(problem) {
     const away = { message: "The service does not answer. Whether it was done is not known: look again when it does." };
     this.setState({ busy: false, problem: problem.status ? problem : away });
-    if ([401, 403].includes(problem.status)) learn();
+    if (problem.status === 401) unlearn(problem);
+    if (problem.status === 403) learn();
   }
 
   async act() {

@@ -6,7 +6,7 @@ import { keyDialog } from "./key.js";
 import { overview, reopen } from "./overview.js";
 import { DeadLetters, Letter, PipelineLetters } from "./letters.js";
 import { Pipeline, Pipelines, Run } from "./pipelines.js";
-import { banner, keyAskedBy, learn, noticesShownBy, refreshAll } from "./status.js";
+import { banner, keyAskedBy, noticesShownBy, refreshAll } from "./status.js";
 import { StreamView } from "./stream.js";
 import { StreamingPipeline, StreamingPipelines } from "./streaming.js";
 import { Notices, html, render } from "./ui.js";
@@ -71,7 +71,6 @@ async function go() {
 keyAskedBy(
   keyDialog(() => {
     refreshAll();
-    learn();
     if (stop) reopen();
   }),
 );
@@ -81,6 +80,5 @@ document.querySelector(".skip").addEventListener("click", (event) => {
   find("main").focus();
 });
 noticesShownBy((notices) => render(html`<${Notices} notices=${notices} />`, find("notices")));
-learn();
 addEventListener("hashchange", go);
 go();

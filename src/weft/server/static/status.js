@@ -1,13 +1,12 @@
 // The line of the header that says whether the page is live, the banner, and requests that are repeated while somebody looks.
 
-import { Refused, askJson } from "./api.js";
+import { Refused, askJson, key } from "./api.js";
 import { find, say } from "./dom.js";
 
 const polls = new Set();
 let askForKey = () => {};
 
 export function live(kind, text) {
-  if (kind === "ok" && find("live").classList.contains("bad")) learn(); // it may be another service now
   find("live").className = `live ${kind}`;
   say(find("live-text"), text);
   if (kind === "ok") banner(null);
@@ -19,8 +18,9 @@ export function banner(text) {
   say(element, text || "");
 }
 
-// What the key of this tab may do.
+// What the key of this tab may do. It is asked for after a request with that key succeeded: the service counts wrong ones.
 let known = { key: null, may_act: false, why_not: null };
+let learntWith; // the key of which it is known
 const watchers = new Set();
 export const me = () => known;
 
@@ -30,11 +30,21 @@ export function onMe(changed) {
 }
 
 export async function learn() {
+  learntWith = key();
   try {
-    known = await askJson("api/v1/me");
+    become(await askJson("api/v1/me"));
   } catch (error) {
-    known = { key: null, may_act: false, why_not: error.message };
+    unlearn(error);
   }
+}
+
+export function unlearn(error) {
+  learntWith = undefined;
+  become({ key: null, may_act: false, why_not: error.message });
+}
+
+function become(answer) {
+  known = answer;
   watchers.forEach((changed) => changed());
 }
 
@@ -75,6 +85,7 @@ export function poll(path, show, { every = 2000, missing } = {}) {
         if (turn !== asking) return;
         show(answer);
         live("ok", "Live");
+        if (key() !== learntWith) learn();
       } catch (error) {
         if (turn !== asking) return;
         if (error instanceof Refused && [403, 404, 409].includes(error.status) && missing) {
@@ -86,12 +97,13 @@ export function poll(path, show, { every = 2000, missing } = {}) {
           banner(error.message);
           // Not asked again before there is another key: the service counts wrong ones.
           if (error.status === 401) {
-            learn();
+            unlearn(error);
             return askForKey(error.message);
           }
           pause = Math.max(pause, (error.retryAfter || 0) * 1000);
         } else {
           live("bad", "Not connected");
+          learntWith = undefined; // it may be another service that answers next
           banner("The service does not answer. What is shown is from before; trying again …");
           if (!(error instanceof TypeError)) console.error(error); // a fetch that fails is a TypeError
         }
