@@ -34,7 +34,9 @@ export async function learn() {
   try {
     become(await askJson("api/v1/me"));
   } catch (error) {
+    const asked = learntWith;
     unlearn(error);
+    if (error.status === 401) learntWith = asked; // not asked again with the same one
   }
 }
 
