@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import weft
 from weft import pk
 from weft.operate.runlog import RunLog
+from weft.server.keys import key_table
 from weft.types import BigInt
 from workers import declare, next_millisecond
 
@@ -47,3 +48,9 @@ def run_once(log: RunLog, pipeline: str, status: str = "succeeded", **ended: Any
     claimed: Any = log.claim(pipeline, resume=False)
     log.finish(claimed, status, **ended)
     return str(claimed.run_id)
+
+
+def make_key(*scopes: Any, name: str = "ops", streams: tuple[str, ...] = ()) -> dict[str, str]:
+    """The header of a new key."""
+    with key_table() as table:
+        return {"authorization": f"Bearer {table.create(name=name, scopes=scopes, streams=streams)[1]}"}

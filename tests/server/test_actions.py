@@ -5,30 +5,29 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import warm_python
-from operations_project import declare_project, run_once
+import weft
+from operations_project import declare_project, make_key, run_once
 from servers import wait_until
+from weft.engine.models.build import ModelRun
 from weft.operate.log_format import JsonFormatter
 from weft.operate.runlog import RunLog, open_run_log
+from weft.pipelines.models import find
 from weft.project import Project
 from weft.server.audit import Audit
 from weft.server.keys import key_table
 from weft.server.service_tables import service_tables
 from weft.systems.sql.system_tables import system_table
+from workers import next_millisecond
 
 ACTIONS = ("pipelines/nightly/run", "pipelines/nightly/pause", "pipelines/nightly/resume", "runs/x/cancel")
 on_sqlite = pytest.mark.parametrize("system", ["sqlite"], indirect=True)
-
-
-def make_key(*scopes: Any, name: str = "ops", streams: tuple[str, ...] = ()) -> dict[str, str]:
-    """The header of a new key."""
-    with key_table() as table:
-        return {"authorization": f"Bearer {table.create(name=name, scopes=scopes, streams=streams)[1]}"}
 
 
 @on_sqlite
@@ -181,3 +180,100 @@ def test_a_pipeline_is_run(server: Callable[..., Any]) -> None:
 
     wait_until(lambda: status() in ("succeeded", "failed"), "the run to end", 120)
     assert status() == "succeeded", served.log_file.read_text()
+
+
+@on_sqlite
+def test_a_failed_run_can_be_retried_while_it_is_the_last(streams: Project, http: Any) -> None:
+    declare_project()
+    with open_run_log() as log:
+        first = run_once(log, "nightly", "failed", error="no luck")
+        assert http.get(f"/api/v1/runs/{first}").json()["retryable"]
+        second = run_once(log, "nightly")
+    assert [http.get(f"/api/v1/runs/{each}").json()["retryable"] for each in (first, second)] == [False, False]
+
+
+@pytest.mark.parametrize("system", ["sqlite", "postgres", "mysql"], indirect=True)
+def test_actions_are_found_by_who_what_and_when(streams: Project) -> None:
+    with key_table() as table:
+        ann, bob = (table.create(name=name, scopes=["admin"])[0] for name in ("Ann", "Bob"))
+    audit = Audit()
+    for key, action, named in (
+        (ann, "pause", "nightly"),
+        (bob, "dlq purge", "night --error=it's 100%_"),
+        (ann, "run", "night"),
+    ):
+        next_millisecond()
+        audit.begin(key, None, action, named)
+
+    def found(**wanted: Any) -> list[str]:
+        return [each["action"] for each in audit.latest(10, **wanted)]
+
+    assert found() == ["run", "dlq purge", "pause"]
+    assert found(key="Ann") == found(key=ann.id) == ["run", "pause"]
+    assert found(action="pause") == found(object="nightly") == ["pause"]
+    assert found(object="night") == ["run", "dlq purge"]
+    assert found(object="night", key="Bob") == ["dlq purge"]
+    assert found(object="x' OR 1=1 --") == []
+    (last,) = audit.latest(1)
+    assert found(before=last["at"]) == ["dlq purge", "pause"]
+    assert audit.latest(1, id=last["id"]) == [last]
+
+
+@on_sqlite
+def test_the_audit_log_over_http(streams: Project, http: Any) -> None:
+    declare_project()
+    key = make_key("admin", name="Ann")
+    done = http.post("/api/v1/pipelines/nightly/pause", headers=key).json()
+    (shown,) = http.get("/api/v1/audit?key=Ann&object=nightly&before=2100-01-01T00:00:00Z", headers=key).json()[
+        "actions"
+    ]
+    assert http.get(f"/api/v1/audit/{done['action']}", headers=key).json() == shown
+    assert shown["outcome"] == "paused"
+    assert http.get("/api/v1/audit?key=Bob", headers=key).json()["actions"] == []
+    assert http.get("/api/v1/audit/nothing", headers=key).status_code == 404
+    assert http.get("/api/v1/audit?before=now", headers=key).status_code == 422
+    assert http.get(f"/api/v1/audit/{done['action']}").status_code == 401
+
+
+@on_sqlite
+def test_the_plan_of_a_model_and_what_a_backfill_reads(streams: Project, http: Any) -> None:
+    @weft.stream(name="sales", fields={"id": "int64", "total": "float64"})
+    def sales() -> None: ...
+
+    @weft.model(name="sums", materialise="merge", key="id", dependencies=["sales"], trigger="manual")
+    def sums(sales: Any) -> str:
+        return "SELECT id, total FROM sales"
+
+    @weft.model(name="whole", dependencies=["sales"], trigger="manual")
+    def whole(sales: Any) -> str:
+        return "SELECT count(*) AS n FROM sales"
+
+    weft.publish_sync("sales", [{"id": 1, "total": 1.0}, {"id": 2, "total": 2.0}])
+    key = make_key("admin")
+
+    def step() -> Any:
+        return http.get("/api/v1/pipelines/sums/plan", headers=key).json()["step"]
+
+    def planned(model: str = "sums", **body: Any) -> Any:
+        path = f"/api/v1/pipelines/{model}/backfill"
+        return http.post(path, headers=key, json={"since": "2020-01-01T00:00:00Z", "dry_run": True} | body)
+
+    assert (step()["change"], step()["outcome"], set(step()["added"])) == ("new", "created", {"id", "total"})
+    never = planned()
+    assert (never.status_code, never.json()["hint"]) == (409, "weft run sums")
+    assert "never built" in never.json()["detail"]
+    ModelRun(find("sums"), "first", datetime.now(UTC)).execute()
+    assert step() is None
+    plan = planned().json()
+    assert (plan["events"], plan["others"], plan["target"]) == ({"sales": 2}, [], "sums")
+    assert planned(until="2020-01-02T00:00:00Z").json()["events"] == {"sales": 0}
+    assert planned("whole").status_code == 409
+    assert planned("nobody").status_code == 404
+    for wrong in (
+        {"until": "2019-01-01T00:00:00Z"},
+        {"since": "2020-01-01"},
+        {"since": "2020-01-01T00:00:00"},
+        {"to": 1},
+    ):
+        assert planned(**wrong).status_code == 422, wrong
+    assert http.post("/api/v1/pipelines/sums/backfill", json={"since": "2020-01-01T00:00:00Z"}).status_code == 401

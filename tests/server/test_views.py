@@ -132,9 +132,9 @@ def test_an_action_is_done_and_undone(server: Callable[..., Any], open_page: Cal
     served = server(STREAMS)
     page = open_page(f"{served.url}", allowed="401")
     page.goto(f"{served.url}/#/pipelines/nightly")
-    # Without a key there is the command alone.
-    expect(page.locator("#view .title")).to_contain_text("weft pause nightly")
-    assert page.locator(".action").count() == 0
+    # Without a key the buttons are off, and there is the command.
+    expect(page.locator("#view .off")).to_contain_text("weft pause nightly")
+    expect(page.locator(".action > button", has_text="Pause")).to_be_disabled()
     create = [sys.executable, "-m", "weft", "apikey", "create", "--scope", "admin"]
     key = warm_python.run(create, cwd=served.folder, check=True, capture_output=True, text=True).stdout.strip()
     wait_until(lambda: served.client.get("/api/v1/streams").status_code == 401, "the service to know the key")
@@ -142,6 +142,7 @@ def test_an_action_is_done_and_undone(server: Callable[..., Any], open_page: Cal
     page.keyboard.press("Enter")
     expect(page.locator("#key-dialog")).to_be_hidden()
     pause, resume = (page.locator(".action > button", has_text=text) for text in ("Pause", "Resume"))
+    expect(pause).to_be_enabled()
     pause.focus()
     page.keyboard.press("Enter")
     dialog = page.get_by_role("dialog", name="Pause")
@@ -149,10 +150,10 @@ def test_an_action_is_done_and_undone(server: Callable[..., Any], open_page: Cal
     page.keyboard.press("Escape")  # nothing is done
     expect(dialog).to_be_hidden()
     pause.click()
-    dialog.get_by_role("button", name="Pause").click()
+    dialog.get_by_role("button", name="Pause", exact=True).click()
     expect(page.locator("#view .chip.warn")).to_contain_text("paused")
     resume.click()
-    page.get_by_role("dialog", name="Resume").get_by_role("button", name="Resume").click()
+    page.get_by_role("dialog", name="Resume").get_by_role("button", name="Resume", exact=True).click()
     expect(page.locator("#view .chip.warn")).to_have_count(0)
     actions = served.client.get("/api/v1/audit", headers={"authorization": f"Bearer {key}"}).json()["actions"]
     assert [each["action"] for each in actions] == ["resume", "pause"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from heapq import nlargest
@@ -31,24 +30,25 @@ from weft.cli.common import (
 from weft.cli.consume import find_pipeline
 from weft.cli.pipelines import declared_streaming
 from weft.engine.streaming.dead_letters import DeadLetterBox
-from weft.engine.streaming.replay import MAX_REPLAYS, Replay, alone, chosen
-from weft.errors import DeclarationError, NotFoundError, WeftError, did_you_mean
-from weft.systems.dead_letter_store import STAGES, StoredLetter
+from weft.engine.streaming.letter_choice import SHORT_ID, Wanted, named, passing, summary, wanted
+from weft.engine.streaming.letter_choice import purge as remove
+from weft.engine.streaming.replay import MAX_REPLAYS, Replay
+from weft.errors import WeftError
+from weft.systems.dead_letter_store import STAGES
 
 if TYPE_CHECKING:
     from weft.pipelines.streaming.spec import StreamingPipeline
 
 _WHAT = click.argument("what", metavar="NAME|FILE.toml")
-# Enough of an id to distinguish letters, and short enough to be typed.
-_SHORT = 12
 _NAMED = 5
-_PURGED = 1000
 
 
 def _selecting(verb: str) -> Callable[[Command], Command]:
     """Add the options that say which letters are meant."""
 
     def add(command: Command) -> Command:
+        help_ = f"{verb} those that failed there."
+        command = click.option("--stage", type=click.Choice(STAGES), help=help_)(command)
         command = click.option("--error", metavar="TEXT", help=f"{verb} those with TEXT in their error.")(command)
         command = click.option("--all", "every", is_flag=True, help=f"{verb} all.")(command)
         help_ = f"{verb} this one; the beginning will do. May be repeated."
@@ -80,7 +80,7 @@ def list_(what: str | None, limit: int, error: str | None, stage: str | None, ou
     box = DeadLetterBox(find_pipeline(what))
     # Counted as they come: a list of all letters may not fit into memory.
     counter = itertools.count()
-    letters = (letter for letter, _ in zip(filter(_filter(error, stage), box.letters()), counter, strict=False))
+    letters = (letter for letter, _ in zip(filter(passing(error, stage), box.letters()), counter, strict=False))
     newest = nlargest(limit, letters, key=lambda each: (each.failed_at, each.letter_id))
     total = next(counter)
     if output == "json":
@@ -91,7 +91,7 @@ def list_(what: str | None, limit: int, error: str | None, stage: str | None, ou
         return
     shown = [
         {
-            "letter": each.letter_id[:_SHORT],
+            "letter": each.letter_id[:SHORT_ID],
             "failed": ago(each.failed_at),
             "stage": each.stage,
             "where": each.target if each.stage == "store" else " ".join(filter(None, (each.source, each.offset))),
@@ -109,17 +109,14 @@ def list_(what: str | None, limit: int, error: str | None, stage: str | None, ou
 def _count_letters(pipeline: StreamingPipeline, error: str | None, stage: str | None) -> dict[str, Any]:
     """Count the letters of a pipeline. A place that does not answer is reported in the row, so others are shown."""
     row: dict[str, Any] = {"pipeline": pipeline.name, "place": None, "letters": None, "newest": None}
-    errors: Counter[str] = Counter()
     try:
         box = DeadLetterBox(pipeline)
         row["place"] = box.store.name
-        for letter in filter(_filter(error, stage), box.letters()):
-            errors[first_line(letter.error) or ""] += 1
-            row["newest"] = max(row["newest"] or letter.failed_at, letter.failed_at)
+        found = summary(box.letters(), passing(error, stage))
     except WeftError as failure:
-        return {**row, "newest": None, "commonest_error": None, "failure": failure.what}
-    common = errors.most_common(1)[0][0] if errors else None
-    return {**row, "letters": errors.total(), "commonest_error": common, "failure": None}
+        return {**row, "commonest_error": None, "failure": failure.what}
+    common = first_line(found.groups[0].error) if found.groups else None
+    return {**row, "letters": found.count, "newest": found.newest, "commonest_error": common, "failure": None}
 
 
 def _print_pipelines(rows: Sequence[dict[str, Any]], output: str) -> None:
@@ -148,7 +145,7 @@ def _print_pipelines(rows: Sequence[dict[str, Any]], output: str) -> None:
 def show(what: str, letter_id: str, output: str) -> None:
     """Show all of a dead letter: why and where it failed, and the row itself. The beginning of its ID will do."""
     box = DeadLetterBox(find_pipeline(what))
-    (letter,) = _named(box, [letter_id]).values()
+    (letter,) = named(box, [letter_id]).values()
     if output == "json":
         print_json(letter.record())
         return
@@ -205,7 +202,7 @@ def replay(what: str, max_replays: int, dry_run: bool, output: str, **selection:
             click.echo(f"{name}: {plural(done.finished, 'letter')} of a replay that was broken off came first.")
         click.echo(f"{name}: replayed {plural(done.letters, 'letter')}; {done.again:,} failed again.")
     if done.held:
-        named = [f"{each[:_SHORT]} ({why})" for each, why in list(done.held.items())[:_NAMED]]
+        named = [f"{each[:SHORT_ID]} ({why})" for each, why in list(done.held.items())[:_NAMED]]
         more = f" and {len(done.held) - _NAMED:,} more" if len(done.held) > _NAMED else ""
         click.echo(f"note: {plural(len(done.held), 'letter')} left alone: {', '.join(named)}{more}.", err=True)
         if replaying.exhausted:
@@ -228,15 +225,12 @@ def purge(what: str, before: int | datetime | None, dry_run: bool, yes: bool, ou
         raise click.UsageError(f"{before} is no time. Letters are named by --id.")
     pipeline = find_pipeline(what)
     box = DeadLetterBox(pipeline)
-    wanted = _wanted(box, before=before, **selection)
     # Only letters that were counted are removed: others arrive meanwhile.
-    letter_ids = [each.letter_id for each in box.letters() if wanted(each)]
+    letter_ids = [each.letter_id for each in filter(_wanted(box, before=before, **selection), box.letters())]
     letters = plural(len(letter_ids), "letter")
     if letter_ids and not dry_run:
         confirm(f"Remove {letters} of {pipeline.name} from {box.store.name}?", yes)
-        with alone(pipeline):
-            for first in range(0, len(letter_ids), _PURGED):
-                box.remove(letter_ids[first : first + _PURGED])
+        remove(box, letter_ids)
     if output == "json":
         print_json({"pipeline": pipeline.name, "dry_run": dry_run, "letters": len(letter_ids)})
     elif dry_run:
@@ -248,44 +242,18 @@ def purge(what: str, before: int | datetime | None, dry_run: bool, yes: bool, ou
 # ------------------------------------------------------------------------------------------------------------- choosing
 
 
-def _filter(error: str | None, stage: str | None = None) -> Callable[[StoredLetter], bool]:
-    """Return whether a letter has the text in its error and failed in the stage; notes of replays never match."""
-    text = (error or "").casefold()
-    return lambda letter: letter.stage in ((stage,) if stage else STAGES) and text in letter.error.casefold()
-
-
 def _wanted(
-    box: DeadLetterBox, ids: Sequence[str], every: bool, error: str | None, before: datetime | None = None
-) -> Callable[[StoredLetter], bool]:
+    box: DeadLetterBox,
+    ids: Sequence[str],
+    every: bool,
+    error: str | None,
+    stage: str | None,
+    before: datetime | None = None,
+) -> Wanted:
     """Return the filter for the letters that the options select. One is required, so that nobody selects all by
     mistake."""
-    selections = bool(ids) + every + (error is not None or before is not None)
+    selections = bool(ids) + every + any(each is not None for each in (error, stage, before))
     if selections != 1:
         more = "" if selections else " Which letters?"
         raise click.UsageError(f"Give one of --id, --all and filters such as --error.{more}")
-    if ids:
-        letter_ids = {each.letter_id for each in _named(box, ids).values()}
-        return lambda letter: letter.letter_id in letter_ids
-    passes = _filter(error)
-    return lambda letter: passes(letter) and (before is None or letter.failed_at < before)
-
-
-def _named(box: DeadLetterBox, ids: Sequence[str]) -> dict[str, StoredLetter]:
-    """Return the letters with these ids, of which the beginning is enough."""
-    known: set[str] = set()
-
-    def letters() -> Any:
-        for each in box.letters():
-            known.add(each.letter_id)
-            yield each
-
-    matches = chosen(ids, letters())
-    for start, matching in matches.items():
-        if not matching:
-            starts = {each[: max(len(start), _SHORT)] for each in known}
-            hint = did_you_mean(start, starts, f"weft dlq list {box.pipeline.name}")
-            raise NotFoundError(f"{box.pipeline.name} has no dead letter {start!r}.", hint=hint)
-        if len(matching) > 1:
-            some = ", ".join(each.letter_id for each in matching[:_NAMED])
-            raise DeclarationError(f"{len(matching)} dead letters begin with {start!r}.", hint=f"They are {some}.")
-    return {start: matching[0] for start, matching in matches.items()}
+    return wanted(box, ids, error, stage, before)

@@ -174,7 +174,7 @@ def _print_plan(steps: list[PlannedStep]) -> None:
         named = each.model if each.table == each.model else f"{each.model} → {each.table}"
         rows = "" if each.rows is None else f", {plural(each.rows, 'row')}"
         title = click.style(f"{sign} {each.change:<9} {named}", fg=color, bold=True)
-        click.echo(f"{title} ({each.materialise}{rows}): {_outcome(each)}")
+        click.echo(f"{title} ({each.materialise}{rows}): {each.outcome}")
         if each.change != "new":
             for name, kind in each.added.items():
                 click.echo(f"    + {name} {kind}")
@@ -193,14 +193,3 @@ def _print_plan(steps: list[PlannedStep]) -> None:
                     print_table(sample, list(sample[0]), is_data=True)
     counts = [f"{sum(each.change == name for each in steps)} {name}" for name in _SIGNS]
     click.echo(f"\n{', '.join(each for each in counts if not each.startswith('0 '))}")
-
-
-def _outcome(step: PlannedStep) -> str:
-    if step.change == "removed":
-        readers = f"; {', '.join(step.because)} reads it" if step.because else ""
-        return f"not declared here, its table stays without --drop-removed{readers}"
-    if step.change == "dependent":
-        return f"built again, because {', '.join(step.because)} changes"
-    if step.full:
-        return "built again from the beginning"
-    return "created" if step.change == "new" else "built again"

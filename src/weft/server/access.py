@@ -132,6 +132,18 @@ class Access:
             raise _forbidden(key, "admin", "every stream")
         return key
 
+    async def actor(self, request: Request) -> tuple[ApiKey | None, str | None]:
+        """Return the key of a request, and why it may not act; a wrong one is refused and counted as for actions. The
+        token of a stream is no wrong key."""
+        if not _bearer(request).startswith(PREFIX):
+            return None, f"Actions need {_KEY}, with the scope admin."
+        try:
+            return await self.admit_action(request), None
+        except Problem as problem:
+            if problem.status != 403:
+                raise
+            return await self._key(request), str(problem)
+
     async def issue_ticket(self, stream: Stream, opened_by: str) -> str:
         """Issue a ticket to a caller who was admitted to read."""
         self._count(f"{stream.name} tickets", _TICKETS, f"{stream.name!r} gives {{}} tickets")

@@ -1,68 +1,99 @@
-"""What people do to pipelines over HTTP: run, pause, resume, cancel. Each needs a key, and is in the audit log."""
+"""What people do over HTTP: run, pause, resume, cancel, and commands of others. Each needs a key, and is in the audit
+log."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+import tempfile
+import threading
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, TypeVar
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from weft.errors import NotFoundError
+from weft.operate.redaction import clean
 from weft.pipelines.declare import find
 from weft.project import current
-from weft.server.audit import Audit
-from weft.server.consuming import query, whole
+from weft.server import bodies
+from weft.server.audit import FILTERS, Audit
+from weft.server.consuming import moment, query, whole
+from weft.server.keys import ApiKey
 from weft.server.pipelines import attempts_at
 from weft.server.problems import Problem, later
 from weft.server.run_log import in_thread, open_log
 from weft.server.service import json_response, service_of
+from weft.streams.retention import aware
 
 if TYPE_CHECKING:
     from weft.operate.runlog import RunLog
 
-# Each run is a process with memory of its own. More than these wait for the scheduler.
-_MOST_RUNS = 4
-_AUDITED = 100
+S = TypeVar("S", bound=msgspec.Struct)
+# Each command is a process with memory of its own. More than these wait for the scheduler.
+_MOST_COMMANDS = 4
+_AUDITED, _MOST_AUDITED = 50, 200
+_OUTCOME = 500
+_FAILED = "failed: "
 
 
-class Runs:
-    """The runs that this process started by request."""
+class Commands:
+    """The commands that this process started by request: runs, replays and the like, which may need Spark."""
 
     def __init__(self, modules: tuple[str, ...] = ()) -> None:
         self._modules = modules
         self._started: list[subprocess.Popen[bytes]] = []
 
-    def start(self, pipeline: str) -> int:
-        """Start `weft run`, which goes on when the service ends, and return the number of its process."""
+    def start(self, words: Sequence[str], ended: Callable[[str], None] | None = None) -> int:
+        """Start `weft WORDS`, which goes on when the service ends, and return the number of its process. `ended` is
+        called with what it said."""
         self._started = [each for each in self._started if each.poll() is None]
-        if len(self._started) >= _MOST_RUNS:
-            text = f"{_MOST_RUNS} runs that were started here go on."
-            raise later(429, "busy", "Too many runs", text, 5.0)
+        if len(self._started) >= _MOST_COMMANDS:
+            text = f"{_MOST_COMMANDS} commands that were started here go on."
+            raise later(429, "busy", "Too many commands", text, 5.0)
+        # A file, not a pipe: a command whose service ended goes on, and nobody reads its pipe.
+        said = None if ended is None else tempfile.TemporaryFile()  # noqa: SIM115 - what waits closes it
         modules = [word for name in self._modules for word in ("--module", name)]
         process = subprocess.Popen(
-            [sys.executable, "-m", "weft", "run", pipeline, *modules],
+            [sys.executable, "-m", "weft", *words, *modules],
             cwd=current().root,
             env={**os.environ, "WEFT_METRICS": "null://"},
             stdin=subprocess.DEVNULL,
-            stdout=sys.stderr,
+            stdout=said or sys.stderr,
+            stderr=said,
             start_new_session=True,
         )
         self._started.append(process)
+        if said is not None and ended is not None:
+            threading.Thread(target=_wait, args=(process, said, ended), name="weft-command", daemon=True).start()
         return process.pid
+
+
+def _wait(process: subprocess.Popen[bytes], said: IO[bytes], ended: Callable[[str], None]) -> None:
+    code = process.wait()
+    with said:
+        said.seek(0)
+        text = clean(said.read(1024 * 1024).decode("utf-8", "replace").strip())
+    if code:
+        # A library may have warned before.
+        _, found, error = f"\n{text}".rpartition("\nerror: ")
+        ended(_FAILED + (error if found else text[-_OUTCOME:] or f"exit code {code}"))
+    else:
+        ended(text)
 
 
 async def run(request: Request) -> Response:
     """Run a pipeline or model now; one whose last run failed goes on with it."""
-    runs: Runs = request.app.state.runs
+    commands: Commands = request.app.state.commands
 
     def start(log: RunLog, name: str) -> dict[str, Any]:
         if log.latest([name])[name].is_live:
             raise Problem(409, "running", "It runs already", f"{name} is being run.")
-        return {"pipeline": name, "done": "started", "pid": runs.start(name)}
+        return {"pipeline": name, "done": "started", "pid": commands.start(["run", name])}
 
     return await _act(request, "run", _pipeline, start, status=202)
 
@@ -111,15 +142,14 @@ async def _act(
     *,
     status: int = 200,
 ) -> Response:
-    """Carry out an action, with a record of it before and after."""
+    """Carry out an action on the run log, with a record of it before and after."""
     key = await service_of(request).access.admit_action(request)
     query(request)
     name = named(request)
-    client = None if request.client is None else request.client.host
 
     def carry_out() -> dict[str, Any]:
         records, outcome = Audit(), "failed"
-        record = records.begin(key, client, action, name)
+        record = records.begin(key, _client(request), action, name)
         try:
             with open_log(read_only=False) as log:
                 done = work(log, name)
@@ -129,14 +159,72 @@ async def _act(
             raise
         finally:
             records.end(record, outcome)
-        return done
+        return done | {"action": record}
 
     return json_response(await in_thread(carry_out, "The run log"), status)
 
 
+async def admit_body(request: Request, kind: type[S]) -> tuple[ApiKey, S]:
+    """Return the key of a request that may act, and its body."""
+    service = service_of(request)
+    key = await service.access.admit_action(request)
+    query(request)
+    bodies.require_json(bodies.media_type(request.headers))
+    body = await service.bodies.read(request)
+    return key, bodies.parse(bodies.unpack(body, request.headers, service.limits.body_bytes), kind)
+
+
+async def start_command(
+    request: Request, key: ApiKey, action: str, named: str, words: Sequence[str], pipeline: str
+) -> Response:
+    """Start a command, with a record of it before, and after it ended of what it said: `/api/v1/audit/ID`."""
+    commands: Commands = request.app.state.commands
+
+    def carry_out() -> dict[str, Any]:
+        records = Audit()
+        record = records.begin(key, _client(request), action, named[:_OUTCOME])
+        try:
+            pid = commands.start(words, partial(records.end, record))
+        except Exception as error:
+            records.end(record, str(error) if isinstance(error, Problem) else "failed")
+            raise
+        return {"pipeline": pipeline, "done": "started", "pid": pid, "action": record}
+
+    return json_response(await in_thread(carry_out, "The audit log"), 202)
+
+
+def _client(request: Request) -> str | None:
+    return None if request.client is None else request.client.host
+
+
+# --------------------------------------------------------------------------------------------------------- who did what
+
+
 async def audit(request: Request) -> Response:
-    """List the last actions, the newest first."""
-    parameters = query(request, "limit")
-    limit = min(whole(parameters.get("limit", "50"), "limit", 1), _AUDITED)
+    """List the last actions, the newest first: all, or those of one key, kind or object."""
+    parameters = query(request, "limit", "before", *FILTERS)
+    limit = min(whole(parameters.get("limit", str(_AUDITED)), "limit", 1), _MOST_AUDITED)
+    before = None if "before" not in parameters else aware(moment(parameters["before"], "before"))
     await service_of(request).access.admit_action(request)
-    return json_response({"actions": await in_thread(lambda: Audit().latest(limit), "The audit log")})
+    wanted = {name: value[:_OUTCOME] for name, value in parameters.items() if name in FILTERS}
+    found = await in_thread(lambda: Audit().latest(limit, before=before, **wanted), "The audit log")
+    return json_response({"actions": found})
+
+
+async def audited(request: Request) -> Response:
+    """Show one action: what came of it, as soon as that is known."""
+    query(request)
+    await service_of(request).access.admit_action(request)
+    record = str(request.path_params["action"])[:100]
+    found = await in_thread(lambda: Audit().latest(1, id=record), "The audit log")
+    if not found:
+        raise NotFoundError(f"There is no action {record!r} in the audit log.", hint="GET /api/v1/audit lists them.")
+    return json_response(found[0])
+
+
+async def me(request: Request) -> Response:
+    """Show what the caller may do: the key that a request has, and why actions are off, if they are."""
+    query(request)
+    key, why_not = await service_of(request).access.actor(request)
+    shown = None if key is None else {"id": key.id, "name": key.name, "scopes": key.scopes, "streams": key.streams}
+    return json_response({"key": shown, "may_act": why_not is None, "why_not": why_not})

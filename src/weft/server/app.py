@@ -21,10 +21,12 @@ from weft.server import (
     bodies,
     consuming,
     cors,
+    dead_letters,
     graph,
     health,
     history,
     metrics,
+    models,
     openapi,
     overview,
     pages,
@@ -96,6 +98,7 @@ def app(
             Route(f"{one}/groups", consuming.groups),
             Route(f"{one}/events", consuming.events),
             Route(f"{one}/rejected", rejected.rejected),
+            Route(f"{one}/purge", rejected.purge, methods=["POST"]),
             Route(f"{one}/history", stream_history),
             Route(f"{one}/subscribe", subscribe),
             Route(f"{one}/ticket", ticket, methods=["POST"]),
@@ -107,11 +110,20 @@ def app(
             Route("/api/v1/pipelines/{pipeline}/run", actions.run, methods=["POST"]),
             Route("/api/v1/pipelines/{pipeline}/pause", actions.pause, methods=["POST"]),
             Route("/api/v1/pipelines/{pipeline}/resume", actions.resume, methods=["POST"]),
+            Route("/api/v1/pipelines/{pipeline}/plan", models.plan),
+            Route("/api/v1/pipelines/{pipeline}/backfill", models.backfill, methods=["POST"]),
             Route("/api/v1/runs", pipelines.runs),
             Route("/api/v1/runs/{run_id}", pipelines.run),
             Route("/api/v1/runs/{run_id}/log", pipelines.log),
             Route("/api/v1/runs/{run_id}/cancel", actions.cancel, methods=["POST"]),
             Route("/api/v1/audit", actions.audit),
+            Route("/api/v1/audit/{action}", actions.audited),
+            Route("/api/v1/me", actions.me),
+            Route("/api/v1/dead-letters", dead_letters.dead_letters),
+            Route("/api/v1/dead-letters/{pipeline}", dead_letters.pipeline_letters),
+            Route("/api/v1/dead-letters/{pipeline}/replay", dead_letters.replay, methods=["POST"]),
+            Route("/api/v1/dead-letters/{pipeline}/purge", dead_letters.purge, methods=["POST"]),
+            Route("/api/v1/dead-letters/{pipeline}/{letter_id}", dead_letters.letter),
             Route("/api/v1/streaming", streaming.streaming_pipelines),
             Route("/api/v1/streaming/{pipeline}", streaming.streaming_pipeline),
             Route("/api/v1/graph", graph.graph),
@@ -130,7 +142,8 @@ def app(
     application.router.redirect_slashes = False  # a redirect would name any host that the client names
     application.state.overview = overview.Overview()
     application.state.streaming = streaming.Streaming()
-    application.state.runs = actions.Runs(modules)
+    application.state.dead_letters = dead_letters.DeadLetters()
+    application.state.commands = actions.Commands(modules)
     application.state.health = health.Health()
     application.state.metrics = metrics.ServerMetrics()
     application.add_middleware(Requests, guarded=guarded, origins=allowed)

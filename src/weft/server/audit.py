@@ -22,6 +22,8 @@ from weft.systems.sql.system_tables import create_system_table, instant, system_
 logger = logging.getLogger("weft.audit")
 
 _TABLE = "audit"
+FILTERS = ("key", "action", "object")
+"""By what actions are chosen."""
 _INSTANT = pa.timestamp("us", "UTC")
 _FIELDS = pa.schema(
     [
@@ -72,16 +74,28 @@ class Audit:
         except WeftError as error:
             logger.error("The audit log does not say how an action ended: %s", error, extra={"id": record})
 
-    def latest(self, limit: int) -> list[dict[str, Any]]:
-        """Return the last actions, the newest first; none where there was no action yet."""
+    def latest(self, limit: int, *, before: datetime | None = None, **wanted: str) -> list[dict[str, Any]]:
+        """Return the last actions, the newest first, before a time and with these values; `key` is the id or the name
+        of one. None where there was no action yet."""
         with service_tables() as tables:
             if tables is None:
                 return []
             names = ", ".join(map(tables.quote, _FIELDS.names))
+            conditions, values = [], []
+            for name, value in wanted.items():
+                columns = [*map(tables.quote, ("key_id", "key_name") if name == "key" else (name,))]
+                values += [value] * len(columns)
+                if name == "object":  # what follows the name of a pipeline says what of it
+                    columns.append(f"substr({columns[0]}, 1, {len(value) + 1})")
+                    values.append(f"{value} ")
+                conditions.append(f"({' OR '.join(f'{each} = ?' for each in columns)})")
+            if before is not None:
+                conditions.append(f"{tables.quote('at')} < {tables.moment(before)}")
+            where = f"WHERE {' AND '.join(conditions)}" if conditions else ""
             order = f"ORDER BY {tables.quote('at')} DESC, {tables.quote('id')} LIMIT {int(limit)}"
             try:
                 with tables.driver.session("read") as session:
-                    rows = session.rows(f"SELECT {names} FROM {system_table(tables, _TABLE)} {order}")
+                    rows = session.rows(f"SELECT {names} FROM {system_table(tables, _TABLE)} {where} {order}", values)
             except WeftError as error:
                 if is_not_there(error, tables):
                     return []

@@ -12,10 +12,14 @@ from starlette.responses import Response
 
 from weft.operate.records import Status
 from weft.server import consuming, webhooks
+from weft.server.dead_letters import Chosen
+from weft.server.models import Backfill
 from weft.server.overview import readable
+from weft.server.rejected import Purge
 from weft.server.schemas import SCHEMAS, array, event_schema, ref
 from weft.server.service import json_response
 from weft.streams.declare import Stream
+from weft.systems.dead_letter_store import STAGES
 
 STREAM = "/api/v1/streams/{name}"
 _JSON = "application/json"
@@ -78,7 +82,8 @@ async def openapi(request: Request) -> Response:
 def document(streams: Sequence[Stream]) -> dict[str, Any]:
     """Return the OpenAPI 3.1 document of the service with these streams."""
     _, bodies = msgspec.json.schema_components(
-        [consuming.Consume, consuming.Ack, consuming.Nack, consuming.Reset], ref_template="#/components/schemas/{name}"
+        [consuming.Consume, consuming.Ack, consuming.Nack, consuming.Reset, Chosen, Backfill, Purge],
+        ref_template="#/components/schemas/{name}",
     )
     paths = _paths()
     for stream in streams:
@@ -194,6 +199,7 @@ def _paths() -> dict[str, Any]:
             422,
             about="Of the newest 2,000 of each.",
         ),
+        f"{STREAM}/purge": _purge(),
         f"{STREAM}/history": _reading(
             "get",
             "streamHistory",
@@ -250,17 +256,42 @@ def _operations() -> dict[str, Any]:
         )
         return {**({} if parameter is None else {"parameters": [shared]}), "get": operation}
 
-    def action(name: str, summary: str, parameter: str, status: int = 200, *refusals: int) -> dict[str, Any]:
+    def action(
+        name: str, summary: str, parameter: str, status: int = 200, *refusals: int, **more: Any
+    ) -> dict[str, Any]:
         shared = {"name": parameter, "in": "path", "required": True, "schema": text}
         codes = (*_CLOSED, 404, 422, *refusals)
-        operation = _operation(name, summary, "pipelines", "Action", codes, status=status, about=_ACTION)
+        operation = _operation(name, summary, "pipelines", "Action", codes, status=status, about=_ACTION, **more)
         return {"parameters": [shared], "post": operation | {"security": [{"key": []}]}}
 
+    def command(name: str, summary: str, body: str, planned: str) -> dict[str, Any]:
+        """Return the path of an action that starts a command, or with `dry_run` says what it would do."""
+        path = action(name, summary, "pipeline", 202, 409, *_WITH_BODY, body=ref(body))
+        path["post"]["responses"]["200"] = _answer("What it would do: `dry_run`.", planned)
+        return path
+
+    def closed(
+        name: str, summary: str, answer: str, *queries: dict[str, Any], parameter: str | None = None
+    ) -> dict[str, Any]:
+        found = path(name, summary, answer, parameter, *queries)
+        found["get"] |= {"security": [{"key": []}], "description": _ACTION}
+        return found
+
     limit = _query("limit", _WHOLE | {"minimum": 1, "default": 50}, "At most 1,000.")
+    refused = _answer(_REASONS[409], {_PROBLEM: {"schema": ref("Problem")}})
+    plan = path("plan", "Show what has changed in a model since it was built", "ModelPlan", "pipeline")
+    plan["get"]["responses"]["409"] = refused
+    letter = path("letter", "Show a dead letter", "DeadLetter", "pipeline")
+    letter["parameters"].append({"name": "letter_id", "in": "path", "required": True, "schema": text})
+    letter["get"]["responses"]["409"] = refused
     return {
         "/api/v1/pipelines": path("pipelines", "List pipelines and models", "Pipelines"),
         "/api/v1/pipelines/{pipeline}": path(
             "pipeline", "Show a pipeline or model with its last runs", "PipelineDetails", "pipeline"
+        ),
+        "/api/v1/pipelines/{pipeline}/plan": plan,
+        "/api/v1/pipelines/{pipeline}/backfill": command(
+            "backfill", "Build again what came to a model in a range of time", "Backfill", "BackfillPlan"
         ),
         "/api/v1/runs": path(
             "runs",
@@ -285,18 +316,34 @@ def _operations() -> dict[str, Any]:
         "/api/v1/pipelines/{pipeline}/pause": action("pause", "Stop following its schedule", "pipeline"),
         "/api/v1/pipelines/{pipeline}/resume": action("resume", "Follow its schedule again", "pipeline"),
         "/api/v1/runs/{run_id}/cancel": action("cancel", "End a run", "run_id", 200, 409),
-        "/api/v1/audit": {
-            "get": _operation(
-                "audit",
-                "List the last actions, the newest first",
-                "pipelines",
-                "Audit",
-                (*_CLOSED, 422),
-                parameters=[_query("limit", _WHOLE | {"minimum": 1, "default": 50}, "At most 100.")],
-                about=_ACTION,
-            )
-            | {"security": [{"key": []}]}
-        },
+        "/api/v1/audit": closed(
+            "audit",
+            "List the last actions, the newest first",
+            "Audit",
+            _query("limit", _WHOLE | {"minimum": 1, "default": 50}, "At most 200."),
+            _query("before", {"type": "string", "format": "date-time"}, "Only those before."),
+            _query("key", text, "Of the key with this id or name."),
+            _query("action", text, "Such as `run` or `dlq replay`."),
+            _query("object", text, "A pipeline or a run."),
+        ),
+        "/api/v1/audit/{action}": closed("audited", "Show an action, and how it ended", "Audited", parameter="action"),
+        "/api/v1/me": _service("me", "Show what the key of a request may do", "Me", (*_CLOSED, 422)),
+        "/api/v1/dead-letters": path("deadLetters", "List what was put aside", "DeadLetters"),
+        "/api/v1/dead-letters/{pipeline}": path(
+            "pipelineLetters",
+            "Show the dead letters of a streaming pipeline, by error and the newest",
+            "PipelineLetters",
+            "pipeline",
+            _query("error", text, "Only letters with this text in their error."),
+            _query("stage", {"enum": list(STAGES)}),
+            _query("limit", _WHOLE | {"minimum": 1, "default": 20}, "At most 100."),
+            about="Of 10,000 letters.",
+        ),
+        "/api/v1/dead-letters/{pipeline}/{letter_id}": letter,
+        "/api/v1/dead-letters/{pipeline}/replay": command(
+            "replay", "Run dead letters through their pipeline once more", "Chosen", "Planned"
+        ),
+        "/api/v1/dead-letters/{pipeline}/purge": command("purge", "Remove dead letters for good", "Chosen", "Planned"),
         "/api/v1/streaming": path("streaming", "List streaming pipelines", "StreamingPipelines"),
         "/api/v1/streaming/{pipeline}": path(
             "streamingPipeline",
@@ -312,6 +359,17 @@ def _reading(method: str, name: str, summary: str, answer: _Answer, *refusals: i
     """Return a path below that of a stream."""
     operation = _operation(name, summary, "reading", answer, (*_OF_A_STREAM, *refusals), **more)
     return {"parameters": [_NAME], method: operation}
+
+
+def _purge() -> dict[str, Any]:
+    """Return the path that removes rejected events."""
+    summary = "Remove rejected events, from a quarantine or dead letters"
+    path = _reading(
+        "post", "purgeRejected", summary, "Action", *_WITH_BODY, 409, status=202, body=ref("Purge"), about=_ACTION
+    )
+    path["post"]["responses"]["200"] = _answer("What it would do: `dry_run`.", "PurgePlan")
+    path["post"]["security"] = [{"key": []}]
+    return path
 
 
 def _service(name: str, summary: str, answer: _Answer, refusals: tuple[int, ...] = (), **more: Any) -> dict[str, Any]:

@@ -98,9 +98,17 @@ async def run(request: Request) -> Response:
     """Show every attempt at a run."""
     query(request)
     await service_of(request).access.admit_to_all(request)
-    attempts = await with_run_log(lambda log: attempts_at(log, request.path_params["run_id"]))
+
+    def read(log: RunLog) -> tuple[Sequence[Attempt], bool]:
+        attempts = attempts_at(log, request.path_params["run_id"])
+        name, last = attempts[-1].pipeline, log.latest([attempts[-1].pipeline])[attempts[-1].pipeline].last
+        is_last = last is not None and last.run_id == attempts[-1].run_id and name in current().pipelines
+        return attempts, is_last and attempts[-1].status in ("failed", "interrupted")
+
+    attempts, retryable = await with_run_log(read)
     described = [_attempt(each) for each in attempts]
-    return json_response({"run_id": attempts[0].run_id, "pipeline": attempts[0].pipeline, "attempts": described})
+    shown = {"run_id": attempts[0].run_id, "pipeline": attempts[0].pipeline, "attempts": described}
+    return json_response(shown | {"retryable": retryable})
 
 
 async def log(request: Request) -> Response:

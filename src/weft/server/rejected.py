@@ -1,18 +1,25 @@
-"""`/api/v1/streams/{name}/rejected`: the dead letters of a stream and the events that did not fit, by their reasons."""
+"""`/api/v1/streams/{name}/rejected`: the dead letters of a stream and the events that did not fit, by their reasons;
+`/purge` removes them."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Any
+from datetime import UTC, datetime
+from typing import Annotated, Any
 
+import msgspec
+from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
 
 from weft.operate.redaction import clean, project_secrets
+from weft.project import current
 from weft.server import bodies
+from weft.server.actions import admit_body, start_command
 from weft.server.consuming import query
 from weft.server.history import places
+from weft.server.problems import Problem, bad_parameter
 from weft.server.service import json_response, service_of
 from weft.streams.declare import Stream
 from weft.streams.events import in_rounds
@@ -47,6 +54,32 @@ async def rejected(request: Request) -> Response:
             groups += await opened.hub.in_thread(_grouped, opened, ready.stream, kind)
     groups.sort(key=lambda each: -each["count"])
     return json_response({"stream": ready.stream.name, "grouped": _GROUPED, "groups": groups[:_GROUPS]})
+
+
+class Purge(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """The body of `/purge`: the last offset, as a text. `dry_run` answers how many events there are."""
+
+    upto: Annotated[str, Meta(pattern="^[0-9]{1,19}$")] | None = None
+    dry_run: bool = False
+
+
+async def purge(request: Request) -> Response:
+    """Remove rejected events for good, from the quarantine or dead letters of a stream; never of a stream itself."""
+    key, asked = await admit_body(request, Purge)
+    ready = await service_of(request).open(request, "admin", to_read=True)
+    name = ready.stream.name
+    owners = [each.name for each in current().streams.values() if name in {one.name for one in places(each) if one}]
+    if not owners:
+        text = f"{name} holds no rejected events of a stream."
+        raise Problem(409, "refused", "Refused", text, hint=f"Remove old events by: weft streams trim {name}")
+    if asked.dry_run:
+        count, head = await ready.hub.in_thread(lambda: (ready.log.count(), ready.log.head()))
+        plan = {"at": datetime.now(UTC), "stream": name, "of": owners, "letters": count, "upto": str(head)}
+        return json_response(plan)
+    if asked.upto is None:
+        raise bad_parameter("upto is the last offset to remove: dry_run has it.", field="upto")
+    words = ["streams", "trim", name, f"--before={int(asked.upto) + 1}", "--yes"]
+    return await start_command(request, key, "trim", " ".join(words[2:4]), words, name)
 
 
 def _grouped(opened: Opened, owner: Stream, kind: str) -> list[dict[str, Any]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from weft.errors import ConnectionFailedError, NotFoundError, StorageError, WeftError
 from weft.server.cached_probe import CachedProbe
@@ -65,6 +65,23 @@ async def in_thread(work: Callable[[], T], what: str) -> T:
     except WeftError as error:
         logger.error("%s failed: %s", what, error)
         raise _unavailable(f"{what} cannot be used. The log of the service has the reason.") from None
+
+
+def told(work: Callable[[], T]) -> Callable[[], T]:
+    """Return `work` with its errors told to the client, as the command tells them."""
+
+    def run() -> T:
+        try:
+            return work()
+        except (ConnectionFailedError, NotFoundError, StorageError):
+            raise
+        except WeftError as error:
+            from weft.operate.redaction import clean
+
+            more: dict[str, Any] = {} if error.hint is None else {"hint": clean(error.hint)}
+            raise Problem(409, "refused", "Refused", clean(error.what), **more) from None
+
+    return run
 
 
 def _unavailable(text: str) -> Problem:

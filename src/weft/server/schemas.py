@@ -121,6 +121,15 @@ _STREAMING: dict[str, Schema] = {
     "problem": nullable(_TEXT),
 }
 
+_LETTERS: dict[str, Schema] = {
+    "count": nullable(_WHOLE),
+    "more": _FLAG,
+    "newest": nullable(_TIME),
+    "place": nullable(_TEXT),
+    "groups": array(_object(stage=_TEXT, error=_TEXT, count=_WHOLE, newest=_TIME, letter_id=_TEXT, payload=_TEXT)),
+    "problem": nullable(_TEXT),
+}
+
 SCHEMAS: dict[str, Schema] = {
     "Event": {"type": "object", "description": "Any JSON object. Names that begin with _weft_ are the server's own."},
     "Problem": _object(
@@ -261,7 +270,13 @@ SCHEMAS: dict[str, Schema] = {
         **{name: nullable(_WHOLE) for name in COUNTS},
     ),
     "Runs": _object(at=_TIME, runs=array(ref("Attempt"))),
-    "RunDetails": _object(run_id=_TEXT, pipeline=_TEXT, attempts=array(ref("Attempt"))),
+    "RunDetails": _object(
+        "`retryable`: a run of its pipeline now goes on with it.",
+        run_id=_TEXT,
+        pipeline=_TEXT,
+        attempts=array(ref("Attempt")),
+        retryable=_FLAG,
+    ),
     "RunLog": _object(
         "`text` is null where this machine has no log of the attempt; `next` is the `after` of the next request.",
         run_id=_TEXT,
@@ -291,33 +306,103 @@ SCHEMAS: dict[str, Schema] = {
             )
         ),
         state_problem=nullable(_TEXT),
-        dead_letters=nullable(
+        dead_letters=nullable(_object(**_LETTERS)),
+    ),
+    "DeadLetters": _object(
+        "What was put aside. `count` is null where it is not known; `quarantines` are of the last runs of pipelines.",
+        at=_TIME,
+        pipelines=array(_object(pipeline=_TEXT, **_LETTERS)),
+        streams=array(
+            _object(stream=_TEXT, kind={"enum": ["dead letters", "quarantined"]}, place=_TEXT, count=nullable(_WHOLE))
+        ),
+        quarantines=array(_object(pipeline=_TEXT, run_id=_TEXT, count=_WHOLE, tables=array(_TEXT))),
+    ),
+    "PipelineLetters": _object(
+        at=_TIME, pipeline=_TEXT, targets=array(_TEXT), **_LETTERS, letters=array(ref("DeadLetter"))
+    ),
+    "DeadLetter": _object(
+        "`cut`: whether there is more of the payload.",
+        failed_at=_TIME,
+        letter_id=_TEXT,
+        pipeline=_TEXT,
+        batch=nullable(_WHOLE),
+        stage=_TEXT,
+        error=_TEXT,
+        source=_TEXT,
+        offset=nullable(_TEXT),
+        target=nullable(_TEXT),
+        payload=_TEXT,
+        replays=_WHOLE,
+        cut=_FLAG,
+    ),
+    "Planned": _object(
+        "What would be done. `held`: how many letters are left alone, by the reason.",
+        at=_TIME,
+        pipeline=_TEXT,
+        letters=_WHOLE,
+        held=_map(_WHOLE),
+        place=_TEXT,
+        targets=array(_TEXT),
+    ),
+    "PurgePlan": _object(
+        "`of`: the streams whose rejected events it holds; `upto` is the last offset.",
+        at=_TIME,
+        stream=_TEXT,
+        of=array(_TEXT),
+        letters=_WHOLE,
+        upto=_TEXT,
+    ),
+    "BackfillPlan": _object(
+        "How many events of each stream are read again, up to gaps between offsets; `others` are read as a whole.",
+        at=_TIME,
+        pipeline=_TEXT,
+        events=_map(_WHOLE),
+        others=array(_TEXT),
+        target=_TEXT,
+    ),
+    "ModelPlan": _object(
+        "`step` is null where nothing has changed.",
+        model=_TEXT,
+        step=nullable(
             _object(
-                count=nullable(_WHOLE),
-                more=_FLAG,
-                groups=array(
-                    _object(stage=_TEXT, error=_TEXT, count=_WHOLE, newest=_TIME, letter_id=_TEXT, payload=_TEXT)
-                ),
+                change={"enum": ["new", "changed", "dependent"]},
+                rows=nullable(_WHOLE),
+                full=_FLAG,
+                because=array(_TEXT),
+                added=_map(_TEXT),
+                dropped=array(_TEXT),
+                retyped=_map(array(_TEXT)),
+                unknown=nullable(_TEXT),
+                outcome=_TEXT,
                 problem=nullable(_TEXT),
             )
         ),
     ),
     "Action": _object(
-        "What was done. `pid`: the process on this machine, of a run.", pipeline=_TEXT, done=_TEXT, pid=nullable(_WHOLE)
+        "What was done. `pid`: the process on this machine, of a command that was started; `action`: its id in the"
+        " audit log, which says how it ended.",
+        pipeline=_TEXT,
+        done=_TEXT,
+        pid=nullable(_WHOLE),
+        action=_TEXT,
     ),
-    "Audit": _object(
-        actions=array(
-            _object(
-                id=_TEXT,
-                at=_TIME,
-                key_id=_TEXT,
-                key_name=nullable(_TEXT),
-                client=nullable(_TEXT),
-                action=_TEXT,
-                object=_TEXT,
-                outcome=nullable(_TEXT),
-            )
-        )
+    "Audited": _object(
+        "`outcome` is null until it is known.",
+        id=_TEXT,
+        at=_TIME,
+        key_id=_TEXT,
+        key_name=nullable(_TEXT),
+        client=nullable(_TEXT),
+        action=_TEXT,
+        object=_TEXT,
+        outcome=nullable(_TEXT),
+    ),
+    "Audit": _object(actions=array(ref("Audited"))),
+    "Me": _object(
+        "`why_not`: why actions are off.",
+        key=nullable(_object(id=_TEXT, name=nullable(_TEXT), scopes=array(_TEXT), streams=array(_TEXT))),
+        may_act=_FLAG,
+        why_not=nullable(_TEXT),
     ),
     "Graph": _object(
         nodes=array(

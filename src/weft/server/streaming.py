@@ -6,9 +6,7 @@ state and its dead letters, as `weft checkpoints`, `weft state` and `weft dlq` s
 
 from __future__ import annotations
 
-from collections import Counter
 from datetime import UTC, datetime
-from itertools import islice
 from typing import Any
 
 from starlette.requests import Request
@@ -20,15 +18,12 @@ from weft.pipelines.streaming.spec import Source, StreamingPipeline, Target
 from weft.project import current
 from weft.server.cached_probe import CachedProbe
 from weft.server.consuming import query
+from weft.server.dead_letters import read_letters
 from weft.server.problems import later
 from weft.server.service import json_response, service_of
-from weft.systems.dead_letter_store import StoredLetter
 
 _LIST_FRESH_SECONDS, _ONE_FRESH_SECONDS = 2.0, 5.0
 _ANSWER_SECONDS = 10.0
-# Of a store with more dead letters than this, an answer groups so many.
-_LETTERS = 10_000
-_GROUPS = 20
 
 
 class Streaming:
@@ -126,7 +121,7 @@ def read_one(pipeline: StreamingPipeline) -> dict[str, Any]:
         "sql": None if sql is None else clean(sql, most=100_000),
         **_read_lag(pipeline),
         **_read_state(pipeline),
-        **_read_letters(pipeline),
+        "dead_letters": read_letters(pipeline),
     }
 
 
@@ -182,42 +177,3 @@ def _read_state(pipeline: StreamingPipeline) -> dict[str, Any]:
         return {"state": None, "watermark": None, "state_problem": str(error.what)}
     kept = {name: states[0][name] for name in ("batch", "windows", "rows", "oldest")}
     return {"state": kept, "watermark": watermark, "state_problem": None}
-
-
-def _read_letters(pipeline: StreamingPipeline) -> dict[str, Any]:
-    """Return the dead letters by their errors, the commonest first."""
-    from weft.engine.streaming.dead_letters import DeadLetterBox
-    from weft.operate.redaction import clean, project_secrets
-
-    if pipeline.dead_letters is None:
-        return {"dead_letters": None}
-    counts: Counter[tuple[str, str]] = Counter()
-    samples: dict[tuple[str, str], StoredLetter] = {}
-    secrets = project_secrets()
-    try:
-        box = DeadLetterBox(pipeline)
-        if box.needs_spark:
-            problem = f"They are read by Spark: weft dlq list {pipeline.name}"
-            return {"dead_letters": {"count": None, "more": False, "groups": [], "problem": problem}}
-        for letter in islice(box.letters(), _LETTERS + 1):
-            error = letter.error.strip().partition("\n")[0][:300]
-            group = letter.stage, clean(error, known=secrets)
-            counts[group] += 1
-            if group not in samples or letter.failed_at > samples[group].failed_at:
-                samples[group] = letter
-    except WeftError as error:
-        return {"dead_letters": {"count": None, "more": False, "groups": [], "problem": error.what}}
-    groups = [
-        {
-            "stage": stage,
-            "error": error,
-            "count": count,
-            "newest": samples[stage, error].failed_at,
-            "letter_id": samples[stage, error].letter_id,
-            "payload": str(samples[stage, error].payload)[:2000],
-        }
-        for (stage, error), count in counts.most_common(_GROUPS)
-    ]
-    total = counts.total()
-    letters = {"count": min(total, _LETTERS), "more": total > _LETTERS, "groups": groups, "problem": None}
-    return {"dead_letters": letters}

@@ -106,8 +106,7 @@ class ModelRun:
         last = stored.state
         is_full = self.full or not model.is_incremental or last is None or last.materialise != model.materialise
         if self.span is not None:
-            last = self._backfilled(stored)
-            sources = observer.spanned(model, last.inputs, self.span)
+            last, sources = self.backfilled(observer, self.span)
         else:
             sources = observer.sources(model, None if is_full or last is None else last.inputs)
         key = tuple(model.target.options.get("keys") or ())
@@ -174,6 +173,11 @@ class ModelRun:
                     ModelRun(view, self.key, self.moment, observer=observer).execute()
                 except WeftError as error:
                     _log.warning("The view %s cannot be created: %s", view.name, error.what)
+
+    def backfilled(self, observer: Observer, span: Span) -> tuple[State, list[Source]]:
+        """Return the last state, and the inputs with the events of a range of time that is built again."""
+        last = self._backfilled(observer.stored(self.model))
+        return last, observer.spanned(self.model, last.inputs, span)
 
     def _backfilled(self, stored: Stored) -> State:
         """Return the state of a model of which a range of time can be built again; raise for all others."""

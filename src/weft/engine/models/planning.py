@@ -56,6 +56,18 @@ class PlannedStep:
     """Where the table of a removed model is."""
 
     @property
+    def outcome(self) -> str:
+        """What becomes of the table."""
+        if self.change == "removed":
+            readers = f"; {', '.join(self.because)} reads it" if self.because else ""
+            return f"not declared here, its table stays without --drop-removed{readers}"
+        if self.change == "dependent":
+            return f"built again, because {', '.join(self.because)} changes"
+        if self.full:
+            return "built again from the beginning"
+        return "created" if self.change == "new" else "built again"
+
+    @property
     def question(self) -> str | None:
         """What a person is asked before the step is taken; `None` where it takes nothing away."""
         if self.change == "removed":

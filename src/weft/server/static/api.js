@@ -28,6 +28,9 @@ export async function ask(path, options = {}) {
   return fetch(address(path), { ...options, headers, cache: "no-store", credentials: "omit" });
 }
 
+export const post = (path, body) =>
+  askJson(path, body === undefined ? { method: "POST" } : { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(body) });
+
 export async function askJson(path, options) {
   const answer = await ask(path, options);
   const body = await answer.json().catch(() => ({}));

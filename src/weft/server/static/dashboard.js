@@ -1,20 +1,27 @@
 // The page: its views by address (`#/pipelines/nightly`), so that each can be sent to a colleague.
 
+import { Audit } from "./audit.js";
 import { find } from "./dom.js";
 import { keyDialog } from "./key.js";
 import { overview, reopen } from "./overview.js";
+import { DeadLetters, Letter, PipelineLetters } from "./letters.js";
 import { Pipeline, Pipelines, Run } from "./pipelines.js";
-import { banner, keyAskedBy, refreshAll } from "./status.js";
+import { banner, keyAskedBy, noticesShownBy, refreshAll } from "./status.js";
 import { StreamView } from "./stream.js";
 import { StreamingPipeline, StreamingPipelines } from "./streaming.js";
-import { html, render } from "./ui.js";
+import { Notices, html, render } from "./ui.js";
 
-// By the first part of an address: the view, and the property that the second part is.
+// By the first part of an address: the view, and the properties that the other parts are.
 const VIEWS = {
   streams: { one: (name) => html`<${StreamView} key=${name} name=${name} />`, under: "" },
   pipelines: { all: () => html`<${Pipelines} />`, one: (name) => html`<${Pipeline} key=${name} name=${name} />` },
   runs: { one: (id) => html`<${Run} key=${id} id=${id} />`, under: "pipelines" },
   streaming: { all: () => html`<${StreamingPipelines} />`, one: (name) => html`<${StreamingPipeline} key=${name} name=${name} />` },
+  letters: {
+    all: () => html`<${DeadLetters} />`,
+    one: (name, id) => (id ? html`<${Letter} key=${`${name} ${id}`} name=${name} id=${id} />` : html`<${PipelineLetters} key=${name} name=${name} />`),
+  },
+  audit: { all: () => html`<${Audit} />`, one: (object) => html`<${Audit} key=${object} object=${object} />` },
   // Its library is the largest file of the page.
   graph: { all: async () => (await import("./graph.js")).view() },
 };
@@ -31,7 +38,7 @@ function parts() {
 }
 
 async function go() {
-  const [kind, name] = parts();
+  const [kind, name, part] = parts();
   const view = VIEWS[kind];
   const build = name ? view?.one : view?.all;
   const address = build ? location.hash : "#/";
@@ -45,11 +52,13 @@ async function go() {
   find("view").hidden = !build;
   const under = build ? (view.under ?? kind) : "";
   for (const link of find("views").querySelectorAll("a[data-view]")) {
-    if (link.dataset.view === under) link.setAttribute("aria-current", "page");
-    else link.removeAttribute("aria-current");
+    if (link.dataset.view === under) {
+      link.setAttribute("aria-current", "page");
+      find("views").scrollLeft = link.offsetLeft - find("views").offsetLeft - 40; // on a narrow screen not all of them are seen
+    } else link.removeAttribute("aria-current");
   }
-  document.title = build ? `${name || kind} · Weft` : "Weft";
-  const content = build ? await build(name) : null;
+  document.title = build ? `${part || name || kind} · Weft` : "Weft";
+  const content = build ? await build(name, part) : null;
   if (address !== shown) return; // another one was chosen meanwhile
   render(content, find("view"));
   if (!build) stop = overview();
@@ -70,5 +79,6 @@ document.querySelector(".skip").addEventListener("click", (event) => {
   event.preventDefault();
   find("main").focus();
 });
+noticesShownBy((notices) => render(html`<${Notices} notices=${notices} />`, find("notices")));
 addEventListener("hashchange", go);
 go();

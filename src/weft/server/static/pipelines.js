@@ -1,9 +1,9 @@
 // Pipelines, models and runs.
 
-import { Action } from "./actions.js";
+import { Action, ActionsOff } from "./actions.js";
 import { askJson } from "./api.js";
 import { ago, count, duration, plural } from "./dom.js";
-import { Chip, Code, Command, Empty, Facts, Panel, Status, Table, Time, Timeline, Title, View, changed, html, to, until } from "./ui.js";
+import { Chip, Code, Command, Empty, Facts, Panel, Status, Table, Time, Timeline, Title, View, changed, html, quoted, to, until } from "./ui.js";
 
 const HEAD = [["Pipeline"], ["Last run"], ["Runs", "wide"], ["Took", "number medium"], ["Read", "number medium"], ["Changed", "number medium"], ["Next", "medium"]];
 
@@ -52,6 +52,9 @@ export class Pipelines extends View {
   }
 }
 
+const FAILED = ["failed", "interrupted"];
+const RUNS = (name, targets) => `A process of the service's machine runs ${name}, whatever its schedule says.${targets} A run that failed is continued: what it had committed is not done twice.`;
+
 export class Pipeline extends View {
   path = () => `api/v1/pipelines/${encodeURIComponent(this.props.name)}`;
 
@@ -63,10 +66,12 @@ export class Pipeline extends View {
         <${Status} status=${pipeline.status} />
         ${pipeline.paused_at && html`<${Chip} kind="warn">paused <${Time} relative at=${pipeline.paused_at} /><//>`}
         ${pipeline.paused_at
-          ? html`<${Action} key="resume" label="Resume" path=${`${this.path()}/resume`} command=${`weft resume ${name}`} what="Its schedule is followed again. Slots that passed meanwhile are run only with catchup." />`
-          : html`<${Action} key="pause" label="Pause" path=${`${this.path()}/pause`} command=${`weft pause ${name}`} what="Its schedule is not followed until somebody resumes it. What runs now goes on." />`}
-        ${pipeline.status !== "running" && html`<${Action} key="run" primary label=${["failed", "interrupted"].includes(pipeline.status) ? "Retry" : "Run now"} path=${`${this.path()}/run`} command=${`weft run ${name}`} what=${`A process of the service's machine runs ${name}, whatever its schedule says. It writes to ${pipeline.targets.join(", ")}. A run that failed is continued: what it had committed is not done twice.`} />`}
+          ? html`<${Action} key="resume" label="Resume" path=${`${this.path()}/resume`} command=${`weft resume ${quoted(name)}`} what="Its schedule is followed again. Slots that passed meanwhile are run only with catchup." />`
+          : html`<${Action} key="pause" label="Pause" path=${`${this.path()}/pause`} command=${`weft pause ${quoted(name)}`} what="Its schedule is not followed until somebody resumes it. What runs now goes on." />`}
+        ${model && html`<${Backfill} key="backfill" name=${name} path=${`${this.path()}/backfill`} />`}
+        ${pipeline.status !== "running" && html`<${Action} key="run" primary label=${FAILED.includes(pipeline.status) ? "Retry" : "Run now"} path=${`${this.path()}/run`} command=${`weft run ${quoted(name)}`} what=${RUNS(name, ` It writes to ${pipeline.targets.join(", ")}.`)} />`}
       <//>
+      <${ActionsOff} commands=${[`weft run ${quoted(name)}`, `weft ${pipeline.paused_at ? "resume" : "pause"} ${quoted(name)}`]} />
       ${last?.error && pipeline.status !== "succeeded" && html`<${Panel} id="error" title="Why it failed"><pre class="code bad-text">${last.error}</pre><p class="foot top-gap"><a href=${to("runs", last.run_id)}>The run and its log</a> <${Command} text=${`weft logs ${name}`} /></p><//>`}
       <${Panel} id="stands" title="How it stands">
         <${Facts} facts=${[
@@ -84,6 +89,7 @@ export class Pipeline extends View {
           ["Owner", pipeline.owner],
           ["Tags", pipeline.tags.join(", ")],
           ["Declared", pipeline.declared],
+          ["Who did what", html`<a href=${to("audit", name)}>the audit log</a>`],
         ]} />
       <//>
       <${Panel} id="runs" title="Last runs" note=${runs.length ? "The newest on the right; as high as they took long" : ""}>
@@ -96,7 +102,40 @@ export class Pipeline extends View {
             `
           : html`<${Empty} title="It never ran."><p><${Command} text=${`weft run ${name}`} /></p><//>`}
       <//>
+      ${model && html`<${Plan} name=${name} />`}
       ${pipeline.code && html`<${Panel} id="code" title="Code" note=${pipeline.declared}><${Code} label="Code" text=${pipeline.code} /><//>`}
+    `;
+  }
+}
+
+const iso = (value) => (value && !Number.isNaN(Date.parse(value)) ? new Date(value).toISOString() : null);
+
+// A range of time of a model, built again.
+const Backfill = ({ name, path }) => html`
+  <${Action} label="Backfill" plan path=${path} inputs=${[["since", "Published since"], ["until", "Until (by default now)"]]}
+    body=${({ since, until }) => (iso(since) ? { since: iso(since), ...(iso(until) ? { until: iso(until) } : {}) } : null)}
+    command=${({ since, until }) => `weft backfill ${quoted(name)} --since ${iso(since) || "TIME"}${iso(until) ? ` --until ${iso(until)}` : ""}`}
+    what=${(plan) => html`
+      <p>${Object.entries(plan.events).map(([stream, number]) => html`<strong key=${stream}>${plural(number, "event")}</strong> of ${stream} `)} ${plan.others.length > 0 && `and all of ${plan.others.join(", ")} `}are read again, and the rows are merged into ${plan.target} by its key. What the next build reads is not changed.</p>
+    `} />
+`;
+
+// What has changed in the declaration of a model since it was built.
+class Plan extends View {
+  every = 30000;
+  path = () => `api/v1/pipelines/${encodeURIComponent(this.props.name)}/plan`;
+
+  render(props, { data, missing }) {
+    const step = data?.step;
+    const lines = step ? [...Object.entries(step.added).map(([name, kind]) => `+ ${name} ${kind}`), ...step.dropped.map((name) => `- ${name}`), ...Object.entries(step.retyped).map(([name, [before, after]]) => `~ ${name} ${before} → ${after}`), ...[step.unknown, step.problem && `problem: ${step.problem}`].filter(Boolean)] : [];
+    return html`
+      <${Panel} id="plan" title="Plan" note="what has changed since it was built">
+        ${missing
+          ? html`<p class="foot note">${missing.message} ${missing.hint}</p>`
+          : html`<p class="foot">${!data ? "Loading …" : !step ? "Nothing: the table is as the model says." : html`<${Chip} kind="warn">${step.change}<//> ${step.outcome}${step.rows == null ? "" : `, ${plural(step.rows, "row")} now`}`}</p>`}
+        ${lines.length > 0 && html`<${Code} label="Columns" text=${lines.join("\n")} />`}
+        ${(step || missing) && html`<p class="foot top-gap"><${Command} text="weft plan" /></p>`}
+      <//>
     `;
   }
 }
@@ -119,13 +158,15 @@ export class Run extends View {
   every = 2000;
   path = () => `api/v1/runs/${encodeURIComponent(this.props.id)}`;
 
-  show({ pipeline, run_id: id, attempts }) {
+  show({ pipeline, run_id: id, attempts, retryable }) {
     const last = attempts.at(-1);
     return html`
       <${Title} kind="Run" name=${id} about=${html`of <a href=${to("pipelines", pipeline)}>${pipeline}</a>${last.slot ? html`, for the slot <${Time} at=${last.slot} />` : ""}`}>
         <${Status} status=${last.status} />
-        ${last.status === "running" && html`<${Action} label="Cancel" path=${`${this.path()}/cancel`} command=${`weft runs cancel ${id}`} what="It ends within 20 seconds, wherever it runs, and is not tried again. What is not committed is undone." />`}
+        ${last.status === "running" && html`<${Action} label="Cancel" path=${`${this.path()}/cancel`} command=${`weft runs cancel ${quoted(id)}`} what="It ends within 20 seconds, wherever it runs, and is not tried again. What is not committed is undone." />`}
+        ${retryable && html`<${Action} primary label="Retry" path=${`api/v1/pipelines/${encodeURIComponent(pipeline)}/run`} command=${`weft run ${quoted(pipeline)}`} what=${RUNS(pipeline, "")} />`}
       <//>
+      ${(retryable || last.status === "running") && html`<${ActionsOff} commands=${[retryable ? `weft run ${quoted(pipeline)}` : `weft runs cancel ${quoted(id)}`]} />`}
       ${[...attempts].reverse().map(
         (each) => html`
           <${Panel} key=${each.attempt} id=${`attempt-${each.attempt}`} title=${each.attempt ? `Attempt ${each.attempt}` : "Skipped"} note=${plural(attempts.length, "attempt")}>

@@ -2,6 +2,7 @@
 
 import { Series, lineChart } from "./chart.js";
 import { count, duration, rate } from "./dom.js";
+import { Publish } from "./publish.js";
 import { poll } from "./status.js";
 import { Tail } from "./tail.js";
 import { Chip, Component, Empty, Facts, Panel, Table, Time, Title, View, html, to } from "./ui.js";
@@ -104,6 +105,7 @@ export class StreamView extends View {
             `
           : html`<${Empty} title="It has no fields yet."><p>The first event brings them.</p><//>`}
       <//>
+      ${!/__(quarantine|dead_letter)$/.test(stream.name) && html`<${Publish} stream=${stream} />`}
       <${LiveTail} name=${stream.name} tail=${stream.tail} />
     `;
   }

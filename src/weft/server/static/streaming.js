@@ -105,7 +105,7 @@ const Letters = ({ letters, name }) => html`
           </tr>
         `)}
       <//>
-      <p class="foot"><${Command} text=${`weft dlq replay ${name} --all`} /></p>
+      <p class="foot top-gap"><a href=${to("letters", name)}>All of them, to replay or purge</a> <${Command} text=${`weft dlq replay ${name} --all`} /></p>
     `}
   <//>
 `;

@@ -63,6 +63,23 @@ export const Command = ({ text }) => html`
   <span class="command"><code>${text}</code><button type="button" class="quiet small" aria-label=${`Copy ${text}`} onClick=${() => navigator.clipboard?.writeText(text)}>Copy</button></span>
 `;
 
+// For a shell.
+export const quoted = (text) => (/^[\w@%+=:,./][\w@%+=:,./-]*$/.test(text) ? text : `'${text.replaceAll("'", `'"'"'`)}'`);
+
+// What the service or the command line says of an error.
+export const Failure = ({ error }) => html`<div class="failure" role="alert"><p>${error.message}</p>${error.hint && html`<p>${error.hint}</p>`}</div>`;
+
+export const Notices = ({ notices }) =>
+  notices.map(
+    ({ id, name, text, kind, command, close }) => html`
+      <div key=${id} class=${`notice ${kind}`}>
+        <p><strong>${name}</strong> ${text}</p>
+        ${command && html`<${Command} text=${command} />`}
+        <button type="button" class="quiet small" aria-label=${`Put away: ${name}`} onClick=${close}>Close</button>
+      </div>
+    `,
+  );
+
 // The title of a view, its kind above it, and what is said of it below.
 export const Title = ({ kind, name, about, children }) => html`
   <div class="title">
@@ -107,7 +124,8 @@ export class View extends Component {
   }
 
   render(_, { data, missing }) {
-    if (missing) return html`<${Title} kind="Not found" name=${missing.message} about=${missing.hint} />`;
+    if (missing?.status === 404) return html`<${Title} kind="Not found" name=${missing.message} about=${missing.hint} />`;
+    if (missing) return html`<${Title} name=${missing.status === 403 ? "Not for this key" : "It cannot be shown"} about=${`${missing.message} ${missing.hint || ""}`} />`;
     return data ? this.show(data) : html`<p class="note" role="status">Loading …</p>`;
   }
 }

@@ -1,0 +1,277 @@
+"""`/api/v1/dead-letters`: the rows that streaming pipelines could not read, transform or store, as `weft dlq` has them;
+and which streams and pipelines put something aside."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from heapq import nlargest
+from itertools import islice
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+from msgspec import Meta
+from starlette.requests import Request
+from starlette.responses import Response
+
+from weft.errors import WeftError
+from weft.operate.redaction import clean, project_secrets
+from weft.pipelines.streaming.declare import find
+from weft.pipelines.streaming.spec import StreamingPipeline
+from weft.project import current
+from weft.server.actions import admit_body, start_command
+from weft.server.cached_probe import CachedProbe
+from weft.server.consuming import query, whole
+from weft.server.history import places
+from weft.server.overview import Overview
+from weft.server.problems import Problem, bad_parameter
+from weft.server.run_log import in_thread, told
+from weft.server.service import json_response, service_of
+from weft.systems.dead_letter_store import STAGES, StoredLetter
+
+if TYPE_CHECKING:
+    from weft.engine.streaming.dead_letters import DeadLetterBox
+
+# Of a store with more dead letters than this, an answer looks at so many.
+_LETTERS = 10_000
+_GROUPS = 20
+_LISTED, _MOST_LISTED = 20, 100
+_PAYLOAD, _WHOLE_PAYLOAD = 2000, 64 * 1024
+_FRESH_SECONDS = 5.0
+_LIST_SECONDS = 8.0
+# So many stores are read at a time.
+_AT_ONCE = 8
+_WHAT = "The place of the dead letters"
+
+
+class Chosen(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """The body of `/replay` and `/purge`: which letters. `dry_run` answers how many these are."""
+
+    ids: Annotated[list[Annotated[str, Meta(min_length=1, max_length=100)]], Meta(max_length=100)] = []
+    all: bool = False
+    error: Annotated[str, Meta(min_length=1, max_length=2000)] | None = None
+    stage: Annotated[str, Meta(pattern=f"^({'|'.join(STAGES)})$")] | None = None
+    before: datetime | None = None
+    dry_run: bool = False
+
+    def check(self) -> None:
+        """Refuse a choice of nothing, so that nobody chooses all by mistake, and one that says two things."""
+        has_filter = self.error is not None or self.stage is not None
+        if bool(self.ids) + self.all + has_filter != 1:
+            raise bad_parameter("Choose letters by ids, by error or stage, or all of them.")
+        if self.before is not None and (self.ids or self.before.tzinfo is None):
+            raise bad_parameter("before is a time with its zone, and does not go with ids.", field="before")
+
+    def words(self) -> list[str]:
+        """Return the options of `weft dlq` that choose the same. With `=`: an error may begin with a dash."""
+        words = [f"--id={each}" for each in self.ids]
+        if self.error is not None:
+            words.append(f"--error={self.error}")
+        if self.stage is not None:
+            words.append(f"--stage={self.stage}")
+        if self.before is not None:
+            words.append(f"--before={self.before.astimezone(UTC).isoformat()}")
+        return words or ["--all"]
+
+
+class DeadLetters:
+    """What this process last read of the dead letters."""
+
+    def __init__(self) -> None:
+        self._each: dict[str, CachedProbe[dict[str, Any]]] = {}
+        self._turns = asyncio.Semaphore(_AT_ONCE)
+
+    async def of(self, pipeline: StreamingPipeline) -> dict[str, Any]:
+        """Return the letters of a pipeline by error; where its place does not answer, that it does not."""
+        probe = CachedProbe(lambda: read_letters(find(pipeline.name)) or {}, fresh_seconds=_FRESH_SECONDS)
+        async with self._turns:
+            try:
+                return await self._each.setdefault(pipeline.name, probe).get(_LIST_SECONDS)
+            except TimeoutError:
+                return _unknown(f"{_WHAT} does not answer.")
+
+
+def _unknown(problem: str) -> dict[str, Any]:
+    return {"count": None, "more": False, "newest": None, "place": None, "groups": [], "problem": problem}
+
+
+def read_letters(pipeline: StreamingPipeline) -> dict[str, Any] | None:
+    """Return the dead letters of a pipeline by their errors, the commonest first; `None` where it has no place for
+    them."""
+    from weft.engine.streaming.dead_letters import DeadLetterBox
+    from weft.engine.streaming.letter_choice import summary
+
+    if pipeline.dead_letters is None:
+        return None
+    secrets = project_secrets()
+    try:
+        box = DeadLetterBox(pipeline)
+        if box.needs_spark:
+            return _unknown(f"They are read by Spark: weft dlq list {pipeline.name}") | {"place": box.store.name}
+        found = summary(box.letters(), most=_LETTERS)
+    except WeftError as error:
+        return _unknown(clean(error.what, known=secrets))
+    groups = [
+        {
+            "stage": each.stage,
+            "error": clean(each.error, known=secrets),
+            "count": each.count,
+            "newest": each.newest.failed_at,
+            "letter_id": each.newest.letter_id,
+            "payload": str(each.newest.payload)[:_PAYLOAD],
+        }
+        for each in found.groups[:_GROUPS]
+    ]
+    known = {"count": found.count, "more": found.more, "newest": found.newest, "place": box.store.name}
+    return known | {"groups": groups, "problem": None}
+
+
+# -------------------------------------------------------------------------------------------------------------- looking
+
+
+async def dead_letters(request: Request) -> Response:
+    """List what was put aside: by streaming pipelines, by streams, and by the last runs of pipelines."""
+    query(request)
+    await service_of(request).access.admit_to_all(request)
+    letters: DeadLetters = request.app.state.dead_letters
+    known: Overview = request.app.state.overview
+    declared = [each for each in list(current().streaming_pipelines.values()) if each.dead_letters is not None]
+    read, (_, runs) = await asyncio.gather(
+        asyncio.gather(*map(letters.of, declared)), asyncio.gather(known.update(), known.pipelines())
+    )
+    streams = []
+    for stream in list(current().streams.values()):
+        dead, misfits = places(stream)
+        standing = known.standings[stream.name]
+        for kind, place, count in (
+            ("dead letters", dead, standing.dead_letters),
+            ("quarantined", misfits, standing.quarantined),
+        ):
+            if place is not None:
+                streams.append({"stream": stream.name, "kind": kind, "place": place.name, "count": count})
+    quarantines = [
+        {"pipeline": each["name"], "run_id": each["last"]["run_id"], "count": each["last"]["quarantined"]}
+        | {"tables": [f"{name}__quarantine" for name in each["targets"]]}
+        for each in runs["pipelines"]
+        if (each["last"] or {}).get("quarantined")
+    ]
+    pipelines = [{"pipeline": each.name, **found} for each, found in zip(declared, read, strict=True)]
+    return json_response(
+        {"at": datetime.now(UTC), "pipelines": pipelines, "streams": streams, "quarantines": quarantines}
+    )
+
+
+async def pipeline_letters(request: Request) -> Response:
+    """Show the newest letters of a pipeline: all, or those with a text in their error or of one stage."""
+    parameters = query(request, "error", "stage", "limit")
+    await service_of(request).access.admit_to_all(request)
+    limit = min(whole(parameters.get("limit", str(_LISTED)), "limit", 1), _MOST_LISTED)
+    error, stage = parameters.get("error"), parameters.get("stage")
+    if stage is not None and stage not in STAGES:
+        raise bad_parameter(f"There is no stage {stage[:40]!r}; there are {', '.join(STAGES)}.", field="stage")
+    pipeline = find(request.path_params["pipeline"])
+    letters: DeadLetters = request.app.state.dead_letters
+
+    def read() -> list[StoredLetter]:
+        from weft.engine.streaming.letter_choice import passing
+
+        matching = islice(filter(passing(error, stage), _box(pipeline).letters()), _LETTERS)
+        return nlargest(limit, matching, key=lambda each: (each.failed_at, each.letter_id))
+
+    if pipeline.dead_letters is None:
+        known, newest = _unknown(f"{pipeline.name} has no place for dead letters."), []
+    else:
+        known = await letters.of(pipeline)
+        newest = await in_thread(read, _WHAT) if known["problem"] is None else []
+    return json_response(
+        {
+            "at": datetime.now(UTC),
+            "pipeline": pipeline.name,
+            "targets": [each.name for each in pipeline.targets],
+            **known,
+            "letters": _described(newest, _PAYLOAD),
+        }
+    )
+
+
+async def letter(request: Request) -> Response:
+    """Show one letter, by the beginning of its id."""
+    query(request)
+    await service_of(request).access.admit_to_all(request)
+    pipeline, start = find(request.path_params["pipeline"]), request.path_params["letter_id"][:100]
+
+    def read() -> StoredLetter:
+        from weft.engine.streaming.letter_choice import named
+
+        return named(_box(pipeline), [start])[start]
+
+    return json_response(_described([await in_thread(told(read), _WHAT)], _WHOLE_PAYLOAD)[0])
+
+
+def _described(letters: Sequence[StoredLetter], most: int) -> list[dict[str, Any]]:
+    """Return letters as `weft dlq show --format json` has them, with so much of their payloads."""
+    secrets = project_secrets()
+    return [
+        each.record()
+        | {"error": clean(each.error, known=secrets), "payload": each.payload[:most], "cut": len(each.payload) > most}
+        for each in letters
+    ]
+
+
+def _box(pipeline: StreamingPipeline) -> DeadLetterBox:
+    from weft.engine.streaming.dead_letters import DeadLetterBox
+
+    box = DeadLetterBox(pipeline)
+    if box.needs_spark:
+        text = f"Its letters are read by Spark, which the service does not start: weft dlq list {pipeline.name}"
+        raise Problem(409, "needs-spark", "They are read by Spark", text)
+    return box
+
+
+# --------------------------------------------------------------------------------------------------------------- acting
+
+
+async def replay(request: Request) -> Response:
+    """Run letters through the pipeline once more, in a process of its own: it may need Spark."""
+    return await _act(request, "replay")
+
+
+async def purge(request: Request) -> Response:
+    """Remove letters for good."""
+    return await _act(request, "purge")
+
+
+async def _act(request: Request, action: str) -> Response:
+    key, asked = await admit_body(request, Chosen)
+    asked.check()
+    if action == "replay" and asked.before is not None:
+        raise bad_parameter("A replay knows no before.", field="before")
+    pipeline = find(request.path_params["pipeline"])
+    if asked.dry_run:
+        return json_response(await in_thread(told(lambda: _plan(pipeline, action, asked)), _WHAT))
+    words = ["dlq", action, pipeline.name, *asked.words(), *(["--yes"] if action == "purge" else [])]
+    named = f"{pipeline.name} {' '.join(asked.words())}"
+    return await start_command(request, key, f"dlq {action}", named, words, pipeline.name)
+
+
+def _plan(pipeline: StreamingPipeline, action: str, asked: Chosen) -> dict[str, Any]:
+    """Return what `--dry-run` says."""
+    from weft.engine.streaming.letter_choice import wanted
+    from weft.engine.streaming.replay import Replay
+
+    box, now = _box(pipeline), datetime.now(UTC)
+    chosen = wanted(box, asked.ids, asked.error, asked.stage, asked.before)
+    held: dict[str, int] = {}
+    if action == "replay":
+        done = Replay(pipeline, chosen).plan()
+        letters = done.letters
+        for why in done.held.values():
+            held[why] = held.get(why, 0) + 1
+    else:
+        letters = sum(1 for each in box.letters() if chosen(each))
+    targets = [each.name for each in pipeline.targets]
+    return {"at": now, "pipeline": pipeline.name, "letters": letters, "held": held} | {
+        "place": box.store.name,
+        "targets": targets,
+    }

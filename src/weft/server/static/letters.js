@@ -1,0 +1,185 @@
+// Dead letters and quarantines: what was put aside, by pipeline and stream, and by error.
+
+import { Action, ActionsOff } from "./actions.js";
+import { count, plural } from "./dom.js";
+import { Chip, Code, Command, Empty, Facts, Panel, Table, Time, Title, View, html, quoted, to } from "./ui.js";
+
+const several = (letters) => (letters.count == null ? "–" : `${count(letters.count)}${letters.more ? " and more" : ""}`);
+const api = (name) => `api/v1/dead-letters/${encodeURIComponent(name)}`;
+
+export class DeadLetters extends View {
+  every = 6000;
+  path = () => "api/v1/dead-letters";
+
+  show({ pipelines, streams, quarantines, at }) {
+    const now = new Date(at);
+    return html`
+      <${Title} name="Dead letters and quarantines" about="Rows and events that were put aside, with the reason, while the others went on." />
+      <${Panel} id="pipelines-title" title="Streaming pipelines" note=${pipelines.length ? "" : "None has a place for dead letters."}>
+        ${pipelines.length > 0 && html`
+          <${Table} label="Dead letters of streaming pipelines" head=${[["Pipeline"], ["Letters", "number"], ["Newest", "number medium"], ["Commonest error", "medium"]]}>
+            ${pipelines.map((each) => html`
+              <tr key=${each.pipeline}>
+                <th scope="row"><a class="strong" href=${to("letters", each.pipeline)}>${each.pipeline}</a><span class="note block">${each.place}</span></th>
+                <td class=${`number ${each.count ? "loud" : ""}`}>${several(each)}</td>
+                <td class="number medium"><${Time} relative at=${each.newest} now=${now} /></td>
+                <td class="medium note">${each.problem || each.groups[0]?.error}</td>
+              </tr>
+            `)}
+          <//>
+        `}
+      <//>
+      <${Panel} id="streams-title" title="Streams" note=${streams.length ? "" : "None has a quarantine, or max_deliveries."}>
+        ${streams.length > 0 && html`
+          <${Table} label="Rejected events of streams" head=${[["Stream"], ["What"], ["Events", "number"], ["Where", "medium"], ["Do", "end"]]}>
+            ${streams.map((each) => html`
+              <tr key=${`${each.stream} ${each.kind}`}>
+                <th scope="row"><a class="strong" href=${to("streams", each.stream)}>${each.stream}</a></th>
+                <td>${each.kind}</td>
+                <td class=${`number ${each.count ? "loud" : ""}`}>${count(each.count)}</td>
+                <td class="medium"><a href=${to("streams", each.place)}>${each.place}</a></td>
+                <td class="end">${each.count > 0 && html`<${PurgePlace} place=${each.place} />`}</td>
+              </tr>
+            `)}
+          <//>
+        `}
+      <//>
+      ${quarantines.length > 0 && html`
+        <${Panel} id="quarantines-title" title="Last runs of pipelines">
+          <${Table} label="Quarantined rows of pipelines" head=${[["Pipeline"], ["Rows", "number"], ["Where", "medium"]]}>
+            ${quarantines.map((each) => html`
+              <tr key=${each.pipeline}>
+                <th scope="row"><a class="strong" href=${to("runs", each.run_id)}>${each.pipeline}</a></th>
+                <td class="number loud">${count(each.count)}</td>
+                <td class="medium">${each.tables.map((table) => html`<${Command} key=${table} text=${`weft sql ${quoted(`SELECT * FROM ${table}`)}`} />`)}</td>
+              </tr>
+            `)}
+          <//>
+        <//>
+      `}
+    `;
+  }
+}
+
+export class PipelineLetters extends View {
+  path = () => api(this.props.name);
+
+  show(letters) {
+    const { pipeline, targets, groups } = letters;
+    const now = new Date(letters.at);
+    return html`
+      <${Title} kind="Dead letters" name=${pipeline} about=${html`of the streaming pipeline <a href=${to("streaming", pipeline)}>${pipeline}</a>`}>
+        ${letters.count > 0 && html`<${Replay} pipeline=${pipeline} body=${{ all: true }} words="--all" label="Replay all" primary /><${Purge} pipeline=${pipeline} body=${{ all: true }} words="--all" label="Purge all" />`}
+      <//>
+      ${letters.count > 0 && html`<${ActionsOff} commands=${[`weft dlq replay ${quoted(pipeline)} --all`]} />`}
+      ${letters.problem && html`<p class="banner">${letters.problem}</p>`}
+      <${Panel} id="stands" title="How it stands">
+        <${Facts} facts=${[
+          ["Letters", several(letters)],
+          ["Newest", letters.newest && html`<${Time} relative at=${letters.newest} now=${now} />`],
+          ["Where", letters.place],
+          ["Replayed into", targets.join(", ")],
+        ]} />
+      <//>
+      ${groups.length > 0 && html`
+        <${Panel} id="groups" title="By error" note=${letters.more ? "of the first 10,000" : ""}>
+          <${Table} label="Dead letters by error" head=${[["Error"], ["Rows", "number"], ["Stage", "medium"], ["Newest", "number medium"], ["Do", "end"]]}>
+            ${groups.map((each) => html`<${GroupRow} key=${`${each.stage} ${each.error}`} group=${each} pipeline=${pipeline} now=${now} />`)}
+          <//>
+        <//>
+      `}
+      ${letters.letters.length > 0 && html`
+        <${Panel} id="newest" title="The newest" note=${plural(letters.letters.length, "letter")}>
+          <${Table} label="The newest dead letters" head=${[["Letter"], ["Failed", "number"], ["Stage", "medium"], ["From", "medium"], ["Replays", "number wide"]]}>
+            ${letters.letters.map((each) => html`
+              <tr key=${each.letter_id}>
+                <th scope="row"><a href=${to("letters", pipeline, each.letter_id)}><code>${each.letter_id.slice(0, 12)}</code></a></th>
+                <td class="number"><${Time} relative at=${each.failed_at} now=${now} /></td>
+                <td class="medium">${each.stage}</td>
+                <td class="medium note">${[each.source, each.offset].filter(Boolean).join(" ")}</td>
+                <td class="number wide">${count(each.replays)}</td>
+              </tr>
+            `)}
+          <//>
+        <//>
+      `}
+      ${letters.count === 0 && html`<${Empty} title="There are no dead letters."><p>Rows that cannot be read, transformed or stored appear here.</p><//>`}
+    `;
+  }
+}
+
+function GroupRow({ group, pipeline, now }) {
+  const body = { error: group.error, stage: group.stage };
+  const words = `--stage ${group.stage} --error ${quoted(group.error)}`;
+  return html`
+    <tr>
+      <th scope="row">${group.error}<details class="why"><summary>One of them</summary><pre>${group.payload}</pre><a href=${to("letters", pipeline, group.letter_id)}>All of it</a></details></th>
+      <td class="number">${count(group.count)}</td>
+      <td class="medium"><${Chip}>${group.stage}<//></td>
+      <td class="number medium"><${Time} relative at=${group.newest} now=${now} /></td>
+      <td class="end"><${Replay} pipeline=${pipeline} body=${body} words=${words} label="Replay" of=${`the letters with ${group.error}`} small /> <${Purge} pipeline=${pipeline} body=${body} words=${words} label="Purge" of=${`the letters with ${group.error}`} small /></td>
+    </tr>
+  `;
+}
+
+const held = (plan) => Object.entries(plan.held).map(([why, number]) => html`<p key=${why} class="note">${plural(number, "letter")} left alone: ${why}.</p>`);
+
+const Replay = ({ pipeline, words, body, ...more }) => html`
+  <${Action} plan path=${`${api(pipeline)}/replay`} body=${body} command=${`weft dlq replay ${quoted(pipeline)} ${words}`} what=${(plan) => html`
+    <p>${plan.letters ? html`<strong>${plural(plan.letters, "letter")}</strong> ${plan.letters === 1 ? "runs" : "run"} through ${pipeline} as it is now, into ${plan.targets.join(", ")}. Rows that a target refused go into that one alone.` : "There is nothing to replay."}</p>
+    <p>What succeeds is removed from ${plan.place}; what fails again is a dead letter again. An old row may overwrite a newer one of the same key.</p>
+    ${held(plan)}
+  `} ...${more} />
+`;
+
+// Those that come after they were counted are not removed.
+const Purge = ({ pipeline, words, body, ...more }) => html`
+  <${Action} plan path=${`${api(pipeline)}/purge`} body=${body} decided=${(plan) => (body.ids ? body : { ...body, before: plan.at })} command=${`weft dlq purge ${quoted(pipeline)} ${words}`} what=${(plan) => html`
+    <p>${plan.letters ? html`<strong>${plural(plan.letters, "letter")}</strong> ${plan.letters === 1 ? "is" : "are"} removed from ${plan.place}. This cannot be undone: the rows are lost, unless something else has them.` : "There is nothing to remove."}</p>
+  `} ...${more} />
+`;
+
+// Of a quarantine or the dead letters of a stream. Those that come after they were counted are not removed.
+export const PurgePlace = ({ place, ...more }) => html`
+  <${Action} plan path=${`api/v1/streams/${encodeURIComponent(place)}/purge`} body=${{}} decided=${(plan) => ({ upto: plan.upto })} label="Purge" of=${place} small command=${`weft streams trim ${quoted(place)} --max-rows 0`} what=${(plan) => html`
+    <p>${plan.letters ? html`<strong>${plural(plan.letters, "event")}</strong> of ${plan.of.join(", ")} ${plan.letters === 1 ? "is" : "are"} removed from ${place}. This cannot be undone.` : "There is nothing to remove."}</p>
+  `} ...${more} />
+`;
+
+function pretty(payload) {
+  try {
+    return JSON.stringify(JSON.parse(payload), null, 2);
+  } catch {
+    return payload; // cut off, or what could not be parsed
+  }
+}
+
+export class Letter extends View {
+  every = 15000;
+  path = () => `${api(this.props.name)}/${encodeURIComponent(this.props.id)}`;
+
+  show(letter) {
+    const { pipeline, letter_id: id } = letter;
+    const chosen = { pipeline, body: { ids: [id] }, words: `--id ${id.slice(0, 12)}` };
+    return html`
+      <${Title} kind="Dead letter" name=${id} about=${html`of <a href=${to("letters", pipeline)}>${pipeline}</a>`}>
+        <${Replay} ...${chosen} label="Replay" primary /><${Purge} ...${chosen} label="Purge" />
+      <//>
+      <${ActionsOff} commands=${[`weft dlq replay ${quoted(pipeline)} --id ${id.slice(0, 12)}`]} />
+      <${Panel} id="error" title="Why it failed"><pre class="code bad-text">${letter.error}</pre><//>
+      <${Panel} id="stands" title="The row">
+        <${Facts} facts=${[
+          ["Failed", html`<${Time} at=${letter.failed_at} />`],
+          ["Stage", letter.stage],
+          ["Source", letter.source],
+          ["Offset", letter.offset],
+          ["Refused by", letter.target],
+          ["Batch", letter.batch],
+          ["Replays that failed", letter.replays || null],
+        ]} />
+        <${Code} label="Payload" text=${pretty(letter.payload)} />
+        <p class="foot top-gap">${letter.cut && html`<span class="note">The rest is cut off here.</span>`}<${Command} text=${`weft dlq show ${quoted(pipeline)} ${id.slice(0, 12)}`} /></p>
+      <//>
+    `;
+  }
+}

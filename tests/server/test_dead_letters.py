@@ -1,0 +1,180 @@
+"""`/api/v1/dead-letters`: what was put aside, by pipeline, stream and error; what a replay or purge would do."""
+
+from __future__ import annotations
+
+import queue
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+import weft
+from operations_project import declare_project, make_key
+from weft.engine.streaming.batch_id import BatchId
+from weft.engine.streaming.dead_letters import DeadLetterBox
+from weft.engine.streaming.letter_choice import summary
+from weft.operate.runlog import open_run_log
+from weft.pipelines.streaming.declare import find
+from weft.project import Project
+from weft.server.actions import Commands
+from weft.server.dead_letters import Chosen
+from weft.systems.dead_letter_store import DeadLetter, StoredLetter
+from workers import declare
+
+pytestmark = pytest.mark.parametrize("system", ["sqlite"], indirect=True)
+ALL = "/api/v1/dead-letters"
+HOSTILE = "<img src=x onerror=alert(1)>"
+
+
+@pytest.fixture
+def letters(streams: Project) -> list[str]:
+    """The ids of three letters of `copies`."""
+    declare_project()
+    bad = declare("bad", fields={"n": "int64"}, on_schema_drift="quarantine", max_deliveries=1)
+
+    @weft.streaming_pipeline(name="copies", source=bad, target="default", target_table="t", dead_letter_table="failed")
+    def copies() -> None: ...
+
+    weft.publish_sync("bad", [{"n": 1}, {"n": "two"}])
+    box = DeadLetterBox(find("copies"))
+    box.put([DeadLetter("read", HOSTILE, "bad", "{" * 100_000, "1")], BatchId("query", 0), "read")
+    for number in range(2):
+        letter = DeadLetter("store", "A null in n.\nIn row 1.", "bad", f'{{"n": {number}}}', target="t")
+        box.put([letter], BatchId("query", 1 + number), "store")
+    return [each.letter_id for each in box.letters()]
+
+
+def test_what_was_put_aside(letters: list[str], http: Any) -> None:
+    with open_run_log() as log:
+        log.finish(log.claim("nightly"), "succeeded", counts={"quarantined": 4})  # type: ignore[arg-type]
+    found = http.get(ALL).json()
+    (copies,) = found["pipelines"]
+    assert (copies["pipeline"], copies["count"], copies["more"], copies["problem"]) == ("copies", 3, False, None)
+    assert copies["place"] == "table failed of the connection 'default'"
+    assert [(each["stage"], each["error"], each["count"]) for each in copies["groups"]] == [
+        ("store", "A null in n.", 2),
+        ("read", HOSTILE, 1),
+    ]
+    assert [(each["stream"], each["kind"], each["count"]) for each in found["streams"]] == [
+        ("bad", "dead letters", 0),
+        ("bad", "quarantined", 1),
+    ]
+    (quarantine,) = found["quarantines"]
+    assert (quarantine["pipeline"], quarantine["count"], quarantine["tables"]) == ("nightly", 4, ["totals__quarantine"])
+
+
+def test_the_letters_of_a_pipeline(letters: list[str], http: Any) -> None:
+    found = http.get(f"{ALL}/copies").json()
+    assert {each["letter_id"] for each in found["letters"]} == set(letters)
+    assert [each["stage"] for each in http.get(f"{ALL}/copies?stage=read").json()["letters"]] == ["read"]
+    assert len(http.get(f"{ALL}/copies?error=NULL&limit=1").json()["letters"]) == 1
+    assert http.get(f"{ALL}/copies?stage=odd").status_code == 422
+    assert http.get(f"{ALL}/nobody").status_code == 404
+    # One without a place for them is no error.
+    assert "no place" in http.get(f"{ALL}/loader").json()["problem"]
+
+
+def test_one_letter_with_the_beginning_of_its_payload(letters: list[str], http: Any) -> None:
+    read = next(each for each in http.get(f"{ALL}/copies").json()["letters"] if each["stage"] == "read")
+    assert (len(read["payload"]), read["cut"]) == (2000, True)
+    shown = http.get(f"{ALL}/copies/{read['letter_id'][:12]}").json()
+    assert (shown["letter_id"], shown["error"], shown["offset"]) == (read["letter_id"], HOSTILE, "1")
+    assert (len(shown["payload"]), shown["cut"]) == (64 * 1024, True)
+    missing = http.get(f"{ALL}/copies/nothing")
+    assert (missing.status_code, missing.json()["detail"]) == (404, "copies has no dead letter 'nothing'.")
+
+
+def test_what_would_be_done(letters: list[str], http: Any) -> None:
+    key = make_key("admin")
+
+    def planned(action: str, **body: Any) -> Any:
+        return http.post(f"{ALL}/copies/{action}", headers=key, json=body | {"dry_run": True}).json()
+
+    plan = planned("replay", all=True)
+    assert (plan["letters"], plan["held"], plan["targets"]) == (3, {}, ["t"])
+    assert planned("replay", error="null")["letters"] == 2
+    assert planned("purge", stage="read")["letters"] == 1
+    assert planned("purge", ids=[letters[0][:12]])["letters"] == 1
+    assert planned("purge", all=True, before="2020-01-01T00:00:00Z")["letters"] == 0
+    assert len(list(DeadLetterBox(find("copies")).letters())) == 3, "nothing was done"
+
+
+def test_rejected_events_of_a_stream(letters: list[str], http: Any) -> None:
+    # The service reads keys with the first request, and again after seconds.
+    key, reader, asked = make_key("admin"), make_key("read", "write"), {"dry_run": True}
+    plan = http.post("/api/v1/streams/bad__quarantine/purge", headers=key, json=asked).json()
+    assert (plan["letters"], plan["of"], plan["upto"]) == (1, ["bad"], "1")
+    # A stream itself loses nothing here.
+    for wrong, status in (({"dry_run": True}, 409), ({"upto": "1"}, 409)):
+        assert http.post("/api/v1/streams/bad/purge", headers=key, json=wrong).status_code == status
+    for wrong in ({}, {"upto": 1}, {"upto": "-1"}, {"all": True}):
+        assert http.post("/api/v1/streams/bad__quarantine/purge", headers=key, json=wrong).status_code == 422, wrong
+    assert http.post("/api/v1/streams/bad__quarantine/purge", headers=reader, json=asked).status_code == 403
+    assert http.post("/api/v1/streams/bad__quarantine/purge", json=asked).status_code == 401
+
+
+def test_a_choice_is_exact_and_needs_a_key(letters: list[str], http: Any) -> None:
+    everything, reader, key = {"all": True, "dry_run": True}, make_key("read", "write"), make_key("admin")
+    assert http.post(f"{ALL}/copies/purge", json=everything).status_code == 401
+    assert http.post(f"{ALL}/copies/purge", headers=reader, json=everything).status_code == 403
+    for body in (
+        {},
+        {"all": False},
+        {"all": True, "error": "x"},
+        {"ids": ["a"], "stage": "read"},
+        {"stage": "replay"},
+        {"error": ""},
+        {"all": True, "before": "2020-01-01T00:00:00"},
+        {"ids": ["x"] * 101},
+        {"every": True},
+    ):
+        assert http.post(f"{ALL}/copies/purge", headers=key, json=body).status_code == 422, body
+    before = {"all": True, "before": "2020-01-01T00:00:00Z"}
+    assert http.post(f"{ALL}/copies/replay", headers=key, json=before).status_code == 422
+    assert http.post(f"{ALL}/copies/purge", headers=key, content=b"all").status_code == 415
+    assert http.post(f"{ALL}/nobody/purge", headers=key, json=everything).status_code == 404
+
+
+def test_the_options_of_the_command(system: Any) -> None:
+    assert Chosen(all=True).words() == ["--all"]
+    assert Chosen(error="-x", stage="read").words() == ["--error=-x", "--stage=read"]
+    assert Chosen(all=True, before=datetime(2026, 1, 2, tzinfo=UTC)).words() == ["--before=2026-01-02T00:00:00+00:00"]
+
+
+def test_many_errors_do_not_fill_the_memory(system: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("weft.engine.streaming.letter_choice._SAMPLES", 5)
+    now = datetime.now(UTC)
+
+    def letter(number: int, error: str) -> StoredLetter:
+        more = {"failed_at": now, "letter_id": str(number), "pipeline": "p"}
+        return StoredLetter("read", error, "s", "x" * 5000, **more)  # type: ignore[arg-type]
+
+    many = [letter(number, f"error {number}") for number in range(100)] + [letter(100, "often"), letter(101, "often")]
+    found = summary(many)
+    assert (found.count, found.more, found.newest) == (102, False, now)
+    assert (found.groups[0].error, found.groups[0].count) == ("often", 2)
+    assert len(found.groups) <= 11
+    assert len(found.groups[0].newest.payload) == 2000
+    assert summary(many, most=10).more
+
+
+def test_what_a_command_says_is_reported(streams: Project) -> None:
+    said: queue.Queue[str] = queue.Queue()
+    Commands().start(["dlq", "purge", "nobody", "--all"], said.put)
+    assert said.get(timeout=120).startswith("failed: ")
+
+
+def test_who_may_act(letters: list[str], http: Any) -> None:
+    reads, acts = make_key("read"), make_key("admin", name="Ann")
+    nobody = http.get("/api/v1/me").json()
+    assert (nobody["key"], nobody["may_act"]) == (None, False)
+    assert "scope admin" in nobody["why_not"]
+    reader = http.get("/api/v1/me", headers=reads).json()
+    assert (reader["key"]["scopes"], reader["may_act"]) == (["read"], False)
+    assert "needs admin" in reader["why_not"]
+    ann = http.get("/api/v1/me", headers=acts).json()
+    assert (ann["key"]["name"], ann["may_act"], ann["why_not"]) == ("Ann", True, None)
+    # The token of a stream is no wrong key; a wrong key is.
+    token = {"authorization": "Bearer of-a-stream"}
+    assert [http.get("/api/v1/me", headers=token).status_code for _ in range(30)] == [200] * 30
+    assert http.get("/api/v1/me", headers={"authorization": "Bearer weft_wrong"}).status_code == 401
