@@ -4,6 +4,8 @@ to count files."""
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 from urllib.parse import unquote
 
@@ -49,6 +51,32 @@ def list_files(connection: Any, folder: str, *, recursive: bool = False, store: 
         return [each.path for each in (store or client(connection)).get_file_info(selector) if each.is_file]
     except OSError as error:
         raise connection.failed(error) from None
+
+
+@dataclass(frozen=True)
+class LogFiles:
+    """Files that are read without Spark: the log of a table."""
+
+    connection: Any
+
+    @cached_property
+    def _store(self) -> Any:
+        return client(self.connection)
+
+    def files_in(self, path: str) -> dict[str, int]:
+        """Return the names of the files directly in a folder."""
+        found = list_files(self.connection, path_of(path), store=self._store)
+        return {each.rpartition("/")[2]: 0 for each in found}
+
+    def read(self, path: str) -> bytes | None:
+        """Return a file's contents, or `None` where there is none."""
+        try:
+            with self._store.open_input_file(path_of(path)) as file:
+                return bytes(file.readall())
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise self.connection.failed(error) from None
 
 
 def path_of(url: str) -> str:
