@@ -107,6 +107,10 @@ class SparkTarget(ABC):
         """Return whether the target has the rows of a load."""
         return False
 
+    def tables(self) -> list[tuple[str | None, str]]:
+        """Return schema and name of the tables that loads made here, as far as they are found quickly."""
+        return []
+
     def kept(self, load: Load, *, with_columns: bool = True) -> Kept | None:
         """Return what the log of the load's table says, without Spark; `None` where no load has made one. Without its
         columns it may be found sooner."""

@@ -22,7 +22,7 @@ from weft.systems.delta.table import DeltaTable, needs_mapping, properties, read
 from weft.systems.frame_checks import cast_to_table, checked_keys, column, extended_schema, refuse_empty, without_void
 from weft.systems.lease import table_lock
 from weft.systems.load import IS_CURRENT, MODES, VALID_FROM, VALID_TO, Counts, Load
-from weft.systems.objects.paths import LogFiles, table_path
+from weft.systems.objects.paths import LogFiles, find_tables, folders_in, table_path
 from weft.systems.sql import quarantine
 from weft.systems.target import ArrowRows, Kept, Reject, SparkTarget
 
@@ -63,6 +63,13 @@ class DeltaTarget(SparkTarget):
         self.connection.configure(spark)
         table = DeltaTable(spark, self.connection, load.schema, load.table)
         return table.version() >= 0 and table.has(load)
+
+    def tables(self) -> list[tuple[str | None, str]]:
+        def tables_in(folder: str) -> list[str]:
+            inside = folders_in(self.connection, folder)
+            return [each for each in inside if "_delta_log" in folders_in(self.connection, f"{folder}/{each}")]
+
+        return find_tables(self.connection, tables_in)
 
     def kept(self, load: Load, *, with_columns: bool = True) -> Kept | None:
         path = table_path(self.connection.root, load.schema, load.table)

@@ -26,7 +26,7 @@ from weft.systems.objects import parquet, source
 from weft.systems.objects.encoding import encoded, refuse_unwritable
 from weft.systems.objects.formats import EXTENSIONS, SPARK_FORMAT
 from weft.systems.objects.manifest import Manifest, ReadManifest, StagedFiles, TableState
-from weft.systems.objects.paths import LogFiles, table_path
+from weft.systems.objects.paths import LogFiles, find_tables, folders_in, table_path
 from weft.systems.target import ArrowRows, Kept, Reject, SparkTarget
 
 if TYPE_CHECKING:
@@ -72,6 +72,9 @@ class FileTarget(SparkTarget):
 
     def has(self, load: Load, spark: SparkSession) -> bool:
         return _Load(self.connection, load, spark).begin() is None
+
+    def tables(self) -> list[tuple[str | None, str]]:
+        return find_tables(self.connection, lambda folder: folders_in(self.connection, f"{folder}/_weft"))
 
     def kept(self, load: Load, *, with_columns: bool = True) -> Kept | None:
         path = table_path(self.connection.root, load.schema, load.table)
