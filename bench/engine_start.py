@@ -86,7 +86,7 @@ pipeline.run(sql_table(credentials=f"sqlite:///{folder}/source.db", table="raw")
 
 
 def ten_rows(*, warm: bool) -> Callable[[float], tuple[Job, Job]]:
-    """`weft run` of ten rows from SQLite to PostgreSQL, through Spark; a process that does the same with dlt."""
+    """`weft run` of ten rows from SQLite to PostgreSQL, by Spark where it is warm; a process that does so by dlt."""
 
     def prepare(_: float) -> tuple[Job, Job]:
         from weft.engine import archive

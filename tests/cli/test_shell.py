@@ -115,6 +115,21 @@ def test_names_of_a_database(
             check(system.url)
 
 
+@pytest.mark.parametrize("kind", ["delta_local", "object_store_local"])
+def test_names_in_a_lake(kind: str, local: Project, tmp_path: Path) -> None:
+    """What loads leave there, as far as names go: without Spark."""
+    log = "{}/_delta_log" if kind == "delta_local" else "_weft/{}/log"
+    for parent, table in (("", "plain"), ("sales/", "odd%3Aname"), ("sales/", "orders"), ("_hidden/", "no")):
+        (tmp_path / "lake" / parent / log.format(table)).mkdir(parents=True)
+        (tmp_path / "lake" / parent / table).mkdir(exist_ok=True)
+    (tmp_path / "lake" / "sales" / "no_table").mkdir()
+    lake = weft.connect(kind=kind, path=str(tmp_path / "lake"), name="lake")
+    assert relations.names_on(lake) == ["plain", 'sales."odd:name"', "sales.orders"]
+    assert Shell(None).completions("lake.s", "") == ['lake.sales."odd:name"', "lake.sales.orders"]
+    missing = weft.connect(kind=kind, path=str(tmp_path / "nowhere"), name="missing")
+    assert relations.names_on(missing) == []
+
+
 def test_completion(shop: None) -> None:
     complete = Shell(None).completions
     assert complete("sh", "") == ["shop."]

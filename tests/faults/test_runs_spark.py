@@ -30,7 +30,9 @@ with open("driver.pid", "w") as file:
 weft.connect("sqlite:///raw.db", name="raw_db")
 
 
-@weft.pipeline(schedule="0 * * * *", target="copies", source_connection="raw_db", incremental_column="id")
+@weft.pipeline(
+    schedule="0 * * * *", target="copies", source_connection="raw_db", incremental_column="id", engine="spark"
+)
 def copy(conn):
     return "SELECT id, name FROM raw"
 """

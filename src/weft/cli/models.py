@@ -115,8 +115,7 @@ def _query(survey: Survey, standing: Standing) -> dict[str, Any]:
         found["sql"] = None if compiled is None else compiled.runs
         origins = survey.lineage(model)
         if compiled is not None and compiled.schema is not None:
-            tables = survey.observer.tables(model.target.connection)
-            columns = {each.name: columns.get(each.name) or tables.sql_type(each) for each in compiled.schema}
+            columns = {each.name: columns.get(each.name) or survey.sql_type(model, each) for each in compiled.schema}
         elif origins is not None:
             columns = {each: columns.get(each) for each in origins}
     except WeftError as error:

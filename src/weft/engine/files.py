@@ -233,7 +233,8 @@ class DryRun:
         self.frame = frame_checks.without_void(sessions.moved_to(frame, self.spark))
         connection.configure(self.spark)
         self.stored = self.target.stored(load, self.spark)
-        if self.stored is not None and (load.mode != "truncate" or self.target.keeps_columns):
+        keeps_columns = not load.replaces_all and (load.mode != "truncate" or self.target.keeps_columns)
+        if self.stored is not None and keeps_columns:
             self.frame = frame_checks.cast_to_table(self.frame, self.stored.schema, load)
             self.stored = frame_checks.with_all_columns(
                 self.stored, frame_checks.extended_schema(self.stored.schema, self.frame)
@@ -260,9 +261,9 @@ class DryRun:
         else:
             total = kept = frame.count()
         frame_checks.refuse_empty(load, total)
-        if load.tracks_rows:
+        if load.tracks_rows and not load.replaces_all:
             changed = self.target.changes(frame, stored, load)
             unchanged = kept - changed.inserted - changed.updated
             return replace(changed, rows_read=total, unchanged=unchanged)
-        deleted = stored.count() if load.mode == "truncate" and stored is not None else 0
+        deleted = stored.count() if load.replaces_rows and stored is not None else 0
         return Counts(rows_read=total, inserted=kept, deleted=deleted)

@@ -1,8 +1,9 @@
 """`weft.load`: read anything, write it exactly once.
 
 The rows go the shortest way: inside the database where it has them already, from this process where it has them, else
-by a Spark task that reads and writes, or a Spark query whose result a task writes. The transaction is the same each
-time (`weft.systems.sql.commit`).
+by a task that reads and writes, or a Spark query whose result a task writes. The transaction is the same each time
+(`weft.systems.sql.commit`). The first kind of task runs in Spark where Spark is warm, else in this process: to start
+a JVM would take longer than most such loads, and it would pass the rows to one Python process all the same.
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ class Projection(Protocol):
 
 @dataclass(frozen=True)
 class LoadResult(Counts):
-    """What a load did, how long it took, and its engine: `"spark"`, or `"pushdown"` where no Spark was needed."""
+    """What a load did, how long it took, and its engine: `"spark"`, `"process"` where this process copied the rows of
+    another database, or `"pushdown"` where the database or this process had them."""
 
     seconds: float = 0.0
     engine: str = ""
@@ -148,7 +150,15 @@ class Job:
                 f"This load into {self.load.name} cannot be pushed down: its rows are not in {self.connection.label}.",
                 hint="Leave engine= out, or read from the target's own connection.",
             )
-        return "spark"
+        return "process" if self._is_copied_here(reader, tables) else "spark"
+
+    def _is_copied_here(self, reader: RowReader | None, tables: SqlTables) -> bool:
+        """Return whether this process does what a task of Spark would: it would have to start Spark for that."""
+        if reader is None or self.engine is not None or self.transform_sql is not None or not self.can_project(tables):
+            return False
+        from weft.engine import session
+
+        return session.is_cold()
 
     def can_project(self, tables: SqlTables) -> bool:
         """Return whether the target's database can make its columns itself."""
@@ -162,6 +172,9 @@ class Job:
         engine = self.engine_for(data, reader, tables)
         if engine == "spark":
             return self._by_spark(data, reader, tables), engine
+        if engine == "process":
+            assert reader is not None
+            return self._copied_here(reader, tables), engine
         if isinstance(data, inputs.Memory):
             return self._from_here(data, tables), engine
         assert isinstance(reader, SqlReader)
@@ -211,6 +224,15 @@ class Job:
             frame = frame_projection.projected(frame, load)
             self.load, self.projection = replace(load, projection=None), None
         return frame, frame_projection.schema_of(frame)
+
+    def _copied_here(self, reader: RowReader, tables: SqlTables) -> Counts:
+        """Read and write in this process, as a task would."""
+        from weft.engine import tasks
+        from weft.engine.progress import progress
+
+        self._prepare(tables, reader.schema)
+        with opened_parts(reader, 1) as (part,), progress(f"loading {self.load.name}") as counter:
+            return tasks.copied(reader, tables, self.load, counter, part)
 
     def _copied(self, reader: RowReader, tables: SqlTables) -> Counts:
         """Read and write in one task: no row crosses the JVM."""

@@ -114,7 +114,7 @@ def _preview_model(model: Model, moment: datetime, observer: Observer, rows: int
     ready = build.prepare(observer)
     tables, stored = ready.tables, ready.stored
     result = Preview(model.target.name, model.materialise, "pushdown")
-    if model.materialise == "view":
+    if model.materialise == "view" and tables is not None:
         result.sql = ready.result.query(all_rows=True)
         result.plan = explain(tables, result.sql)
         result.sample = _first(SqlReader(tables, result.sql, tables.describe(result.sql)), rows)
@@ -125,6 +125,11 @@ def _preview_model(model: Model, moment: datetime, observer: Observer, rows: int
         return result
     data = ready.result.data()
     job = build.job(ready)
+    if tables is None:
+        job.load = replace(job.load, replaces_all=ready.is_full)
+        result.engine = "spark"
+        _preview_files(result, job, data, rows, trial)
+        return result
     if ready.is_full and stored.columns is not None:
         if replacing.has_same_columns(tables, job.load, stored, replacing.schema_of(data)):
             job.load = replace(job.load, replaces_all=True)

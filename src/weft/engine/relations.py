@@ -171,8 +171,13 @@ def declared_names() -> dict[str, str]:
 
 
 def names_on(connection: Connection) -> list[str]:
-    """Return the names of the tables in a database, as a query has them behind that of its connection."""
-    if system_for(connection.kind).tables is None or connection.is_missing():
+    """Return the names of the tables in a database, or in Delta or files, as a query has them behind that of its
+    connection."""
+    system = system_for(connection.kind)
+    if system.tables is None and system.takes_loads:
+        found = system.load("target")(connection).tables()
+        return sorted(".".join(_shown(part) for part in each if part) for each in found)
+    if system.tables is None or connection.is_missing():
         return []
     streams = {full_name(each.schema, each.name) for each in _streams() if _is_on(each, connection)}
     with closing(open_tables(connection)) as tables, tables.driver.session("read") as session:

@@ -32,13 +32,14 @@ def freeze_imports() -> None:
 
 def copy(reader: RowReader, tables: SqlTables, load: Load, counter: Counter | None, part: Any) -> bytes:
     """Read and write in one task, without a row that crosses the JVM: the whole transaction of the load."""
-
-    def batches() -> Iterable[pa.RecordBatch]:
-        rows = reader.read(part)
-        return rows if counter is None else counter.counted(rows)
-
     freeze_imports()
-    return outcome.of(lambda: _commit(tables, load, reader.schema, batches()), finally_=tables.close)
+    return outcome.of(lambda: copied(reader, tables, load, counter, part), finally_=tables.close)
+
+
+def copied(reader: RowReader, tables: SqlTables, load: Load, counter: Counter | None, part: Any) -> Counts:
+    """Do the same in any process."""
+    rows = reader.read(part)
+    return _commit(tables, load, reader.schema, rows if counter is None else counter.counted(rows))
 
 
 def _commit(

@@ -8,7 +8,6 @@ from datetime import UTC, datetime
 from functools import partial
 
 from weft.engine import inputs, run
-from weft.engine.models import replacing
 from weft.engine.models.inputs import Observer
 from weft.engine.models.survey import Survey
 from weft.engine.preview import preview
@@ -70,8 +69,10 @@ def _build(survey: Survey, model: Model) -> str:
     standing = survey.standing(model)
     if standing.problem is not None:
         raise WeftError(standing.problem)
-    tables = survey.observer.tables(model.target.connection)
-    replacing.refuse_foreign(tables, model, standing.stored)
+    lake = survey.observer.lake(model)
+    if lake is not None:
+        lake.refuse(model)
+    survey.observer.refuse_foreign(model, standing.stored)
     compiled = survey.compiled(model)
     engine = "of a frame" if compiled is None else f"by {compiled.engine}"
     table = "the table is there" if standing.is_built else "creates the table"

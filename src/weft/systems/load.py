@@ -12,7 +12,7 @@ from weft.errors import DeclarationError, LoadRefusedError, did_you_mean, listed
 from weft.options import Option, column_names, refuse_unknown, text_option
 from weft.systems.changes import Changes
 from weft.systems.expectation import Expectation
-from weft.systems.watermark import Watermark
+from weft.systems.watermark import STATE, Watermark
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -211,6 +211,23 @@ class Load:
     def tracks_rows(self) -> bool:
         """Whether source rows are matched with stored ones."""
         return self.mode in KEYED_MODES
+
+    @property
+    def replaces_rows(self) -> bool:
+        """Whether none of the rows stays that the table has."""
+        return self.replaces_all or self.mode == "truncate"
+
+    @property
+    def state(self) -> str | None:
+        """What a model has read of its inputs, which a table keeps that has no other place for watermarks."""
+        return self.watermark.text if self.watermark is not None and self.watermark.column == STATE else None
+
+    def overtaken(self) -> LoadRefusedError:
+        """Return the error of a load that follows a watermark which is not the last one any more."""
+        return LoadRefusedError(
+            f"Another run of {self.pipeline} has loaded {self.name} meanwhile; nothing of this one was written.",
+            hint="Let them share one run log: it lets one run at a time.",
+        )
 
     def _check(self) -> None:
         if self.tracks_rows and not self.keys:

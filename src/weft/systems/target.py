@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import pyarrow as pa
@@ -39,6 +41,26 @@ class ArrowRows(Protocol):
         """Return what `work` returns for each part's number and batches. A part may be tried again."""
 
 
+@dataclass(frozen=True)
+class Kept:
+    """What the log of a table says, and what it keeps for one writer of loads."""
+
+    version: int
+    """Grows with each change of the table."""
+    columns: str | None = None
+    """The columns, as Spark writes them in JSON."""
+    rows: int | None = None
+    """How many there are, where the log says so."""
+    batch_id: int = -1
+    """The last load of the writer; -1 where there is none."""
+    state: str | None = None
+    """What was stored with that load."""
+    at: datetime | None = None
+    """When that was."""
+    is_complete: bool = True
+    """Whether the last load is in place. One that was cut off is completed by the next, or by `SparkTarget.has`."""
+
+
 class SparkTarget(ABC):
     """The tables, files or topics of one connection. Sessions that are handed over have its jars and settings."""
 
@@ -49,6 +71,8 @@ class SparkTarget(ABC):
     """Whether a table that is truncated keeps its columns."""
     removes_rows: ClassVar[bool] = False
     """Whether a merge removes the rows that a load names in `removed`."""
+    keeps_states: ClassVar[bool] = False
+    """Whether it keeps the `state` of a load in the commit of its rows, so that a model may be built here."""
 
     def __init__(self, connection: Any) -> None:
         self.connection: Any = connection
@@ -82,6 +106,15 @@ class SparkTarget(ABC):
     def has(self, load: Load, spark: SparkSession) -> bool:
         """Return whether the target has the rows of a load."""
         return False
+
+    def tables(self) -> list[tuple[str | None, str]]:
+        """Return schema and name of the tables that loads made here, as far as they are found quickly."""
+        return []
+
+    def kept(self, load: Load, *, with_columns: bool = True) -> Kept | None:
+        """Return what the log of the load's table says, without Spark; `None` where no load has made one. Without its
+        columns it may be found sooner."""
+        return None
 
     def columns(self, load: Load, spark: SparkSession) -> list[str] | None:
         """Return the columns of the load's table; `None` where no load has made it."""

@@ -23,6 +23,8 @@ _KINDS: dict[type, tuple[str, Callable[[Any], str], Callable[[str], Any]]] = {
 
 UNKNOWN = -1
 """The number of a target that cannot keep it."""
+STATE = "inputs of a model"
+"""Stands where a watermark names its column: the text is what a model has read of its inputs."""
 
 
 @dataclass(frozen=True)

@@ -21,11 +21,13 @@ from weft.engine.inputs import Input
 from weft.engine.load import Job
 from weft.engine.models import forms, replacing, state
 from weft.engine.models.inputs import Observer, Source, Span
+from weft.engine.models.lake import Lake
 from weft.engine.models.state import State, Stored
 from weft.engine.readers import SqlReader, StreamReader, read_all
 from weft.errors import DeclarationError, WeftError
 from weft.pipelines.execution import Loaded, Step
 from weft.pipelines.models import THIS, Model, ModelInput
+from weft.project import current
 from weft.systems.load import SCD2_COLUMNS, UNNAMED, Counts, Declared
 from weft.systems.sql.tables import SqlTables, subquery
 
@@ -69,8 +71,14 @@ class ModelRun:
 
     def _build(self, observer: Observer) -> tuple[Counts, str]:
         model = self.model
+        lake = observer.lake(model)
+        if lake is not None:
+            lake.finish(model)
         ready = self.prepare(observer)
         stored, tables, new = ready.stored, ready.tables, ready.state
+        if lake is not None:
+            return self._build_in(lake, ready)
+        assert tables is not None
         dropped = replacing.views_over(model) if ready.is_full else []
         views = [each for each in dropped if observer.stored(each).state is not None]
         if model.materialise == "view":
@@ -94,14 +102,36 @@ class ModelRun:
         else:
             counts, engine = job.run(data, tables)
         self._create_views(observer, views)
-        if new.rows_of:
-            advice = f"the code has changed, and older rows are of the old one: weft run {model.name} --full"
-            counts = replace(counts, warnings=(*counts.warnings, advice))
-        return counts, engine
+        return self._advised(counts, new), engine
+
+    def _build_in(self, lake: Lake, ready: PreparedBuild) -> tuple[Counts, str]:
+        """Build the model in a Delta table or in files."""
+        last, new = ready.stored.state, ready.state
+        if last is not None and last.build == self.key:
+            return Counts(replayed=True), "none"
+        if ready.is_idle:
+            assert last is not None
+            if last.inputs != new.inputs:
+                # The same build, so that models which read it need not be built.
+                same = msgspec.structs.replace(last, inputs=new.inputs)
+                lake.note(self.job(replace(ready, state=same)), ready.stored)
+            return Counts(), "none"
+        data = self._with_columns(ready.result.data(), ready.stored)
+        self.keep()
+        counts, engine = lake.load(self.job(ready), data, ready.stored, is_full=ready.is_full)
+        return self._advised(counts, new), engine
+
+    def _advised(self, counts: Counts, new: State) -> Counts:
+        if not new.rows_of:
+            return counts
+        advice = f"the code has changed, and older rows are of the old one: weft run {self.model.name} --full"
+        return replace(counts, warnings=(*counts.warnings, advice))
 
     def prepare(self, observer: Observer) -> PreparedBuild:
         """Find out what the build reads; nothing is changed."""
-        model = self.model
+        model, lake = self.model, observer.lake(self.model)
+        if lake is not None:
+            lake.refuse(model)
         stored = observer.stored(model)
         last = stored.state
         is_full = self.full or not model.is_incremental or last is None or last.materialise != model.materialise
@@ -126,9 +156,9 @@ class ModelRun:
         if self.span is not None and last is not None:
             # What a build has read stays as it was where some of it is read again.
             new = msgspec.structs.replace(new, inputs=last.inputs)
-        tables = observer.tables(model.target.connection)
+        tables = observer.tables(model.target.connection) if lake is None else None
         if not self.full:
-            replacing.refuse_foreign(tables, model, stored)
+            observer.refuse_foreign(model, stored)
         is_read_in_parts = model.is_incremental and any(each.is_read_in_parts for each in sources)
         if model.materialise == "incremental" and not is_read_in_parts:
             raise DeclarationError(
@@ -163,7 +193,7 @@ class ModelRun:
             # A model may be built each second: the ledger forgets such loads after some days.
             checkpoint_id=f"{UNNAMED}{load.checkpoint_id}",
         )
-        return Job(load, ready.tables.connection)
+        return Job(load, current().connection(model.target.connection))
 
     def _create_views(self, observer: Observer, views: list[Model]) -> None:
         """Create the views over the table again that had to be dropped with it."""
@@ -210,7 +240,8 @@ class PreparedBuild:
     stored: Stored
     state: State
     """The state that is stored with its rows."""
-    tables: SqlTables
+    tables: SqlTables | None
+    """The database of the model; `None` for Delta tables and files."""
     result: Result
     is_full: bool
     is_idle: bool
@@ -240,7 +271,8 @@ class Result:
 
     model: Model
     sources: list[Source]
-    tables: SqlTables
+    tables: SqlTables | None
+    """The database of the model; `None` for Delta tables and files, into which Spark writes."""
     stored: Stored
 
     def data(self) -> Input:
@@ -256,7 +288,7 @@ class Result:
         if compiled.engine == "spark":
             return inputs.Frame(self._by_spark(compiled.sql))
         assert compiled.schema is not None
-        return inputs.Readable(SqlReader(self.tables, compiled.runs, compiled.schema))
+        return inputs.Readable(SqlReader(self._database, compiled.runs, compiled.schema))
 
     def events_after(self) -> tuple[tuple[str, int], ...]:
         """Return of which streams the query reads on, and after which offset."""
@@ -288,7 +320,7 @@ class Result:
                 sql = forms.to_sql(value, "pyspark")
                 return Compiled("spark", "spark", sql, sql, canonical_schema(value.schema().to_pyarrow()))
             bound = self._bound(sql)
-            return Compiled("pushdown", self.tables.dialect, sql, bound, self._schema(value, bound))
+            return Compiled("pushdown", self._database.dialect, sql, bound, self._schema(value, bound))
         if not isinstance(value, str):
             return None
         if not _is_query(value):
@@ -299,7 +331,7 @@ class Result:
         if not self._is_pushed_down():
             return Compiled("spark", "spark", value, value)
         bound = self._bound(value)
-        return Compiled("pushdown", self.tables.dialect, value, bound, self.tables.describe(bound))
+        return Compiled("pushdown", self._database.dialect, value, bound, self._database.describe(bound))
 
     # ----------------------------------------------------------------------------------------------------- arguments
 
@@ -335,7 +367,9 @@ class Result:
         if not self.model.takes_this or self.stored.state is None or self.stored.columns is None:
             return None
         table = self.model.target.table
-        reader = self._reader(f"SELECT * FROM {self.tables.qualified(table.schema, table.name)}")
+        reader = None
+        if self.tables is not None:
+            reader = self._reader(f"SELECT * FROM {self.tables.qualified(table.schema, table.name)}")
         relation = relations.find(self.model.target.name, self.model.target.connection)
         return Source(ModelInput(THIS, THIS, self.model.this_annotation), relation, reader=reader)
 
@@ -347,12 +381,20 @@ class Result:
 
     # ------------------------------------------------------------------------------------------------- in a database
 
+    @property
+    def _database(self) -> SqlTables:
+        assert self.tables is not None
+        return self.tables
+
     def _is_pushed_down(self) -> bool:
         """Whether the target's database has all inputs."""
-        here = self.tables.connection
+        here = current().connection(self.model.target.connection)
         read = [each.relation for each in self.sources if each.input.parameter is not None]
-        is_here = all(each.table is not None and each.connection.resolved() == here for each in read)
-        if is_here and not self.tables.native_decimals and self.model.engine is None:
+        tables = self.tables
+        is_here = tables is not None and all(
+            each.table is not None and each.connection.resolved() == tables.connection for each in read
+        )
+        if is_here and not self._database.native_decimals and self.model.engine is None:
             # Decimals are texts there: their sum would be a floating-point number, and texts are compared by letters.
             is_here = not any(pa.types.is_decimal(field.type) for each in self._named for field in each.schema())
         if self.model.engine == "pushdown" and not is_here:
@@ -369,11 +411,11 @@ class Result:
         from ibis.common.exceptions import IbisError
 
         kinds = [*(each.type for one in self.sources for each in one.schema()), *expression.schema().to_pyarrow().types]
-        if not self.tables.native_decimals and any(map(pa.types.is_decimal, kinds)):
+        if not self._database.native_decimals and any(map(pa.types.is_decimal, kinds)):
             # Its decimals are texts: a sum of them would be a floating-point number.
             return None
         try:
-            sql = forms.to_sql(expression, self.tables.dialect)
+            sql = forms.to_sql(expression, self._database.dialect)
         except (IbisError, NotImplementedError):
             return None
         # Functions that Ibis adds to its own connections.
@@ -381,7 +423,7 @@ class Result:
 
     def _bound(self, sql: str, *, all_rows: bool = False) -> str:
         """Return a query with its inputs as common table expressions."""
-        tables = self.tables
+        tables = self._database
         named = {str(each.input.parameter): each.select(tables, all_rows=all_rows) for each in self._named}
         return _with_tables(
             sql, {tables.quote(name): query for name, query in (named | self._first(sql, tables.dialect)).items()}
@@ -401,13 +443,13 @@ class Result:
         schema = canonical_schema(expression.schema().to_pyarrow())
         if not any(hint_of(field) for each in self.sources for field in each.schema()):
             return schema
-        described = self.tables.describe(sql)
+        described = self._database.describe(sql)
         return pa.schema(
             [described.field(each.name) if hint_of(described.field(each.name)) else each for each in schema]
         )
 
     def _reader(self, sql: str) -> SqlReader:
-        return SqlReader(self.tables, sql, self.tables.describe(sql))
+        return SqlReader(self._database, sql, self._database.describe(sql))
 
     # ------------------------------------------------------------------------------------------------------- in Spark
 

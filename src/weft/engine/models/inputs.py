@@ -11,7 +11,8 @@ from typing import Any, Self, TypeVar
 import pyarrow as pa
 
 from weft.engine import incremental, inputs, relations
-from weft.engine.models import state
+from weft.engine.models import replacing, state
+from weft.engine.models.lake import Lake, lake_of
 from weft.engine.models.state import Marks, Recorded, State, Stored
 from weft.engine.readers import SqlReader, StreamReader, open_tables, stream_reader
 from weft.engine.relations import Relation
@@ -88,13 +89,17 @@ class Observer:
         resolved = current().connection(connection)
         if system_for(resolved.kind).tables is None:
             raise DeclarationError(
-                f"{resolved.label} is not a SQL database, which keeps the results of models.",
-                hint="Name another connection. A pipeline may load the table of a model into files or Delta.",
+                f"{resolved.label} ({resolved.kind}) keeps no results of models.",
+                hint="Name a SQL database, Delta tables or files.",
             )
         if resolved not in self._opened:
             tables = self._opened[resolved] = open_tables(resolved)
             self._stack.callback(tables.close)
         return self._opened[resolved]
+
+    def lake(self, model: Model) -> Lake | None:
+        """Return the Delta tables or files that a model is built into; `None` where that is a SQL database."""
+        return lake_of(current().connection(model.target.connection))
 
     @contextmanager
     def remembering(self) -> Iterator[None]:
@@ -115,10 +120,22 @@ class Observer:
 
     def stored(self, model: Model) -> Stored:
         """Return what the target of a model has."""
-        return state.read(self.tables(model.target.connection), model)
+        lake = self.lake(model)
+        return state.read(self.tables(model.target.connection), model) if lake is None else lake.stored(model)
+
+    def refuse_foreign(self, model: Model, stored: Stored) -> None:
+        """Raise where the table of a model was not written by it."""
+        lake = self.lake(model)
+        if lake is None:
+            replacing.refuse_foreign(self.tables(model.target.connection), model, stored)
+        else:
+            lake.refuse_foreign(model, stored)
 
     def recorded(self, model: Model) -> Recorded | None:
         """Return the last build of a model, with those of all others in its database."""
+        lake = self.lake(model)
+        if lake is not None:
+            return self._once(model.name, lambda: lake.recorded(model))
         tables = self.tables(model.target.connection)
 
         def known() -> dict[tuple[str, str], Recorded]:
@@ -132,7 +149,9 @@ class Observer:
         return None if last is None else last.state
 
     def has_table(self, model: Model) -> bool:
-        """Return whether the table or view of a model is there."""
+        """Return whether the table or view of a model that was built is there."""
+        if self.lake(model) is not None:
+            return True  # its log says that it was built
         tables, schema = self.tables(model.target.connection), model.target.table.schema
 
         def names() -> set[str]:
@@ -160,7 +179,7 @@ class Observer:
     def _mark(self, relation: Relation) -> Any:
         if relation.stream is not None:
             return _mark_of(runtime.open_stream(relation.stream, relation.connection, to_read=True).log)
-        if relation.table is None:
+        if relation.table is None and not isinstance(relation.data, inputs.Files):
             return None
         writers = []
         pipelines: list[Any] = [*current().pipelines.values(), *current().streaming_pipelines.values()]
@@ -170,9 +189,14 @@ class Observer:
                     continue
                 if isinstance(pipeline, Model):
                     return self._build(pipeline)
+                if relation.table is None:
+                    break
                 if getattr(pipeline, "delivery", "exactly_once") != "exactly_once":
                     return None  # the ledger does not have its loads
                 writers.append(pipeline.name)
+        if isinstance(relation.data, inputs.Files):
+            lake = lake_of(relation.connection)
+            return None if lake is None else lake.version(relation.data.path)
         return {"loads": ledger.last_of(self.tables(relation.connection), writers)} if writers else None
 
     def _build(self, model: Model) -> Any:
@@ -184,7 +208,11 @@ class Observer:
 
     def _is_table(self, target: Any, relation: Relation) -> bool:
         table = target.table if isinstance(target.table, tuple) else (target.table.schema, target.table.name)
-        return bool(table == relation.table and current().connection(target.connection) == relation.connection)
+        if isinstance(relation.data, inputs.Files):
+            is_same = table is not None and "/".join(filter(None, table)) == relation.data.path.strip("/")
+        else:
+            is_same = table == relation.table
+        return is_same and current().connection(target.connection) == relation.connection
 
     # -------------------------------------------------------------------------------------------------- what is read
 

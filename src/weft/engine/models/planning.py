@@ -9,10 +9,8 @@ from typing import Any, Literal
 import pyarrow as pa
 
 from weft.columns import python_rows
-from weft.engine import inputs
-from weft.engine.models import replacing
-from weft.engine.models.build import Result
-from weft.engine.models.state import Recorded, Stored
+from weft.engine import inputs, relations
+from weft.engine.models.state import Recorded
 from weft.engine.models.survey import NotBuiltError, Standing, Survey, count
 from weft.engine.readers import stored_columns
 from weft.errors import LoadRefusedError, WeftError
@@ -107,10 +105,12 @@ def _step(survey: Survey, standing: Standing, changed: Sequence[str], touched: S
     if change == "dependent":
         step.because = [each for each in model.depends_on if each in changed or each in touched]
     step.full = change == "changed" and model.is_incremental
-    tables = survey.observer.tables(model.target.connection)
     try:
+        lake = survey.observer.lake(model)
+        if lake is not None:
+            lake.refuse(model)
         if change == "new":
-            replacing.refuse_foreign(tables, model, standing.stored)
+            survey.observer.refuse_foreign(model, standing.stored)
         compiled = survey.compiled(model)
     except NotBuiltError as error:
         step.unknown = error.what
@@ -124,21 +124,26 @@ def _step(survey: Survey, standing: Standing, changed: Sequence[str], touched: S
         only = "function makes a frame" if compiled is None else "query runs on Spark"
         step.unknown = f"its {only}: the build shows its columns"
         return step
-    _compare(step, standing, schema, tables)
+    _compare(step, standing, schema, survey)
     return step
 
 
-def _compare(step: PlannedStep, standing: Standing, schema: pa.Schema, tables: SqlTables) -> None:
+def _compare(step: PlannedStep, standing: Standing, schema: pa.Schema, survey: Survey) -> None:
+    model = standing.model
+    tables = survey.observer.tables(model.target.connection) if survey.observer.lake(model) is None else None
     stored = {each.name: each for each in standing.stored.columns or () if standing.is_built}
     own = SCD2_COLUMNS if standing.model.materialise == "scd2" else ()
     given = {each.name: each for each in schema if each.name not in own}
-    step.added = {name: tables.sql_type(each) for name, each in given.items() if name not in stored}
+    step.added = {name: survey.sql_type(model, each) for name, each in given.items() if name not in stored}
     step.dropped = [name for name in stored if name not in given and name not in own]
     if standing.model.materialise == "view" or (standing.stored.state and standing.stored.state.materialise == "view"):
         return  # the types of its columns are those of its query
     for name, each in given.items():
-        if name in stored and not tables.fits(stored[name], each):
-            step.retyped[name] = (stored[name].sql, tables.sql_type(each))
+        if name not in stored:
+            continue
+        fits = stored[name].field.type == each.type if tables is None else tables.fits(stored[name], each)
+        if not fits:
+            step.retyped[name] = (stored[name].sql, survey.sql_type(model, each))
 
 
 # -------------------------------------------------------------------------------------------------------------- samples
@@ -147,6 +152,9 @@ def _compare(step: PlannedStep, standing: Standing, schema: pa.Schema, tables: S
 def _take_samples(survey: Survey, standing: Standing, step: PlannedStep, rows: int) -> None:
     """Read the first rows of the table as it is, and of the new query, which writes nothing."""
     model = standing.model
+    if survey.observer.lake(model) is not None:
+        _take_samples_by_spark(survey, standing, step, rows)
+        return
     tables = survey.observer.tables(model.target.connection)
     order = ", ".join(map(tables.quote, model.target.options.get("keys") or ()))
     ending = f"{f' ORDER BY {order}' if order else ''} LIMIT {rows}"
@@ -155,17 +163,35 @@ def _take_samples(survey: Survey, standing: Standing, step: PlannedStep, rows: i
         step.before = _read(tables, f"SELECT * FROM {tables.table(target.schema, target.name)}{ending}")
     if step.problem is not None or model.name in survey.blind:
         return
-    result = Result(model, survey.sources(model), tables, Stored())
+    result = survey.result(model)
     if (compiled := result.compiled()) is None:
         return
     if compiled.engine == "pushdown":
         query = f"SELECT * FROM {subquery(compiled.runs)} AS q{ending}"
         step.after = _read(tables, query, compiled.schema)
         return
-    data = result.data()
+    step.after = _first(model, result.data(), rows)
+
+
+def _take_samples_by_spark(survey: Survey, standing: Standing, step: PlannedStep, rows: int) -> None:
+    """Take them of a model whose table is Delta or files."""
+    from weft.engine import session
+
+    model = standing.model
+    if standing.is_built:
+        relation = relations.find(model.target.name, model.target.connection)
+        step.before = _first(model, inputs.Frame(relations.frame_of(session.spark(), relation)), rows)
+    if step.problem is None and model.name not in survey.blind:
+        result = survey.result(model)
+        if result.compiled() is not None:
+            step.after = _first(model, result.data(), rows)
+
+
+def _first(model: Model, data: inputs.Input, rows: int) -> list[dict[str, Any]]:
     assert isinstance(data, inputs.Frame)
-    frame = data.frame.orderBy(*model.target.options["keys"]) if order else data.frame
-    step.after = python_rows(frame.limit(rows).toArrow())
+    keys = model.target.options.get("keys")
+    frame = data.frame.orderBy(*keys) if keys else data.frame
+    return list(python_rows(frame.limit(rows).toArrow()))
 
 
 def _read(tables: SqlTables, sql: str, schema: pa.Schema | None = None) -> list[dict[str, Any]]:

@@ -1,7 +1,7 @@
 """What a model has read when it was last built, stored in the transaction that wrote its result.
 
-It is the watermark of the model's table (`weft.watermarks`): where the table is created again it is forgotten, and a
-build that another one has overtaken changes nothing.
+It is the watermark of the model's table (`weft.watermarks`, in files and Delta tables the log of the table): where the
+table is created again it is forgotten, and a build that another one has overtaken changes nothing.
 """
 
 from __future__ import annotations
@@ -18,10 +18,8 @@ from weft.pipelines.models import Model
 from weft.systems.load import Load
 from weft.systems.sql import watermarks
 from weft.systems.sql.tables import Column, SqlTables
-from weft.systems.watermark import Watermark
+from weft.systems.watermark import STATE, Watermark
 
-COLUMN = "inputs of a model"
-"""Stands where a watermark names its column."""
 Marks = dict[str, Any]
 """What was read of each input, by its name: `{"upto": 12}` of a stream, `{"build": "…"}` of a model."""
 
@@ -56,10 +54,14 @@ class Stored:
     """The state as it is stored: the next one follows exactly this."""
     columns: tuple[Column, ...] | None = None
     """The columns of the table; `None` where there is none."""
+    number: int = -1
+    """Of files and Delta tables: the last build in their log."""
+    rows: int | None = None
+    """How many the table has, where its log says so."""
 
     def following(self, state: State) -> Watermark:
         """Return what is stored with the rows of the next build."""
-        return Watermark(COLUMN, "text", msgspec.json.encode(state, order="sorted").decode(), 0, self.text)
+        return Watermark(STATE, "text", msgspec.json.encode(state, order="sorted").decode(), 0, self.text)
 
 
 def decoded(text: str, model: str) -> State:
@@ -87,7 +89,7 @@ def read(tables: SqlTables, model: Model) -> Stored:
     if columns is None:
         return Stored()
     stored = watermarks.read(tables, load)
-    if stored is None or stored.column != COLUMN:
+    if stored is None or stored.column != STATE:
         return Stored(columns=tuple(columns))
     return Stored(decoded(stored.text, model.name), stored.text, tuple(columns))
 
@@ -110,7 +112,7 @@ def recorded(tables: SqlTables) -> list[Recorded]:
     """Return the last build of each model whose result is in a database."""
     if tables.connection.is_missing():
         return []
-    return [Recorded(*each) for each in watermarks.read_all(tables, COLUMN)]
+    return [Recorded(*each) for each in watermarks.read_all(tables, STATE)]
 
 
 def write(tables: SqlTables, model: Model, watermark: Watermark) -> None:

@@ -13,6 +13,7 @@ import pyarrow as pa
 from weft.engine.models import freshness, lineage, state
 from weft.engine.models.build import Compiled, Result
 from weft.engine.models.inputs import Observer, Source
+from weft.engine.models.lake import sql_type as lake_type
 from weft.engine.models.state import Recorded, Stored, load_of
 from weft.engine.readers import SqlReader
 from weft.errors import WeftError
@@ -129,8 +130,9 @@ class Survey:
     def _standing(self, model: Model) -> Standing:
         stored, recorded = self.observer.stored(model), self.observer.recorded(model)
         built_at = None if recorded is None or stored.columns is None else recorded.built_at
-        rows = None
-        if stored.columns is not None and model.materialise != "view":
+        rows = stored.rows
+        is_in_database = self.observer.lake(model) is None
+        if stored.columns is not None and model.materialise != "view" and is_in_database:
             load = load_of(model)
             rows = count(self.observer.tables(model.target.connection), load.schema, load.table)
         inputs = tuple(self._input(model, each, stored) for each in model.inputs)
@@ -168,8 +170,13 @@ class Survey:
         return self._compiled[model.name]
 
     def _compile(self, model: Model) -> Compiled | None:
-        result = Result(model, self.sources(model), self.observer.tables(model.target.connection), Stored())
-        return result.compiled()
+        return self.result(model).compiled()
+
+    def result(self, model: Model) -> Result:
+        """Return what a build as a whole makes of the inputs."""
+        is_in_database = self.observer.lake(model) is None
+        tables = self.observer.tables(model.target.connection) if is_in_database else None
+        return Result(model, self.sources(model), tables, Stored())
 
     def sources(self, model: Model) -> list[Source]:
         """Return the inputs with all of their rows."""
@@ -180,12 +187,14 @@ class Survey:
         if upstream is not None and upstream is not model:
             columns = self.columns(upstream)
             standing = self.standing(upstream)
-            if columns is None and not standing.is_built:
+            is_changed = not standing.is_built or standing.is_changed
+            is_in_lake = self.observer.lake(upstream) is not None
+            if (columns is None and not standing.is_built) or (is_changed and is_in_lake):
                 raise NotBuiltError(
                     f"Only the build of {upstream.name} shows its columns, which {model.name} reads.",
                     hint=f"weft run {upstream.name}",
                 )
-            if columns is not None and (not standing.is_built or standing.is_changed):
+            if columns is not None and is_changed:
                 # It will be built first: its query stands for its table, where the same database runs it.
                 tables, query = self.observer.tables(upstream.target.connection), self.compiled(upstream)
                 is_here = query is not None and query.engine == "pushdown" and upstream.materialise != "scd2"
@@ -203,6 +212,12 @@ class Survey:
                 return pa.schema([*compiled.schema, *_SCD2])
             return None if compiled is None else compiled.schema
         return None
+
+    def sql_type(self, model: Model, field: pa.Field) -> str:
+        """Return what the system of a model's table calls the type of a column."""
+        if self.observer.lake(model) is not None:
+            return lake_type(field)
+        return self.observer.tables(model.target.connection).sql_type(field)
 
     # ---------------------------------------------------------------------------------------------------------- lineage
 

@@ -150,6 +150,13 @@ def scd2_changes(source: DataFrame, table: DataFrame, load: Load) -> DataFrame:
     return changes if closing is None else changes.unionByName(closing)
 
 
+def first_versions(source: DataFrame, load: Load) -> DataFrame:
+    """Return the rows of an scd2 table that has none yet."""
+    hashed = row_hash(source, load.compared(source.columns))
+    ends = {VALID_FROM: F.lit(load.moment), VALID_TO: F.lit(None).cast("timestamp")}
+    return source.withColumns({**ends, IS_CURRENT: F.lit(True), ROW_HASH: hashed})
+
+
 def _change(op: Column, ts: Column, until: Column, to: Column, load: Load) -> list[Column]:
     return [
         *(F.col(name) for name in key_names(load)),

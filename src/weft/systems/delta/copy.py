@@ -23,6 +23,7 @@ from weft.spark_support import sessions
 from weft.spark_support.folder import folder_for
 from weft.spark_support.lazy import T
 from weft.systems.base import Connection
+from weft.systems.delta.log import label_of
 from weft.systems.delta.table import DeltaTable, properties, retried, writer
 from weft.systems.frame_checks import refuse_empty
 from weft.systems.lease import table_lock
@@ -82,7 +83,7 @@ class _Copy:
             return None
         sessions.reached("staged")
         with table_lock(folder_for(self.spark, self.table.path), self.table.path, load.name):
-            has_rows = load.mode == "truncate" and self.table.schema() is not None
+            has_rows = load.replaces_rows and self.table.schema() is not None
             deleted = self.table.read().count() if has_rows else 0
             is_new = retried(lambda: self._commit(columns, files), load)
         sessions.reached("committed")
@@ -143,8 +144,9 @@ class _Copy:
             now = int(time.time() * 1000)
             mark = {"appId": writer(load), "version": load.batch_id, "lastUpdated": now}
             actions = [self._action("txn", mark), *(self._action("add", _added(each, now)) for each in files)]
-            if load.mode == "truncate":
+            if load.replaces_rows:
                 actions += [each.remove() for each in self._list(transaction.filterFiles())]
+            self.spark.conf.set("spark.databricks.delta.commitInfo.userMetadata", label_of(load))
             self._count(transaction, files)
             transaction.commit(self._seq(actions), self._operation())
         return True
@@ -154,9 +156,7 @@ class _Copy:
 
     def _operation(self) -> Any:
         """Return the operation of this commit in the table's history."""
-        mode = self._java("org.apache.spark.sql.SaveMode").valueOf(
-            "Append" if self.load.mode == "append" else "Overwrite"
-        )
+        mode = self._java("org.apache.spark.sql.SaveMode").valueOf("Overwrite" if self.load.replaces_rows else "Append")
         write = self._java(f"{_DELTA}DeltaOperations$Write")
         companion = self._companion(f"{_DELTA}DeltaOperations$Write")
         # How many more parameters there are depends on the version; all have defaults.

@@ -8,7 +8,6 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
-from uuid import uuid4
 
 import pyarrow as pa
 
@@ -18,14 +17,14 @@ from weft.spark_support.folder import LocalFolder, folder_for
 from weft.spark_support.lazy import F
 from weft.systems.base import Connection
 from weft.systems.changes import KEY, OP, ORDER, POSITION, TS
-from weft.systems.delta import changes, copy, history, mirror
+from weft.systems.delta import changes, copy, history, log, mirror
 from weft.systems.delta.table import DeltaTable, needs_mapping, properties, read, retried, writer
 from weft.systems.frame_checks import cast_to_table, checked_keys, column, extended_schema, refuse_empty, without_void
 from weft.systems.lease import table_lock
 from weft.systems.load import IS_CURRENT, MODES, VALID_FROM, VALID_TO, Counts, Load
-from weft.systems.objects.paths import table_path
+from weft.systems.objects.paths import LogFiles, find_tables, folders_in, table_path
 from weft.systems.sql import quarantine
-from weft.systems.target import ArrowRows, Reject, SparkTarget
+from weft.systems.target import ArrowRows, Kept, Reject, SparkTarget
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -41,6 +40,7 @@ class DeltaTarget(SparkTarget):
     modes = MODES
     keeps_columns = True
     removes_rows = True
+    keeps_states = True
 
     def write(self, frame: DataFrame, load: Load, spark: SparkSession, reject: Reject | None = None) -> Counts:
         load.check_source(frame.columns)
@@ -59,12 +59,23 @@ class DeltaTarget(SparkTarget):
         table = DeltaTable(spark, self.connection, load.schema, load.table)
         return table.version() >= 0 and table.has(load)
 
+    def tables(self) -> list[tuple[str | None, str]]:
+        def tables_in(folder: str) -> list[str]:
+            inside = folders_in(self.connection, folder)
+            return [each for each in inside if "_delta_log" in folders_in(self.connection, f"{folder}/{each}")]
+
+        return find_tables(self.connection, tables_in)
+
+    def kept(self, load: Load, *, with_columns: bool = True) -> Kept | None:
+        path = table_path(self.connection.root, load.schema, load.table)
+        return log.kept(LogFiles(self.connection), path, load, with_columns=with_columns)
+
     def state(self, load: Load) -> str | None:
         """The newest commit, of a table on this machine: its name and contents."""
         path = table_path(self.connection.root, load.schema, load.table)
-        log, folder = f"{path}/_delta_log", LocalFolder()
-        newest = max(filter(_COMMIT.fullmatch, folder.files_in(log)), default=None) if "://" not in path else None
-        return None if newest is None else f"{newest} {sha256(folder.read(f'{log}/{newest}') or b'').hexdigest()}"
+        commits, folder = f"{path}/_delta_log", LocalFolder()
+        newest = max(filter(_COMMIT.fullmatch, folder.files_in(commits)), default=None) if "://" not in path else None
+        return None if newest is None else f"{newest} {sha256(folder.read(f'{commits}/{newest}') or b'').hexdigest()}"
 
     def columns(self, load: Load, spark: SparkSession) -> list[str] | None:
         try:
@@ -87,7 +98,8 @@ class DeltaTarget(SparkTarget):
         columns = table.schema()
         if columns is None:
             return None
-        table.check(load, columns)
+        if not load.replaces_all:
+            table.check(load, columns)
         return table.read()
 
     def changes(self, frame: DataFrame, stored: DataFrame | None, load: Load) -> Counts:
@@ -117,7 +129,7 @@ class _Write:
     ) -> None:
         connection.configure(spark)
         self.load, self.reject = load, reject
-        self.label = f"weft {uuid4()}"
+        self.label = log.label_of(load)
         self.spark: Any = sessions.own_session(spark)
         self.frame = without_void(sessions.moved_to(frame, self.spark))
         self.table = DeltaTable(self.spark, connection, load.schema, load.table)
@@ -126,12 +138,13 @@ class _Write:
         load = self.load
         columns = self.table.schema()
         if columns is not None:
-            self.table.check(load, columns)
-            self.frame = cast_to_table(self.frame, columns, load)
+            if not load.replaces_all:  # also its columns
+                self.table.check(load, columns)
+                self.frame = cast_to_table(self.frame, columns, load)
             if self.table.has(load):
                 return Counts(replayed=True)
             wanted = extended_schema(columns, self.rows)
-            if len(wanted) > len(columns):
+            if len(wanted) > len(columns) and not load.replaces_all:
                 with self._alone():
                     self.table.add(wanted, load)
                 sessions.reached("altered")
@@ -142,7 +155,7 @@ class _Write:
                     self.table.create(self.rows.schema, load)
                 sessions.reached("created")
                 return self._kept() if load.changes.is_history else self._mirrored()
-        if load.mode == "append" and not load.keys:
+        if load.mode == "append" and not load.keys and not load.replaces_all:
             return self._written(columns, self.frame, None)
         # Looked at more than once, and it must be the same each time.
         source = self.frame.persist()
@@ -186,7 +199,9 @@ class _Write:
             total = kept = source.count()
         refuse_empty(load, total)
         sessions.reached("checked")
-        if not load.tracks_rows:
+        if load.replaces_all and load.mode == "scd2":
+            return self._written(columns, changes.first_versions(source, load), total)
+        if load.replaces_rows or not load.tracks_rows:
             return self._written(columns, source, total)
         with self._alone():
             if columns is None:
@@ -203,14 +218,16 @@ class _Write:
     def _written(self, columns: StructType | None, source: DataFrame, total: int | None) -> Counts:
         load, table = self.load, self.table
         deleted = 0
-        mode = "append" if load.mode == "append" else "overwrite"
-        table_properties = properties(source.schema) if columns is None else {}
+        mode = "overwrite" if load.replaces_rows else "append"
+        options = properties(source.schema) if columns is None else {}
+        if load.replaces_all:
+            options["overwriteSchema"] = "true"
 
         def commit() -> None:
-            source.write.format("delta").mode(mode).options(**table_properties).save(table.path)
+            source.write.format("delta").mode(mode).options(**options).save(table.path)
 
         with self._alone():
-            if load.mode == "truncate" and columns is not None:
+            if load.replaces_rows and columns is not None:
                 deleted = table.read().count()
             self._mark()
             retried(commit, load)

@@ -22,9 +22,12 @@ from weft.spark_support.sessions import reached
 from weft.systems import process
 from weft.systems.load import Load
 from weft.systems.objects.options import FileOptions
+from weft.systems.objects.paths import LogFiles
+from weft.systems.target import Kept
 
 # How often an entry has the whole state, so that a reader need not read them all.
 _WHOLE_EVERY = 25
+_WHOLE = ("files", "narrow", "rows", "ledger", "states")
 _ENTRY, _PUBLISHED, _DONE = ".json", ".published", ".done"
 _OWNER = ".owner"
 _FORGOTTEN = timedelta(days=1)
@@ -49,6 +52,8 @@ class TableState:
     rows: int = 0
     ledger: dict[str, list[Any]] = field(default_factory=dict)
     """By writer: its last batch, and when that was."""
+    states: dict[str, str] = field(default_factory=dict)
+    """By writer: the state of its last batch, of those that have one."""
 
     def has(self, load: Load) -> bool:
         """Return whether a load is in the ledger."""
@@ -66,20 +71,36 @@ class StagedFiles:
     rows: int
 
 
-class Manifest:
-    """The log of one table."""
+class ReadManifest:
+    """The log of one table, to be read."""
 
-    def __init__(self, folder: Folder, path: str) -> None:
+    def __init__(self, folder: Folder | LogFiles, path: str) -> None:
         parent, _, name = path.rpartition("/")
-        self.folder, self.path = folder, path
+        self._files = folder
         self.home = f"{parent}/_weft/{name}"
-        self.log, self.staging = f"{self.home}/log", f"{self.home}/staging"
-
-    # ---------------------------------------------------------------------------------------------------------- reading
+        self.log = f"{self.home}/log"
 
     def state(self) -> TableState | None:
         """Return the table as readers see it, or `None` where no load made one here."""
-        return self._state(self._published(self.folder.files_in(self.log)))
+        return self._state(self._published(self._files.files_in(self.log)))
+
+    def kept(self, load: Load) -> Kept | None:
+        """Return the table as the target of a load, or `None` where no load made one here."""
+        names = self._files.files_in(self.log)
+        published, last = self._published(names), _last(names)
+        if not last:
+            return None
+        state = self._state(published) or TableState()
+        batch, at = state.ledger.get(_writer(load), (-1, None))
+        return Kept(
+            state.version,
+            state.schema,
+            state.rows,
+            int(batch),
+            state.states.get(_writer(load)),
+            None if at is None else datetime.fromisoformat(at),
+            is_complete=published == last,
+        )
 
     def _published(self, names: Any) -> int:
         """Return the last entry whose files are in place. Those before it are: each load finishes the one before it."""
@@ -104,11 +125,20 @@ class Manifest:
         return state
 
     def _entry(self, number: int) -> dict[str, Any]:
-        data = self.folder.read(f"{self.log}/{_name(number, _ENTRY)}")
+        data = self._files.read(f"{self.log}/{_name(number, _ENTRY)}")
         if data is None:
             raise FileNotFoundError(f"{self.log}/{_name(number, _ENTRY)} is missing")
         entry: dict[str, Any] = json.loads(data)
         return entry
+
+
+class Manifest(ReadManifest):
+    """The log of one table."""
+
+    def __init__(self, folder: Folder, path: str) -> None:
+        super().__init__(folder, path)
+        self.folder, self.path = folder, path
+        self.staging = f"{self.home}/staging"
 
     # ---------------------------------------------------------------------------------------------------------- writing
 
@@ -131,11 +161,11 @@ class Manifest:
             if state.has(load):
                 self._drop(staged.folder)
                 return None
-            if load.mode == "append" and state.files and state.schema not in (before, schema):
+            if not load.replaces_rows and state.files and state.schema not in (before, schema):
                 raise BusyError(f"{load.name} got other columns while this load wrote its files.", hint="Try again.")
             entry: dict[str, Any] = {
                 "version": state.version + 1,
-                "mode": load.mode,
+                "mode": "truncate" if load.replaces_rows else load.mode,
                 "format": options.format,
                 "dialect": options.dialect(),
                 "schema": schema,
@@ -146,11 +176,13 @@ class Manifest:
                 "files": {name: _published_name(staged, name, number) for number, name in enumerate(staged.files)},
                 "bytes": sum(staged.files.values()),
                 "rows": staged.rows,
-                "removes": list(state.files) if load.mode == "truncate" else [],
+                "removes": list(state.files) if load.replaces_rows else [],
             }
+            if load.state is not None:
+                entry["stored"] = load.state
             if entry["version"] % _WHOLE_EVERY == 0:
                 whole = _after(state, entry)
-                entry["state"] = {name: getattr(whole, name) for name in ("files", "narrow", "rows", "ledger")}
+                entry["state"] = {name: getattr(whole, name) for name in _WHOLE}
             # What can be read of it now is what will always be: an entry is never changed.
             if self.folder.create(f"{self.log}/{_name(entry['version'], _ENTRY)}", json.dumps(entry).encode()):
                 reached("recorded")
@@ -253,6 +285,7 @@ def _after(state: TableState, entry: dict[str, Any]) -> TableState:
         files=(*(() if replaces else state.files), *entry["files"].values()),
         narrow=narrow,
         rows=entry["rows"] + (0 if replaces else state.rows),
+        states={**state.states, entry["writer"]: entry["stored"]} if "stored" in entry else state.states,
         ledger={
             writer: value
             for writer, value in ledger.items()

@@ -4,11 +4,16 @@ to count files."""
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 from urllib.parse import unquote
 
 from weft.errors import DeclarationError
 
+_MOST_SCHEMAS = 100
+"""In how many folders tables are looked for."""
 # What Hadoop's paths and the globs of Spark's readers take for something else, and what is hidden from readers.
 _UNSAFE = re.compile(r"[^\w .@+=,~()'-]")
 
@@ -49,6 +54,55 @@ def list_files(connection: Any, folder: str, *, recursive: bool = False, store: 
         return [each.path for each in (store or client(connection)).get_file_info(selector) if each.is_file]
     except OSError as error:
         raise connection.failed(error) from None
+
+
+@dataclass(frozen=True)
+class LogFiles:
+    """Files that are read without Spark: the log of a table."""
+
+    connection: Any
+
+    @cached_property
+    def _store(self) -> Any:
+        return client(self.connection)
+
+    def files_in(self, path: str) -> dict[str, int]:
+        """Return the names of the files directly in a folder."""
+        found = list_files(self.connection, path_of(path), store=self._store)
+        return {each.rpartition("/")[2]: 0 for each in found}
+
+    def read(self, path: str) -> bytes | None:
+        """Return a file's contents, or `None` where there is none."""
+        try:
+            with self._store.open_input_file(path_of(path)) as file:
+                return bytes(file.readall())
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise self.connection.failed(error) from None
+
+
+def folders_in(connection: Any, folder: str) -> list[str]:
+    """Return the names of the folders in a folder, but for hidden ones."""
+    from pyarrow import fs
+
+    selector = fs.FileSelector(path_of(folder), allow_not_found=True)
+    try:
+        found = client(connection).get_file_info(selector)
+    except OSError as error:
+        raise connection.failed(error) from None
+    names = (each.base_name for each in found if each.type == fs.FileType.Directory)
+    return sorted(each for each in names if each[0] != ".")
+
+
+def find_tables(connection: Any, tables_in: Callable[[str], list[str]]) -> list[tuple[str | None, str]]:
+    """Return schema and name of the tables of a connection: those that `tables_in` finds in its folder, and in the
+    folders of that."""
+    root = connection.root
+    schemas = [each for each in folders_in(connection, root)[:_MOST_SCHEMAS] if each[0] != "_"]
+    found: list[tuple[str | None, str]] = [(None, unquote(each)) for each in tables_in(root)]
+    found += [(unquote(schema), unquote(each)) for schema in schemas for each in tables_in(f"{root}/{schema}")]
+    return found
 
 
 def path_of(url: str) -> str:

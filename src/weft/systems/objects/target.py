@@ -25,9 +25,9 @@ from weft.systems.load import Counts, Load
 from weft.systems.objects import parquet, source
 from weft.systems.objects.encoding import encoded, refuse_unwritable
 from weft.systems.objects.formats import EXTENSIONS, SPARK_FORMAT
-from weft.systems.objects.manifest import Manifest, StagedFiles, TableState
-from weft.systems.objects.paths import table_path
-from weft.systems.target import ArrowRows, Reject, SparkTarget
+from weft.systems.objects.manifest import Manifest, ReadManifest, StagedFiles, TableState
+from weft.systems.objects.paths import LogFiles, find_tables, folders_in, table_path
+from weft.systems.target import ArrowRows, Kept, Reject, SparkTarget
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -39,6 +39,7 @@ class FileTarget(SparkTarget):
     """Writes the files of tables. They are never changed once written."""
 
     modes = ("append", "truncate")
+    keeps_states = True
 
     def check(self, load: Load) -> None:
         if load.mode not in self.modes:
@@ -72,6 +73,13 @@ class FileTarget(SparkTarget):
     def has(self, load: Load, spark: SparkSession) -> bool:
         return _Load(self.connection, load, spark).begin() is None
 
+    def tables(self) -> list[tuple[str | None, str]]:
+        return find_tables(self.connection, lambda folder: folders_in(self.connection, f"{folder}/_weft"))
+
+    def kept(self, load: Load, *, with_columns: bool = True) -> Kept | None:
+        path = table_path(self.connection.root, load.schema, load.table)
+        return ReadManifest(LogFiles(self.connection), path).kept(load)
+
     def columns(self, load: Load, spark: SparkSession) -> list[str] | None:
         state = _Load(self.connection, load, spark).manifest.state()
         return None if state is None else [each["name"] for each in json.loads(state.schema or "{}").get("fields", ())]
@@ -103,7 +111,7 @@ class _Load:
 
     def columns_to_keep(self, state: TableState) -> StructType | None:
         """Return the columns of the files that stay; `None` where none do."""
-        if state.schema is None or self.load.mode == "truncate" or not state.files:
+        if state.schema is None or self.load.replaces_rows or not state.files:
             return None
         return T.StructType.fromJson(json.loads(state.schema))
 
@@ -117,7 +125,7 @@ class _Load:
             sessions.reached("staged")
             rows = staged.rows if total is None else total
             refuse_empty(load, rows)
-            if not staged.rows and load.mode == "append":
+            if not staged.rows and not load.replaces_rows and load.state is None:
                 manifest.abandon(folder)
                 return Counts()
             before = manifest.commit(load, staged, self.options, columns.json(), self._before)
@@ -129,7 +137,7 @@ class _Load:
         return Counts(
             rows_read=rows,
             inserted=staged.rows,
-            deleted=before.rows if load.mode == "truncate" else 0,
+            deleted=before.rows if load.replaces_rows else 0,
             bytes=sum(staged.files.values()),
         )
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from weft.errors import BusyError, ConnectionFailedError, LoadRefusedError, StorageError, WeftError
+from weft.errors import BusyError, ConnectionFailedError, StorageError, WeftError
 from weft.systems.load import Load
 from weft.systems.sql.driver import Session
 from weft.systems.sql.system_tables import create_system_table, instant, system_table
@@ -109,10 +109,6 @@ def write(tables: SqlTables, session: Session, load: Load, mark: Watermark, rows
     key = (load.pipeline, load.name)
     values = (mark.column, mark.kind, mark.text, mark.seen + (rows_read if mark.adds_read else 0))
     moved_at = tables.moment(load.moment)
-    overtaken = LoadRefusedError(
-        f"Another run of {load.pipeline} has loaded {load.name} meanwhile; nothing of this one was written.",
-        hint="Let them share one run log: it lets one run at a time.",
-    )
     if mark.after is None:
         names = tables.listed(_FIELDS.names)
         try:
@@ -122,7 +118,7 @@ def write(tables: SqlTables, session: Session, load: Load, mark: Watermark, rows
             )
         except Exception as error:
             if tables.is_duplicate(error):
-                raise overtaken from None
+                raise load.overtaken() from None
             raise
         return
     changed = session.run(
@@ -131,4 +127,4 @@ def write(tables: SqlTables, session: Session, load: Load, mark: Watermark, rows
         (*values, mark.counted, *key, mark.after),
     )
     if int(changed.rowcount) != 1:
-        raise overtaken
+        raise load.overtaken()
