@@ -25,11 +25,13 @@ from weft.server import (
     health,
     history,
     metrics,
+    models,
     openapi,
     overview,
     pages,
     pipelines,
     rejected,
+    schedule,
     streaming,
 )
 from weft.server.access import opened_by
@@ -114,6 +116,10 @@ def app(
             Route("/api/v1/audit", actions.audit),
             Route("/api/v1/streaming", streaming.streaming_pipelines),
             Route("/api/v1/streaming/{pipeline}", streaming.streaming_pipeline),
+            Route("/api/v1/streaming/{pipeline}/history", streaming.streaming_history),
+            Route("/api/v1/models/{model}", models.model),
+            Route("/api/v1/state", streaming.states),
+            Route("/api/v1/scheduler", schedule.scheduler),
             Route("/api/v1/graph", graph.graph),
             Route("/healthz", health.healthz),
             Route("/readyz", health.readyz),
@@ -130,6 +136,7 @@ def app(
     application.router.redirect_slashes = False  # a redirect would name any host that the client names
     application.state.overview = overview.Overview()
     application.state.streaming = streaming.Streaming()
+    application.state.models = models.Models()
     application.state.runs = actions.Runs(modules)
     application.state.health = health.Health()
     application.state.metrics = metrics.ServerMetrics()

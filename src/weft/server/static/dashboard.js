@@ -4,6 +4,7 @@ import { find } from "./dom.js";
 import { keyDialog } from "./key.js";
 import { overview, reopen } from "./overview.js";
 import { Pipeline, Pipelines, Run } from "./pipelines.js";
+import { Schedule } from "./schedule.js";
 import { banner, keyAskedBy, refreshAll } from "./status.js";
 import { StreamView } from "./stream.js";
 import { StreamingPipeline, StreamingPipelines } from "./streaming.js";
@@ -15,6 +16,7 @@ const VIEWS = {
   pipelines: { all: () => html`<${Pipelines} />`, one: (name) => html`<${Pipeline} key=${name} name=${name} />` },
   runs: { one: (id) => html`<${Run} key=${id} id=${id} />`, under: "pipelines" },
   streaming: { all: () => html`<${StreamingPipelines} />`, one: (name) => html`<${StreamingPipeline} key=${name} name=${name} />` },
+  schedule: { all: () => html`<${Schedule} />` },
   // Its library is the largest file of the page.
   graph: { all: async () => (await import("./graph.js")).view() },
 };

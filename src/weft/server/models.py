@@ -1,0 +1,99 @@
+"""`/api/v1/models/{model}`: how a model stands, its columns and where each comes from, as `weft models show` has it."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from weft.pipelines.models import Model, find
+from weft.project import current
+from weft.server.cached_probe import CachedProbe
+from weft.server.consuming import query
+from weft.server.problems import later
+from weft.server.service import json_response, service_of
+
+if TYPE_CHECKING:
+    from weft.engine.models.survey import Survey
+
+_FRESH_SECONDS, _ANSWER_SECONDS = 10.0, 10.0
+
+
+class Models:
+    """What this process last read of the models."""
+
+    def __init__(self) -> None:
+        self._each: dict[str, CachedProbe[dict[str, Any]]] = {}
+
+    def one(self, model: Model) -> CachedProbe[dict[str, Any]]:
+        """Return the probe of one: it asks the databases of its inputs, which may hang."""
+        probe = CachedProbe(lambda: read_model(find(model.name)), fresh_seconds=_FRESH_SECONDS)
+        return self._each.setdefault(model.name, probe)
+
+
+async def model(request: Request) -> Response:
+    """Show whether a model is fresh, its rows, its inputs, its columns and where they come from."""
+    query(request)
+    await service_of(request).access.admit_to_all(request)
+    known: Models = request.app.state.models
+    try:
+        return json_response(await known.one(find(request.path_params["model"])).get(_ANSWER_SECONDS))
+    except TimeoutError:
+        text = "A database of this model does not answer."
+        raise later(503, "unavailable", "Not available", text, _FRESH_SECONDS) from None
+
+
+def read_model(model: Model) -> dict[str, Any]:
+    """Return how a model stands. Blocks."""
+    from weft.engine.models.inputs import Observer
+    from weft.engine.models.survey import Survey
+    from weft.operate.redaction import clean
+    from weft.pipelines.models import dependents, models
+
+    with Observer() as observer:
+        survey = Survey(observer)
+        standing = survey.standing(model)
+        described = _described(survey, model)
+    problem, sql = described["problem"], described["sql"]
+    return {
+        "at": datetime.now(UTC),
+        "model": model.name,
+        "table": model.target.name,
+        "materialise": str(model.materialise),
+        "state": standing.state,
+        "why": clean(standing.why) or None,
+        "built_at": standing.built_at,
+        "rows": standing.rows,
+        "inputs": [{"name": each.name, "kind": each.kind, "new": each.new} for each in standing.inputs],
+        "dependents": dependents([model.name, model.target.name], models()),
+        "engine": described["engine"],
+        "sql": None if sql is None else clean(sql, most=100_000),
+        "columns": [
+            {**each, "comes_from": None if each["comes_from"] is None else list(map(_origin, each["comes_from"]))}
+            for each in described["columns"]
+        ],
+        "problem": None if problem is None else clean(problem),
+    }
+
+
+def _described(survey: Survey, model: Model) -> dict[str, Any]:
+    from weft.errors import WeftError
+
+    nothing: dict[str, Any] = {"engine": None, "sql": None, "columns": []}
+    try:
+        if survey.reads_files(model):  # Spark reads them, and the service starts none
+            return nothing | {"problem": f"It reads files: weft models show {model.name}"}
+        return survey.described(model)
+    except WeftError as error:
+        return nothing | {"problem": error.what}
+
+
+def _origin(name: str) -> dict[str, Any]:
+    """Return where a column comes from: a field of a stream, or a column of a table."""
+    table, _, column = name.rpartition(".")
+    for stream in list(current().streams.values()):
+        if table == f"{stream.schema}.{stream.name}":
+            return {"stream": stream.name, "table": table, "column": column}
+    return {"stream": None, "table": table, "column": column}
