@@ -20,7 +20,7 @@ from weft.operate.runlog import RunLog, open_run_log
 from weft.operate.scheduler import LEADER
 from weft.pipelines.streaming.declare import find
 from weft.pipelines.streaming.execution import Report, WindowReport
-from weft.project import Project
+from weft.project import Project, current
 from weft.server import history, pipelines, streaming
 from weft.server.history_table import STREAMING, Flow, HistoryTable
 from weft.server.rejected import _common
@@ -219,13 +219,11 @@ def test_states_and_mirrors(log: RunLog, http: Any) -> None:
         group_by=("id",),
         aggregations=[weft.Aggregation(agg="count", as_="n")],
     )
-    weft.streaming_pipeline(name="visits", source="orders", target="default", target_table="visits", window=window)(
-        lambda: None
-    )
     cdc = weft.CDC(envelope="debezium", key_field="after.id")
-    weft.streaming_pipeline(name="mirror", source="orders", target="default", target_table="copy", cdc=cdc)(
-        lambda: None
-    )
+    for name, table, step in (("visits", "visits", {"window": window}), ("mirror", "copy", {"cdc": cdc})):
+        orders: Any = current().streams["orders"]
+        given: dict[str, Any] = {"name": name, "source": orders, "target": "default", "target_table": table, **step}
+        weft.streaming_pipeline(**given)(lambda: None)
     shown = http.get("/api/v1/streaming/mirror").json()
     assert (shown["verified"], shown["step"]) == ([], "cdc")
     checkpoint = Checkpoint.of(find("mirror"))

@@ -96,10 +96,10 @@ function aligned(lines) {
 
 // `draw(lines, now)`: lines are [{name, points: [[at, value]]}], over the last `span` seconds. `say` writes a value, `tick`
 // one on the axis, which reaches to `least` at least, and `label` names what is drawn. Drag to look at a part of it, double-click to see all again.
-export function lineChart(container, { span = SPAN, label = "Events per second over the last five minutes", say = (value) => `${rate(value)} events/s`, tick = compact, least = 4 } = {}) {
+export function lineChart(container, { span = SPAN, label = "Events per second over the last five minutes", say = (value) => `${rate(value)} events/s`, tick = compact, least = 4, nothing = "Gathering the first seconds …" } = {}) {
   const box = make("div", { class: "plot", role: "img" });
   const tip = make("p", { class: "tip", hidden: true });
-  const empty = make("p", { class: "chart-empty" }, "Gathering the first seconds …");
+  const empty = make("p", { class: "chart-empty" }, nothing);
   container.append(box, tip, empty);
   const color = (name) => getComputedStyle(container).getPropertyValue(name).trim();
   const size = () => ({ width: Math.max(120, container.clientWidth - 12), height: Math.max(60, container.clientHeight - 8) });

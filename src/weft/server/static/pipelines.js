@@ -3,7 +3,7 @@
 import { Action } from "./actions.js";
 import { askJson } from "./api.js";
 import { Chart } from "./chart.js";
-import { ago, count, duration, plural } from "./dom.js";
+import { ago, briefDuration, count, duration, plural } from "./dom.js";
 import { ModelPanels } from "./models.js";
 import { Chip, Code, Command, Empty, Facts, Panel, Status, Table, Time, Timeline, Title, View, changed, html, to, until } from "./ui.js";
 
@@ -88,6 +88,7 @@ export class Pipeline extends View {
           ["Declared", pipeline.declared],
         ]} />
       <//>
+      ${model && html`<${ModelPanels} key=${name} name=${name} />`}
       <${Panel} id="runs" title="Last runs" note=${runs.length ? "The newest on the right; as high as they took long" : ""}>
         ${runs.length
           ? html`
@@ -99,7 +100,6 @@ export class Pipeline extends View {
             `
           : html`<${Empty} title="It never ran."><p><${Command} text=${`weft run ${name}`} /></p><//>`}
       <//>
-      ${model && html`<${ModelPanels} key=${name} name=${name} />`}
       ${pipeline.code && html`<${Panel} id="code" title="Code" note=${pipeline.declared}><${Code} label="Code" text=${pipeline.code} /><//>`}
     `;
   }
@@ -119,7 +119,7 @@ function RunCharts({ runs }) {
   ];
   return html`
     <div class="charts">
-      <div><h3 class="sub">Duration</h3><${Chart} low lines=${took} now=${now} span=${span} say=${duration} tick=${(value) => (value ? duration(value) : "0")} least=${0.05} label="How long the last runs took" /></div>
+      <div><h3 class="sub">Duration</h3><${Chart} low lines=${took} now=${now} span=${span} say=${duration} tick=${briefDuration} least=${0.05} label="How long the last runs took" /></div>
       <div><h3 class="sub">Rows</h3><${Chart} low lines=${rows} now=${now} span=${span} say=${count} label="Rows of the last runs" /></div>
     </div>
   `;

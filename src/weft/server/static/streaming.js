@@ -1,7 +1,7 @@
 // Streaming pipelines: how far each has come, what waits, and what was rejected.
 
 import { Chart, SPAN_DAY, Series, rates } from "./chart.js";
-import { count, duration, plural, rate } from "./dom.js";
+import { briefDuration, count, duration, plural, rate } from "./dom.js";
 import { poll } from "./status.js";
 import { Chip, Code, Command, Empty, Facts, Panel, Table, Tile, Time, Title, View, html, to } from "./ui.js";
 
@@ -246,7 +246,7 @@ function Day({ points, now }) {
   const taken = points.slice(1).flatMap(([at, , , batches, busy], index) => (batches > points[index][3] ? [[at, (busy - points[index][4]) / (batches - points[index][3]) / 1000]] : []));
   const charts = [
     ["Rows per second", [{ name: "In", points: rates(of(1)) }, { name: "Out", points: rates(of(2)) }], (value) => `${rate(value)}/s`],
-    ["Batch time", [{ name: "Batch time", points: taken }], duration, true, 0.2],
+    ["Batch time", [{ name: "Batch time", points: taken }], duration, taken.length > 1, 0.2],
     ["Lag", [{ name: "Lag", points: of(6) }], count, of(6).some(([, value]) => value > 0)],
     ["Rows in the state", [{ name: "Rows", points: of(7) }], count, of(7).length > 1],
     ["Behind by the watermark", [{ name: "Behind", points: of(8).map(([at, watermark]) => [at, Math.max(0, at - watermark / 1000)]) }], duration, of(8).length > 1, 10],
@@ -255,7 +255,7 @@ function Day({ points, now }) {
   return html`
     <${Panel} id="day" title="The last day" note="a point a minute; drag over a part to look closer">
       <div class="charts">
-        ${charts.map(([title, lines, say, , least]) => html`<div key=${title}><h3 class="sub">${title}</h3><${Chart} low lines=${lines} now=${now} span=${SPAN_DAY} say=${say} tick=${least && ((value) => (value ? duration(value) : "0"))} least=${least} label=${`${title} over the last day`} /></div>`)}
+        ${charts.map(([title, lines, say, , least]) => html`<div key=${title}><h3 class="sub">${title}</h3><${Chart} low lines=${lines} now=${now} span=${SPAN_DAY} say=${say} tick=${least && briefDuration} least=${least} nothing="Nothing in the last day" label=${`${title} over the last day`} /></div>`)}
       </div>
     <//>
   `;
