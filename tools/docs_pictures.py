@@ -129,7 +129,7 @@ VIEWS = {
     "streaming-cdc": ("#/streaming/customers_mirror", "Change data capture"),
     "schedule": ("#/schedule", "Due next"),
     "streaming-pipeline": ("#/streaming/clean_orders", "The last day"),
-    "graph": ("#/graph", "best_cities"),
+    "graph": ("#/graph", "A click opens a node"),
 }
 DOCS = ("overview", "streaming-pipeline", "graph")
 
@@ -153,7 +153,7 @@ def demo(folder: Path) -> Iterator[str]:
         weft_command = [sys.executable, "-m", "weft"]
         for pipeline in ("clicks_per_minute", "customers_mirror"):
             subprocess.run([*weft_command, "consume", pipeline, "--once"], check=True, stdout=subprocess.DEVNULL)
-        running = [
+        running: list[subprocess.Popen[Any]] = [
             subprocess.Popen([*weft_command, "consume", "clean_orders"], stdout=subprocess.DEVNULL),
             subprocess.Popen([*weft_command, "serve", "--port", "0"], stderr=subprocess.PIPE, text=True),
         ]
@@ -257,7 +257,7 @@ def take(url: str, folder: Path, *, everything: bool, only: str | None = None) -
                     page.goto("about:blank")
                     page.goto(f"{url}/{address}")
                     page.locator("main").get_by_text(text).first.wait_for(timeout=60_000)
-                    page.wait_for_timeout(6_000 if everything else 15_000)
+                    page.wait_for_timeout(3_000 if everything else 12_000)
                     file = folder / (f"{name}-{scheme}-{width}.png" if everything else f"{name}-{scheme}.png")
                     page.screenshot(path=file, full_page=everything)
                     if not everything:
@@ -281,7 +281,7 @@ def main() -> None:
     options = parser.parse_args()
     folder = options.folder.absolute()
     with tempfile.TemporaryDirectory(prefix="weft-demo-") as temporary, demo(Path(temporary) / "shop") as url:
-        time.sleep(0 if options.all else 120)  # five minutes would fill the chart
+        time.sleep(0 if options.all else 100)  # five minutes would fill the chart
         take(url, folder, everything=options.all, only=options.only)
 
 

@@ -263,7 +263,8 @@ class Survey:
 
     def reads_files(self, model: Model) -> bool:
         """Return whether it or a model before it reads files, whose columns Spark alone can tell."""
-        seen, rest = set(), [model]
+        seen: set[str] = set()
+        rest = [model]
         while rest:
             each = rest.pop()
             seen.add(each.name)
