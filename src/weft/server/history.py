@@ -15,7 +15,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterator
 from datetime import datetime
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from weft.errors import WeftError
 from weft.project import current
@@ -189,15 +189,19 @@ def read_flows() -> dict[str, Flow]:
     for pipeline in list(current().streaming_pipelines.values()):  # another thread may declare one
         try:
             activity = read_activity(Checkpoint.of(pipeline))
-        except WeftError:  # a variable that its place names is not set
+            if activity is not None:
+                flows[pipeline.name] = _flow(activity)
+        except (WeftError, LookupError, TypeError, ValueError):  # its place is not known, or somebody changed the file
             continue
-        if activity is not None:
-            windows, lag = activity.get("windows") or {}, activity.get("lag") or {}
-            watermark = windows.get("watermark")
-            flows[pipeline.name] = Flow(
-                **{name: int(activity[name]) for name in ("rows_in", "rows_out", "batches", "busy_ms", "dead_letters")},
-                lag=sum(lag.values()) if lag else None,
-                state_rows=windows.get("groups"),
-                watermark_ms=None if watermark is None else watermark // 1000,
-            )
     return flows
+
+
+def _flow(activity: dict[str, Any]) -> Flow:
+    windows, lag = activity.get("windows") or {}, activity.get("lag") or {}
+    watermark = windows.get("watermark")
+    return Flow(
+        **{name: int(activity[name]) for name in ("rows_in", "rows_out", "batches", "busy_ms", "dead_letters")},
+        lag=sum(lag.values()) if lag else None,
+        state_rows=windows.get("groups"),
+        watermark_ms=None if watermark is None else watermark // 1000,
+    )

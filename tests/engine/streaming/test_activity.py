@@ -99,7 +99,7 @@ def test_windows_and_changes(checkpoint: Checkpoint) -> None:
 
 def test_what_cannot_be_read_is_counted_anew(checkpoint: Checkpoint) -> None:
     file = checkpoint.path / NAME
-    for broken in ("", "{", "[]", "null", '{"at": 3}', '{"batches": 3}'):
+    for broken in ("", "{", "[]", "null", '{"at": 3}', '{"batches": 3}', '{"at": "2026-01-01"}'):
         file.write_text(broken)
         assert read_activity(checkpoint) is None
     counted = Activity(checkpoint)

@@ -21,7 +21,8 @@ from weft.engine.streaming.checkpoint import Checkpoint
 from weft.pipelines.streaming.execution import Lag, Report
 
 NAME = "activity.json"
-CDC_COUNTS = ("creates", "updates", "deletes", "skipped", "idempotent_skipped")
+_COUNTS = ("batches", "rows_in", "rows_out", "busy_ms", "dead_letters")
+_CDC_COUNTS = ("creates", "updates", "deletes", "skipped", "idempotent_skipped")
 _SECONDS = 2.0
 # Some sources read what waits to count it.
 _LAG_SECONDS = 10.0
@@ -38,7 +39,7 @@ def read_activity(checkpoint: Checkpoint) -> dict[str, Any] | None:
         with path.open("rb") as file:
             found = json.loads(file.read(_MOST_BYTES))
         found["at"] = datetime.fromisoformat(found["at"])
-        return dict(found)
+        return dict(found) | {name: int(found[name]) for name in _COUNTS}
     except (OSError, ValueError, KeyError, TypeError):  # not there; or a power cut left half of it
         return None
 
@@ -62,8 +63,8 @@ class Activity:
         if self._path is None:
             yield
             return
-        zero = {"batches": 0, "rows_in": 0, "rows_out": 0, "busy_ms": 0, "dead_letters": 0, "lag": {}}
-        self._known = zero | {"last": None, "windows": None, "cdc": None} | (read_activity(self._checkpoint) or {})
+        nothing: dict[str, Any] = {"lag": {}, "last": None, "windows": None, "cdc": None}
+        self._known = nothing | dict.fromkeys(_COUNTS, 0) | (read_activity(self._checkpoint) or {})
         self._ended.clear()
         thread = threading.Thread(target=self._keep, args=(lag,), name="weft activity", daemon=True)
         thread.start()
@@ -99,7 +100,7 @@ class Activity:
                 known["windows"] = asdict(report.windows) | totals
             if report.cdc is not None:
                 before = known.get("cdc") or {}
-                totals = {name: before.get(name, 0) + getattr(report.cdc, name) for name in CDC_COUNTS}
+                totals = {name: before.get(name, 0) + getattr(report.cdc, name) for name in _CDC_COUNTS}
                 lag = report.cdc.lag_seconds
                 known["cdc"] = totals | {"lag_seconds": before.get("lag_seconds") if lag is None else lag}
 

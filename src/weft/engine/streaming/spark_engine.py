@@ -59,9 +59,9 @@ class SparkEngine:
             # The first look can be a batch of nothing.
             if batch.counts or batch.dead_letters or batch.windows is not None or batch.cdc is not None:
                 done = self._report(query, batch)
-                self._activity.note(done)
                 if report is not None:
                     report(done)
+                self._activity.note(done)
 
         query = self._query = Query(
             self.pipeline, once=once, written=written, idle=idle, checkpoint=self.checkpoint, spark=self._spark
