@@ -47,7 +47,7 @@ class Flow(NamedTuple):
     """`None` without a window or join."""
 
 
-V = TypeVar("V", Values, Flow)
+V = TypeVar("V", bound=NamedTuple)
 
 
 @dataclass(frozen=True)
@@ -69,8 +69,10 @@ class Kind(Generic[V]):
         return self.values._field_defaults[name] is None
 
     def point(self, row: Sequence[Any]) -> V:
-        """Return the values of a row."""
-        return self.values(*(None if each is None else int(each) for each in row))  # type: ignore[arg-type]
+        """Return the values of a row; of an empty one those of a point at which nothing was."""
+        make: Any = self.values
+        values: V = make(*(None if each is None else int(each) for each in row))
+        return values
 
 
 STREAMS = Kind("history", "stream", Values)
@@ -99,7 +101,8 @@ class HistoryTable(Generic[V]):
                 return
             kind = self._kind
             create_system_table(tables, kind.table, kind.fields, (kind.column, "at"))
-            table, named, at = system_table(tables, kind.table), *map(tables.quote, (kind.column, "at"))
+            table = system_table(tables, kind.table)
+            named, at = map(tables.quote, (kind.column, "at"))
             # The services of one project take turns by a row that stands for all its names. None of them is such a one.
             marker = f"#{blake2b(chr(0).join(sorted(values)).encode(), digest_size=8).hexdigest()}"
             with tables.driver.session("publish") as session:
@@ -113,7 +116,7 @@ class HistoryTable(Generic[V]):
                     # What the other one stored is newer than what this one did.
                     self._written |= {name: (minute, known[minute][name]) for name in known[minute].keys() & values}
                     return
-                for moment, name, each in [(minute, marker, kind.values()), *rows]:
+                for moment, name, each in [(minute, marker, kind.point(())), *rows]:
                     if name not in known[moment]:
                         insert_row(tables, session, table, {kind.column: name, "at": moment, **each._asdict()})
                 # Markers are of no use after the minute in which services take turns.

@@ -80,7 +80,7 @@ function Node({ node, state = {} }) {
     </g>
   `;
   const place = PLACES[node.kind];
-  return place ? html`<a href=${to(place, node.name)} aria-label=${`${node.name} ${text}`}>${box}</a>` : box;
+  return place ? html`<a href=${to(place, node.name)}>${box}</a>` : box;
 }
 
 function place({ nodes, edges }) {
