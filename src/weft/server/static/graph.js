@@ -6,11 +6,11 @@ import { askJson } from "./api.js";
 import { poll } from "./status.js";
 import { Empty, KINDS, Loading, MARKS, Title, View, html, to } from "./ui.js";
 
-const WIDTH = 200;
+const WIDTH = 224;
 const HEIGHT = 52;
 // So many letters fit into a node.
-const NAME = 20;
-const NOTE = 27;
+const NAME = 23;
+const NOTE = 32;
 const WORDS = { stream: "stream", pipeline: "pipeline", model: "model", streaming: "streaming", table: "table", source: "source", target: "target" };
 const PLACES = { stream: "streams", pipeline: "pipelines", model: "pipelines", streaming: "streaming" };
 
@@ -137,7 +137,7 @@ function standings({ streams, pipelines, at }, streaming, before, streamingBefor
     const seconds = now && last ? (new Date(now.at) - new Date(last.at)) / 1000 : 0;
     const perSecond = seconds > 0 && now.rows_in >= last.rows_in ? `${rate((now.rows_in - last.rows_in) / seconds)} rows/s` : null;
     const behind = Object.values(now?.lag ?? {}).reduce((sum, lag) => sum + lag, 0);
-    const parts = each.running ? ["running", perSecond, behind > 0 && `lag ${count(behind)}`] : ["not running"];
+    const parts = each.running ? [perSecond ?? "running", behind > 0 && `lag ${count(behind)}`] : ["not running"];
     found.set(`streaming:${each.name}`, { kind: each.running ? "good" : "", at: each.last_batch, text: parts.filter(Boolean).join(" · ") });
   }
   return found;
