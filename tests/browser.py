@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -32,6 +33,21 @@ def browser() -> Iterator[Browser]:
         browser = playwright.chromium.launch(executable_path=program, args=FLAGS)
         yield browser
         browser.close()
+
+
+AXE = Path(__file__).parent.parent / ".cache" / "servers" / "node_modules" / "axe-core" / "axe.min.js"
+_FINDINGS = """async () => (await axe.run()).violations.map(
+    ({ id, help, nodes }) => `${id}: ${help}: ${nodes.slice(0, 3).map((node) => node.html.slice(0, 200)).join(" | ")}`
+)"""
+
+
+def findings(page: Page) -> list[str]:
+    """Return what axe finds wrong with a page as it is now."""
+    if not AXE.is_file():
+        pytest.skip("axe-core is not installed (tools/setup-servers installs it by npm)")
+    if not page.evaluate("'axe' in window"):
+        page.evaluate(AXE.read_text())
+    return list(page.evaluate(_FINDINGS))
 
 
 @pytest.fixture

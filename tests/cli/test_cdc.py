@@ -49,13 +49,19 @@ def mirror(project: Path) -> str:
 
 def test_keys_that_differ_are_named_and_mended(run: Any, mirror: str) -> None:
     given = ("cdc", "verify", mirror, "--source", "shop", "--table", "people", "--settle", "0")
+    checkpoint = Path(".weft", "checkpoints", "mirror")
+    checkpoint.mkdir(parents=True)
     done = run(*given)
     assert done.returncode == 1
+    assert not any(checkpoint.iterdir())  # it never ran
+    (checkpoint / "metadata").write_text('{"id": "1"}')
     assert "id=2  different  name" in done.stdout
     assert "id=3  missing" in done.stdout and "id=4  extra" in done.stdout
     assert done.stderr == "3 rows compared, 3 differ.\n"
     found = json.loads(run(*given, "--format", "json").stdout)
     assert found["differences"][0] == {"key": {"id": 2}, "in_mirror": "different", "columns": ["name"]}
+    noted = json.loads((checkpoint / "verified.json").read_text())["people"]
+    assert {name: noted[name] for name in ("rows", "differ", "mended")} == {"rows": 3, "differ": 3, "mended": 0}
     assert run(*given, "--mend").returncode == 2  # nobody can answer
     done = run(*given, "--mend", "--yes")
     assert (done.returncode, done.stderr) == (0, "3 rows compared, 3 differ, 3 of them mended.\n")

@@ -81,6 +81,12 @@ def test_what_waits_and_why(call: Any, events: Any) -> None:
     assert [(each["source"], each["lag"]) for each in page["lag"]] == [("left", 0), ("right", 0)]
     assert (page["state"]["windows"], page["watermark"]["held_by"]) == (2, ["right"])
     assert page["watermark"]["next_window_ends"] == START + timedelta(minutes=2)
+    minute = {"window_start": START + timedelta(minutes=1), "window_end": START + timedelta(minutes=2), "rows": 2}
+    assert page["waiting"][0] == minute
+    # What the batches did is told by the process that ran them.
+    activity = page["activity"]
+    assert (activity["batches"], activity["rows_in"], activity["last"]["batch"]) == (2, 5, 1)
+    assert (activity["windows"]["open"], activity["windows"]["emitted"]) == (2, 1)
 
 
 def test_earlier_states_are_removed(call: Any, events: Any) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from weft.project import Project
-from weft.server.history_table import HistoryTable, Values
+from weft.server.history_table import STREAMS, HistoryTable, Values
 from workers import declare
 
 on_each = pytest.mark.parametrize("system", ["sqlite", "postgres", "mysql"], indirect=True)
@@ -28,7 +28,7 @@ def at(number: int) -> datetime:
 
 @on_each
 def test_what_changed_is_stored_with_the_point_before(streams: Project) -> None:
-    table = HistoryTable(7)
+    table = HistoryTable(STREAMS, 7)
     assert table.read("orders", START) == []
     for number, published in enumerate([5, 5, 5, 5, 9, 9]):
         table.write(at(number), {"orders": Values(published, 2**62, None, 3), "idle": Values(0, 0, None, None)})
@@ -40,7 +40,7 @@ def test_what_changed_is_stored_with_the_point_before(streams: Project) -> None:
 @on_each
 def test_services_take_turns(streams: Project) -> None:
     """Of one project each minute is stored once. Another project may have streams of the same names."""
-    tables = [HistoryTable(7) for _ in range(4)]
+    tables = [HistoryTable(STREAMS, 7) for _ in range(4)]
     tables[0].write(at(0), {"orders": Values(1, 0, None, None)})
 
     def write(table: HistoryTable) -> Any:
@@ -62,7 +62,7 @@ def test_services_take_turns(streams: Project) -> None:
 @pytest.mark.parametrize("system", ["sqlite"], indirect=True)
 def test_what_another_service_stored_is_not_forgotten(streams: Project) -> None:
     """The other one has one turn, at which the number was another: what follows is stored again."""
-    one, other = HistoryTable(7), HistoryTable(7)
+    one, other = HistoryTable(STREAMS, 7), HistoryTable(STREAMS, 7)
     for number, published in enumerate([5, 9, 5, 5, 5]):
         for table in (other, one) if number == 1 else (one, other):
             table.write(at(number), {"orders": Values(published, 0, None, None), "idle": Values(0, 0, None, None)})
@@ -72,7 +72,7 @@ def test_what_another_service_stored_is_not_forgotten(streams: Project) -> None:
 
 @pytest.mark.parametrize("system", ["sqlite"], indirect=True)
 def test_what_was_stored_while_this_one_was_silent(streams: Project) -> None:
-    one, other = HistoryTable(7), HistoryTable(7)
+    one, other = HistoryTable(STREAMS, 7), HistoryTable(STREAMS, 7)
     for number, table, published in ((0, one, 5), (1, other, 9), (2, one, 5)):
         table.write(at(number), {"orders": Values(published, 0, None, None)})
     assert minutes(one, "orders") == [(0, 5), (1, 9), (2, 5)]
@@ -80,7 +80,7 @@ def test_what_was_stored_while_this_one_was_silent(streams: Project) -> None:
 
 @on_each
 def test_what_is_old_is_removed(streams: Project) -> None:
-    table = HistoryTable(1)
+    table = HistoryTable(STREAMS, 1)
     table.write(at(0), {"orders": Values(1, 0, None, None)})
     later = 60 * 24 + 2
     table.write(at(later), {"orders": Values(2, 0, None, None)})
@@ -91,7 +91,7 @@ def test_what_is_old_is_removed(streams: Project) -> None:
 def test_it_is_shown_over_http(streams: Project, http: Any) -> None:
     declare("orders")
     now = datetime.now(UTC).replace(second=0, microsecond=0)
-    table = HistoryTable(7)
+    table = HistoryTable(STREAMS, 7)
     table.write(now - timedelta(hours=3), {"orders": Values(1, 0, None, None)})
     table.write(now - timedelta(hours=1), {"orders": Values(5, 4, None, None)})
     points = http.get("/api/v1/streams/orders/history?hours=2").json()["points"]

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import logging
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import weft
 from operations_project import declare_project, run_once
+from weft.engine.streaming.activity import Activity
+from weft.engine.streaming.checkpoint import Checkpoint
+from weft.engine.streaming.source_state import Verified
 from weft.operate.logs import captured, log_file
 from weft.operate.runlog import RunLog, open_run_log
-from weft.project import Project
-from weft.server import pipelines
+from weft.operate.scheduler import LEADER
+from weft.pipelines.streaming.declare import find
+from weft.pipelines.streaming.execution import Report, WindowReport
+from weft.project import Project, current
+from weft.server import history, pipelines, streaming
+from weft.server.history_table import STREAMING, Flow, HistoryTable
 from weft.server.rejected import _common
 from workers import declare
 
@@ -136,6 +145,97 @@ def test_streaming_pipelines(log: RunLog, http: Any) -> None:
     assert http.get("/api/v1/streaming/nobody").status_code == 404
 
 
+def test_what_a_streaming_pipeline_did(log: RunLog, http: Any, streams: Project) -> None:
+    """The process that runs it may be another one: what it wrote is shown, and kept over the day."""
+    checkpoint = Checkpoint.of(find("loader"))
+    checkpoint.path.mkdir(parents=True)
+    done = Activity(checkpoint)
+    windows = WindowReport(0, 2, 9, 0, "drop", 1_700_000_000_000_000, {})
+    with done.kept(SimpleNamespace(now=dict)):  # type: ignore[arg-type]
+        done.note(Report("loader", 0, 5, {"clean": 4}, 1, False, 0.5, datetime.now(UTC), windows))
+    (listed,) = http.get("/api/v1/streaming").json()["pipelines"]
+    assert (listed["activity"]["rows_in"], listed["activity"]["last"]["rows_out"]) == (5, 4)
+    assert history.read_flows() == {"loader": Flow(5, 4, 1, 500, 1, None, 9, 1_700_000_000_000)}
+    minute = datetime.now(UTC).replace(second=0, microsecond=0) - timedelta(minutes=5)
+    HistoryTable(STREAMING, 7).write(minute, history.read_flows())
+    points = http.get("/api/v1/streaming/loader/history?hours=1").json()["points"]
+    assert points[0] == [minute.timestamp(), 5, 4, 1, 500, 1, None, 9, 1_700_000_000_000]
+    assert http.get("/api/v1/streaming/loader/history?hours=0").status_code == 422
+    assert http.get("/api/v1/streaming/nobody/history").status_code == 404
+
+
+def test_where_the_columns_of_a_model_come_from(log: RunLog, http: Any) -> None:
+    """As `weft models show` says it, through other models, and with links to streams."""
+
+    @weft.model(name="doubled")
+    def doubled(orders: Any) -> str:
+        return "SELECT id, id * 2 AS twice FROM orders"
+
+    @weft.model(name="summed")
+    def summed(doubled: Any) -> str:
+        return "SELECT sum(twice) AS total, 1 AS one FROM doubled"
+
+    weft.publish_sync("orders", [{"id": 1}])
+    shown = http.get("/api/v1/models/summed").json()
+    assert (shown["state"], shown["rows"], shown["problem"], shown["engine"]) == ("stale", None, None, "pushdown")
+    assert shown["inputs"] == [{"name": "doubled", "kind": "model", "new": None}]
+    origin = {"stream": "orders", "table": "events.orders", "column": "id"}
+    assert {each["column"]: each["comes_from"] for each in shown["columns"]} == {"total": [origin], "one": []}
+    assert http.get("/api/v1/models/doubled").json()["dependents"] == ["summed"]
+    # Not a model, and one whose table is not there.
+    assert http.get("/api/v1/models/nightly").status_code == 404
+    assert "totals" in http.get("/api/v1/models/revenue").json()["problem"]
+
+
+def test_the_scheduler(log: RunLog, http: Any) -> None:
+    shown = http.get("/api/v1/scheduler").json()
+    assert shown["leader"] == {"leads": False, "host": None, "pid": None, "since": None}
+    assert (shown["running"], shown["paused"]) == ([], [])
+    (waiting,) = shown["queue"]
+    assert (waiting["pipeline"], waiting["is_due"], waiting["waits_for"]) == ("nightly", False, ["customers"])
+    (planned,) = shown["next"]
+    assert (planned["pipeline"], planned["schedule"]) == ("nightly", "0 2 * * * UTC")
+    run_once(log, "customers")
+    leads: Any = log.claim(LEADER, resume=False)
+    shown = http.get("/api/v1/scheduler").json()
+    assert (shown["leader"]["leads"], shown["queue"][0]["why"]) == (True, "due")
+    log.finish(leads, "succeeded")
+    claimed: Any = log.claim("nightly", resume=False)
+    shown = http.get("/api/v1/scheduler").json()
+    assert [each["run_id"] for each in shown["running"]] == [claimed.run_id]
+    assert (shown["leader"]["leads"], shown["queue"]) == (False, [])
+    log.finish(claimed, "succeeded")
+    log.pause("nightly")
+    shown = http.get("/api/v1/scheduler").json()
+    assert ([each["pipeline"] for each in shown["paused"]], shown["next"]) == (["nightly"], [])
+
+
+def test_states_and_mirrors(log: RunLog, http: Any) -> None:
+    assert http.get("/api/v1/state").json()["states"] == []
+    window = weft.Window(
+        kind="session",
+        gap_ms=1000,
+        max_session_duration_ms=60_000,
+        group_by=("id",),
+        aggregations=[weft.Aggregation(agg="count", as_="n")],
+    )
+    cdc = weft.CDC(envelope="debezium", key_field="after.id")
+    for name, table, step in (("visits", "visits", {"window": window}), ("mirror", "copy", {"cdc": cdc})):
+        orders: Any = current().streams["orders"]
+        given: dict[str, Any] = {"name": name, "source": orders, "target": "default", "target_table": table, **step}
+        weft.streaming_pipeline(**given)(lambda: None)
+    shown = http.get("/api/v1/streaming/mirror").json()
+    assert (shown["verified"], shown["step"]) == ([], "cdc")
+    checkpoint = Checkpoint.of(find("mirror"))
+    checkpoint.path.mkdir(parents=True)
+    Verified(checkpoint.home).note("copy", at="2026-11-01T12:00:00+00:00", rows=3, differ=1, mended=0)
+    found = streaming.read_one(find("mirror"))["verified"]
+    assert found == [{"target": "copy", "at": "2026-11-01T12:00:00+00:00", "rows": 3, "differ": 1, "mended": 0}]
+    (state,) = streaming._read_states()
+    assert (state["pipeline"], state["step"], state["state"]) == ("visits", "session", None)
+    assert "visits has no state yet" in state["state_problem"]
+
+
 def test_the_graph(log: RunLog, http: Any) -> None:
     found = http.get("/api/v1/graph").json()
     edges = {(each["from"], each["to"]) for each in found["edges"]}
@@ -151,7 +251,10 @@ def test_the_graph(log: RunLog, http: Any) -> None:
     assert {end for edge in edges for end in edge} == {each["id"] for each in found["nodes"]}
 
 
-PATHS = ("pipelines", "pipelines/nightly", "runs", "runs/x", "runs/x/log", "streaming", "streaming/loader", "graph")
+PATHS = (
+    *("pipelines", "pipelines/nightly", "runs", "runs/x", "runs/x/log"),
+    *("streaming", "streaming/loader", "streaming/loader/history", "models/revenue", "state", "scheduler", "graph"),
+)
 
 
 def test_they_are_for_those_who_may_read_every_stream(log: RunLog, http: Any) -> None:

@@ -48,7 +48,7 @@ def tail_of(page: Page, stream: str) -> Any:
 
 
 def offsets(page: Page) -> list[int]:
-    return [int(text) for text in page.locator("#tail .offset").all_inner_texts()]
+    return [int(text) for text in page.locator("#tail .offset").all_text_contents()]
 
 
 def test_streams_and_pipelines_are_shown(service: Any, open_page: Callable[..., Page]) -> None:

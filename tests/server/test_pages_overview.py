@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -18,7 +19,7 @@ import warm_python
 import weft
 from servers import wait_until
 from weft.project import Project
-from weft.server import app
+from weft.server import app, overview
 from weft.server.cached_probe import CachedProbe
 from weft.streams.runtime import find
 from workers import declare
@@ -74,16 +75,35 @@ def run(code: str, folder: Path, runner: Callable[..., Any] = warm_python.run) -
 def test_pipelines_with_their_last_runs(server: Callable[..., Any]) -> None:
     served = server(PIPELINES + CLOSED)
     run(RUNS, served.folder)
-    overview = served.client.get("/api/v1/overview", headers={"authorization": "Bearer s3cret"}).json()
-    assert [stream["name"] for stream in overview["streams"]] == ["clicks", "closed"]
-    (pipeline,) = overview["pipelines"]
+    shown = served.client.get("/api/v1/overview", headers={"authorization": "Bearer s3cret"}).json()
+    assert [stream["name"] for stream in shown["streams"]] == ["clicks", "closed"]
+    (pipeline,) = shown["pipelines"]
     assert (pipeline["name"], pipeline["status"], pipeline["schedule"]) == ("nightly", "failed", "0 2 * * * UTC")
     assert pipeline["last"]["error"] == "no luck"
     assert [each["status"] for each in pipeline["runs"]] == ["succeeded", "failed"]
     # Who may not read every stream does not see them.
-    overview = served.client.get("/api/v1/overview").json()
-    assert [stream["name"] for stream in overview["streams"]] == ["clicks"]
-    assert (overview["pipelines"], overview["complete"]) == ([], False)
+    shown = served.client.get("/api/v1/overview").json()
+    assert [stream["name"] for stream in shown["streams"]] == ["clicks"]
+    assert (shown["pipelines"], shown["complete"]) == ([], False)
+
+
+def test_one_answer_for_all_watchers_of_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The longer a reading took, the longer its answer is given, so that watching costs no more than a share."""
+    clock = SimpleNamespace(monotonic=lambda: now)
+    monkeypatch.setattr(overview, "time", clock)
+    now, known = 100.0, overview.Overview()
+    assert known.answer() is None
+    known.keep(b"{}")
+    now = 100.9
+    assert known.answer() == b"{}"
+    now = 101.1
+    assert known.answer() is None
+    known._streams[None] = CachedProbe(lambda: None, fresh_seconds=3.0)
+    known.keep(b"[]")
+    now = 104.0
+    assert known.answer() == b"[]"
+    now = 104.2
+    assert known.answer() is None
 
 
 @pytest.mark.parametrize("system", ["sqlite", "postgres", "mysql"], indirect=True)
@@ -94,15 +114,15 @@ def test_streams_with_their_consumers(server: Callable[..., Any], system: Any) -
     served.client.post(f"{url}/consume", json={"consumer": "slow", "batch_size": 2})
     taken = served.client.post(f"{url}/consume", json={"consumer": "fast", "batch_size": 9}).json()
     served.client.post(f"{url}/ack", json={"consumer": "fast", "events": taken["events"]})
-    overview = served.client.get("/api/v1/overview").json()
-    (stream,) = overview["streams"]
+    shown = served.client.get("/api/v1/overview").json()
+    (stream,) = shown["streams"]
     assert (stream["head"], stream["floor"], stream["rows"], stream["lag"]) == (10, 0, 10, 8)
     assert (stream["published"], stream["tail"]) == (10, "0")
     assert sorted((each["consumer"], each["lag"], each["pending"], each["lost"]) for each in stream["consumers"]) == [
         ("fast", 1, 0, 0),
         ("slow", 8, 2, 0),
     ]
-    assert (stream["problem"], overview["problem"]) == (None, None)
+    assert (stream["problem"], shown["problem"]) == (None, None)
 
 
 REJECTING = """

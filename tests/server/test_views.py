@@ -13,6 +13,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 import warm_python
+from browser import findings
 from servers import wait_until
 
 HOSTILE = "<img src=x onerror=alert(1)><script>alert(2)</script>"
@@ -65,30 +66,52 @@ def run_id(service: Any) -> str:
     return str(done.stdout).strip()
 
 
+VIEWS = {
+    "": "Events per second",
+    "#/pipelines": "nightly",
+    "#/pipelines/nightly": "Why it failed",
+    "#/pipelines/revenue": "Columns and where they come from",
+    "#/runs/RUN": "what the log says",
+    "#/streaming": "loader",
+    "#/streaming/loader": "Lag by source",
+    "#/schedule": "Due next",
+    "#/graph": "A click opens a node",
+    "#/streams/orders": "Rejected events",
+    "#/streams/orders__quarantine": "Live tail",
+    "#/nowhere": "Events per second",
+    "#/%E0%A4%A": "Events per second",
+}
+
+
+def opened(page: Page, service: Any, address: str, text: str) -> None:
+    page.goto(f"{service.url}/{address}")
+    expect(page.locator("main")).to_contain_text(text)
+    expect(page.locator("#live-text")).to_have_text("Live")
+
+
 def test_each_view_has_an_address(service: Any, run_id: str, open_page: Callable[..., Page]) -> None:
-    views = {
-        "": "Events per second",
-        "#/pipelines": "nightly",
-        "#/pipelines/nightly": "Why it failed",
-        "#/pipelines/revenue": "It never ran.",
-        f"#/runs/{run_id}": "what the log says",
-        "#/streaming": "loader",
-        "#/streaming/loader": "Lag by source",
-        "#/graph": "revenue",
-        "#/streams/orders": "Rejected events",
-        "#/streams/orders__quarantine": "Live tail",
-        "#/nowhere": "Events per second",
-        "#/%E0%A4%A": "Events per second",
-    }
     for scheme, width in (("light", 1280), ("dark", 360)):
         page = open_page(service.url, color_scheme=scheme, viewport={"width": width, "height": 740})
-        for address, text in views.items():
-            page.goto(f"{service.url}/{address}")
-            expect(page.locator("main")).to_contain_text(text)
-            expect(page.locator("#live-text")).to_have_text("Live")
-            assert page.evaluate("document.documentElement.scrollWidth") <= width, address
+        for address, text in VIEWS.items():
+            opened(page, service, address.replace("RUN", run_id), text)
             # What comes from outside is a text.
             assert page.locator("main img, main script, main iframe").count() == 0, address
+            for each in (width, 2560 if width > 360 else 620):
+                page.set_viewport_size({"width": each, "height": 740})
+                assert page.evaluate("document.documentElement.scrollWidth") <= each, address
+
+
+def test_axe_finds_nothing(service: Any, run_id: str, open_page: Callable[..., Page]) -> None:
+    found = []
+    for scheme, width in (("light", 1280), ("dark", 360)):
+        page = open_page(service.url, color_scheme=scheme, viewport={"width": width, "height": 740})
+        for address, text in VIEWS.items():
+            opened(page, service, address.replace("RUN", run_id), text)
+            found += [(address, scheme, each) for each in findings(page)]
+        page.goto(f"{service.url}/docs")
+        expect(page.locator("main")).to_contain_text("/api/v1/streams")
+        found += [("docs", scheme, each) for each in findings(page)]
+    assert found == []
 
 
 def test_from_a_pipeline_to_its_run_and_back(service: Any, run_id: str, open_page: Callable[..., Page]) -> None:
@@ -107,6 +130,52 @@ def test_from_a_pipeline_to_its_run_and_back(service: Any, run_id: str, open_pag
     expect(page.locator("#view h1")).to_have_text("nightly")
 
 
+ACTIVITY = """
+from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
+from weft.engine.streaming.activity import Activity
+from weft.engine.streaming.checkpoint import Checkpoint
+from weft.pipelines.streaming.declare import find
+from weft.pipelines.streaming.execution import Report
+from weft.project import current
+from weft.server.history_table import STREAMING, Flow, HistoryTable
+
+current().load_modules(["served_streams"])
+checkpoint = Checkpoint.of(find("loader"))
+checkpoint.path.mkdir(parents=True)
+done = Activity(checkpoint)
+with done.kept(SimpleNamespace(now=dict)):
+    done.note(Report("loader", 7, 1200, {"clean": 1100}, 100, False, 0.25, datetime.now(UTC)))
+table, now = HistoryTable(STREAMING, 7), datetime.now(UTC).replace(second=0, microsecond=0)
+for minute in range(60, 0, -1):
+    flow = Flow(1200 - minute, 1100 - minute, 60 - minute, 9, 1, minute)
+    table.write(now - timedelta(minutes=minute), {"loader": flow})
+"""
+
+
+def test_a_chart_is_looked_at_closer(service: Any, open_page: Callable[..., Page]) -> None:
+    """The last day of a streaming pipeline: a value under the pointer, and a part of it after a drag."""
+    run = [sys.executable, "-c", ACTIVITY]
+    warm_python.run(run, cwd=service.folder, check=True)
+    page = open_page(service.url)
+    page.goto(f"{service.url}/#/streaming/loader")
+    expect(page.locator("#view .tiles")).to_contain_text("250 ms")
+    expect(page.locator("#view .tiles")).to_contain_text("1,200 in all")
+    chart = page.locator("#view .charts .chart").first
+    drawn = chart.get_by_role("img", name=re.compile("Rows per second over the last day; now In"))
+    expect(drawn.locator("canvas")).to_be_visible()
+    area: Any = chart.locator(".u-over").bounding_box()
+    x, y = area["x"] + area["width"] - 6, area["y"] + area["height"] / 2
+    page.mouse.move(x, y)
+    expect(chart.locator(".tip")).to_contain_text("In ")
+    shape = chart.locator("canvas").evaluate("(canvas) => canvas.toDataURL()")
+    page.mouse.move(x - 60, y)
+    page.mouse.down()
+    page.mouse.move(x, y, steps=4)
+    page.mouse.up()
+    assert chart.locator("canvas").evaluate("(canvas) => canvas.toDataURL()") != shape
+
+
 def test_the_graph_leads_to_its_nodes(service: Any, open_page: Callable[..., Page]) -> None:
     page = open_page(service.url)
     page.locator("#views").get_by_role("link", name="Graph").click()
@@ -115,7 +184,7 @@ def test_the_graph_leads_to_its_nodes(service: Any, open_page: Callable[..., Pag
     assert set(nodes.all_text_contents()) == {"orders", "nightly", "revenue", "loader", "totals", "clean"}
     assert page.locator("svg .edge").count() == 4
     # By keyboard.
-    page.get_by_role("link", name="loader:").focus()
+    page.get_by_role("link", name=re.compile("^loader")).focus()
     page.keyboard.press("Enter")
     expect(page.locator("#view h1")).to_have_text("loader")
 
@@ -161,18 +230,42 @@ def test_an_action_is_done_and_undone(server: Callable[..., Any], open_page: Cal
 
 def test_the_page_is_small(service: Any, open_page: Callable[..., Page]) -> None:
     page = open_page(service.url)
+    expect(page.locator("#chart canvas")).to_be_visible()
     page.locator("#views").get_by_role("link", name="Graph").click()
     expect(page.locator("svg .node-name").first).to_be_visible()
     loaded = page.evaluate("performance.getEntriesByType('resource').map((each) => new URL(each.name).pathname)")
     names = {"/", *(name for name in loaded if not name.startswith("/api/"))}
-    assert {"/static/weft.css", "/static/dashboard.js", "/static/dagre.js"} < names
+    assert {"/static/weft.css", "/static/dashboard.js", "/static/dagre.js", "/static/uplot.js"} < names
     assert sum(len(service.client.get(name).content) for name in names) < 300_000
 
 
 def test_files_of_others_are_as_they_were_published() -> None:
     static = files("weft.server").joinpath("static")
     lines = [line.split() for line in static.joinpath("VENDORED.txt").read_text().splitlines()[2:]]
-    assert [line[0] for line in lines] == ["preact.js", "htm.js", "dagre.js"]
+    assert [line[0] for line in lines] == ["preact.js", "htm.js", "dagre.js", "uplot.js", "uplot.css"]
     for name, _, _, checksum in lines:
         assert sha256(static.joinpath(name).read_bytes()).hexdigest() == checksum, name
-        assert static.joinpath(f"LICENSE.{name.removesuffix('.js')}.txt").is_file()
+        assert static.joinpath(f"LICENSE.{name.partition('.')[0]}.txt").is_file()
+
+
+MANY = """
+for number in range(1000):
+    weft.stream(name=f"stream_{number:04}", fields={"n": "int64"}, tags=[f"tag{number % 10}"])(lambda: None)
+"""
+
+
+def test_a_thousand_streams(server: Callable[..., Any], open_page: Callable[..., Page]) -> None:
+    served = server(MANY)
+    served.publish("stream_0999", [{"n": 1}])
+    assert served.client.get("/api/v1/streams").json()["count"] == 1000
+    page = open_page(served.url)
+    rows = page.locator("#streams tr")
+    expect(rows).to_have_count(1000)
+    expect(page.locator("#tile-rows-note")).to_have_text("in 1,000 streams")
+    expect(rows.last.locator("td").nth(2)).to_have_text("1")
+    page.locator("#tag").select_option("tag7")
+    expect(rows).to_have_count(100)
+    page.goto(f"{served.url}/#/graph")
+    expect(page.locator("svg .node-name")).to_have_count(1000)
+    page.goto(f"{served.url}/#/streams/stream_0999")
+    expect(page.locator("#view h1")).to_have_text("stream_0999")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -11,8 +12,10 @@ from weft.cli.common import common_options, confirm, plural, print_json, print_t
 from weft.cli.consume import find_pipeline
 from weft.engine.readers import opened_tables
 from weft.engine.streaming.cdc.routes import resolved, source_table
-from weft.engine.streaming.cdc.verify import Side, compare
-from weft.errors import DeclarationError
+from weft.engine.streaming.cdc.verify import Comparison, Side, compare
+from weft.engine.streaming.checkpoint import Checkpoint
+from weft.engine.streaming.source_state import Verified
+from weft.errors import DeclarationError, WeftError
 from weft.pipelines.streaming.spec import table_name
 from weft.project import current
 from weft.systems.base import system_for
@@ -76,6 +79,7 @@ def verify(
 
             ours = LakeSide(connection, *about)
         found = compare(theirs, ours, settle_seconds=settle, mend=mend)
+    _note(pipeline, mirror.name, found)
     rows: list[dict[str, Any]] = [
         {"key": dict(zip(found.keys, each.key, strict=True)), "in_mirror": each.kind, "columns": list(each.columns)}
         for each in found.differences
@@ -95,6 +99,15 @@ def verify(
         click.echo(f"{told}.", err=True)
     if len(rows) > found.mended:
         click.get_current_context().exit(1)
+
+
+def _note(pipeline: StreamingPipeline, target: str, found: Comparison) -> None:
+    """Remember what was found, for those who look at the pipeline; not where its checkpoint is elsewhere."""
+    checkpoint = Checkpoint.of(pipeline)
+    with suppress(WeftError, OSError):
+        if checkpoint.is_open and checkpoint.state().query_id is not None:
+            counts = {"rows": found.rows, "differ": len(found.differences), "mended": found.mended}
+            Verified(checkpoint.home).note(target, at=datetime.now(UTC).isoformat(), **counts)
 
 
 def _mirror(pipeline: StreamingPipeline, wanted: str | None) -> Target:

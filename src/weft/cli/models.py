@@ -11,7 +11,7 @@ from weft.cli.common import ago, common_options, find_declared, module_option, n
 from weft.operate.redaction import clean
 
 if TYPE_CHECKING:
-    from weft.engine.models.survey import InputStanding, Standing, Survey
+    from weft.engine.models.survey import InputStanding, Standing
     from weft.pipelines.models import Model
 
 
@@ -80,7 +80,7 @@ def show(name: str, output: str) -> None:
     model = find_declared(find, name)
     with Observer() as observer:
         survey = Survey(observer)
-        standing = survey.standing(model)
+        standing, query = survey.standing(model), survey.described(model)
         shown = {
             **_listed(standing),
             "declared": model.place,
@@ -90,7 +90,8 @@ def show(name: str, output: str) -> None:
             "options": {key: _option(value) for key, value in model.options.items()},
             "inputs": [vars(each) for each in standing.inputs],
             "dependents": dependents([model.name, model.target.name], declared_models()),
-            **_query(survey, standing),
+            **query,
+            "problem": query["problem"] and clean(query["problem"]),
         }
     if output == "json":
         print_json(shown)
@@ -100,31 +101,6 @@ def show(name: str, output: str) -> None:
 
 def _option(value: Any) -> Any:
     return value if isinstance(value, bool | int | float | list | tuple) or value is None else str(value)
-
-
-def _query(survey: Survey, standing: Standing) -> dict[str, Any]:
-    """The query of a model with its columns, or why there is none."""
-    from weft.errors import WeftError
-
-    model = standing.model
-    found: dict[str, Any] = {"engine": None, "sql": None, "columns": [], "problem": standing.problem}
-    columns: dict[str, str | None] = {each.name: each.sql for each in standing.stored.columns or ()}
-    try:
-        compiled = survey.compiled(model)
-        found["engine"] = "python" if compiled is None else compiled.engine
-        found["sql"] = None if compiled is None else compiled.runs
-        origins = survey.lineage(model)
-        if compiled is not None and compiled.schema is not None:
-            columns = {each.name: columns.get(each.name) or survey.sql_type(model, each) for each in compiled.schema}
-        elif origins is not None:
-            columns = {each: columns.get(each) for each in origins}
-    except WeftError as error:
-        origins, found["problem"] = None, clean(error.what)
-    found["columns"] = [
-        {"column": each, "type": kind, "comes_from": None if origins is None else origins.get(each, [])}
-        for each, kind in columns.items()
-    ]
-    return found
 
 
 def _print_model(model: Model, standing: Standing, shown: dict[str, Any]) -> None:

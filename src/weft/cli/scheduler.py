@@ -127,22 +127,15 @@ def scheduler(
 def status(run_log: str | None, output: str) -> None:
     """Show which scheduler leads."""
     from weft.operate.runlog import open_run_log, project_log_url
-    from weft.operate.scheduler import LEADER
+    from weft.operate.scheduler import leader_status
 
     with open_run_log(project_log_url(run_log), read_only=True) as log:
-        state = log.latest([LEADER])[LEADER]
-    last = state.last
-    row = {
-        "leads": state.is_live,
-        "host": None if last is None else last.host,
-        "pid": None if last is None else last.pid,
-        "since": None if last is None else last.started_at,
-    }
+        row = leader_status(log)
     if output == "json":
         print_json(row)
-    elif last is None:
+    elif row["since"] is None:
         click.echo("No scheduler has run with this log.")
     else:
-        leads = "yes" if state.is_live else "no: it has ended"
-        row |= {"leads": leads, "since": ago(last.started_at, datetime.now(UTC))}
+        leads = "yes" if row["leads"] else "no: it has ended"
+        row |= {"leads": leads, "since": ago(row["since"], datetime.now(UTC))}
         print_table([row], ["leads", "host", "pid", "since"])

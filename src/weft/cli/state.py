@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from shlex import quote
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -23,14 +23,13 @@ from weft.cli.common import (
 from weft.cli.consume import find_pipeline
 from weft.engine.streaming.checkpoint import Checkpoint
 from weft.engine.streaming.state import checkpoint_place
-from weft.engine.streaming.stateful import NEVER
 from weft.engine.streaming.status import (
     current_state,
     is_in_memory,
-    moment,
     opened_state,
     refuse_without_state,
     states_of,
+    waiting_in,
     watermark_status,
 )
 from weft.errors import WeftError
@@ -77,19 +76,14 @@ def show(what: str, output: str) -> None:
     """Show what waits: when each window begins and ends, or until when rows of a join are kept, and how many rows the
     state has of it."""
     with _current(what) as (pipeline, stored):
-        last = stored.last()
-        done = -NEVER if last is None or last.watermark is None else last.watermark
-        counts = sorted((end, rows) for end, rows in stored.counts().items() if end > done)
-        length = None if pipeline.window is None else pipeline.window.duration_ms
-    end_column = "kept_until" if pipeline.window is None else "window_end"
-    rows: list[dict[str, Any]] = [{end_column: moment(end), "rows": count} for end, count in counts]
-    if length is not None:  # a session begins when it does
-        rows = [{"window_start": row["window_end"] - timedelta(milliseconds=length), **row} for row in rows]
+        rows = waiting_in(pipeline, stored)
     if output == "json":
         print_json(rows)
         return
     shown = [{**row, **{name: time_text(row[name]) for name in row if name != "rows"}} for row in rows[:_SHOWN]]
-    print_table(shown, [*(["window_start"] if length is not None else []), end_column, "rows"])
+    sessions = pipeline.window is not None and pipeline.window.duration_ms is None
+    ends = ["kept_until"] if pipeline.window is None else ["window_end"] if sessions else ["window_start", "window_end"]
+    print_table(shown, [*ends, "rows"])
     if len(rows) > _SHOWN:
         click.echo(f"… and {len(rows) - _SHOWN:,} more (--format json has all)", err=True)
 

@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from weft import tracing
 from weft.errors import ConnectionFailedError, SettingsError, WeftError, listed
@@ -39,6 +40,18 @@ _MOST_PAUSE_SECONDS = 60.0
 # A run that cannot be asked about, as one of Lambda, and has claimed nothing after so long is started again.
 _SILENT_SECONDS = 1200.0
 _COUNTED_AT_ONCE = 100
+
+
+def leader_status(log: RunLog) -> dict[str, Any]:
+    """Return which scheduler leads, or led last."""
+    state = log.latest([LEADER])[LEADER]
+    last = state.last
+    return {
+        "leads": state.is_live,
+        "host": None if last is None else last.host,
+        "pid": None if last is None else last.pid,
+        "since": None if last is None else last.started_at,
+    }
 
 
 @dataclass

@@ -26,12 +26,14 @@ from weft.server import (
     health,
     history,
     metrics,
+    model_actions,
     models,
     openapi,
     overview,
     pages,
     pipelines,
     rejected,
+    schedule,
     streaming,
 )
 from weft.server.access import opened_by
@@ -110,8 +112,8 @@ def app(
             Route("/api/v1/pipelines/{pipeline}/run", actions.run, methods=["POST"]),
             Route("/api/v1/pipelines/{pipeline}/pause", actions.pause, methods=["POST"]),
             Route("/api/v1/pipelines/{pipeline}/resume", actions.resume, methods=["POST"]),
-            Route("/api/v1/pipelines/{pipeline}/plan", models.plan),
-            Route("/api/v1/pipelines/{pipeline}/backfill", models.backfill, methods=["POST"]),
+            Route("/api/v1/pipelines/{pipeline}/plan", model_actions.plan),
+            Route("/api/v1/pipelines/{pipeline}/backfill", model_actions.backfill, methods=["POST"]),
             Route("/api/v1/runs", pipelines.runs),
             Route("/api/v1/runs/{run_id}", pipelines.run),
             Route("/api/v1/runs/{run_id}/log", pipelines.log),
@@ -126,6 +128,10 @@ def app(
             Route("/api/v1/dead-letters/{pipeline}/{letter_id}", dead_letters.letter),
             Route("/api/v1/streaming", streaming.streaming_pipelines),
             Route("/api/v1/streaming/{pipeline}", streaming.streaming_pipeline),
+            Route("/api/v1/streaming/{pipeline}/history", streaming.streaming_history),
+            Route("/api/v1/models/{model}", models.model),
+            Route("/api/v1/state", streaming.states),
+            Route("/api/v1/scheduler", schedule.scheduler),
             Route("/api/v1/graph", graph.graph),
             Route("/healthz", health.healthz),
             Route("/readyz", health.readyz),
@@ -144,6 +150,7 @@ def app(
     application.state.streaming = streaming.Streaming()
     application.state.dead_letters = dead_letters.DeadLetters()
     application.state.commands = actions.Commands(modules)
+    application.state.models = models.Models()
     application.state.health = health.Health()
     application.state.metrics = metrics.ServerMetrics()
     application.add_middleware(Requests, guarded=guarded, origins=allowed)

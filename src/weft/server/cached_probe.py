@@ -20,14 +20,14 @@ class CachedProbe(Generic[T]):
 
     def __init__(self, probe: Callable[[], T], *, fresh_seconds: float) -> None:
         self._probe = probe
-        self._fresh_seconds = fresh_seconds
+        self.fresh_seconds = fresh_seconds
         self._latest: Future[T | Exception] | None = None
         self._ended_at = 0.0
 
     async def get(self, seconds: float) -> T:
         """Return the result or raise the error of the probe; `TimeoutError` where it takes longer than `seconds`."""
         latest = self._latest
-        if latest is None or (latest.done() and time.monotonic() - self._ended_at >= self._fresh_seconds):
+        if latest is None or (latest.done() and time.monotonic() - self._ended_at >= self.fresh_seconds):
             latest = self._latest = Future()
             threading.Thread(target=self._run, args=(latest,), name="weft-probe", daemon=True).start()
         result = await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(latest)), seconds)

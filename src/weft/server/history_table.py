@@ -1,14 +1,15 @@
-"""The history of the streams in a table, `weft.history` of the database that has the keys.
+"""The history of streams and streaming pipelines in tables of the database that has the keys.
 
-It has a point a minute of each stream that changed. Many services share it, and it survives their restarts.
+They have a point a minute of each one that changed. Many services share them, and they survive restarts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from hashlib import blake2b
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import pyarrow as pa
 
@@ -17,17 +18,6 @@ from weft.operate.runlog_tables import insert_row
 from weft.server.service_tables import is_not_there, service_tables
 from weft.systems.sql.system_tables import create_system_table, instant, system_table
 
-_TABLE = "history"
-_FIELDS = pa.schema(
-    [
-        pa.field("stream", pa.string(), nullable=False),
-        pa.field("at", pa.timestamp("us", "UTC"), nullable=False),
-        pa.field("published", pa.int64(), nullable=False),
-        pa.field("lag", pa.int64(), nullable=False),
-        pa.field("dead_letters", pa.int64()),
-        pa.field("quarantined", pa.int64()),
-    ]
-)
 # The most points of one answer: a day has 1,440 minutes.
 _MOST = 20_000
 
@@ -35,24 +25,72 @@ _MOST = 20_000
 class Values(NamedTuple):
     """What is kept of a stream at one moment."""
 
-    published: int
-    lag: int
-    dead_letters: int | None
-    quarantined: int | None
+    published: int = 0
+    lag: int = 0
+    dead_letters: int | None = None
+    quarantined: int | None = None
 
 
-class HistoryTable:
+class Flow(NamedTuple):
+    """What is kept of a streaming pipeline at one moment: counts since its checkpoint began, and how it stands."""
+
+    rows_in: int = 0
+    rows_out: int = 0
+    batches: int = 0
+    busy_ms: int = 0
+    """The time that all batches took."""
+    dead_letters: int = 0
+    lag: int | None = None
+    """Of all sources; `None` where none is known."""
+    state_rows: int | None = None
+    watermark_ms: int | None = None
+    """`None` without a window or join."""
+
+
+V = TypeVar("V", bound=NamedTuple)
+
+
+@dataclass(frozen=True)
+class Kind(Generic[V]):
+    """What a table has points of."""
+
+    table: str
+    column: str
+    values: type[V]
+
+    @property
+    def fields(self) -> pa.Schema:
+        """The columns of the table."""
+        kept = [pa.field(name, pa.int64(), self._optional(name)) for name in self.values._fields]
+        at = pa.field("at", pa.timestamp("us", "UTC"), nullable=False)
+        return pa.schema([pa.field(self.column, pa.string(), nullable=False), at, *kept])
+
+    def _optional(self, name: str) -> bool:
+        return self.values._field_defaults[name] is None
+
+    def point(self, row: Sequence[Any]) -> V:
+        """Return the values of a row; of an empty one those of a point at which nothing was."""
+        make: Any = self.values
+        values: V = make(*(None if each is None else int(each) for each in row))
+        return values
+
+
+STREAMS = Kind("history", "stream", Values)
+STREAMING = Kind("streaming_history", "pipeline", Flow)
+
+
+class HistoryTable(Generic[V]):
     """Writes the points of one service, and reads those of all. Its methods block: they are for threads."""
 
-    def __init__(self, days: float) -> None:
-        self._days = days
-        self._seen: dict[str, tuple[datetime, Values]] = {}
-        self._written: dict[str, tuple[datetime, Values]] = {}
+    def __init__(self, kind: Kind[V], days: float) -> None:
+        self._kind, self._days = kind, days
+        self._seen: dict[str, tuple[datetime, V]] = {}
+        self._written: dict[str, tuple[datetime, V]] = {}
         self._looked_at: datetime | None = None
         self._removed_at: datetime | None = None
 
-    def write(self, minute: datetime, values: Mapping[str, Values]) -> None:
-        """Store what changed, unless another service of these streams has stored this minute."""
+    def write(self, minute: datetime, values: Mapping[str, V]) -> None:
+        """Store what changed, unless another service of the same project has stored this minute."""
         if self._looked_at is not None and minute - self._looked_at > timedelta(minutes=1):
             # What another service stored meanwhile is not known.
             self._written.clear()
@@ -61,34 +99,36 @@ class HistoryTable:
         with service_tables() as tables:
             if tables is None:
                 return
-            create_system_table(tables, _TABLE, _FIELDS, ("stream", "at"))
-            table, stream, at = system_table(tables, _TABLE), *map(tables.quote, ("stream", "at"))
-            # The services of one project take turns by a row that stands for its streams. No stream has such a name.
+            kind = self._kind
+            create_system_table(tables, kind.table, kind.fields, (kind.column, "at"))
+            table = system_table(tables, kind.table)
+            named, at = map(tables.quote, (kind.column, "at"))
+            # The services of one project take turns by a row that stands for all its names. None of them is such a one.
             marker = f"#{blake2b(chr(0).join(sorted(values)).encode(), digest_size=8).hexdigest()}"
             with tables.driver.session("publish") as session:
-                known: dict[datetime, dict[str, Values]] = {}
-                names = ", ".join(map(tables.quote, Values._fields))
+                known: dict[datetime, dict[str, V]] = {}
+                names = ", ".join(map(tables.quote, kind.values._fields))
                 for moment in {minute, *(each for each, _, _ in rows)}:
-                    found = session.rows(f"SELECT {stream}, {names} FROM {table} WHERE {at} = {tables.moment(moment)}")
-                    known[moment] = {str(name): _values(rest) for name, *rest in found}
+                    found = session.rows(f"SELECT {named}, {names} FROM {table} WHERE {at} = {tables.moment(moment)}")
+                    known[moment] = {str(name): kind.point(rest) for name, *rest in found}
                 self._looked_at = minute
                 if marker in known[minute]:
                     # What the other one stored is newer than what this one did.
                     self._written |= {name: (minute, known[minute][name]) for name in known[minute].keys() & values}
                     return
-                for moment, name, each in [(minute, marker, Values(0, 0, None, None)), *rows]:
+                for moment, name, each in [(minute, marker, kind.point(())), *rows]:
                     if name not in known[moment]:
-                        insert_row(tables, session, table, {"stream": name, "at": moment, **each._asdict()})
+                        insert_row(tables, session, table, {kind.column: name, "at": moment, **each._asdict()})
                 # Markers are of no use after the minute in which services take turns.
                 before = tables.moment(minute - timedelta(minutes=10))
-                session.run(f"DELETE FROM {table} WHERE {stream} = ? AND {at} < {before}", (marker,))
+                session.run(f"DELETE FROM {table} WHERE {named} = ? AND {at} < {before}", (marker,))
                 if self._removed_at is None or minute - self._removed_at >= timedelta(hours=1):
                     oldest = tables.moment(minute - timedelta(days=self._days))
                     session.run(f"DELETE FROM {table} WHERE {at} < {oldest}", ())
                     self._removed_at = minute
         self._written |= {name: (moment, each) for moment, name, each in rows}
 
-    def _changed(self, minute: datetime, values: Mapping[str, Values]) -> Iterable[tuple[datetime, str, Values]]:
+    def _changed(self, minute: datetime, values: Mapping[str, V]) -> Iterable[tuple[datetime, str, V]]:
         """Yield the points to store: of what changed, and the last one before the change, so that a rate over time does
         not begin with the pause before it."""
         for name, each in values.items():
@@ -99,17 +139,18 @@ class HistoryTable:
                 yield seen[0], name, seen[1]
             yield minute, name, each
 
-    def read(self, name: str, since: datetime) -> list[tuple[float, Values]]:
-        """Return the points of a stream since then, the oldest first; none where there is no table yet."""
+    def read(self, name: str, since: datetime) -> list[tuple[float, V]]:
+        """Return the points of one since then, the oldest first; none where there is no table yet."""
         with service_tables() as tables:
             if tables is None:
                 return []
-            names = ", ".join(map(tables.quote, _FIELDS.names[1:]))
-            stream, at = map(tables.quote, ("stream", "at"))
-            where = f"{stream} = ? AND {at} >= {tables.moment(since)} ORDER BY {at} LIMIT {_MOST}"
+            named, at = map(tables.quote, (self._kind.column, "at"))
+            names = ", ".join([at, *map(tables.quote, self._kind.values._fields)])
+            where = f"{named} = ? AND {at} >= {tables.moment(since)} ORDER BY {at} LIMIT {_MOST}"
+            table = system_table(tables, self._kind.table)
             try:
                 with tables.driver.session("read") as session:
-                    rows = session.rows(f"SELECT {names} FROM {system_table(tables, _TABLE)} WHERE {where}", (name,))
+                    rows = session.rows(f"SELECT {names} FROM {table} WHERE {where}", (name,))
             except WeftError as error:
                 if is_not_there(error, tables):
                     return []
@@ -118,14 +159,8 @@ class HistoryTable:
         for moment, *rest in rows:
             known = instant(moment)
             assert known is not None
-            found.append((known.timestamp(), _values(rest)))
+            found.append((known.timestamp(), self._kind.point(rest)))
         return found
-
-
-def _values(row: Sequence[Any]) -> Values:
-    published, lag, *aside = row
-    letters, misfits = (None if each is None else int(each) for each in aside)
-    return Values(int(published), int(lag), letters, misfits)
 
 
 def minute_of(seconds: float) -> datetime:

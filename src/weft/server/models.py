@@ -1,89 +1,99 @@
-"""`/api/v1/pipelines/NAME/plan` and `/backfill`: what has changed in a model, and a range of time built again."""
+"""`/api/v1/models/{model}`: how a model stands, its columns and where each comes from, as `weft models show` has it."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from weft.operate.redaction import clean
 from weft.pipelines.models import Model, find
-from weft.server.actions import admit_body, start_command
+from weft.project import current
+from weft.server.cached_probe import CachedProbe
 from weft.server.consuming import query
-from weft.server.problems import bad_parameter
-from weft.server.run_log import in_thread, told
+from weft.server.problems import later
 from weft.server.service import json_response, service_of
 
-_STEP = ("change", "rows", "full", "because", "added", "dropped", "retyped", "unknown", "outcome")
-
-
-class Backfill(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """The body of `/backfill`: the times of publication. `dry_run` answers how many events these are."""
-
-    since: datetime
-    until: datetime | None = None
-    dry_run: bool = False
-
-    def check(self) -> None:
-        if self.since.tzinfo is None or (self.until is not None and self.until.tzinfo is None):
-            raise bad_parameter("since and until are times with their zones.")
-        if self.until is not None and self.until <= self.since:
-            raise bad_parameter("until must be after since.", field="until")
-
-    def words(self) -> list[str]:
-        """Return the options of `weft backfill`."""
-        times = {"since": self.since, "until": self.until}
-        return [f"--{name}={at.astimezone(UTC).isoformat()}" for name, at in times.items() if at is not None]
-
-
-async def plan(request: Request) -> Response:
-    """Show what has changed in a model since it was built, and what `weft apply` would do; nothing is changed."""
-    query(request)
-    await service_of(request).access.admit_to_all(request)
-    model = find(request.path_params["pipeline"])
-    return json_response({"model": model.name, "step": await in_thread(told(lambda: _step(model)), "The plan")})
-
-
-def _step(model: Model) -> dict[str, Any] | None:
-    from weft.engine.models.inputs import Observer
-    from weft.engine.models.planning import make_plan
+if TYPE_CHECKING:
     from weft.engine.models.survey import Survey
 
-    with Observer() as observer:
-        steps = [each for each in make_plan(Survey(observer)) if each.model == model.name and each.change != "removed"]
-    if not steps:
-        return None
-    problem = steps[0].problem
-    shown = {name: getattr(steps[0], name) for name in _STEP}
-    return shown | {"problem": None if problem is None else clean(problem)}
+_FRESH_SECONDS, _ANSWER_SECONDS = 10.0, 10.0
 
 
-async def backfill(request: Request) -> Response:
-    """Build again what came to a model in a range of time."""
-    key, asked = await admit_body(request, Backfill)
-    asked.check()
-    model = find(request.path_params["pipeline"])
-    if asked.dry_run:
-        return json_response(await in_thread(told(lambda: _planned(model, asked)), "The inputs of the model"))
-    # Refused here as at a terminal, before anything is started.
-    await in_thread(told(lambda: _planned(model, asked)), "The inputs of the model")
-    words = ["backfill", model.name, *asked.words()]
-    return await start_command(request, key, "backfill", " ".join(words[1:]), words, model.name)
+class Models:
+    """What this process last read of the models."""
+
+    def __init__(self) -> None:
+        self._each: dict[str, CachedProbe[dict[str, Any]]] = {}
+
+    def one(self, model: Model) -> CachedProbe[dict[str, Any]]:
+        """Return the probe of one: it asks the databases of its inputs, which may hang."""
+        probe = CachedProbe(lambda: read_model(find(model.name)), fresh_seconds=_FRESH_SECONDS)
+        return self._each.setdefault(model.name, probe)
 
 
-def _planned(model: Model, asked: Backfill) -> dict[str, Any]:
-    """Return how many events a backfill reads again."""
-    from weft.engine.models.build import ModelRun
+async def model(request: Request) -> Response:
+    """Show whether a model is fresh, its rows, its inputs, its columns and where they come from."""
+    query(request)
+    await service_of(request).access.admit_to_all(request)
+    known: Models = request.app.state.models
+    try:
+        return json_response(await known.one(find(request.path_params["model"])).get(_ANSWER_SECONDS))
+    except TimeoutError:
+        text = "A database of this model does not answer."
+        raise later(503, "unavailable", "Not available", text, _FRESH_SECONDS) from None
+
+
+def read_model(model: Model) -> dict[str, Any]:
+    """Return how a model stands. Blocks."""
     from weft.engine.models.inputs import Observer
-    from weft.engine.readers import StreamReader
+    from weft.engine.models.survey import Survey
+    from weft.operate.redaction import clean
+    from weft.pipelines.models import dependents, models
 
-    now = datetime.now(UTC)
     with Observer() as observer:
-        _, sources = ModelRun(model, "plan", now).backfilled(observer, (asked.since, asked.until))
-        readers = {each.input.name: each.reader for each in sources}
-    events = {name: each.upto - each.after for name, each in readers.items() if isinstance(each, StreamReader)}
-    others = [name for name in readers if name not in events]
-    return {"at": now, "pipeline": model.name, "events": events, "others": others, "target": model.target.name}
+        survey = Survey(observer)
+        standing = survey.standing(model)
+        described = _described(survey, model)
+    problem, sql = described["problem"], described["sql"]
+    return {
+        "at": datetime.now(UTC),
+        "model": model.name,
+        "table": model.target.name,
+        "materialise": str(model.materialise),
+        "state": standing.state,
+        "why": clean(standing.why) or None,
+        "built_at": standing.built_at,
+        "rows": standing.rows,
+        "inputs": [{"name": each.name, "kind": each.kind, "new": each.new} for each in standing.inputs],
+        "dependents": dependents([model.name, model.target.name], models()),
+        "engine": described["engine"],
+        "sql": None if sql is None else clean(sql, most=100_000),
+        "columns": [
+            {**each, "comes_from": None if each["comes_from"] is None else list(map(_origin, each["comes_from"]))}
+            for each in described["columns"]
+        ],
+        "problem": None if problem is None else clean(problem),
+    }
+
+
+def _described(survey: Survey, model: Model) -> dict[str, Any]:
+    from weft.errors import WeftError
+
+    nothing: dict[str, Any] = {"engine": None, "sql": None, "columns": []}
+    try:
+        if survey.reads_files(model):  # Spark reads them, and the service starts none
+            return nothing | {"problem": f"It reads files: weft models show {model.name}"}
+        return survey.described(model)
+    except WeftError as error:
+        return nothing | {"problem": error.what}
+
+
+def _origin(name: str) -> dict[str, Any]:
+    """Return where a column comes from: a field of a stream, or a column of a table."""
+    table, _, column = name.rpartition(".")
+    for stream in list(current().streams.values()):
+        if table == f"{stream.schema}.{stream.name}":
+            return {"stream": stream.name, "table": table, "column": column}
+    return {"stream": None, "table": table, "column": column}

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from weft.operate.records import Status
 from weft.server import consuming, webhooks
 from weft.server.dead_letters import Chosen
-from weft.server.models import Backfill
+from weft.server.model_actions import Backfill
 from weft.server.overview import readable
 from weft.server.rejected import Purge
 from weft.server.schemas import SCHEMAS, array, event_schema, ref
@@ -351,6 +351,18 @@ def _operations() -> dict[str, Any]:
             "StreamingPipelineDetails",
             "pipeline",
         ),
+        "/api/v1/streaming/{pipeline}/history": path(
+            "streamingHistory",
+            "Show how a streaming pipeline did in the last hours",
+            "StreamingHistory",
+            "pipeline",
+            _query("hours", _WHOLE | {"minimum": 1, "default": 24}),
+        ),
+        "/api/v1/models/{model}": path(
+            "model", "Show whether a model is fresh, and where its columns come from", "ModelDetails", "model"
+        ),
+        "/api/v1/state": path("states", "List what windows and joins keep, and what holds their watermarks", "States"),
+        "/api/v1/scheduler": path("scheduler", "Show who leads, what runs, waits and is due next", "Schedule"),
         "/api/v1/graph": path("graph", "Show what flows from where to where", "Graph"),
     }
 

@@ -16,11 +16,12 @@ from starlette.responses import Response
 
 from weft.operate.records import COUNTS, Attempt
 from weft.project import current
+from weft.server.bodies import encode
 from weft.server.cached_probe import CachedProbe
 from weft.server.consuming import query
 from weft.server.history import places
 from weft.server.run_log import open_log
-from weft.server.service import json_response, service_of
+from weft.server.service import encoded_response, service_of
 from weft.streams.declare import Stream
 from weft.streams.events import with_texts
 from weft.streams.runtime import open_stream, stored_log
@@ -35,7 +36,10 @@ logger = logging.getLogger("weft.server")
 
 # A request waits no longer than this for a database that hangs, and then shows what was last known of it.
 _ANSWER_SECONDS = 1.0
-_STREAMS_FRESH_SECONDS = 1.0
+# What was read is shown for this long; longer where a reading takes long, so that it takes no more than a share of the
+# time, for any number of watchers.
+_STREAMS_FRESH_SECONDS, _MOST_FRESH_SECONDS = 1.0, 4.0
+_READ_SHARE = 20
 _RUNS_FRESH_SECONDS = 5.0
 # What is known is shown after this, if it is not older than that: with hundreds of streams a reading takes longer.
 _QUICK_SECONDS = 0.01
@@ -124,6 +128,7 @@ class Overview:
         self._pipelines = CachedProbe(_read_pipelines, fresh_seconds=_RUNS_FRESH_SECONDS)
         self._known: tuple[float, list[dict[str, Any]]] = float("-inf"), []
         """The pipelines that were read last, and when."""
+        self._answer: tuple[float, bytes] | None = None
 
     async def update(self) -> None:
         """Update the state of the streams, of each database separately."""
@@ -135,6 +140,7 @@ class Overview:
             return [each for each in current().streams.values() if each.connection == connection]
 
         def update() -> None:
+            began = time.monotonic()
             for stream in streams():
                 standing = self.standings[stream.name]
                 try:
@@ -144,7 +150,9 @@ class Overview:
                     if standing.problem != _FAILED:  # once, not every second
                         logger.warning("the state of %s cannot be read: %s", stream.name, error)
                     standing.problem = _FAILED
-            self._read[connection] = time.monotonic()
+            ended = self._read[connection] = time.monotonic()
+            took = (ended - began) * _READ_SHARE
+            probe.fresh_seconds = min(max(_STREAMS_FRESH_SECONDS, took), _MOST_FRESH_SECONDS)
 
         probe = self._streams.setdefault(connection, CachedProbe(update, fresh_seconds=_STREAMS_FRESH_SECONDS))
         is_known = time.monotonic() - self._read[connection] < _STALE_SECONDS
@@ -155,6 +163,19 @@ class Overview:
                 return
             for stream in streams():
                 self.standings[stream.name].problem = "Its database does not answer."
+
+    def answer(self) -> bytes | None:
+        """Return the answer to those who may see everything, where one was made since the last reading could have
+        changed it: to encode hundreds of streams takes longer than all else, and each watcher asks for the same."""
+        fresh = max((each.fresh_seconds for each in self._streams.values()), default=_STREAMS_FRESH_SECONDS)
+        if self._answer is None or time.monotonic() - self._answer[0] >= fresh:
+            return None
+        return self._answer[1]
+
+    def keep(self, answer: bytes) -> bytes:
+        """Remember an answer."""
+        self._answer = time.monotonic(), answer
+        return answer
 
     async def pipelines(self) -> dict[str, Any]:
         if not current().pipelines:
@@ -248,6 +269,8 @@ async def overview(request: Request) -> Response:
     known: Overview = request.app.state.overview
     history = service_of(request).history
     streams, all_of_them = await readable(request)
+    if all_of_them and not with_history and (made := known.answer()) is not None:
+        return encoded_response(made)
     await known.update()
     rows = []
     for stream in streams:
@@ -258,4 +281,5 @@ async def overview(request: Request) -> Response:
         with_texts(row, "head", "floor")
         rows.append(row | ({"history": history.of(stream)} if with_history else {}))
     answer = {"at": datetime.now(UTC), "streams": rows, "complete": all_of_them}
-    return json_response(answer | (await known.pipelines() if all_of_them else {"pipelines": [], "problem": None}))
+    encoded = encode(answer | (await known.pipelines() if all_of_them else {"pipelines": [], "problem": None}))
+    return encoded_response(known.keep(encoded) if all_of_them and not with_history else encoded)

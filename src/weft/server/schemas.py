@@ -108,16 +108,18 @@ _PIPELINE: dict[str, Schema] = {
     "last": nullable(ref("Run")),
 }
 _PLACE: dict[str, Schema] = {"name": _TEXT, "connection": _TEXT}
+_STEP: Schema = {"enum": ["window", "session", "join", "cdc"]}
 _STREAMING: dict[str, Schema] = {
     "name": _TEXT,
     "description": nullable(_TEXT),
     "sources": array(_object(**_PLACE)),
     "targets": array(_object(**_PLACE, mode=_TEXT)),
-    "step": nullable({"enum": ["window", "join", "cdc"]}),
+    "step": nullable(_STEP),
     "running": nullable(_WHOLE),
     "committed": nullable(_WHOLE),
     "planned": nullable(_WHOLE),
     "last_batch": nullable(_TIME),
+    "activity": nullable(ref("Activity")),
     "problem": nullable(_TEXT),
 }
 
@@ -128,6 +130,22 @@ _LETTERS: dict[str, Schema] = {
     "place": nullable(_TEXT),
     "groups": array(_object(stage=_TEXT, error=_TEXT, count=_WHOLE, newest=_TIME, letter_id=_TEXT, payload=_TEXT)),
     "problem": nullable(_TEXT),
+}
+
+_STATE: dict[str, Schema] = {
+    "state": nullable(_object(batch=_WHOLE, windows=nullable(_WHOLE), rows=_WHOLE, oldest=nullable(_TIME))),
+    "watermark": nullable(
+        _object(
+            pipeline=_TEXT,
+            watermark=nullable(_TIME),
+            next_window_ends=nullable(_TIME),
+            held_by=array(_TEXT),
+            sources=_map(nullable(_TIME)),
+            lateness_ms=_WHOLE,
+        )
+    ),
+    "waiting": array(_object("", {"window_start": _TIME, "window_end": _TIME, "kept_until": _TIME}, rows=_WHOLE)),
+    "state_problem": nullable(_TEXT),
 }
 
 SCHEMAS: dict[str, Schema] = {
@@ -249,6 +267,29 @@ SCHEMAS: dict[str, Schema] = {
         code=nullable(_TEXT),
         runs=array(ref("Attempt")),
     ),
+    "ModelDetails": _object(
+        "`comes_from` is null where the query is not known; a column of which nothing is read comes from nothing.",
+        at=_TIME,
+        model=_TEXT,
+        table=_TEXT,
+        materialise=_TEXT,
+        state={"enum": ["fresh", "stale", "unknown"]},
+        why=nullable(_TEXT),
+        built_at=nullable(_TIME),
+        rows=nullable(_WHOLE),
+        inputs=array(_object(name=_TEXT, kind={"enum": ["stream", "model", "table", "files"]}, new=nullable(_TEXT))),
+        dependents=array(_TEXT),
+        engine=nullable({"enum": ["pushdown", "spark", "python"]}),
+        sql=nullable(_TEXT),
+        columns=array(
+            _object(
+                column=_TEXT,
+                type=nullable(_TEXT),
+                comes_from=nullable(array(_object(stream=nullable(_TEXT), table=_TEXT, column=_TEXT))),
+            )
+        ),
+        problem=nullable(_TEXT),
+    ),
     "Attempt": _object(
         "One attempt at a run, or a slot that was skipped.",
         run_id=_TEXT,
@@ -285,6 +326,26 @@ SCHEMAS: dict[str, Schema] = {
         next=_WHOLE,
         ended=_FLAG,
     ),
+    "Activity": _object(
+        "Counts since the checkpoint began, as the process that runs the pipeline wrote them `at` last.",
+        at=_TIME,
+        batches=_WHOLE,
+        rows_in=_WHOLE,
+        rows_out=_WHOLE,
+        busy_ms=_WHOLE,
+        dead_letters=_WHOLE,
+        lag=_map(_WHOLE),
+        last=nullable(_object(batch=_WHOLE, rows_in=_WHOLE, rows_out=_WHOLE, seconds=_NUMBER, ended_at=_TIME)),
+        windows=nullable({"type": "object"}),
+        cdc=nullable({"type": "object"}),
+    ),
+    "StreamingHistory": _object(
+        "Points: seconds since 1970, rows in, rows out, batches, milliseconds of batches, dead letters, all since the "
+        "checkpoint began; lag, rows in the state, watermark in milliseconds; of minutes in which something changed.",
+        pipeline=_TEXT,
+        at=_TIME,
+        points=array(array(nullable(_NUMBER))),
+    ),
     "StreamingPipelines": _object(at=_TIME, pipelines=array(_object(**_STREAMING))),
     "StreamingPipelineDetails": _object(
         at=_TIME,
@@ -293,19 +354,17 @@ SCHEMAS: dict[str, Schema] = {
         every_seconds=nullable(_NUMBER),
         delivery=_TEXT,
         sql=nullable(_TEXT),
-        lag=array(_object(source=_TEXT, position=nullable(_TEXT), lag=nullable(_WHOLE), words=nullable(_TEXT))),
-        state=nullable(_object(batch=_WHOLE, windows=nullable(_WHOLE), rows=_WHOLE, oldest=nullable(_TIME))),
-        watermark=nullable(
+        lag=array(
             _object(
-                pipeline=_TEXT,
-                watermark=nullable(_TIME),
-                next_window_ends=nullable(_TIME),
-                held_by=array(_TEXT),
-                sources=_map(nullable(_TIME)),
-                lateness_ms=_WHOLE,
+                source=_TEXT,
+                position=nullable(_TEXT),
+                lag=nullable(_WHOLE),
+                words=nullable(_TEXT),
+                partitions=nullable(_map(_WHOLE)),
             )
         ),
-        state_problem=nullable(_TEXT),
+        **_STATE,
+        verified=nullable(array(_object(target=_TEXT, at=_TIME, rows=_WHOLE, differ=_WHOLE, mended=_WHOLE))),
         dead_letters=nullable(_object(**_LETTERS)),
     ),
     "DeadLetters": _object(
@@ -377,6 +436,24 @@ SCHEMAS: dict[str, Schema] = {
                 problem=nullable(_TEXT),
             )
         ),
+    ),
+    "States": _object(at=_TIME, states=array(_object(pipeline=_TEXT, step=_STEP, **_STATE))),
+    "Schedule": _object(
+        at=_TIME,
+        leader=_object(leads=_FLAG, host=nullable(_TEXT), pid=nullable(_WHOLE), since=nullable(_TIME)),
+        running=array(_object(pipeline=_TEXT, run_id=_TEXT, attempt=_WHOLE, host=nullable(_TEXT), started_at=_TIME)),
+        queue=array(
+            _object(
+                pipeline=_TEXT,
+                slot=nullable(_TIME),
+                why=_TEXT,
+                is_due=_FLAG,
+                waits_for=array(_TEXT),
+                pool=nullable(_TEXT),
+            )
+        ),
+        next=array(_object(pipeline=_TEXT, next_due=_TIME, schedule=_TEXT, state=_TEXT)),
+        paused=array(_object(pipeline=_TEXT, paused_at=_TIME)),
     ),
     "Action": _object(
         "What was done. `pid`: the process on this machine, of a command that was started; `action`: its id in the"

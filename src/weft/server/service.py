@@ -171,7 +171,12 @@ def service_of(request: Request) -> Service:
 
 def json_response(value: Any, status: int = 200) -> Response:
     """Return an answer of JSON, also of times, decimals and bytes."""
-    return _EncodedResponse(bodies.encode(value), status)
+    return encoded_response(bodies.encode(value), status)
+
+
+def encoded_response(body: bytes, status: int = 200) -> Response:
+    """Return an answer of what is JSON already."""
+    return _EncodedResponse(body, status)
 
 
 class _EncodedResponse(Response):

@@ -6,7 +6,7 @@ state and its dead letters, as `weft checkpoints`, `weft state` and `weft dlq` s
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from starlette.requests import Request
@@ -17,13 +17,16 @@ from weft.pipelines.streaming.declare import find
 from weft.pipelines.streaming.spec import Source, StreamingPipeline, Target
 from weft.project import current
 from weft.server.cached_probe import CachedProbe
-from weft.server.consuming import query
+from weft.server.consuming import query, whole
 from weft.server.dead_letters import read_letters
 from weft.server.problems import later
+from weft.server.run_log import in_thread
 from weft.server.service import json_response, service_of
 
 _LIST_FRESH_SECONDS, _ONE_FRESH_SECONDS = 2.0, 5.0
 _ANSWER_SECONDS = 10.0
+# Of windows that are open, the oldest.
+_WAITING = 100
 
 
 class Streaming:
@@ -31,6 +34,7 @@ class Streaming:
 
     def __init__(self) -> None:
         self.all = CachedProbe(_read_all, fresh_seconds=_LIST_FRESH_SECONDS)
+        self.states = CachedProbe(_read_states, fresh_seconds=_ONE_FRESH_SECONDS)
         self._each: dict[str, CachedProbe[dict[str, Any]]] = {}
 
     def one(self, pipeline: StreamingPipeline) -> CachedProbe[dict[str, Any]]:
@@ -55,6 +59,26 @@ async def streaming_pipeline(request: Request) -> Response:
     return json_response(await _answer(known.one(find(request.path_params["pipeline"]))))
 
 
+async def states(request: Request) -> Response:
+    """List what windows and joins keep, and what holds their watermarks: `weft state list` and `weft state why`."""
+    query(request)
+    await service_of(request).access.admit_to_all(request)
+    known: Streaming = request.app.state.streaming
+    return json_response({"at": datetime.now(UTC), "states": await _answer(known.states) if _any() else []})
+
+
+async def streaming_history(request: Request) -> Response:
+    """Show how a streaming pipeline did in the last hours, by what services stored."""
+    parameters = query(request, "hours")
+    hours = whole(parameters.get("hours", "24"), "hours", 1)
+    service = service_of(request)
+    await service.access.admit_to_all(request)
+    name, now = find(request.path_params["pipeline"]).name, datetime.now(UTC)
+    since = now - timedelta(hours=min(hours, 24 * 366))
+    points = await in_thread(lambda: service.history.read_flow(name, since), "The history")
+    return json_response({"pipeline": name, "at": now, "points": [[at, *flow] for at, flow in points]})
+
+
 def _any() -> bool:
     return bool(current().streaming_pipelines)
 
@@ -71,18 +95,32 @@ def _read_all() -> list[dict[str, Any]]:
     return [_standing(each) for each in list(current().streaming_pipelines.values())]
 
 
+def _read_states() -> list[dict[str, Any]]:
+    pipelines = list(current().streaming_pipelines.values())
+    return [{"pipeline": each.name, "step": _step(each), **_read_state(each)} for each in pipelines if each.step]
+
+
+def _step(pipeline: StreamingPipeline) -> str | None:
+    window = pipeline.window
+    if window is not None:
+        return "session" if window.kind == "session" else "window"
+    return "join" if pipeline.join else "cdc" if pipeline.cdc else None
+
+
 def _standing(pipeline: StreamingPipeline) -> dict[str, Any]:
     """Return what a pipeline is, and what its checkpoint says."""
+    from weft.engine.streaming.activity import read_activity
     from weft.engine.streaming.checkpoint import Checkpoint
     from weft.engine.streaming.status import checkpoint_status
 
     found: dict[str, Any] = dict.fromkeys(("running", "committed", "planned", "last_batch", "location"))
-    problem = None
+    problem = activity = None
     try:
         checkpoint = Checkpoint.of(pipeline)
         found["location"] = checkpoint.location
         if checkpoint.is_open:
             found |= checkpoint_status(checkpoint, pipeline)
+            activity = read_activity(checkpoint)
         else:
             problem = f"Its checkpoint is read by Spark: weft checkpoints show {pipeline.name}"
     except WeftError as error:
@@ -92,11 +130,12 @@ def _standing(pipeline: StreamingPipeline) -> dict[str, Any]:
         "description": pipeline.description,
         "sources": [_place(each) for each in pipeline.sources],
         "targets": [_place(each) | {"mode": each.mode} for each in pipeline.targets],
-        "step": "window" if pipeline.window else "join" if pipeline.join else "cdc" if pipeline.cdc else None,
+        "step": _step(pipeline),
         "running": found["running"],
         "committed": found["committed"],
         "planned": found["planned"],
         "last_batch": found["last_batch"],
+        "activity": activity,
         "problem": problem,
     }
 
@@ -121,6 +160,7 @@ def read_one(pipeline: StreamingPipeline) -> dict[str, Any]:
         "sql": None if sql is None else clean(sql, most=100_000),
         **_read_lag(pipeline),
         **_read_state(pipeline),
+        **_read_mirrors(pipeline),
         "dead_letters": read_letters(pipeline),
     }
 
@@ -133,6 +173,7 @@ def _read_lag(pipeline: StreamingPipeline) -> dict[str, Any]:
     positions: dict[str, str] = {}
     lag: dict[str, int] = {}
     words: dict[str, str] = {}
+    partitions: dict[str, dict[str, int]] = {}
     try:
         checkpoint = Checkpoint.of(pipeline)
         if checkpoint.is_open:
@@ -143,6 +184,7 @@ def _read_lag(pipeline: StreamingPipeline) -> dict[str, Any]:
             progress = SourceLag(pipeline.sources, checkpoint)
             lag = progress.now()
             words = progress.in_words()
+            partitions = progress.by_partition()
     except WeftError:  # the standing has the reason
         pass
     return {
@@ -152,6 +194,7 @@ def _read_lag(pipeline: StreamingPipeline) -> dict[str, Any]:
                 "position": positions.get(each.name),
                 "lag": lag.get(each.name),
                 "words": words.get(each.name),
+                "partitions": partitions.get(each.name),
             }
             for each in pipeline.sources
         ]
@@ -159,21 +202,42 @@ def _read_lag(pipeline: StreamingPipeline) -> dict[str, Any]:
 
 
 def _read_state(pipeline: StreamingPipeline) -> dict[str, Any]:
-    """Return what the window or join keeps, and what holds its watermark."""
+    """Return what the window or join keeps, what of it waits, and what holds its watermark."""
     from weft.engine.streaming.checkpoint import Checkpoint
-    from weft.engine.streaming.status import current_state, refuse_without_state, states_of, watermark_status
+    from weft.engine.streaming.status import (
+        current_state,
+        refuse_without_state,
+        states_of,
+        waiting_in,
+        watermark_status,
+    )
 
+    nothing: dict[str, Any] = {"state": None, "watermark": None, "waiting": [], "state_problem": None}
     if pipeline.step is None:
-        return {"state": None, "watermark": None, "state_problem": None}
+        return nothing
     try:
         refuse_without_state(pipeline)
         if not Checkpoint.of(pipeline).is_open:
-            problem = f"Its checkpoint is read by Spark: weft state why {pipeline.name}"
-            return {"state": None, "watermark": None, "state_problem": problem}
+            return nothing | {"state_problem": f"Its checkpoint is read by Spark: weft state why {pipeline.name}"}
         states = states_of(pipeline)
         with current_state(pipeline, f"It has one after its first rows: weft consume {pipeline.name}") as stored:
-            watermark = watermark_status(pipeline, stored)
+            watermark, waiting = watermark_status(pipeline, stored), waiting_in(pipeline, stored)
     except WeftError as error:
-        return {"state": None, "watermark": None, "state_problem": str(error.what)}
+        return nothing | {"state_problem": str(error.what)}
     kept = {name: states[0][name] for name in ("batch", "windows", "rows", "oldest")}
-    return {"state": kept, "watermark": watermark, "state_problem": None}
+    return nothing | {"state": kept, "watermark": watermark, "waiting": waiting[:_WAITING]}
+
+
+def _read_mirrors(pipeline: StreamingPipeline) -> dict[str, Any]:
+    """Return what the last comparison of each mirror with its source found."""
+    from weft.engine.streaming.checkpoint import Checkpoint
+    from weft.engine.streaming.source_state import Verified
+
+    if pipeline.cdc is None:
+        return {"verified": None}
+    try:
+        checkpoint = Checkpoint.of(pipeline)
+        found = Verified(checkpoint.home).all() if checkpoint.is_open else {}
+    except (WeftError, OSError, ValueError):  # the standing has the reason
+        found = {}
+    return {"verified": [{"target": name, **each} for name, each in found.items()]}

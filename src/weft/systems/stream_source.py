@@ -148,6 +148,10 @@ class StreamSource(ABC):
     def lag(self, position: Any | None, source_log: Location | None) -> int | None:
         """Return at most how many units come after a position (`None` before the first batch); `None` if unknown."""
 
+    def lag_by_partition(self, position: Any | None) -> dict[str, int] | None:
+        """Return the same by partition; `None` if unknown, or if the source has none."""
+        return None
+
     @abstractmethod
     def end(self) -> str:
         """Return the `start` by which a new checkpoint begins with what comes next."""

@@ -182,6 +182,8 @@ def test_lag_is_counted_from_a_position(followed: Followed, log: Location) -> No
     assert source.lag(position, log) == 0
     followed.add(2)
     assert source.lag(position, log) == 2
+    partitions = source.lag_by_partition(position)  # where it has some
+    assert partitions is None or sum(partitions.values()) == 2
 
 
 def test_positions_are_json_and_shown(followed: Followed, log: Location) -> None:

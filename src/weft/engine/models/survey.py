@@ -254,6 +254,45 @@ class Survey:
         stream = relation.stream
         return [f"{stream.schema}.{stream.name}.{column}" if stream is not None else f"{relation.name}.{column}"]
 
+    def described(self, model: Model) -> dict[str, Any]:
+        """Return the query of a model, its columns and where each comes from, or why they are not known."""
+        found: dict[str, Any] = {"engine": None, "sql": None, "columns": [], "problem": self.standing(model).problem}
+        columns: dict[str, str | None] = {each.name: each.sql for each in self.standing(model).stored.columns or ()}
+        try:
+            compiled = self.compiled(model)
+            found["engine"] = "python" if compiled is None else compiled.engine
+            found["sql"] = None if compiled is None else compiled.runs
+            origins = self.lineage(model)
+            if compiled is not None and compiled.schema is not None:
+                tables = self.observer.tables(model.target.connection)
+                columns = {each.name: columns.get(each.name) or tables.sql_type(each) for each in compiled.schema}
+            elif origins is not None:
+                columns = {each: columns.get(each) for each in origins}
+        except WeftError as error:
+            origins, found["problem"] = None, error.what
+        found["columns"] = [
+            {"column": each, "type": kind, "comes_from": None if origins is None else origins.get(each, [])}
+            for each, kind in columns.items()
+        ]
+        return found
+
+    def reads_files(self, model: Model) -> bool:
+        """Return whether it or a model before it reads files, whose columns Spark alone can tell."""
+        seen: set[str] = set()
+        rest = [model]
+        while rest:
+            each = rest.pop()
+            seen.add(each.name)
+            for one in each.inputs:
+                upstream = self.upstream(one)
+                if upstream is None:
+                    relation = self.observer.relation(each, one)
+                    if relation.stream is None and relation.table is None:
+                        return True
+                elif upstream.name not in seen:
+                    rest.append(upstream)
+        return False
+
     # ---------------------------------------------------------------------------------------------------------- removed
 
     def removed(self) -> Iterator[tuple[Connection, Recorded]]:

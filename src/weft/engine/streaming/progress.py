@@ -97,6 +97,16 @@ class SourceLag:
         """Return the same in words."""
         return {name: counted(count, self._opened[name].unit) for name, count in self.now().items()}
 
+    def by_partition(self) -> dict[str, dict[str, int]]:
+        """Return the lag of each partition, of the sources that have some."""
+        found = {}
+        for name in self.now():
+            with suppress(WeftError):
+                partitions = self._opened[name].lag_by_partition(self._positions.get(name))
+                if partitions is not None:
+                    found[name] = partitions
+        return found
+
     def consumed(self, opened: Sequence[OpenedSource]) -> int:
         """Return how many rows the batch had, at most, as far as it is known."""
         return sum(each.source.count(each.rows) for each in opened if each.rows is not None)

@@ -99,6 +99,20 @@ class Copies(Kept):
         self._write({**(self._read() or {}), target: reached})
 
 
+class Verified(Kept):
+    """By target what the last comparison of a mirror with its source found."""
+
+    NAME = "verified.json"
+
+    def all(self) -> dict[str, dict[str, Any]]:
+        """Return the last comparison of each mirror."""
+        return dict(self._read() or {})
+
+    def note(self, target: str, **found: Any) -> None:
+        """Remember what one found."""
+        self._write({**self.all(), target: found})
+
+
 def _named(sources: Sequence[Source]) -> list[list[str]]:
     return [[current().connection(each.connection).kind, each.name.strip("/")] for each in sources]
 

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from weft.engine import session
+from weft.engine.streaming.activity import Activity
 from weft.engine.streaming.batch import BatchResult
 from weft.engine.streaming.checkpoint import Checkpoint
 from weft.engine.streaming.progress import SourceLag
@@ -27,6 +28,7 @@ class SparkEngine:
         self.pipeline, self.name = pipeline, pipeline.name
         self.checkpoint = Checkpoint.of(pipeline)
         self.lag = SourceLag((), self.checkpoint)
+        self._activity = Activity(self.checkpoint)
         self._query: Query | None = None
         self._spark: Any = None
 
@@ -38,7 +40,8 @@ class SparkEngine:
     def locked(self) -> Iterator[None]:
         with self.checkpoint.locked():
             self.lag = SourceLag(self.pipeline.sources, self.checkpoint)
-            yield
+            with self._activity.kept(self.lag):
+                yield
 
     def start(
         self,
@@ -54,10 +57,11 @@ class SparkEngine:
             committed()
             self.lag.moved(query.sources, batch.batch_id)
             # The first look can be a batch of nothing.
-            if report is not None and (
-                batch.counts or batch.dead_letters or batch.windows is not None or batch.cdc is not None
-            ):
-                report(self._report(query, batch))
+            if batch.counts or batch.dead_letters or batch.windows is not None or batch.cdc is not None:
+                done = self._report(query, batch)
+                if report is not None:
+                    report(done)
+                self._activity.note(done)
 
         query = self._query = Query(
             self.pipeline, once=once, written=written, idle=idle, checkpoint=self.checkpoint, spark=self._spark

@@ -130,6 +130,21 @@ def states_of(pipeline: StreamingPipeline) -> list[dict[str, Any]]:
         return [{**state_status(each, query_id), **windows} for each in found]
 
 
+def waiting_in(pipeline: StreamingPipeline, stored: StateStore) -> list[dict[str, Any]]:
+    """Return what waits, the oldest first: when each window begins and ends, or until when rows of a join are kept, and
+    how many rows the state has of it. A session begins when it does."""
+    last = stored.last()
+    done = -NEVER if last is None or last.watermark is None else last.watermark
+    length = None if pipeline.window is None else pipeline.window.duration_ms
+    end_column = "kept_until" if pipeline.window is None else "window_end"
+    found = []
+    for end, rows in sorted(stored.counts().items()):
+        if end > done:
+            start = {} if length is None else {"window_start": moment(end) - timedelta(milliseconds=length)}
+            found.append({**start, end_column: moment(end), "rows": rows})
+    return found
+
+
 def watermark_status(pipeline: StreamingPipeline, stored: StateStore) -> dict[str, Any]:
     """Return why the next window has not closed, or why rows of a join still wait: how far each source has come, and
     which one holds the watermark."""

@@ -1,6 +1,7 @@
-// Lines over time, drawn as SVG.
+// Lines over time: small ones drawn as SVG, charts by uPlot.
 
-import { make, rate } from "./dom.js";
+import { compact, make, rate } from "./dom.js";
+import { Component, html } from "./ui.js";
 
 export const SPAN = 300; // seconds
 
@@ -56,76 +57,161 @@ export function sparkline() {
   return element;
 }
 
-function niceTop(value) {
-  if (value <= 4) return 4;
-  const unit = 10 ** Math.floor(Math.log10(value));
-  return [1, 2, 4, 5, 8, 10].map((step) => step * unit).find((step) => step >= value);
+// ---------------------------------------------------------------------------------------------------------- uPlot
+
+let library = null;
+
+// It is loaded with the first chart: no view waits for it. Its file is a script, not a module.
+function uPlot() {
+  library ??= new Promise((loaded, failed) => {
+    document.head.append(make("link", { rel: "stylesheet", href: "static/uplot.css" }));
+    const script = make("script", { src: "static/uplot.js" });
+    script.onload = () => loaded(globalThis.uPlot);
+    script.onerror = () => {
+      library = null; // the next chart tries again
+      failed(new TypeError("static/uplot.js"));
+    };
+    document.head.append(script);
+  });
+  return library;
 }
 
-// `span` seconds, with a label every `step` of `unit` seconds. `label` names what is drawn, `suffix` its unit.
-export function lineChart(container, { span = SPAN, unit = 60, step = 1, word = "min", label = "Events per second over the last five minutes", suffix = "events/s" } = {}) {
-  const area = make("path", { class: "area" });
-  const line = make("path", { class: "line" });
-  const grid = make("g", { class: "grid" });
-  const cursor = make("line", { class: "cursor" });
-  const dot = make("circle", { r: 4, class: "cursor-dot" });
-  const svg = make("svg", { role: "img" }, grid, area, line, cursor, dot);
+const DAY = 86400;
+const COLORS = ["--accent", "--warn", "--good"];
+const clock = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", hourCycle: "h23" });
+const clockSeconds = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" });
+
+// Several lines as uPlot wants them: all moments once, and of each line its value there or none.
+function aligned(lines) {
+  const places = new Map();
+  for (const { points } of lines) for (const [at] of points) places.set(at, 0);
+  const moments = [...places.keys()].sort((a, b) => a - b);
+  moments.forEach((at, index) => places.set(at, index));
+  return [moments, ...lines.map(({ points }) => {
+    const values = new Array(moments.length); // undefined: uPlot draws on to the next; null would be a gap
+    for (const [at, value] of points) values[places.get(at)] = value;
+    return values;
+  })];
+}
+
+// `draw(lines, now)`: lines are [{name, points: [[at, value]]}], over the last `span` seconds. `say` writes a value, `tick`
+// one on the axis, which reaches to `least` at least, and `label` names what is drawn. Drag to look at a part of it, double-click to see all again.
+export function lineChart(container, { span = SPAN, label = "Events per second over the last five minutes", say = (value) => `${rate(value)} events/s`, tick = compact, least = 4, nothing = "Gathering the first seconds …" } = {}) {
+  const box = make("div", { class: "plot", role: "img" });
   const tip = make("p", { class: "tip", hidden: true });
-  const empty = make("p", { class: "chart-empty" }, "Gathering the first seconds …");
-  container.append(svg, tip, empty);
-  let shown = [];
+  const empty = make("p", { class: "chart-empty" }, nothing);
+  container.append(box, tip, empty);
+  const color = (name) => getComputedStyle(container).getPropertyValue(name).trim();
+  const size = () => ({ width: Math.max(120, container.clientWidth - 12), height: Math.max(60, container.clientHeight - 8) });
+  let plot = null, shown = [], now = 0, zoomed = false, closed = false;
 
-  function draw(points, now) {
-    const width = container.clientWidth, height = container.clientHeight;
-    const left = 52, right = 12, top = 10, bottom = 26;
-    svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
-    const most = niceTop(Math.max(0, ...points.map(([, value]) => value)));
-    const x = (at) => width - right - (Math.max(0, now - at) / span) * (width - left - right);
-    const y = (value) => height - bottom - (value / most) * (height - top - bottom);
-    grid.replaceChildren();
-    for (let step = 0; step <= 4; step++) {
-      const at = y((most * step) / 4);
-      grid.append(make("line", { x1: left, x2: width - right, y1: at, y2: at }));
-      grid.append(make("text", { x: left - 8, y: at + 4, "text-anchor": "end" }, rate((most * step) / 4)));
-    }
-    const all = span / unit;
-    for (let part = 0; part <= all; part += width < 480 ? all / 2 : step) {
-      const anchor = part === 0 ? "end" : part === all ? "start" : "middle";
-      const text = part === 0 ? "now" : `${rate(part)} ${word}`;
-      grid.append(make("text", { x: x(now - part * unit), y: height - 6, "text-anchor": anchor }, text));
-    }
-    shown = points.filter(([at]) => now - at <= span).map(([at, value]) => [x(at), y(value), at, value]);
-    line.setAttribute("d", path(shown));
-    const floor = y(0);
-    area.setAttribute("d", shown.length ? `${path(shown)}L${shown.at(-1)[0].toFixed(1)} ${floor}L${shown[0][0].toFixed(1)} ${floor}Z` : "");
-    empty.hidden = shown.length > 1;
-    const last = shown.at(-1);
-    svg.setAttribute("aria-label", last ? `${label}; now ${rate(last[3])}` : "No data yet");
+  function options() {
+    const text = { stroke: () => color("--muted"), font: "12px system-ui, sans-serif", ticks: { show: false } };
+    const grid = { stroke: () => color("--edge"), width: 1 };
+    return {
+      ...size(),
+      padding: [12, 24, 0, 0],
+      legend: { show: false },
+      cursor: { points: { size: 8, width: 2, stroke: () => color("--surface"), fill: (_, index) => color(COLORS[index - 1]) }, drag: { x: true, y: false, dist: 8 }, y: false },
+      scales: { x: { time: true }, y: { range: (_, low, high) => [0, Math.max(least, (high || 0) * 1.08)] } },
+      axes: [
+        { ...text, grid: { show: false }, size: 28, space: 72, values: (_, marks, __, ___, step) => marks.map((at) => (step < 60 ? clockSeconds : clock).format(at * 1000)) },
+        { ...text, grid, size: 56, space: 44, values: (_, marks) => marks.map((mark) => tick(mark)) },
+      ],
+      series: [{}, ...shown.map((_, index) => ({ width: 2, points: { show: false }, stroke: () => color(COLORS[index]), fill: () => (shown.length === 1 ? color("--area") : "transparent") }))],
+      hooks: { setCursor: [hover], setSelect: [() => (zoomed = true)] },
+    };
   }
 
-  function hide() {
-    tip.hidden = true;
-    cursor.classList.remove("on");
-    dot.classList.remove("on");
-  }
-
-  svg.addEventListener("pointerleave", hide);
-  svg.addEventListener("pointermove", (event) => {
-    const box = svg.getBoundingClientRect();
-    const nearest = shown.reduce((a, b) => (Math.abs(b[0] - (event.clientX - box.left)) < Math.abs(a[0] - (event.clientX - box.left)) ? b : a), shown[0] || [0]);
-    if (nearest.length < 4) return hide();
-    const [at, height, moment, value] = nearest;
-    for (const name of ["x1", "x2"]) cursor.setAttribute(name, at);
-    cursor.setAttribute("y1", 10);
-    cursor.setAttribute("y2", container.clientHeight - 26);
-    dot.setAttribute("cx", at);
-    dot.setAttribute("cy", height);
-    cursor.classList.add("on");
-    dot.classList.add("on");
-    tip.textContent = `${rate(value)} ${suffix} at ${new Date(moment * 1000).toLocaleTimeString()}`;
-    tip.hidden = false;
+  function hover({ cursor: { idx, left }, data }) {
+    const values = idx == null || left < 0 ? [] : shown.map(({ name }, index) => [name, data[index + 1][idx]]).filter(([, value]) => value != null);
+    tip.hidden = !values.length;
+    if (!values.length) return;
+    const moment = new Date(data[0][idx] * 1000);
+    const when = span > DAY / 24 ? `${moment.toLocaleDateString(undefined, { day: "numeric", month: "short" })} ${clock.format(moment)}` : clockSeconds.format(moment);
+    tip.textContent = `${values.map(([name, value]) => (shown.length > 1 ? `${name} ${say(value)}` : say(value))).join(" · ")} at ${when}`;
+    tip.title = moment.toISOString();
     const half = tip.offsetWidth / 2 + 4;
-    tip.style.left = `${Math.min(Math.max(at, half), container.clientWidth - half)}px`;
-  });
+    tip.style.left = `${Math.min(Math.max(left + 56, half), container.clientWidth - half)}px`;
+  }
+
+  function update() {
+    if (!plot || closed) return;
+    plot.batch(() => {
+      plot.setData(aligned(shown), false);
+      if (zoomed) plot.redraw();
+      else plot.setScale("x", { min: now - span, max: now });
+    });
+  }
+
+  async function draw(lines, at) {
+    const count = shown.length;
+    shown = lines.map((line) => ({ ...line, points: line.points.filter(([moment]) => at - moment <= span) }));
+    now = at;
+    empty.hidden = shown.some(({ points }) => points.length > 1);
+    const said = shown.filter(({ points }) => points.length).map(({ name, points }) => `${shown.length > 1 ? `${name} ` : ""}${say(points.at(-1)[1])}`);
+    box.setAttribute("aria-label", said.length ? `${label}; now ${said.join(", ")}` : `${label}: no data yet`);
+    if (plot && count !== shown.length) {
+      plot.destroy();
+      plot = null;
+    }
+    if (!plot) {
+      const Plot = await uPlot().catch(() => null); // the page says that the service is away
+      if (!Plot || plot || closed) return;
+      plot = new Plot(options(), aligned(shown), box);
+      plot.over.addEventListener("dblclick", () => {
+        zoomed = false;
+        update();
+      });
+    }
+    update();
+  }
+
+  const resized = new ResizeObserver(() => plot?.setSize(size()));
+  resized.observe(container);
+  const scheme = matchMedia("(prefers-color-scheme: dark)");
+  const recolor = () => plot?.redraw(false, true);
+  scheme.addEventListener("change", recolor);
+  draw.close = () => {
+    closed = true;
+    resized.disconnect();
+    scheme.removeEventListener("change", recolor);
+    plot?.destroy();
+  };
   return draw;
 }
+
+// Lines over time, for views. Those of several have names, with their colors next to these.
+export class Chart extends Component {
+  componentDidMount() {
+    this.draw = lineChart(this.element, this.props);
+    this.draw(this.props.lines, this.props.now);
+  }
+
+  componentDidUpdate() {
+    this.draw(this.props.lines, this.props.now);
+  }
+
+  componentWillUnmount() {
+    this.draw.close();
+  }
+
+  render({ lines, low }) {
+    return html`
+      <figure class="figure-chart">
+        ${lines.length > 1 && html`<figcaption class="names">${lines.map(({ name }, index) => html`<span key=${name} class=${`name-${index}`}>${name}</span>`)}</figcaption>`}
+        <div class=${`chart ${low ? "low" : ""}`} ref=${(element) => (this.element = element)}></div>
+      </figure>
+    `;
+  }
+}
+
+// Of two counts that only grow, how much a second; a count that began anew is no rate.
+export function rates(points) {
+  return points.slice(1).flatMap(([at, value], index) => {
+    const [before, last] = points[index];
+    return value == null || last == null || value < last ? [] : [[at, (value - last) / Math.max(1, at - before)]];
+  });
+}
+
+export const SPAN_DAY = DAY;

@@ -6,6 +6,7 @@ import { keyDialog } from "./key.js";
 import { overview, reopen } from "./overview.js";
 import { DeadLetters, Letter, PipelineLetters } from "./letters.js";
 import { Pipeline, Pipelines, Run } from "./pipelines.js";
+import { Schedule } from "./schedule.js";
 import { banner, keyAskedBy, noticesShownBy, refreshAll } from "./status.js";
 import { StreamView } from "./stream.js";
 import { StreamingPipeline, StreamingPipelines } from "./streaming.js";
@@ -22,6 +23,7 @@ const VIEWS = {
     one: (name, id) => (id ? html`<${Letter} key=${`${name} ${id}`} name=${name} id=${id} />` : html`<${PipelineLetters} key=${name} name=${name} />`),
   },
   audit: { all: () => html`<${Audit} />`, one: (object) => html`<${Audit} key=${object} object=${object} />` },
+  schedule: { all: () => html`<${Schedule} />` },
   // Its library is the largest file of the page.
   graph: { all: async () => (await import("./graph.js")).view() },
 };

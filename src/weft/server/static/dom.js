@@ -25,6 +25,16 @@ const oneDecimal = new Intl.NumberFormat(undefined, { maximumFractionDigits: 1 }
 export const count = (value) => (value == null ? "–" : whole.format(value));
 export const rate = (value) => (value == null ? "–" : (value < 100 ? oneDecimal : whole).format(value));
 
+// As short as an axis wants it: 1.2K, 3.4M.
+const short = new Intl.NumberFormat(undefined, { notation: "compact", maximumFractionDigits: 1 });
+export const compact = (value) => (value == null ? "–" : short.format(value));
+
+// The same of seconds, in one unit.
+export function briefDuration(seconds) {
+  const [size, unit] = [[86400, "d"], [3600, "h"], [60, "min"], [1, "s"]].find(([each]) => seconds >= each) ?? [0.001, "ms"];
+  return seconds ? `${oneDecimal.format(seconds / size)} ${unit}` : "0";
+}
+
 export function duration(seconds) {
   if (seconds == null) return "–";
   if (seconds < 1) return `${whole.format(seconds * 1000)} ms`;

@@ -1,15 +1,16 @@
 // The graph: what flows from where to where, laid out by dagre, with the state of each node on it.
 
 import { Graph, layout } from "./dagre.js";
-import { count, rate } from "./dom.js";
+import { ago, count, rate } from "./dom.js";
 import { askJson } from "./api.js";
-import { Empty, KINDS, MARKS, Title, View, html, to } from "./ui.js";
+import { poll } from "./status.js";
+import { Empty, KINDS, Loading, MARKS, Title, View, html, to } from "./ui.js";
 
-const WIDTH = 200;
+const WIDTH = 224;
 const HEIGHT = 52;
 // So many letters fit into a node.
-const NAME = 20;
-const NOTE = 27;
+const NAME = 23;
+const NOTE = 32;
 const WORDS = { stream: "stream", pipeline: "pipeline", model: "model", streaming: "streaming", table: "table", source: "source", target: "target" };
 const PLACES = { stream: "streams", pipeline: "pipelines", model: "pipelines", streaming: "streaming" };
 
@@ -22,29 +23,37 @@ class GraphView extends View {
   componentDidMount() {
     super.componentDidMount();
     this.load();
+    const show = ({ pipelines }) => this.setState(({ streaming }) => ({ streaming: pipelines, streamingBefore: streaming }));
+    this.streaming = poll("api/v1/streaming", show, { every: 6000 });
+  }
+
+  componentWillUnmount() {
+    super.componentWillUnmount();
+    this.streaming.stop();
   }
 
   // The shape changes with the code alone; the state of its nodes is asked for again and again.
   async load() {
     try {
-      const [graph, { pipelines }] = await Promise.all([askJson("api/v1/graph"), askJson("api/v1/streaming")]);
-      this.setState({ placed: place(graph), streaming: pipelines });
+      this.setState({ placed: place(await askJson("api/v1/graph")) });
     } catch (error) {
       this.setState({ trouble: error.message });
     }
   }
 
   show(overview) {
-    const { placed, streaming, trouble } = this.state;
-    if (!placed) return html`<p class="note" role="status">${trouble || "Loading …"}</p>`;
-    const states = standings(overview, streaming, this.before);
-    this.before = overview;
+    const { placed, streaming = [], streamingBefore = [], trouble } = this.state;
+    if (!placed) return html`<${Loading} text=${trouble} />`;
+    // Each answer once: a view that is drawn again for another reason has no new rates.
+    if (this.overview !== overview) [this.before, this.overview] = [this.overview, overview];
+    const states = standings(overview, streaming, this.before, streamingBefore);
+    fresh(placed, states, new Date(overview.at));
     return html`
       <${Title} name="Graph" about="What flows from where to where. A click opens a node." />
       <section class="panel graph">
         ${placed.nodes.length
           ? html`
-              <div class="scroll" role="region" aria-label="Graph" tabindex="0">
+              <div class="scroll" role="group" aria-label="Graph" tabindex="0">
                 <svg width=${placed.width} height=${placed.height} viewBox=${`0 0 ${placed.width} ${placed.height}`} role="group" aria-label="Graph">
                   <defs><marker id="arrow" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto"><path d="M0 0L8 4L0 8Z" /></marker></defs>
                   ${placed.edges.map((edge) => html`<path key=${edge.key} class="edge" d=${edge.path} marker-end="url(#arrow)" />`)}
@@ -60,7 +69,7 @@ class GraphView extends View {
 
 function Node({ node, state = {} }) {
   const cut = (text, most) => (text.length > most ? `${text.slice(0, most - 1)}…` : text);
-  const text = [node.kind in PLACES ? WORDS[node.kind] : `${WORDS[node.kind]} in ${node.connection}`, state.text].filter(Boolean).join(" · ");
+  const text = [node.kind in PLACES || state.text ? WORDS[node.kind] : `${WORDS[node.kind]} in ${node.connection}`, state.text].filter(Boolean).join(" · ");
   const box = html`
     <g class=${`node ${node.kind} ${state.kind || ""}`} transform=${`translate(${node.x - WIDTH / 2} ${node.y - HEIGHT / 2})`}>
       <title>${`${node.name}: ${text}`}</title>
@@ -71,7 +80,7 @@ function Node({ node, state = {} }) {
     </g>
   `;
   const place = PLACES[node.kind];
-  return place ? html`<a href=${to(place, node.name)} aria-label=${`${node.name}: ${text}`}>${box}</a>` : box;
+  return place ? html`<a href=${to(place, node.name)}>${box}</a>` : box;
 }
 
 function place({ nodes, edges }) {
@@ -86,7 +95,7 @@ function place({ nodes, edges }) {
     width: Math.ceil(width),
     height: Math.ceil(height),
     nodes: nodes.map((node) => ({ ...node, x: graph.node(node.id).x, y: graph.node(node.id).y })),
-    edges: graph.edges().map((each) => ({ key: `${each.v} ${each.w}`, path: curve(between(graph, each)) })),
+    edges: graph.edges().map((each) => ({ key: `${each.v} ${each.w}`, from: each.v, to: each.w, path: curve(between(graph, each)) })),
   };
 }
 
@@ -110,7 +119,7 @@ function curve(points) {
   return text;
 }
 
-function standings({ streams, pipelines }, streaming, before) {
+function standings({ streams, pipelines, at }, streaming, before, streamingBefore) {
   const found = new Map();
   for (const stream of streams) {
     const last = before?.streams.find((each) => each.name === stream.name);
@@ -119,9 +128,26 @@ function standings({ streams, pipelines }, streaming, before) {
     found.set(`stream:${stream.name}`, { kind: stream.problem ? "bad" : stream.dead_letters || stream.quarantined ? "warn" : "", text: parts.filter(Boolean).join(" · ") });
   }
   for (const each of pipelines) {
-    const text = each.paused_at ? "paused" : each.status ? `${MARKS[each.status]} ${each.status}` : "never ran";
-    found.set(`${each.kind}:${each.name}`, { kind: each.paused_at ? "warn" : KINDS[each.status], text });
+    const status = each.paused_at ? "paused" : each.status === "succeeded" ? null : each.status ? `${MARKS[each.status]} ${each.status}` : "never ran";
+    const freshness = each.succeeded_at && (status ? ago(each.succeeded_at, new Date(at)) : `✓ ${ago(each.succeeded_at, new Date(at))}`);
+    found.set(`${each.kind}:${each.name}`, { kind: each.paused_at ? "warn" : KINDS[each.status], at: each.succeeded_at, text: [status, freshness].filter(Boolean).join(" · ") });
   }
-  for (const each of streaming) found.set(`streaming:${each.name}`, { kind: each.running ? "good" : "", text: each.running ? "running" : "not running" });
+  for (const each of streaming) {
+    const [now, last] = [each.activity, streamingBefore.find(({ name }) => name === each.name)?.activity];
+    const seconds = now && last ? (new Date(now.at) - new Date(last.at)) / 1000 : 0;
+    const perSecond = seconds > 0 && now.rows_in >= last.rows_in ? `${rate((now.rows_in - last.rows_in) / seconds)} rows/s` : null;
+    const behind = Object.values(now?.lag ?? {}).reduce((sum, lag) => sum + lag, 0);
+    const parts = each.running ? [perSecond ?? "running", behind > 0 && `lag ${count(behind)}`] : ["not running"];
+    found.set(`streaming:${each.name}`, { kind: each.running ? "good" : "", at: each.last_batch, text: parts.filter(Boolean).join(" · ") });
+  }
   return found;
+}
+
+// A table is as fresh as the last that was written into it.
+function fresh({ edges, nodes }, states, now) {
+  for (const node of nodes) {
+    if (node.kind !== "table" && node.kind !== "target") continue;
+    const written = edges.filter((edge) => edge.to === node.id).map((edge) => states.get(edge.from)?.at).filter(Boolean).sort();
+    if (written.length) states.set(node.id, { text: ago(written.at(-1), now) });
+  }
 }

@@ -67,7 +67,7 @@ function listStreams() {
 
 function chart() {
   const name = find("chart-stream").value;
-  draw(name ? series.get(name)?.points() || [] : sum([...series.values()]), now);
+  draw([{ name: name || "All", points: name ? series.get(name)?.points() || [] : sum([...series.values()]) }], now);
 }
 
 function choices(select, names, all = "All streams") {
@@ -227,4 +227,3 @@ function hiddenPipelines() {
 
 find("chart-stream").addEventListener("change", chart);
 find("tag").addEventListener("change", listStreams);
-addEventListener("resize", chart);

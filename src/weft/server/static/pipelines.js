@@ -2,7 +2,9 @@
 
 import { Action, ActionsOff } from "./actions.js";
 import { askJson } from "./api.js";
-import { ago, count, duration, plural } from "./dom.js";
+import { Chart } from "./chart.js";
+import { ago, briefDuration, count, duration, plural } from "./dom.js";
+import { ModelPanels } from "./models.js";
 import { Chip, Code, Command, Empty, Facts, Panel, Status, Table, Time, Timeline, Title, View, changed, html, quoted, to, until } from "./ui.js";
 
 const HEAD = [["Pipeline"], ["Last run"], ["Runs", "wide"], ["Took", "number medium"], ["Read", "number medium"], ["Changed", "number medium"], ["Next", "medium"]];
@@ -92,10 +94,12 @@ export class Pipeline extends View {
           ["Who did what", html`<a href=${to("audit", name)}>the audit log</a>`],
         ]} />
       <//>
+      ${model && html`<${ModelPanels} key=${name} name=${name} />`}
       <${Panel} id="runs" title="Last runs" note=${runs.length ? "The newest on the right; as high as they took long" : ""}>
         ${runs.length
           ? html`
               <${Timeline} runs=${[...runs].reverse()} />
+              <${RunCharts} runs=${runs} />
               <${Table} label="Last runs" head=${[["Run"], ["Status"], ["Took", "number"], ["Read", "number medium"], ["Changed", "number medium"], ["Quarantined", "number wide"], ["Why", "wide"]]}>
                 ${runs.map((run) => html`<${RunRow} key=${`${run.run_id} ${run.attempt}`} run=${run} />`)}
               <//>
@@ -138,6 +142,26 @@ class Plan extends View {
       <//>
     `;
   }
+}
+
+// How long the last runs took, and how many rows they changed.
+function RunCharts({ runs }) {
+  const ended = runs.filter((run) => run.seconds != null && run.status === "succeeded").reverse();
+  if (ended.length < 3) return null;
+  const at = (run) => new Date(run.started_at) / 1000;
+  const [first, now] = [at(ended[0]), at(ended.at(-1))];
+  const span = Math.max(60, now - first);
+  const took = [{ name: "Took", points: ended.map((run) => [at(run), run.seconds]) }];
+  const rows = [
+    { name: "Read", points: ended.filter((run) => run.rows_read != null).map((run) => [at(run), run.rows_read]) },
+    { name: "Changed", points: ended.map((run) => [at(run), (run.inserted || 0) + (run.updated || 0) + (run.deleted || 0)]) },
+  ];
+  return html`
+    <div class="charts">
+      <div><h3 class="sub">Duration</h3><${Chart} low lines=${took} now=${now} span=${span} say=${duration} tick=${briefDuration} least=${0.05} label="How long the last runs took" /></div>
+      <div><h3 class="sub">Rows</h3><${Chart} low lines=${rows} now=${now} span=${span} say=${count} label="Rows of the last runs" /></div>
+    </div>
+  `;
 }
 
 const RunRow = ({ run }) => html`

@@ -1,7 +1,7 @@
 // One stream: its fields, size and rate, who reads it, what was rejected, and its events as they come.
 
-import { Series, lineChart } from "./chart.js";
-import { count, duration, rate } from "./dom.js";
+import { Chart, SPAN_DAY, Series, rates } from "./chart.js";
+import { count, duration, plural, rate } from "./dom.js";
 import { Publish } from "./publish.js";
 import { poll } from "./status.js";
 import { Tail } from "./tail.js";
@@ -54,15 +54,15 @@ export class StreamView extends View {
           ["Owner", stream.owner],
           ...aside.map(([title, number, name]) => [title, html`<a href=${to("streams", name)}>${count(number)}</a>`]),
         ]} />
-        <${Chart} points=${this.series.points()} now=${at} />
+        <${Chart} lines=${[{ name: "Events", points: this.series.points() }]} now=${at} />
       <//>
       ${day.length > 1 && html`
         <${Panel} id="day" title="The last day" note="a point a minute">
           <h3 class="sub">Events per second</h3>
-          <${Chart} points=${rates(day)} now=${dayAt} options=${{ ...DAY, label: "Events per second over the last day" }} />
+          <${Chart} lines=${[{ name: "Events", points: rates(day) }]} now=${dayAt} span=${SPAN_DAY} label="Events per second over the last day" />
           ${day.some(([, , lag]) => lag > 0) && html`
             <h3 class="sub">Lag of the slowest consumer</h3>
-            <${Chart} points=${day.map(([moment, , lag]) => [moment, lag])} now=${dayAt} options=${{ ...DAY, label: "Lag over the last day", suffix: "events" }} />
+            <${Chart} lines=${[{ name: "Lag", points: day.map(([moment, , lag]) => [moment, lag]) }]} now=${dayAt} span=${SPAN_DAY} label="Lag over the last day" say=${(value) => plural(value, "event")} />
           `}
         <//>
       `}
@@ -114,30 +114,6 @@ export class StreamView extends View {
 function retention({ max_age_days: days, max_rows: most }) {
   const parts = [days != null && duration(days * 86400), most != null && `${count(most)} events`].filter(Boolean);
   return parts.length ? `the last ${parts.join(", ")}` : "kept indefinitely";
-}
-
-const DAY = { span: 86400, unit: 3600, step: 4, word: "h" };
-const rates = (points) => points.slice(1).map(([at, published], index) => [at, Math.max(0, published - points[index][1]) / Math.max(1, at - points[index][0])]);
-
-class Chart extends Component {
-  componentDidMount() {
-    this.draw = lineChart(this.element, this.props.options);
-    this.resized = () => this.draw(this.props.points, this.props.now);
-    addEventListener("resize", this.resized);
-    this.resized();
-  }
-
-  componentDidUpdate() {
-    this.resized();
-  }
-
-  componentWillUnmount() {
-    removeEventListener("resize", this.resized);
-  }
-
-  render() {
-    return html`<div class="chart" ref=${(element) => (this.element = element)}></div>`;
-  }
 }
 
 class LiveTail extends Component {

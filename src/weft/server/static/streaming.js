@@ -1,51 +1,127 @@
 // Streaming pipelines: how far each has come, what waits, and what was rejected.
 
-import { count } from "./dom.js";
-import { Chip, Code, Command, Empty, Facts, Panel, Table, Time, Title, View, html, to } from "./ui.js";
+import { Chart, SPAN_DAY, Series, rates } from "./chart.js";
+import { briefDuration, count, duration, plural, rate } from "./dom.js";
+import { poll } from "./status.js";
+import { Chip, Code, Command, Empty, Facts, Panel, Table, Tile, Time, Title, View, html, to } from "./ui.js";
 
 const places = (list) => list.map((each) => each.name).join(", ");
 const Running = ({ pid }) => (pid ? html`<${Chip} kind="good">● running<//>` : html`<${Chip}>not running here<//>`);
 
+// Rates of a pipeline, by what it wrote about itself.
+class Flow {
+  constructor() {
+    this.in = new Series();
+    this.out = new Series();
+  }
+
+  add(at, rowsIn, rowsOut) {
+    // It began anew, with another checkpoint.
+    if (rowsIn < this.in.seen.at(-1)?.[1]) [this.in, this.out] = [new Series(), new Series()];
+    this.in.add(at, rowsIn);
+    this.out.add(at, rowsOut);
+  }
+
+  stands({ running, activity }) {
+    this.running = Boolean(running);
+    if (activity) this.add(new Date(activity.at) / 1000, activity.rows_in, activity.rows_out);
+  }
+
+  say = (series) => (this.running ? rate(series.now()) : "–");
+}
+
+const total = (lag) => (lag && Object.keys(lag).length ? Object.values(lag).reduce((a, b) => a + b, 0) : null);
+
 export class StreamingPipelines extends View {
   path = () => "api/v1/streaming";
+  flows = new Map();
+
+  componentDidMount() {
+    super.componentDidMount();
+    this.states = poll("api/v1/state", ({ states }) => this.setState({ states }), { every: 8000 });
+  }
+
+  componentWillUnmount() {
+    super.componentWillUnmount();
+    this.states.stop();
+  }
 
   show({ pipelines, at }) {
     const now = new Date(at);
+    for (const each of pipelines) {
+      if (!this.flows.has(each.name)) this.flows.set(each.name, new Flow());
+      this.flows.get(each.name).stands(each);
+    }
+    const head = [["Pipeline"], ["State"], ["From", "wide"], ["To", "wide"], ["Rows in/s", "number"], ["Rows out/s", "number medium"], ["Batch time", "number medium"], ["Lag", "number medium"], ["Rejected", "number medium"], ["Last batch", "number"]];
     return html`
       <${Title} name="Streaming pipelines" />
       <section class="panel">
         ${pipelines.length
           ? html`
-              <${Table} label="Streaming pipelines" head=${[["Pipeline"], ["State"], ["From", "medium"], ["To", "medium"], ["Batches", "number"], ["Last batch", "number"]]}>
-                ${pipelines.map(
-                  (each) => html`
+              <${Table} label="Streaming pipelines" head=${head}>
+                ${pipelines.map((each) => {
+                  const { activity } = each, flow = this.flows.get(each.name), lag = total(activity?.lag);
+                  return html`
                     <tr key=${each.name}>
                       <th scope="row"><a class="strong" href=${to("streaming", each.name)}>${each.name}</a>${each.step && html` <${Chip}>${each.step}<//>`}<span class="note block">${each.description}</span></th>
                       <td><${Running} pid=${each.running} />${each.problem && html`<span class="note block">${each.problem}</span>`}</td>
-                      <td class="medium">${places(each.sources)}</td>
-                      <td class="medium">${places(each.targets)}</td>
-                      <td class="number">${each.committed == null ? "–" : count(each.committed + 1)}</td>
+                      <td class="wide">${places(each.sources)}</td>
+                      <td class="wide">${places(each.targets)}</td>
+                      <td class="number">${flow.say(flow.in)}</td>
+                      <td class="number medium">${flow.say(flow.out)}</td>
+                      <td class="number medium">${duration(activity?.last?.seconds)}</td>
+                      <td class=${`number medium ${lag > 0 ? "loud" : ""}`}>${count(lag)}</td>
+                      <td class=${`number medium ${activity?.dead_letters ? "loud" : ""}`}>${count(activity?.dead_letters)}</td>
                       <td class="number"><${Time} relative at=${each.last_batch} now=${now} /></td>
                     </tr>
-                  `,
-                )}
+                  `;
+                })}
               <//>
             `
           : html`<${Empty} title="No streaming pipeline is declared."><p>They carry rows from streams, topics and files to tables, in small batches.</p><//>`}
       </section>
+      ${this.state.states?.length > 0 && html`<${States} states=${this.state.states} />`}
     `;
   }
 }
 
 export class StreamingPipeline extends View {
   path = () => `api/v1/streaming/${encodeURIComponent(this.props.name)}`;
+  flow = new Flow();
+
+  componentDidMount() {
+    super.componentDidMount();
+    const show = ({ points, at }) => {
+      for (const [moment, rowsIn, rowsOut] of points.slice(-31)) this.flow.add(moment, rowsIn, rowsOut);
+      this.setState({ day: points, dayAt: new Date(at) / 1000 });
+    };
+    this.history = poll(`${this.path()}/history?hours=24`, show, { every: 20000, missing: () => {} });
+  }
+
+  componentWillUnmount() {
+    super.componentWillUnmount();
+    this.history.stop();
+  }
 
   show(pipeline) {
-    const { name, watermark, state, dead_letters: letters } = pipeline;
+    const { name, watermark, state, activity, dead_letters: letters } = pipeline;
+    const { day = [], dayAt = 0 } = this.state;
     const now = new Date(pipeline.at);
+    const lag = pipeline.lag.every((each) => each.lag == null) ? null : pipeline.lag.reduce((sum, each) => sum + (each.lag ?? 0), 0);
+    const partitions = pipeline.lag.flatMap((each) => Object.entries(each.partitions ?? {}).map(([partition, behind]) => ({ ...each, partition, behind })));
+    this.flow.stands(pipeline);
     return html`
       <${Title} kind="Streaming pipeline" name=${name} about=${pipeline.description}><${Running} pid=${pipeline.running} /><//>
       ${pipeline.problem && html`<p class="banner">${pipeline.problem}</p>`}
+      <section class="tiles" aria-label="In short">
+        <${Tile} title="Rows in per second" note=${activity ? `${count(activity.rows_in)} in all` : "nothing recorded yet"}>${this.flow.say(this.flow.in)}<//>
+        <${Tile} title="Rows out per second" note=${activity ? `${count(activity.rows_out)} in all` : ""}>${this.flow.say(this.flow.out)}<//>
+        <${Tile} title="Batch time" note=${activity?.last ? `batch ${count(activity.last.batch)}, ${plural(activity.last.rows_in, "row")}` : ""}>${duration(activity?.last?.seconds)}<//>
+        <${Tile} title="Lag" loud=${lag > 0 && !pipeline.running} note=${pipeline.lag.map((each) => each.words).filter(Boolean).join(", ")}>${count(lag)}<//>
+        ${state && html`<${Tile} title="Rows in the state" note=${state.windows == null ? "" : plural(state.windows, "window") + " open"}>${count(state.rows)}<//>`}
+        ${(letters || activity?.dead_letters > 0) && html`<${Tile} title="Dead letters" loud=${letters?.count > 0} note=${activity ? `${count(activity.dead_letters)} rejected in all` : ""}>${letters?.count == null ? "–" : `${count(letters.count)}${letters.more ? "+" : ""}`}<//>`}
+      </section>
+      ${day.length > 1 && html`<${Day} points=${day} now=${dayAt} />`}
       <${Panel} id="stands" title="How it stands">
         <${Facts} facts=${[
           ["Last batch", pipeline.last_batch ? html`<${Time} relative at=${pipeline.last_batch} now=${now} />` : "none yet"],
@@ -70,6 +146,18 @@ export class StreamingPipeline extends View {
             </tr>
           `)}
         <//>
+        ${partitions.length > 0 && html`
+          <h3 class="sub">Lag by partition</h3>
+          <ul class="bars">
+            ${partitions.map((each) => html`
+              <li key=${`${each.source} ${each.partition}`}>
+                <span>${pipeline.lag.length > 1 ? `${each.source} ` : ""}${each.partition}</span>
+                <meter min="0" max=${Math.max(1, ...partitions.map(({ behind }) => behind))} value=${each.behind} aria-label=${`Lag of partition ${each.partition}`}></meter>
+                <span class="number">${count(each.behind)}</span>
+              </li>
+            `)}
+          </ul>
+        `}
       <//>
       ${(watermark || pipeline.state_problem) && html`
         <${Panel} id="state" title="State">
@@ -82,12 +170,95 @@ export class StreamingPipeline extends View {
             ["Windows open", state?.windows == null ? null : count(state.windows)],
             ["Rows in the state", count(state?.rows)],
           ]} />`}
+          ${pipeline.waiting.length > 0 && html`<${Waiting} step=${pipeline.step} waiting=${pipeline.waiting} total=${state.windows ?? pipeline.waiting.length} />`}
         <//>
       `}
+      ${pipeline.verified && html`<${Mirror} name=${name} cdc=${activity?.cdc} verified=${pipeline.verified} now=${now} />`}
       ${letters && html`<${Letters} letters=${letters} name=${name} />`}
       ${pipeline.sql && html`<${Panel} id="sql" title="SQL" note=${pipeline.declared}><${Code} label="SQL" text=${pipeline.sql} /><//>`}
     `;
   }
+}
+
+// What windows and joins keep, and what holds them up.
+const States = ({ states }) => html`
+  <${Panel} id="states" title="State" note="what windows and joins keep between batches">
+    <${Table} label="State" head=${[["Pipeline"], ["Open", "number"], ["Rows", "number medium"], ["Watermark", "medium"], ["Held by"], ["Next closes", "number medium"]]}>
+      ${states.map(({ pipeline, step, state, watermark, state_problem: problem }) => html`
+        <tr key=${pipeline}>
+          <th scope="row"><a class="strong" href=${to("streaming", pipeline)}>${pipeline}</a> <${Chip}>${step}<//>${problem && html`<span class="note block">${problem}</span>`}</th>
+          <td class="number">${count(state?.windows)}</td>
+          <td class="number medium">${count(state?.rows)}</td>
+          <td class="medium"><${Time} at=${watermark?.watermark} /></td>
+          <td>${watermark?.held_by.join(", ") || "–"}</td>
+          <td class="number medium"><${Time} at=${watermark?.next_window_ends} /></td>
+        </tr>
+      `)}
+    <//>
+  <//>
+`;
+
+const OPEN = { window: "Open windows", session: "Open sessions", join: "Rows that wait" };
+
+const Waiting = ({ step, waiting, total }) => html`
+  <h3 class="sub">${OPEN[step]}${waiting.length < total ? `, the oldest ${count(waiting.length)} of ${count(total)}` : ""}</h3>
+  <${Table} label=${OPEN[step]} head=${[...(step === "window" ? [["Begins"]] : []), [step === "join" ? "Kept until" : "Ends"], ["Rows", "number"]]}>
+    ${waiting.map((each) => html`
+      <tr key=${each.window_end ?? each.kept_until}>
+        ${each.window_start && html`<td><${Time} at=${each.window_start} /></td>`}
+        <td><${Time} at=${each.window_end ?? each.kept_until} /></td>
+        <td class="number">${count(each.rows)}</td>
+      </tr>
+    `)}
+  <//>
+`;
+
+const CHANGES = [["creates", "Created"], ["updates", "Updated"], ["deletes", "Deleted"], ["skipped", "Skipped"], ["idempotent_skipped", "Came again"]];
+
+function Mirror({ name, cdc, verified, now }) {
+  return html`
+    <${Panel} id="cdc" title="Change data capture" note=${cdc ? "counts since the checkpoint began" : "No change was applied yet."}>
+      ${cdc && html`<${Facts} facts=${[...CHANGES.map(([key, title]) => [title, count(cdc[key])]), ["Lag of the last change", cdc.lag_seconds == null ? null : duration(cdc.lag_seconds)]]} />`}
+      ${verified.length > 0
+        ? html`
+            <h3 class="sub">Last comparison with the source</h3>
+            <${Table} label="Last comparison with the source" head=${[["Mirror"], ["Found"], ["Rows", "number medium"], ["Mended", "number medium"], ["When", "number"]]}>
+              ${verified.map((each) => html`
+                <tr key=${each.target}>
+                  <th scope="row" class="strong">${each.target}</th>
+                  <td><${Chip} kind=${each.differ > each.mended ? "bad" : "good"}>${each.differ ? `${plural(each.differ, "row")} differ${each.differ === 1 ? "s" : ""}` : "✓ equal"}<//></td>
+                  <td class="number medium">${count(each.rows)}</td>
+                  <td class="number medium">${count(each.mended)}</td>
+                  <td class="number"><${Time} relative at=${each.at} now=${now} /></td>
+                </tr>
+              `)}
+            <//>
+          `
+        : html`<p class="foot note">It was not compared with its source yet.</p>`}
+      <p class="foot top-gap"><${Command} text=${`weft cdc verify ${name} --source CONNECTION`} /></p>
+    <//>
+  `;
+}
+
+// What services stored of it: [at, rows in, rows out, batches, milliseconds, dead letters, lag, state, watermark].
+function Day({ points, now }) {
+  const of = (index) => points.map((point) => [point[0], point[index]]).filter(([, value]) => value != null);
+  const taken = points.slice(1).flatMap(([at, , , batches, busy], index) => (batches > points[index][3] ? [[at, (busy - points[index][4]) / (batches - points[index][3]) / 1000]] : []));
+  const charts = [
+    ["Rows per second", [{ name: "In", points: rates(of(1)) }, { name: "Out", points: rates(of(2)) }], (value) => `${rate(value)}/s`],
+    ["Batch time", [{ name: "Batch time", points: taken }], duration, taken.length > 1, 0.2],
+    ["Lag", [{ name: "Lag", points: of(6) }], count, of(6).some(([, value]) => value > 0)],
+    ["Rows in the state", [{ name: "Rows", points: of(7) }], count, of(7).length > 1],
+    ["Behind by the watermark", [{ name: "Behind", points: of(8).map(([at, watermark]) => [at, Math.max(0, at - watermark / 1000)]) }], duration, of(8).length > 1, 10],
+    ["Rejected rows", [{ name: "Rejected", points: of(5) }], count, of(5).some(([, value]) => value > 0)],
+  ].filter(([, , , wanted = true]) => wanted);
+  return html`
+    <${Panel} id="day" title="The last day" note="a point a minute; drag over a part to look closer">
+      <div class="charts">
+        ${charts.map(([title, lines, say, , least]) => html`<div key=${title}><h3 class="sub">${title}</h3><${Chart} low lines=${lines} now=${now} span=${SPAN_DAY} say=${say} tick=${least && briefDuration} least=${least} nothing="Nothing in the last day" label=${`${title} over the last day`} /></div>`)}
+      </div>
+    <//>
+  `;
 }
 
 const Letters = ({ letters, name }) => html`

@@ -39,6 +39,11 @@ export const Panel = ({ title, note, children, id }) => html`
   </section>
 `;
 
+// A figure that matters most, with a line below it.
+export const Tile = ({ title, note, loud = false, children }) => html`
+  <div class="tile"><h2>${title}</h2><p class=${`figure ${loud ? "loud" : ""}`}>${children}</p><p class="note">${note || "\u00a0"}</p></div>
+`;
+
 // Pairs of a name and a value; those without a value are left out.
 export const Facts = ({ facts }) => html`
   <dl class="facts">
@@ -47,7 +52,7 @@ export const Facts = ({ facts }) => html`
 `;
 
 export const Table = ({ label, head, children, id }) => html`
-  <div class="scroll" role="region" aria-label=${label} tabindex="0">
+  <div class="scroll" role="group" aria-label=${label} tabindex="0">
     <table>
       <thead><tr>${head.map(([text, kind]) => html`<th scope="col" class=${kind} key=${text}>${text}</th>`)}</tr></thead>
       <tbody id=${id}>${children}</tbody>
@@ -57,7 +62,7 @@ export const Table = ({ label, head, children, id }) => html`
 
 export const Empty = ({ title, children }) => html`<div class="empty"><p class="strong">${title}</p>${children}</div>`;
 
-export const Code = ({ text, label }) => html`<pre class="code" tabindex="0" role="region" aria-label=${label}>${text}</pre>`;
+export const Code = ({ text, label }) => html`<pre class="code" tabindex="0" role="group" aria-label=${label}>${text}</pre>`;
 
 export const Command = ({ text }) => html`
   <span class="command"><code>${text}</code><button type="button" class="quiet small" aria-label=${`Copy ${text}`} onClick=${() => navigator.clipboard?.writeText(text)}>Copy</button></span>
@@ -110,6 +115,8 @@ export function Timeline({ runs, small = false }) {
 
 export const changed = (run) => (run ? count((run.inserted || 0) + (run.updated || 0) + (run.deleted || 0)) : "–");
 
+export const Loading = ({ text = "Loading …" }) => html`<h1 class="hidden">Weft</h1><p class="note" role="status">${text}</p>`;
+
 // A view that shows what a path answers. Subclasses have `path`, `every` and `show(data)`.
 export class View extends Component {
   every = 4000;
@@ -126,6 +133,6 @@ export class View extends Component {
   render(_, { data, missing }) {
     if (missing?.status === 404) return html`<${Title} kind="Not found" name=${missing.message} about=${missing.hint} />`;
     if (missing) return html`<${Title} name=${missing.status === 403 ? "Not for this key" : "It cannot be shown"} about=${`${missing.message} ${missing.hint || ""}`} />`;
-    return data ? this.show(data) : html`<p class="note" role="status">Loading …</p>`;
+    return data ? this.show(data) : html`<${Loading} />`;
   }
 }

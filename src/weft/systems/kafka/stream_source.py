@@ -134,11 +134,15 @@ class KafkaSource(MessageSource):
 
     def lag(self, position: Mapping[str, Mapping[str, int]] | None, source_log: Location | None) -> int | None:
         """Return the offsets between a position and the end; transactions and compaction leave some of them empty."""
+        lags = self.lag_by_partition(position)
+        return None if lags is None else sum(lags.values())
+
+    def lag_by_partition(self, position: Mapping[str, Mapping[str, int]] | None) -> dict[str, int] | None:
         if position is None and self.settings.start == "latest":
             return None
         ends = self._admin.latest(self.name)
         offsets = self._offsets(position) if position is not None else self._first()
-        return sum(max(end - offsets.get(number, 0), 0) for number, end in ends.items())
+        return {str(number): max(end - offsets.get(number, 0), 0) for number, end in sorted(ends.items())}
 
     def _first(self) -> dict[int, int]:
         """Return where a new checkpoint begins."""

@@ -1,0 +1,88 @@
+// The scheduler: who leads, what runs, what waits, what is due next, and what is paused.
+
+import { count } from "./dom.js";
+import { Chip, Command, Empty, Facts, Panel, Table, Time, Title, View, html, to, until } from "./ui.js";
+
+const Name = ({ name }) => html`<a class="strong" href=${to("pipelines", name)}>${name}</a>`;
+const MOST = 100;
+
+export class Schedule extends View {
+  every = 3000;
+  path = () => "api/v1/scheduler";
+
+  show({ leader, running, queue, next, paused, at }) {
+    const now = new Date(at);
+    const nobody = !leader.leads;
+    return html`
+      <${Title} name="Schedule" about="What the scheduler does, and when each pipeline is due.">
+        ${nobody ? html`<${Chip} kind=${next.length ? "warn" : ""}>no scheduler leads<//>` : html`<${Chip} kind="good">● a scheduler leads<//>`}
+      <//>
+      <${Panel} id="leader" title="Leader">
+        ${leader.since
+          ? html`<${Facts} facts=${[
+              ["Leads", leader.leads ? "yes" : "no: it has ended"],
+              ["Host", leader.host],
+              ["Process", leader.pid],
+              ["Since", html`<${Time} relative at=${leader.since} now=${now} />`],
+            ]} />`
+          : html`<p class="foot note">No scheduler has run with this run log. Schedules may be followed by cron or <code>weft run-due</code>.</p>`}
+        ${nobody && html`<p class="foot"><${Command} text="weft scheduler" /></p>`}
+      <//>
+      ${running.length > 0 && html`
+        <${Panel} id="running" title="Running now" note=${count(running.length)}>
+          <${Table} label="Running now" head=${[["Pipeline"], ["Run"], ["Attempt", "number medium"], ["Host", "medium"], ["Since", "number"]]}>
+            ${running.map((each) => html`
+              <tr key=${each.run_id}>
+                <th scope="row"><${Name} name=${each.pipeline} /></th>
+                <td><a href=${to("runs", each.run_id)}>${each.run_id}</a></td>
+                <td class="number medium">${count(each.attempt)}</td>
+                <td class="medium">${each.host}</td>
+                <td class="number"><${Time} relative at=${each.started_at} now=${now} /></td>
+              </tr>
+            `)}
+          <//>
+        <//>
+      `}
+      <${Panel} id="queue" title="Queue" note=${queue.length ? count(queue.length) : "Nothing is due now."}>
+        ${queue.length > 0 && html`
+          <${Table} label="Queue" head=${[["Pipeline"], ["State"], ["Waits for", "medium"], ["Pool", "medium"], ["Slot", "number"]]}>
+            ${queue.slice(0, MOST).map((each) => html`
+              <tr key=${each.pipeline}>
+                <th scope="row"><${Name} name=${each.pipeline} /></th>
+                <td><${Chip} kind=${each.is_due ? "busy" : "warn"}>${each.waits_for.length ? "waiting on upstream" : each.why}<//></td>
+                <td class="medium">${each.waits_for.map((name, index) => html`${index ? ", " : ""}<a href=${to("pipelines", name)}>${name}</a>`)}</td>
+                <td class="medium">${each.pool}</td>
+                <td class="number"><${Time} at=${each.slot} /></td>
+              </tr>
+            `)}
+          <//>
+        `}
+      <//>
+      <section class="panel" aria-labelledby="next">
+        <div class="head"><h2 id="next">Due next</h2>${next.length > MOST && html`<p class="note">the first ${count(MOST)} of ${count(next.length)}</p>`}</div>
+        ${next.length
+          ? html`
+              <${Table} label="Due next" head=${[["Pipeline"], ["Schedule", "medium"], ["Its last slot", "medium"], ["Due", "number"], ["At", "number wide"]]}>
+                ${next.slice(0, MOST).map((each) => html`
+                  <tr key=${each.pipeline}>
+                    <th scope="row"><${Name} name=${each.pipeline} /></th>
+                    <td class="medium"><code>${each.schedule}</code></td>
+                    <td class="medium note">${each.state}</td>
+                    <td class="number">${until(each.next_due, now)}</td>
+                    <td class="number wide"><${Time} at=${each.next_due} /></td>
+                  </tr>
+                `)}
+              <//>
+            `
+          : html`<${Empty} title="No pipeline has a schedule." />`}
+      </section>
+      ${paused.length > 0 && html`
+        <${Panel} id="paused" title="Paused" note="Open one to resume it.">
+          <${Table} label="Paused" head=${[["Pipeline"], ["Since", "number"]]}>
+            ${paused.map((each) => html`<tr key=${each.pipeline}><th scope="row"><${Name} name=${each.pipeline} /></th><td class="number"><${Time} relative at=${each.paused_at} now=${now} /></td></tr>`)}
+          <//>
+        <//>
+      `}
+    `;
+  }
+}
