@@ -236,6 +236,7 @@ def test_by_keyboard_alone(service: Any, key: str, show: Callable[..., Page]) ->
     page.keyboard.press("Escape")
     expect(page.get_by_role("dialog")).to_have_count(0)
     press(page.locator("#views").get_by_role("link", name="Audit"))
+    expect(page.locator("#view h1")).to_have_text("Audit log")
     expect(page.locator("#view tbody")).to_contain_text("pause")
     focus(page, page.get_by_label("Action", exact=True))
     page.keyboard.type("resume")
