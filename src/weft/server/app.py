@@ -288,7 +288,7 @@ def _position(ready: Opened, since: str | None) -> int:
         return log.floor() if first is None else first - 1
     if since.isdigit():
         return whole(since, "since", 0)
-    return log.first_since(aware(moment(since, "since", "'start'"))) - 1
+    return log.first_since(aware(moment(since, "since", "'start', an offset or "))) - 1
 
 
 def _filter(wheres: list[str]) -> Filter | None:

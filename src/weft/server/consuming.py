@@ -168,7 +168,7 @@ def _leased(ready: Opened, asked: Ack) -> list[dict[str, Any]]:
 async def reset(request: Request) -> Response:
     ready, asked = await _open(request, Reset, "admin")
     is_known = as_offset(asked.to) is not None or asked.to in ("start", "end")
-    to = asked.to if is_known else moment(str(asked.to), "to", "'start' or 'end'")
+    to = asked.to if is_known else moment(str(asked.to), "to", "'start', 'end', an offset or ")
     with service_of(request).room(ready.stream):
         position = await consuming.reset(ready.stream, asked.consumer, to)
     return _done(ready, asked, **with_texts({"position": position}, "position"))
@@ -238,12 +238,12 @@ def whole(text: str, name: str, least: int) -> int:
     return int(text)
 
 
-def moment(text: str, name: str, words: str) -> datetime:
-    """Parse a time. `words`: what else the parameter may be besides an offset."""
+def moment(text: str, name: str, others: str = "") -> datetime:
+    """Parse a time. `others`: what else the parameter may be."""
     try:
         when = datetime.fromisoformat(text)
         # Raises for a time of the first or last day of the calendar that is outside of it in UTC.
         return when if when.tzinfo is None else when.astimezone(UTC)
     except (ValueError, OverflowError):
-        detail = f"{name} must be an offset, a time such as 2026-01-31T12:00:00Z, or {words}, not {text[:40]!r}."
+        detail = f"{name} must be {others}a time such as 2026-01-31T12:00:00Z, not {text[:40]!r}."
         raise bad_parameter(detail, field=name) from None
