@@ -6,7 +6,7 @@ import logging
 import re
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import cached_property
 from typing import Any, Literal
@@ -274,6 +274,8 @@ class Result:
     tables: SqlTables | None
     """The database of the model; `None` for Delta tables and files, into which Spark writes."""
     stored: Stored
+    _why_spark: str | None = field(default=None, init=False)
+    """Why the database that has all inputs does not run the query."""
 
     def data(self) -> Input:
         """Call the function; return its result as the input of a load."""
@@ -301,10 +303,8 @@ class Result:
         """Return the query in the SQL of the database; raise where it cannot run there."""
         compiled = self._compiled(self._value())
         if compiled is None or compiled.engine == "spark":
-            raise DeclarationError(
-                f"Model {self.model.name!r} cannot be a view: a view is a query over tables of its own database.",
-                hint='materialise="table"',
-            )
+            reason = self._why_spark or "a view is a query over tables of its own database"
+            raise DeclarationError(f"Model {self.model.name!r} cannot be a view: {reason}.", hint='materialise="table"')
         return self._bound(compiled.sql, all_rows=all_rows)
 
     def compiled(self) -> Compiled | None:
@@ -315,6 +315,9 @@ class Result:
 
     def _compiled(self, value: Any) -> Compiled | None:
         if forms.is_ibis(value):
+            from weft.engine.models import pushdown
+
+            value = pushdown.cleared(value)
             sql = self._pushed_down(value)
             if sql is None:
                 sql = forms.to_sql(value, "pyspark")
@@ -387,16 +390,24 @@ class Result:
         return self.tables
 
     def _is_pushed_down(self) -> bool:
-        """Whether the target's database has all inputs."""
+        """Whether the target's database runs a query in SQL."""
+        if not self._is_here():
+            return False
+        if not self._database.native_decimals and self.model.engine is None:
+            named = [field.name for each in self._named for field in each.schema() if pa.types.is_decimal(field.type)]
+            if named:
+                # Their sum would be a floating-point number, and texts are compared by letters.
+                self._why_spark = f"{self._database.connection.label} keeps decimals ({', '.join(named)}) as texts"
+                return False
+        return True
+
+    def _is_here(self) -> bool:
+        """Whether the target's database has all inputs, and may run the query."""
         here = current().connection(self.model.target.connection)
         read = [each.relation for each in self.sources if each.input.parameter is not None]
-        tables = self.tables
-        is_here = tables is not None and all(
-            each.table is not None and each.connection.resolved() == tables.connection for each in read
+        is_here = self.tables is not None and all(
+            each.table is not None and each.connection.resolved() == self._database.connection for each in read
         )
-        if is_here and not self._database.native_decimals and self.model.engine is None:
-            # Decimals are texts there: their sum would be a floating-point number, and texts are compared by letters.
-            is_here = not any(pa.types.is_decimal(field.type) for each in self._named for field in each.schema())
         if self.model.engine == "pushdown" and not is_here:
             raise DeclarationError(
                 f"Model {self.model.name!r} cannot be pushed down: not all of its inputs are in {here.label}.",
@@ -406,20 +417,19 @@ class Result:
 
     def _pushed_down(self, expression: Any) -> str | None:
         """The SQL of an Ibis expression for the target's database; `None` where Spark must run it."""
-        if not self._is_pushed_down():
+        if not self._is_here():
             return None
-        from ibis.common.exceptions import IbisError
+        from weft.engine.models import pushdown
 
-        kinds = [*(each.type for one in self.sources for each in one.schema()), *expression.schema().to_pyarrow().types]
-        if not self._database.native_decimals and any(map(pa.types.is_decimal, kinds)):
-            # Its decimals are texts: a sum of them would be a floating-point number.
-            return None
-        try:
-            sql = forms.to_sql(expression, self._database.dialect)
-        except (IbisError, NotImplementedError):
-            return None
-        # Functions that Ibis adds to its own connections.
-        return None if "_IBIS_" in sql.upper() else sql
+        schemas = {str(each.input.parameter): each.schema() for each in self._named}
+        self._why_spark = pushdown.why_not(expression, self._database, schemas)
+        if self._why_spark is None:
+            return pushdown.to_sql(expression, self._database)
+        if self.model.engine == "pushdown":
+            raise DeclarationError(
+                f"Model {self.model.name!r} cannot be pushed down: {self._why_spark}.", hint="Leave engine out."
+            )
+        return None
 
     def _bound(self, sql: str, *, all_rows: bool = False) -> str:
         """Return a query with its inputs as common table expressions."""

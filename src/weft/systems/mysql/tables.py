@@ -247,6 +247,10 @@ class MySQLTables(SqlTables):
     def table(self, schema: str | None, name: str) -> str:
         return self.quote(name) if schema is None else f"{self.quote(schema)}.{self.quote(name)}"
 
+    @property
+    def text_collation(self) -> str | None:
+        return self._collation
+
     def stream_column(self, field: pa.Field) -> str:
         """Streams ignore spaces at the end of a text when they compare it, loads do not."""
         name = self.quote(field.name)

@@ -251,6 +251,15 @@ class SqlTables(ABC):
         """Return the quoted name of a table; without a schema, one of the connection's default schema."""
         return self.quote(name) if schema is None else self.driver.table(schema, name)
 
+    @property
+    def text_collation(self) -> str | None:
+        """How a query has to compare its own texts, where the database would not compare them letter by letter."""
+        return None
+
+    def stores_as_weft(self, field: pa.Field) -> bool:
+        """Return whether the values of a column are in the one form in which Weft writes its type."""
+        return True
+
     def stream_column(self, field: pa.Field) -> str:
         """Return a column of a stream's table as columns of loads are, so that a query may compare the two."""
         return self.quote(field.name)

@@ -203,6 +203,12 @@ class SqliteTables(SqlTables):
             for number, column in enumerate(columns)
         }
 
+    def stores_as_weft(self, field: pa.Field) -> bool:
+        """Others write times and decimals as they like."""
+        kind = field.type
+        has_forms = pa.types.is_temporal(kind) or pa.types.is_decimal(kind) or pa.types.is_boolean(kind)
+        return not (types.is_loose(field) and has_forms)
+
     def sql_type(self, field: pa.Field, *, key: bool = False) -> str:
         """A declared type that says what the values mean."""
         return types.sql_type(field)

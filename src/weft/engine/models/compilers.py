@@ -1,0 +1,244 @@
+"""Ibis expressions as SQL of the databases, in the forms in which Weft stores values.
+
+Ibis writes for tables that it made itself: its SQLite has times in another form and heeds case in LIKE, its MySQL
+divides decimals. What is mended here is pushed down; what else would mean something else is left to Spark (`pushdown`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC
+from typing import Any, ClassVar
+
+import ibis.expr.datatypes as dt
+import ibis.expr.operations as ops
+import sqlglot as sg
+import sqlglot.expressions as sge
+from ibis.backends.sql.compilers.base import NULL
+from ibis.backends.sql.compilers.duckdb import DuckDBCompiler
+from ibis.backends.sql.compilers.mysql import MySQLCompiler
+from ibis.backends.sql.compilers.postgres import PostgresCompiler
+from ibis.backends.sql.compilers.sqlite import SQLiteCompiler
+
+_MIDNIGHT = "0001-01-01T00:00:00.000000"
+# How many letters of a time stay, by the unit that it is cut to.
+_KEPT = {"Y": 4, "M": 7, "D": 10, "h": 13, "m": 16, "s": 19}
+_PARTS = {"Year": (1, 4), "Month": (6, 2), "Day": (9, 2), "Hour": (12, 2), "Minute": (15, 2), "Second": (18, 2)}
+
+
+def to_sql(expression: Any, dialect: str, collation: str | None = None) -> str:
+    """Return an expression in the SQL of a database; an error of Ibis where it cannot be written."""
+    compiler = _COMPILERS[dialect]()
+    compiler.collation = collation
+    query = compiler.to_sqlglot(expression.unbind())
+    return str(query.sql(dialect=compiler.dialect, pretty=True, unsupported_level=sg.ErrorLevel.RAISE))
+
+
+def cuts_instant(op: Any) -> bool:
+    """Return whether a time is one with a zone that was cut to an hour or a day; Ibis forgets the zone."""
+    return isinstance(op, ops.TimestampTruncate) and op.arg.dtype.timezone is not None
+
+
+class _Compiler:
+    collation: str | None = None
+    # Those of the base class are methods by now: to name them again would put them over the ones below.
+    SIMPLE_OPS: ClassVar[dict[Any, str]] = {}
+
+
+class _Sqlite(_Compiler, SQLiteCompiler):  # type: ignore[misc]
+    """Times are texts: `2026-01-31T12:00:00.000000+00:00`, without a zone those without `+00:00`."""
+
+    def visit_NonNullLiteral(self, op: Any, *, value: Any, dtype: Any) -> Any:
+        if dtype.is_timestamp():
+            text = value.replace(tzinfo=None).isoformat(timespec="microseconds")
+            return sge.convert(text + _zone(dtype))
+        return super().visit_NonNullLiteral(op, value=value, dtype=dtype)
+
+    def visit_Cast(self, op: Any, *, arg: Any, to: Any) -> Any:
+        source = op.arg.dtype
+        if cuts_instant(op.arg):
+            return arg
+        if source.is_timestamp() and to.is_date():
+            return self.f.anon.substr(arg, 1, 10)
+        if source.is_date() and to.is_timestamp():
+            return self.f.concat(arg, _MIDNIGHT[10:] + _zone(to))
+        return super().visit_Cast(op, arg=arg, to=to)
+
+    def visit_Date(self, op: Any, *, arg: Any) -> Any:
+        return self.f.anon.substr(arg, 1, 10)
+
+    def visit_TimestampTruncate(self, op: Any, *, arg: Any, unit: Any) -> Any:
+        kept = _KEPT[unit.short]
+        return self.f.concat(self.f.anon.substr(arg, 1, kept), _MIDNIGHT[kept:] + _zone(op.arg.dtype))
+
+    def visit_DateTruncate(self, op: Any, *, arg: Any, unit: Any) -> Any:
+        kept = _KEPT[unit.short]
+        return self.f.concat(self.f.anon.substr(arg, 1, kept), _MIDNIGHT[kept:10])
+
+    def visit_Modulus(self, op: Any, *, left: Any, right: Any) -> Any:
+        # Not every SQLite has the function mod.
+        return self.binop(sge.Mod, left, right)
+
+    # LIKE ignores case here, and the text may have signs of patterns.
+    def visit_StartsWith(self, op: Any, *, arg: Any, start: Any) -> Any:
+        return self.f.anon.substr(arg, 1, self.f.length(start)).eq(start)
+
+    def visit_EndsWith(self, op: Any, *, arg: Any, end: Any) -> Any:
+        begin = self.f.length(arg) - self.f.length(end) + 1
+        return sge.paren((begin >= 1).and_(self.f.anon.substr(arg, begin).eq(end)))
+
+
+def _zone(dtype: Any) -> str:
+    return "" if dtype.timezone is None else "+00:00"
+
+
+def _part(first: int, length: int) -> Callable[..., Any]:
+    def visit(self: Any, op: Any, *, arg: Any) -> Any:
+        return self.cast(self.f.anon.substr(arg, first, length), dt.int64)
+
+    return visit
+
+
+for _name, _place in _PARTS.items():
+    setattr(_Sqlite, f"visit_Extract{_name}", _part(*_place))
+
+
+class _MySQL(_Compiler, MySQLCompiler):  # type: ignore[misc]
+    """Times are DATETIME in UTC. Whole numbers are divided and averaged as decimals of four digits, numbers with points
+    are decimals, and texts of the query alone are compared without case."""
+
+    def visit_NonNullLiteral(self, op: Any, *, value: Any, dtype: Any) -> Any:
+        if dtype.is_timestamp():
+            return self.f.timestamp(value.replace(tzinfo=None).isoformat(sep=" ", timespec="microseconds"))
+        if dtype.is_floating():
+            text = repr(float(value))
+            return sge.Literal.number(text if "e" in text else f"{text}e0")
+        if dtype.is_string() and self.collation is not None:
+            return sge.paren(sge.Collate(this=sge.convert(value), expression=sge.Var(this=self.collation)))
+        return super().visit_NonNullLiteral(op, value=value, dtype=dtype)
+
+    def visit_Cast(self, op: Any, *, arg: Any, to: Any) -> Any:
+        if cuts_instant(op.arg):
+            return arg
+        if op.arg.dtype.is_date() and to.is_timestamp():
+            return self.f.timestamp(arg)
+        return super().visit_Cast(op, arg=arg, to=to)
+
+    def visit_StringContains(self, op: Any, *, haystack: Any, needle: Any) -> Any:
+        return self.f.instr(haystack, needle) > 0
+
+    def visit_CountStar(self, op: Any, *, arg: Any, where: Any) -> Any:
+        # Of no rows a count is 0, and a sum is null.
+        if where is not None:
+            return self.f.count(self.if_(where, 1, NULL))
+        return super().visit_CountStar(op, arg=arg, where=where)
+
+    def visit_Divide(self, op: Any, *, left: Any, right: Any) -> Any:
+        return self.binop(sge.Div, _double(left), right)
+
+    def visit_FloorDivide(self, op: Any, *, left: Any, right: Any) -> Any:
+        return self.cast(self.f.floor(self.binop(sge.Div, _double(left), right)), op.dtype)
+
+    def visit_Mean(self, op: Any, *, arg: Any, where: Any) -> Any:
+        return self.agg.avg(_double(arg), where=where)
+
+    def visit_DateTimestampTruncate(self, op: Any, *, arg: Any, unit: Any) -> Any:
+        text = super().visit_DateTimestampTruncate(op, arg=arg, unit=unit)
+        return self.f.timestamp(text) if op.dtype.is_timestamp() else self.f.date(text)
+
+    visit_DateTruncate = visit_TimestampTruncate = visit_DateTimestampTruncate
+
+
+def _double(value: Any) -> Any:
+    return sge.paren(sge.Mul(this=sge.paren(value), expression=sge.Literal.number("1e0")))
+
+
+class _InUtc(_Compiler):
+    """A time with a zone has the day and the hour of UTC, whatever the zone of the session is that reads a view."""
+
+    def visit_NonNullLiteral(self: Any, op: Any, *, value: Any, dtype: Any) -> Any:
+        if dtype.is_floating():
+            # A number with a point is a decimal.
+            return self.cast(repr(float(value)), dt.float64)
+        return super().visit_NonNullLiteral(op, value=value, dtype=dtype)  # type: ignore[misc]
+
+    def visit_Cast(self: Any, op: Any, *, arg: Any, to: Any) -> Any:
+        if cuts_instant(op.arg):
+            return arg
+        if op.arg.dtype.is_boolean() and to.is_integer():
+            arg = self.cast(arg, dt.int32)
+        return super().visit_Cast(op, arg=_utc(op.arg, arg) if to.is_date() else arg, to=to)  # type: ignore[misc]
+
+    def visit_Date(self: Any, op: Any, *, arg: Any) -> Any:
+        return self.cast(_utc(op.arg, arg), dt.date)
+
+    def visit_TimestampTruncate(self: Any, op: Any, *, arg: Any, unit: Any) -> Any:
+        cut = super().visit_TimestampTruncate(op, arg=_utc(op.arg, arg), unit=unit)  # type: ignore[misc]
+        return _utc(op.arg, cut)
+
+    def visit_DateTruncate(self: Any, op: Any, *, arg: Any, unit: Any) -> Any:
+        return self.cast(super().visit_DateTruncate(op, arg=arg, unit=unit), dt.date)  # type: ignore[misc]
+
+
+def _utc(op: Any, value: Any) -> Any:
+    """Return an instant as the time in UTC, and back."""
+    if not op.dtype.is_timestamp() or op.dtype.timezone is None:
+        return value
+    return sge.AtTimeZone(this=sge.paren(value), zone=sge.convert("UTC"))
+
+
+def _extracted(name: str) -> Callable[..., Any]:
+    def visit(self: Any, op: Any, *, arg: Any) -> Any:
+        part = self.f.extract(self.v[name.lower()], _utc(op.arg, arg))
+        # PostgreSQL's have a fraction, which a cast would round.
+        return self.cast(self.f.floor(part), op.dtype)
+
+    return visit
+
+
+for _name in _PARTS:
+    setattr(_InUtc, f"visit_Extract{_name}", _extracted(_name))
+
+
+class _Postgres(_InUtc, PostgresCompiler):  # type: ignore[misc]
+    pass
+
+
+class _DuckDB(_InUtc, DuckDBCompiler):  # type: ignore[misc]
+    pass
+
+
+_COMPILERS: dict[str, Any] = {"sqlite": _Sqlite, "mysql": _MySQL, "postgres": _Postgres, "duckdb": _DuckDB}
+
+# ----------------------------------------------------------------------------------------- what each means as Ibis does
+
+_NULLS_LEFT_OUT = {ops.Least, ops.Greatest}
+UNLIKE: dict[str, set[Any]] = {
+    # Its LIKE ignores case. Whole numbers that overflow become floats, which others would cut.
+    "sqlite": {ops.StringSQLLike, ops.FloorDivide, *_NULLS_LEFT_OUT},
+    "mysql": {ops.Intersection, ops.Difference, *_NULLS_LEFT_OUT},
+    "postgres": set(),
+    "duckdb": set(),
+}
+"""Operations that other databases are asked for, and that one of them would answer in another way."""
+JOINS: dict[str, set[str]] = {
+    "sqlite": {"inner", "left", "cross", "semi", "anti"},
+    "mysql": {"inner", "left", "right", "cross", "semi", "anti"},
+    "postgres": {"inner", "left", "right", "outer", "cross", "semi", "anti"},
+    "duckdb": {"inner", "left", "right", "outer", "cross", "semi", "anti"},
+}
+FLOATS_ON_OVERFLOW = {"sqlite"}
+"""Databases whose whole numbers become floats where they overflow."""
+
+
+def refusing_floats(sql: str, columns: dict[str, bool]) -> str:
+    """Return a query that fails with "integer overflow" where a whole number became a float: in the columns, by their
+    quoted names, that are computed."""
+    failing = "CASE typeof({0}) WHEN 'real' THEN abs(-9223372036854775808) ELSE {0} END AS {0}"
+    listed = (failing.replace("{0}", name) if is_computed else name for name, is_computed in columns.items())
+    return f"SELECT {', '.join(listed)} FROM ({sql}) AS checked"
+
+
+def in_utc(value: Any) -> Any:
+    """Return a time as one of UTC; one without a zone is UTC already."""
+    return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
