@@ -177,7 +177,10 @@ class ModelOptions(TypedDict, total=False):
     ]
     engine: Annotated[
         Literal["spark", "pushdown"] | None,
-        Option("Where the query runs.", default="the database, where it has all inputs and the result; else Spark"),
+        Option(
+            "Where the query runs.",
+            default="the database, where it has all inputs and means the same; else Spark",
+        ),
     ]
     description: Annotated[str | None, Option("For people.", default="the docstring")]
     tags: Annotated[str | Sequence[str], Option("For people.", check=_tags)]

@@ -85,7 +85,7 @@ class Standing:
                 {"consumer": group.consumer, "lag": group.lag, "pending": group.pending, "lost": group.lost}
                 for group in log.groups()
             ]
-            self.dead_letters, self.quarantined = rejected(stream).values()
+            self.dead_letters, self.quarantined = rejected_counts(stream).values()
             done = time.monotonic()
             self.count_after = done + (done - started) * _COUNT_SHARE
 
@@ -101,7 +101,7 @@ def tail_of(log: Log) -> str:
     return str(log.floor() if first is None else first - 1)
 
 
-def rejected(stream: Stream) -> dict[str, int | None]:
+def rejected_counts(stream: Stream) -> dict[str, int | None]:
     """Count the dead letters of a stream, and the events that did not fit; `None` where it has no place for them."""
 
     def count(kept: Stream) -> int:

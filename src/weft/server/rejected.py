@@ -22,6 +22,7 @@ from weft.server.history import places
 from weft.server.problems import Problem, bad_parameter
 from weft.server.service import json_response, service_of
 from weft.streams.declare import Stream
+from weft.streams.encode import NO_SUCH_FIELD, OF_ALL_EXTRA
 from weft.streams.events import in_rounds
 from weft.streams.runtime import Opened, open_stream_async
 from weft.systems.log import PUBLISHED_AT, ROWID
@@ -35,7 +36,7 @@ _PAYLOAD = 2000
 _LOOKED_AT = 2000
 # What is of one event alone in a reason: its number, and the value that does not fit, which is before one of these.
 _OWN = re.compile(r"^Event \d+ of the publish to '[^']*', ")
-_PROBLEMS = (": it ", ": the stream has no such field", ": of all that fits no column")
+_PROBLEMS = (": it ", f": {NO_SUCH_FIELD}", f": {OF_ALL_EXTRA}")
 
 
 async def rejected(request: Request) -> Response:

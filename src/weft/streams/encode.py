@@ -19,6 +19,9 @@ from weft.streams.plain import plain_events
 from weft.systems.log import EXTRA, META_TYPES, RESERVED_PREFIX, Batch, Log
 from weft.types import FieldType, check_column, check_value, comparable, dump_json, infer, to_json
 
+NO_SUCH_FIELD, OF_ALL_EXTRA = "the stream has no such field", "of all that fits no column"
+"""`server/rejected.py` knows by these words where the value ends in a reason. Reasons are stored: if you change a word,
+add the new one there and keep the old."""
 # Columns that one publish adds to a table that has some: one event of odd keys does not use up what a stream may have.
 _NEW_COLUMNS_A_PUBLISH = 20
 
@@ -238,7 +241,7 @@ def _one(
         if known is None or (stream.validate_schema and key not in stream.fields):
             if strict:
                 hint = did_you_mean(key, stream.fields or fields)
-                raise _error(stream, index, key, value, "the stream has no such field", hint=hint)
+                raise _error(stream, index, key, value, NO_SUCH_FIELD, hint=hint)
             extra[key] = value
             continue
         try:
@@ -268,7 +271,7 @@ def _extra_text(stream: Stream, index: int, extra: dict[str, Any], misfits: dict
                 first = misfits.get(key, "it has no column")
                 told = f"{first}; and what fits no column is kept as JSON, but {culprit}"
                 raise _error(stream, index, key, value, told) from None
-        raise _error(stream, index, EXTRA, list(extra), f"of all that fits no column together, {problem}") from None
+        raise _error(stream, index, EXTRA, list(extra), f"{OF_ALL_EXTRA} together, {problem}") from None
 
 
 def _record(index: int, event: dict[str, Any], error: SchemaError) -> dict[str, Any]:

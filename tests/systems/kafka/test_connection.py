@@ -15,7 +15,7 @@ from servers import wait_until
 from weft import ConnectionFailedError, DeclarationError, KafkaConnection, NotFoundError, SettingsError
 from weft.systems import messages
 from weft.systems.kafka import client, options, stream_source
-from weft.systems.kafka.target import TopicTarget
+from weft.systems.kafka.target import KafkaTarget
 from weft.systems.load import Load
 
 
@@ -119,7 +119,7 @@ def test_sign_in(kafka: Any, spark: Any, mechanism: str) -> None:
         kafka.add_scram_user()
     assert made.check()["server"] == "Kafka, 1 broker"
     frame = spark.createDataFrame([(1,)], "n int")
-    assert TopicTarget(made).write(frame, Load.declare(target=topic), spark).inserted == 1
+    assert KafkaTarget(made).write(frame, Load.declare(target=topic), spark).inserted == 1
     assert client.send(made, topic, [(None, b'{"n": 2}')]) == 1
     read = spark.read.format("kafka").options(**options.for_spark(made)).option("subscribe", topic).load()
     with closing(messages.rows(read, made)) as rows:
@@ -133,7 +133,7 @@ def test_tls(kafka: Any, spark: Any) -> None:
     topic = kafka.create_topic()
     assert made.check()["server"] == "Kafka, 1 broker"
     frame = spark.createDataFrame([(1,)], "n int")
-    assert TopicTarget(made).write(frame, Load.declare(target=topic), spark).inserted == 1
+    assert KafkaTarget(made).write(frame, Load.declare(target=topic), spark).inserted == 1
     assert [json.loads(message.value()) for message in kafka.messages(topic)] == [{"n": 1}]
     with pytest.raises(ConnectionFailedError, match=r"(?i)certificate verify failed|SSL handshake failed"):
         KafkaConnection(kafka.tls_bootstrap, security_protocol="SSL").check()

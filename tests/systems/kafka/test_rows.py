@@ -17,7 +17,7 @@ from weft import DeclarationError, KafkaConnection
 from weft.systems import messages
 from weft.systems.kafka import client
 from weft.systems.kafka.stream_source import KafkaSource
-from weft.systems.kafka.target import TopicTarget
+from weft.systems.kafka.target import KafkaTarget
 from weft.systems.load import Load
 from weft.systems.stream_source import SourceSettings
 
@@ -31,7 +31,7 @@ def milliseconds(moment: datetime) -> int:
 
 def write(frame: Any, connection: KafkaConnection, topic: str, *keys: str) -> int:
     load = Load(table=topic, keys=keys, checkpoint_id="load", batch_id=7, moment=NOON)
-    return TopicTarget(connection).write(frame, load, frame.sparkSession).inserted
+    return KafkaTarget(connection).write(frame, load, frame.sparkSession).inserted
 
 
 def test_json(kafka: Any, connection: KafkaConnection, batch: Batch) -> None:

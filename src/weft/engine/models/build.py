@@ -318,7 +318,7 @@ class Result:
             from weft.engine.models import pushdown
 
             value = pushdown.cleared(value)
-            sql = self._pushed_down(value)
+            sql = self._sql_of_ibis(value)
             if sql is None:
                 sql = forms.to_sql(value, "pyspark")
                 return Compiled("spark", "spark", sql, sql, canonical_schema(value.schema().to_pyarrow()))
@@ -331,7 +331,7 @@ class Result:
                 f"Model {self.model.name!r} returned a text that is not a query: {value[:80]!r}.",
                 hint="Return SQL that begins with SELECT or WITH, an Ibis expression or a frame.",
             )
-        if not self._is_pushed_down():
+        if not self._runs_sql_here():
             return Compiled("spark", "spark", value, value)
         bound = self._bound(value)
         return Compiled("pushdown", self._database.dialect, value, bound, self._database.describe(bound))
@@ -389,7 +389,7 @@ class Result:
         assert self.tables is not None
         return self.tables
 
-    def _is_pushed_down(self) -> bool:
+    def _runs_sql_here(self) -> bool:
         """Whether the target's database runs a query in SQL."""
         if not self._is_here():
             return False
@@ -415,7 +415,7 @@ class Result:
             )
         return is_here and self.model.engine != "spark"
 
-    def _pushed_down(self, expression: Any) -> str | None:
+    def _sql_of_ibis(self, expression: Any) -> str | None:
         """The SQL of an Ibis expression for the target's database; `None` where Spark must run it."""
         if not self._is_here():
             return None

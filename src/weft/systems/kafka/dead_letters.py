@@ -14,7 +14,7 @@ from weft.systems.kafka import client
 from weft.systems.kafka.connection import KafkaConnection
 
 
-class TopicLetters:
+class KafkaLetters:
     """The dead letters in one topic. One that is put twice is there twice, and its reader yields both."""
 
     def __init__(self, connection: KafkaConnection, place: str, pipeline: str, spark: Callable[[], Any]) -> None:

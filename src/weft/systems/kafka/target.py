@@ -27,7 +27,7 @@ BATCH_HEADER = "weft-batch-id"
 _JSON = JsonCodec()
 
 
-class TopicTarget(SparkTarget):
+class KafkaTarget(SparkTarget):
     """Writes each row as a message. Brokers take messages one by one, so a batch that is tried again is there twice."""
 
     exactly_once = False
