@@ -199,8 +199,8 @@ def _parsed(
     if isinstance(array, pa.ExtensionArray):
         array = array.storage
     if not (pa.types.is_string(array.type) or pa.types.is_large_string(array.type)):
-        there = np.flatnonzero(_mask(pc.is_valid(array))).tolist()
-        return None, dict.fromkeys(there, f"It is no object: it is of the type {array.type}.")
+        others = np.flatnonzero(_mask(pc.is_valid(array))).tolist()
+        return None, dict.fromkeys(others, f"It is no object: it is of the type {array.type}.")
     there = np.flatnonzero(_mask(pc.invert(pc.is_in(pc.utf8_trim(array, " \t\r\n"), value_set=_NOTHING))))
     texts = array.take(pa.array(there)).cast(pa.binary())
     if not len(texts):
