@@ -57,7 +57,7 @@ _DECIMAL_INFERRED = (38, 18)
 
 @dataclass(frozen=True, slots=True)
 class FieldType:
-    """The type of a field of a stream: `FieldType.parse("decimal(10,2)")`. A trailing `?` marks a field that may be null or
+    """The type of a field of a stream: `FieldType.parse("decimal(10,2)")`. With a trailing `?` the field may be null or
     missing."""
 
     base: str

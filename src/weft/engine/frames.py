@@ -14,6 +14,7 @@ from weft.engine.readers import RowReader, SqlReader, reader_for
 from weft.errors import DeclarationError, did_you_mean, listed
 from weft.project import current
 from weft.spark_support import outcome, sessions
+from weft.spark_support.voids import with_element_types
 from weft.systems.base import Connection
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ def of(
             assert isinstance(data, inputs.Files)
             with outcome.explained(f"read {data.path}"):
                 frame = files.read(spark, data.path, source)
-    return frame if transform_sql is None else transformed(frame, transform_sql)
+    return with_element_types(frame) if transform_sql is None else transformed(frame, transform_sql)
 
 
 def from_memory(spark: Any, rows: inputs.Memory) -> Any:
@@ -84,7 +85,7 @@ def transformed(frame: Any, sql: str, table: str = "source", option: str = "tran
     with outcome.explained(f"understand {option}"), sessions.quoted_names(frame.sparkSession):
         frame.createOrReplaceTempView(table)
         try:
-            return frame.sparkSession.sql(sql)
+            return with_element_types(frame.sparkSession.sql(sql))
         except AnalysisException as error:
             parameters = error.getMessageParameters() or {}
             name = parameters.get("objectName", "").strip("`")

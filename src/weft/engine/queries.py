@@ -21,6 +21,7 @@ from weft.project import current
 from weft.spark_support import outcome, sessions
 from weft.spark_support.lazy import F
 from weft.spark_support.sessions import quoted
+from weft.spark_support.voids import with_element_types
 from weft.systems.base import Connection
 from weft.systems.log import ROWID
 from weft.systems.sql.literals import literal
@@ -264,7 +265,7 @@ def frame_over(tables: Mapping[str, SqlReader | StreamReader | Relation], text: 
         each.createOrReplaceTempView(quoted(name))
     result = _planned(spark, text)
     if not readers:
-        return result
+        return with_element_types(result)
     used, scans = _used_columns(result, {_rdd_of(rows[name]): name for name in readers})
     for name, reader in readers.items():
         columns = [each for each in reader.schema.names if each in used.get(name, ())] or [_narrow_column(reader)]
@@ -277,7 +278,7 @@ def frame_over(tables: Mapping[str, SqlReader | StreamReader | Relation], text: 
             for each in rows[name].schema
         )
         read.select(*every).createOrReplaceTempView(quoted(name))
-    return _planned(spark, text)
+    return with_element_types(_planned(spark, text))
 
 
 def _planned(spark: Any, text: str) -> Any:

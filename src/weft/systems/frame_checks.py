@@ -132,14 +132,14 @@ def checked_keys(
             return kept, total, left
         raise LoadRefusedError(
             f"{nulls:,} of {total:,} source rows of {load.name} have no key ({', '.join(load.keys)} is null).",
-            hint="Filter them out in the source, or choose other keys.",
+            hint=f"Filter them out in the source, or choose other keys.{load.about_nulls}",
         )
     if event is not None and event not in keys:
         timeless = frame.where(column(event).isNull()).count()
     if timeless:
         raise LoadRefusedError(
             f"{timeless:,} source rows of {load.name} have no event time ({event} is null).",
-            hint="Filter them out in the source, or load without event_timestamp_column.",
+            hint=f"Filter them out in the source, or load without event_timestamp_column.{load.about_nulls}",
         )
     if not total or most == 1:
         return frame, total, total

@@ -283,6 +283,13 @@ class Load:
         hint = did_you_mean(name, present, f"Its columns: {', '.join(present[:30])}.")
         return LoadRefusedError(f"The table {self.name} has no column {name!r}, which the source has.", hint=hint)
 
+    @property
+    def about_nulls(self) -> str:
+        """What else a hint says where a column is null that may not be."""
+        if self.projection is None:
+            return ""
+        return " A normalizer makes null of a value that it cannot parse: with on_failure='error' it fails there."
+
     def written(self, source: pa.Schema) -> pa.Schema:
         """Return the columns that are written, of a source with these."""
         import pyarrow as pa

@@ -174,3 +174,65 @@ def test_nothing_that_is_a_change() -> None:
     found = read({"hello": 1})
     assert (len(found.op), found.bad) == (0, {0: "It has no operation at 'op'."})
     assert newest(found).rows.num_rows == 0
+
+
+def in_texts(*messages: dict[str, Any]) -> list[dict[str, Any]]:
+    """The messages with their rows as JSON in a text."""
+    return [
+        {**each, **{name: json.dumps(each[name]) for name in ("before", "after") if each[name] is not None}}
+        for each in messages
+    ]
+
+
+def test_a_row_before_is_known_whatever_types_the_others_have() -> None:
+    many = [change("u", {"id": n, "doc": {"a": n}}, {"id": n, "doc": {"a": n}}, lsn=n) for n in (1, 2)]
+    found = read(*in_texts(*many, change("u", {"id": 3, "doc": [1]}, {"id": 4, "doc": [1]}, lsn=3)))
+    assert found.bad == {}
+    assert [each[:2] for each in shown(found)] == [(1, 1), (1, 2), (2, 3), (1, 4)]
+
+
+def test_keys_of_several_types_are_texts() -> None:
+    found = read(*in_texts(change("u", {"id": "x"}, {"id": 1}, lsn=1), change("u", {"id": 1}, {"id": 2}, lsn=2)))
+    assert shown(found) == [(2, "x"), (1, "1"), (2, "1"), (1, "2")]
+
+
+@pytest.mark.parametrize(
+    ("values", "texts"),
+    [
+        ([{"a": 1}, [1], None, "b"], ['{"a":1}', "[1]", None, "b"]),
+        ([5, "x", True], ["5", "x", "true"]),
+        ([1, 12345678901234567890, 1.5], ["1", "12345678901234567890", "1.5"]),
+    ],
+)
+def test_values_of_several_types_are_texts(values: list[Any], texts: list[str | None]) -> None:
+    rows = [change("c", None, {"id": number, "doc": each}, lsn=number) for number, each in enumerate(values)]
+    found = read(*in_texts(*rows))
+    assert found.bad == {}
+    assert found.columns["doc"].to_pylist() == texts
+
+
+def test_a_column_that_is_json_in_the_target_has_its_values_as_they_are() -> None:
+    values = [{"a": 1.10}, {"b": {"c": None}}, {}, [1, "x"]]
+    rows = [change("c", None, {"id": n, "Doc": each, "other": {"a": 1}}) for n, each in enumerate(values)]
+    messages = pa.Table.from_pylist(in_texts(*rows), pa.schema([("op", pa.string()), ("after", pa.string())]))
+    found = opened(messages, DEBEZIUM, lambda: {"doc", "id"})
+    assert [json.loads(each) for each in found.columns["Doc"].to_pylist()] == values
+    assert found.columns["other"][0].as_py() == {"a": 1}
+
+
+def test_what_cannot_be_read_is_named() -> None:
+    broken, row = '{"id": 1', '  {"id": 1}'
+    found = read(
+        {"op": "c", "before": None, "after": broken},
+        {"op": "u", "before": broken, "after": row},
+        {"op": "u", "before": "null", "after": row},
+        {"op": "u", "before": "5", "after": row},
+        {"op": "c", "before": broken, "after": row},
+        {"op": "c", "before": None, "after": ""},
+    )
+    assert found.op.tolist() == [1, 0]
+    assert list(found.bad) == [0, 1, 3, 5]
+    assert found.bad[0].startswith("Its row at 'after' cannot be read. It is not JSON")
+    assert found.bad[1].startswith("Its row at 'before' cannot be read. It is not JSON")
+    assert found.bad[3].endswith("not an object: it is a number.")
+    assert found.bad[5] == "It has no row at 'after'."

@@ -43,6 +43,13 @@ def start(**declared: Any) -> None:
 
 SQL = "SELECT id, price FROM source"
 JOIN = "SELECT s.id, u.name FROM source s JOIN users u ON s.id = u.id"
+WINDOW = weft.Window(
+    kind="tumbling",
+    duration_ms=60_000,
+    group_by="id",
+    event_time_column="price",
+    aggregations=[weft.Aggregation(agg="count", column="pric", as_="n")],
+)
 MERGE = {"transform_sql": SQL, "mode": "merge"}
 
 
@@ -70,6 +77,7 @@ MERGE = {"transform_sql": SQL, "mode": "merge"}
         ({**MERGE, "keys": ["ID"]}, "The key 'ID' is not a column of the rows.\n.*Did you mean 'id'"),
         ({**MERGE, "target_primary_key": ["pric"]}, "The key 'pric' is not a column of the rows.\n.*mean 'price'"),
         ({**MERGE, "keys": ["id"], "deduplicate_by": "pric"}, "The deduplicate_by 'pric' is not a column of the rows"),
+        ({"transform_sql": SQL, "window": WINDOW}, "aggregated column 'pric' is not.*\n.*Have transform_sql select"),
         ({"transform_sql": SQL, "target_primary_key": ["idd"]}, "The key 'idd' is not a column of the rows"),
         (
             {**MERGE, "transform_sql": "SELECT * FROM source", "keys": ["naem"], "target_table": "users"},

@@ -15,6 +15,7 @@ import weft
 from engine.streaming.conftest import declare, rows, run_once
 from engine.streaming.letters import letters_of
 from weft.engine.streaming import windows as windows_module
+from weft.engine.streaming.aggregates import steps
 from weft.engine.streaming.spark_engine import SparkEngine
 from weft.errors import DeclarationError, LoadRefusedError
 from weft.pipelines.streaming import toml
@@ -107,6 +108,25 @@ def test_aggregates_of_nothing_and_of_much() -> None:
     assert found["ann"] == (None, "[]")
     assert found["bob"][0] == pytest.approx(1800, abs=40)
     assert found["bob"][1] == "[0,1]"
+
+
+def test_the_empty_text_is_a_value(plain_spark: Any) -> None:
+    from pyspark.sql import functions as F
+
+    frame = plain_spark.sql(
+        "SELECT * FROM VALUES ('', X'', X'ff'), ('a', X'01', X'fe'), (NULL, NULL, NULL) AS t(s, b, c)"
+    )
+    exact = {"mode": "exact", "max_distinct_values_per_group": 9}
+    made = [
+        steps(
+            weft.Aggregation(agg="count_distinct", column=column, as_=f"{column}_{len(mode)}", **mode), frame.schema, F
+        )
+        for column in "sbc"
+        for mode in ({}, exact)
+    ]
+    stored = frame.agg(*(each.alias(name) for step in made for name, each in step.stored.items()))
+    merged = stored.union(stored).agg(*(each.alias(name) for step in made for name, each in step.merged.items()))
+    assert list(merged.select(*(step.result for step in made)).first()) == [2] * len(made)
 
 
 @pytest.mark.usefixtures("plain_spark", "here")

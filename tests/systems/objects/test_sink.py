@@ -192,6 +192,13 @@ def test_csv_of_one_column(spark: Any) -> None:
     assert source.read(spark, lake, "sales/orders").count() == 2
 
 
+def test_csv_of_a_text_that_means_null(spark: Any) -> None:
+    given = spark.createDataFrame([(1, "NULL"), (2, None)], "rows long, name string")
+    with pytest.raises(LoadRefusedError, match=r"1 rows of sales\.orders have the value 'NULL' in 'name'"):
+        write(given, connection("csv", csv_null_value="NULL"), load())
+    assert everything() == []
+
+
 def test_parquet_compression(spark: Any) -> None:
     import pyarrow.parquet as pq
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, date, datetime
@@ -11,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from weft.columns import hinted
 from weft.engine.streaming.cdc.applying import ChangeBatch
 from weft.engine.streaming.cdc.envelopes import opened
 from weft.engine.streaming.cdc.newest import newest
@@ -480,3 +482,16 @@ def test_what_a_batch_reports(tables: SqlTables, size: int) -> None:
     counts, report = apply(tables, [*messages, messages[-1]])
     assert (counts.inserted, report.creates, report.idempotent_skipped) == (100, size, 1)
     assert report.lag_seconds is not None
+
+
+JSON_VALUES = ({"a": 1}, {"b": None}, [1, "x"], 5, 1.5, True, "text", None)
+
+
+@pytest.mark.parametrize("values", [JSON_VALUES, (5, 7), (True, False)])
+def test_a_json_column_takes_any_json(tables: SqlTables, values: tuple[Any, ...]) -> None:
+    doc = f"doc {tables.sql_type(hinted('doc', 'json'))}"
+    with tables.driver.session("publish") as session:
+        session.run(f"CREATE TABLE {tables.table(None, 'mirror')} (id BIGINT, {doc})")
+    rows = [{"op": "c", "after": json.dumps({"id": n, "doc": each})} for n, each in enumerate(values)]
+    apply(tables, rows, schema=pa.schema([("op", pa.string()), ("after", pa.string())]))
+    assert [None if each["doc"] is None else json.loads(each["doc"]) for each in mirror(tables)] == list(values)

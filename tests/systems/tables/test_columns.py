@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import pyarrow as pa
+import pytest
 
 from systems.tables import values
 from weft.columns import hint_of, is_nested
+from weft.errors import LoadRefusedError
+from weft.systems.load import Load
+from weft.systems.sql.commit import prepare
 from weft.systems.sql.tables import SqlTables
 
 
@@ -27,6 +31,15 @@ def test_tables_of_ours_take_their_rows_unchanged(tables: SqlTables) -> None:
         assert not column.required and not column.generated
         if not is_nested(field.type):
             assert hint_of(column.field) == hint_of(field)
+
+
+def test_lists_for_a_column_that_holds_none(tables: SqlTables) -> None:
+    values.create(tables, "t", pa.schema([("n", pa.int64()), ("raw", pa.binary()), ("text", pa.string())]))
+    load = Load.declare(target="t", mode="append")
+    for name in ("n", "raw"):
+        with pytest.raises(LoadRefusedError, match=f"The column '{name}' of t is of the type .* lists or objects"):
+            prepare(tables, load, pa.schema([(name, pa.list_(pa.int64()))]))
+    prepare(tables, load, pa.schema([("text", pa.list_(pa.int64()))]))
 
 
 def test_what_an_insert_must_name(tables: SqlTables) -> None:

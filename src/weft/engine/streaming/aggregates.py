@@ -24,6 +24,7 @@ OF_NUMBERS = ("sum", "avg", "stddev", "approx_percentile")
 """The aggregates that make numbers of texts."""
 OF_VALUES = ("min", "max", "first", "last")
 """The aggregates that are a value of their column."""
+_EMPTY = "\0the empty text\0"
 _UNIT = 1 << 62
 _LOG_K = 12
 _KLL_K = 400
@@ -96,10 +97,13 @@ def steps(
                 F.when(more > 1, F.sqrt(own / (more - 1))),
             )
         case "count_distinct" if each.mode == "exact":
-            return _exact(each, value, own, groups)
+            return _exact(each, value, own, groups, kind)
         case "count_distinct":
             is_taken = kind is not None and kind.simpleString() in _SKETCHED
             hashed = value if is_taken else F.xxhash64(value)
+            if kind is not None and kind.simpleString() in ("string", "binary"):
+                # A sketch passes the empty text by. Others stay as they are, for the sketches that are stored.
+                hashed = F.when(F.octet_length(value) == 0, F.lit(_EMPTY).cast(kind)).otherwise(value)
             # A hash of nothing is a value.
             sketched = F.hll_sketch_agg(F.when(value.isNotNull(), hashed), F.lit(_LOG_K))
             return Steps({name: sketched}, {name: F.hll_union_agg(own)}, F.hll_sketch_estimate(own))
@@ -202,7 +206,7 @@ def _merged_variance(squares: str, mean: str, rows: str) -> dict[str, Any]:
     return {squares: merged[squares], mean: merged[mean], rows: merged[rows]}
 
 
-def _exact(each: Aggregation, value: Any, own: Any, groups: Sequence[str]) -> Steps:
+def _exact(each: Aggregation, value: Any, own: Any, groups: Sequence[str], kind: DataType | None) -> Steps:
     """Keep the values themselves, as a text of JSON that every database holds."""
     from pyspark.sql import functions as F
 
@@ -215,7 +219,10 @@ def _exact(each: Aggregation, value: Any, own: Any, groups: Sequence[str]) -> St
     def within(values: Any) -> Any:
         return F.when(F.size(values) <= most, values).otherwise(F.raise_error(reached))
 
-    stored = F.to_json(within(F.collect_set(value.cast("string"))))
+    # Bytes in base64: those that are no text would all be the same one. Of nested values the texts can be the same.
+    is_text = kind is None or kind.typeName() not in ("binary", "array", "struct", "map")
+    text = value.cast("string") if is_text else F.when(value.isNotNull(), F.to_json(F.array(value), TIME_FORMATS))
+    stored = F.to_json(within(F.collect_set(text)))
     values = F.flatten(F.collect_list(F.from_json(own, "array<string>")))
     return Steps(
         {each.name: stored},

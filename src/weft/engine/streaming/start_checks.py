@@ -141,10 +141,11 @@ def window_columns(
     window = pipeline.window
     if window is None:
         return columns
-    _refuse_unknown("event_time_column of the window", (window.event_time_column,), columns, "the rows", grows)
-    _refuse_unknown("group_by of the window", window.group_by, columns, "the rows", grows)
+    more = "" if pipeline.transform_sql is None else " Have transform_sql select each column that the window names."
+    _refuse_unknown("event_time_column of the window", (window.event_time_column,), columns, "the rows", grows, more)
+    _refuse_unknown("group_by of the window", window.group_by, columns, "the rows", grows, more)
     aggregated = [name for each in window.aggregations for name in each.columns]
-    _refuse_unknown("aggregated column", aggregated, columns, "the rows", grows)
+    _refuse_unknown("aggregated column", aggregated, columns, "the rows", grows, more)
     return window.columns if window.emit_sql is None else _emitted_columns(pipeline, window, window.emit_sql, spark)
 
 
@@ -242,11 +243,9 @@ def check_columns(
 
 
 def _refuse_unknown(
-    what: str, names: Sequence[str], columns: Sequence[str] | None, where: str, grows: bool = False
+    what: str, names: Sequence[str], columns: Sequence[str] | None, where: str, grows: bool = False, more: str = ""
 ) -> None:
     for name in names:
         if columns is not None and name not in columns and not (grows and nearest(name, columns) is None):
-            raise DeclarationError(
-                f"The {what} {name!r} is not a column of {where}.",
-                hint=did_you_mean(name, columns, f"Columns: {', '.join(columns[:30])}."),
-            )
+            hint = did_you_mean(name, columns, f"Columns: {', '.join(columns[:30])}.")
+            raise DeclarationError(f"The {what} {name!r} is not a column of {where}.", hint=f"{hint}{more}")

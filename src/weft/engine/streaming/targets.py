@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 from weft import tracing
-from weft.columns import python_rows
+from weft.columns import hint_of, python_rows
 from weft.engine import connectors, files, frames, inputs, session
 from weft.engine.frame_projection import schema_of
 from weft.engine.inputs import Input
@@ -181,6 +181,20 @@ class Targets:
             for each in ready:
                 self._finish_load(each, counts[each.target.name], batch, with_origins)
             yield from ((each, counts.get(each.name, Counts())) for each in changed)
+
+    def documents(self, table: str | None = None) -> set[str]:
+        """Return the columns, in small letters, that are JSON in the tables of the targets, or in one of them."""
+        found: set[str] = set()
+        if any(each.table is None for each in self._pipeline.targets):
+            return found  # a stream gets objects as they are
+        for target in self._pipeline.targets:
+            connection = target.connection_with_options(current().connection(target.connection))
+            if target.table is None or table not in (None, target.name) or connection.is_missing():
+                continue
+            with self._opened(connection) as tables:
+                columns = None if tables is None else stored_columns(tables, *target.table)
+            found |= {each.name.lower() for each in columns or () if hint_of(each.field) == "json"}
+        return found
 
     def _by_connection(self, targets: Sequence[Target]) -> dict[Connection, list[Target]]:
         by: dict[Connection, list[Target]] = {}

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -36,6 +36,7 @@ _WRITTEN = {**TIME_FORMATS, "ignoreNullFields": "false"}
 MAX_DEPTH = 32
 """Deeper values are refused: types of Spark and Parquet are walked by recursion. Arrow's reader dies of deep ones."""
 _MOST_BRACKETS = 1000
+_MOST_DIGITS = 100
 _UUID = r"^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$"
 # Of texts that look like this, Arrow and Python make the same dates and times, or neither does.
 _YEAR = r"^(000[1-9]|00[1-9]\d|0[1-9]\d\d|[1-9]\d{3})-\d\d-\d\d"
@@ -58,12 +59,17 @@ class JsonCodec:
 
 
 class JsonDecoder:
-    """Parses the batches of one task. It remembers the types of columns: what comes next is most likely of them."""
+    """Parses the batches of one task. It remembers the types of columns: what comes next is most likely of them.
+    `takes_all`: a column with values of several types is one of texts, those that are none as JSON. Else most decide,
+    and the other rows are bad. `texts`: columns that are texts in the same way, in small letters."""
 
-    def __init__(self, known: Mapping[str, pa.DataType]) -> None:
+    def __init__(
+        self, known: Mapping[str, pa.DataType], *, takes_all: bool = False, texts: Collection[str] = ()
+    ) -> None:
+        self.takes_all, self.texts = takes_all, texts
         self.known = {name.lower(): kind for name, kind in known.items()}
         self.seen: dict[str, pa.DataType] = {}
-        self.tries_at_once = True
+        self.tries_at_once = not texts
 
     def parse(self, values: pa.Array) -> Parsed:
         parsed = self._at_once(values) if self.tries_at_once else None
@@ -139,9 +145,16 @@ class JsonDecoder:
         fitted, misfits, close = self._split(rows, texts, self.known)
         found = kinds.merged_columns((_kinds_of(rows[number] for number in fitted), _kinds_of(close)))
         if mixed := {
-            name: kinds.type_of(each) for name, each in found.items() if name not in self.known and kinds.is_mixed(each)
+            name: kinds.type_of(each)
+            for name, each in found.items()
+            if name not in self.known and (name in self.texts or kinds.is_mixed(each))
         }:
-            fitted, misfits, _ = self._split(rows, texts, {**self.known, **mixed})
+            if self.takes_all:
+                mixed = dict.fromkeys(mixed, pa.string())
+                for number, row in fitted.items():
+                    row |= {name: _text(row[name], texts[number], name) for name in mixed if name in row}
+            else:
+                fitted, misfits, _ = self._split(rows, texts, {**self.known, **mixed})
         known = {**self.known, **mixed}
         names: dict[str, str] = {}
         for number in fitted:
@@ -208,6 +221,16 @@ def _object(value: bytes) -> dict[str, Any]:
         twice = [name for name, times in Counter(name.lower() for name in row).items() if times > 1]
         raise ValueError(f"It has two keys that are one column: {twice[0]!r} in upper and lower case.")
     return row
+
+
+def _text(value: Any, message: bytes, column: str) -> str | None:
+    """Return a value as a text, with all digits that the message has."""
+    if value is None or isinstance(value, str):
+        return value
+    exact = next(each for name, each in _decode_exactly(message).items() if name.lower() == column)
+    # With an exponent a number could be taken for bits in base64.
+    is_short = isinstance(exact, Decimal) and abs(exact.adjusted()) < _MOST_DIGITS
+    return f"{exact:f}" if is_short else json_of(exact)
 
 
 def _kinds_of(rows: Iterable[dict[str, Any]]) -> dict[str, kinds.Kinds]:

@@ -218,8 +218,16 @@ class _Write(_Load):
         options = self.options
         observed = Observation()
         only = column(frame.columns[0]).isNull() if len(frame.columns) == 1 else F.lit(False)
-        counted = frame.observe(observed, F.count(F.lit(1)).alias("rows"), F.count_if(only).alias("lost"))
-        writer = encoded(counted, options.format).write.format(SPARK_FORMAT[options.format])
+        written, null = encoded(frame, options.format), options.csv_null_value
+        # By their numbers: a name may be `rows`.
+        taken = [F.count_if(column(name).cast("string") == null) for name in written.columns] if null else []
+        counted = written.observe(
+            observed,
+            F.count(F.lit(1)).alias("rows"),
+            F.count_if(only).alias("lost"),
+            *(each.alias(str(number)) for number, each in enumerate(taken)),
+        )
+        writer = counted.write.format(SPARK_FORMAT[options.format])
         # In a bucket a rename is a copy: version 2 makes one less of them.
         committer = {} if self.manifest.is_local else {"mapreduce.fileoutputcommitter.algorithm.version": "2"}
         writer.mode("append").options(**options.spark_writer(), **committer).save(f"{folder}/data")
@@ -230,6 +238,13 @@ class _Write(_Load):
                 "readers pass by.",
                 hint='Set csv_null_value, for example to "\\\\N".',
             )
+        for number, name in enumerate(frame.columns[: len(taken)]):
+            if lost := counts[str(number)]:
+                raise LoadRefusedError(
+                    f"{lost:,} rows of {self.load.name} have the value {null!r} in {name!r}: in these CSV files it "
+                    "means null, and readers would find none.",
+                    hint='Set csv_null_value to a text that no value is, for example "\\\\N".',
+                )
         files = {
             name: size
             for name, size in sorted(self.manifest.folder.files_in(f"{folder}/data").items())

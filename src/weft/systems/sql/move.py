@@ -168,7 +168,7 @@ class Move:
                 return int(nulls) + self.check_keys(rows - nulls)
             raise LoadRefusedError(
                 f"{nulls:,} of {rows:,} source rows of {load.name} have no key ({', '.join(load.keys)} is null).",
-                hint="Filter them out in the source, or choose other keys.",
+                hint=f"Filter them out in the source, or choose other keys.{load.about_nulls}",
             )
         if not load.deduplicate_by:
             examples = "; ".join(

@@ -141,7 +141,7 @@ class Scd2ByEvent(Scd2):
             raise LoadRefusedError(
                 f"{nulls:,} source rows of {self.load.name} have no event time ({self.load.event_timestamp_column} is "
                 "null).",
-                hint="Filter them out in the source, or load without event_timestamp_column.",
+                hint=f"Filter them out in the source, or load without event_timestamp_column.{self.load.about_nulls}",
             )
 
     def into_new_table(self, rows: int) -> Counts:

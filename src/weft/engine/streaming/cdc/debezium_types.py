@@ -14,10 +14,12 @@ from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation
 from typing import Any, NamedTuple
 
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from weft.columns import LOCAL_TIME, UTC_TIME, hint_of, hinted
+from weft.systems.codecs.columns import json_of
 
 _log = logging.getLogger("weft.engine")
 # A count of milliseconds below this is a time before the year 5138, one of microseconds above it a time after 1973.
@@ -171,8 +173,10 @@ def _by_target(array: pa.Array, wanted: pa.Field | None, time_unit: str | None, 
         return _instants(time_unit, zone)
     if hint_of(wanted) == "time" and is_number:
         return _times(time_unit or "us")
-    if hint_of(wanted) in ("uuid", "json") and is_text:
-        return Conversion(_same, kind, hint_of(wanted))
+    if hint_of(wanted) == "uuid" and is_text:
+        return Conversion(_same, kind, "uuid")
+    if hint_of(wanted) == "json" and not types.is_nested(given):
+        return Conversion(_documents, kind, "json")
     if types.is_decimal(kind):
         if types.is_struct(given):
             return _scaled_decimals(wanted)
@@ -196,6 +200,24 @@ def _by_target(array: pa.Array, wanted: pa.Field | None, time_unit: str | None, 
 
 def _is_text(wanted: pa.Field | None) -> bool:
     return wanted is not None and pa.types.is_string(wanted.type) and hint_of(wanted) is None
+
+
+def _documents(array: pa.Array) -> pa.Array:
+    """Return JSON: a text is what it is, if it can be read as JSON, and else a string. One that begins as an object or
+    an array stays as it is: the table refuses one that is cut off."""
+    if pa.types.is_boolean(array.type) or pa.types.is_integer(array.type) or pa.types.is_decimal(array.type):
+        return array.cast(pa.string())
+    if not pa.types.is_string(array.type):
+        return pa.array([None if each is None else json_of(each) for each in array.to_pylist()], pa.string())
+    return pa.array([None if each is None else _document(each) for each in array.to_pylist()], pa.string())
+
+
+def _document(text: str) -> str:
+    try:
+        msgspec.json.decode(text)
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return text if text.lstrip()[:1] in ("{", "[") else json_of(text)
+    return text
 
 
 def _points(array: pa.Array) -> pa.Array:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -30,6 +30,8 @@ _NUMBERS = {
     "debezium": tuple(f"source.{each}" for each in ("scn", "lsn", "pos", "row", "ord", "event_serial_no")),
     "maxwell": ("xid", "xoffset"),
 }
+# A text without a row.
+_NOTHING = pa.array([None, "", "null"])
 # A file of a log, and of Maxwell the place in it: "master.000006:800911".
 _FILE = r"^(?P<base>.*\.)(?P<number>\d+)(?::(?P<place>\d+))?$"
 
@@ -61,7 +63,11 @@ class Opened:
     """By the number of a malformed message what is wrong with it."""
 
 
-def opened(messages: pa.Table, cdc: CDC) -> Opened:
+Documents = Callable[[], Collection[str]]
+"""Returns the columns that are JSON in the targets, in small letters."""
+
+
+def opened(messages: pa.Table, cdc: CDC, documents: Documents = tuple) -> Opened:
     """Open the envelopes of these messages."""
     paths, size = cdc.paths, messages.num_rows
     parts, bad = _Parts(messages, paths.op), dict[int, str]()
@@ -70,24 +76,31 @@ def opened(messages: pa.Table, cdc: CDC) -> Opened:
     if parts.payload is not None:
         # A tombstone with a schema.
         code[(code == _BAD) & _mask(pc.is_null(parts.payload))] = _SKIP
-    before, after = parts.struct(paths.before), parts.struct(paths.after)
     for number in np.flatnonzero(code == _BAD).tolist():
         word = None if op is None else op[number].as_py()
-        bad[number] = f"It has no operation at {paths.op!r}." if word is None else f"{word!r} is no operation."
+        why = f"It has no operation at {paths.op!r}." if word is None else f"{word!r} is no operation."
+        bad[number] = parts.unread.get(number, why)
+    (before, unread_before), (after, unread_after) = parts.rows(paths.before), parts.rows(paths.after, documents)
     is_row = np.isin(code, (CREATE, READ, UPDATE))
     missing = is_row & _mask(_is_null(after, size))
     for number in np.flatnonzero(missing).tolist():
-        bad[number] = f"It has no row at {paths.after!r}."
+        bad[number] = unread_after.get(number, f"It has no row at {paths.after!r}.")
+    # What it had may be another key, whose row would stay.
+    for number, why in unread_before.items():
+        if code[number] == UPDATE:
+            missing[number] = True
+            bad.setdefault(number, why)
     code[missing] = _BAD
     after_columns, before_columns = _fields(after, size), _fields(before, size)
     keys: dict[str, pa.Array] = {}
     old: dict[str, pa.Array] = {}
     for path, name in zip(cdc.key_field or (), cdc.keys, strict=True):
-        old[name] = before_columns.get(name, pa.nulls(size))
-        keys[name] = _first(after_columns.get(name), parts.at(path), old[name], size)
+        found = (after_columns.get(name), parts.at(path), before_columns.get(name))
+        alike = _alike([pa.nulls(size) if each is None else each for each in found])
+        keys[name], old[name] = pc.coalesce(*alike), alike[-1]
         absent = np.isin(code, (CREATE, READ, UPDATE, DELETE)) & _mask(pc.is_null(keys[name]))
         for number in np.flatnonzero(absent).tolist():
-            bad[number] = f"It has no key at {path!r}."
+            bad[number] = unread_before.get(number, f"It has no key at {path!r}.")
         code[absent] = _BAD
     moved = np.flatnonzero((code == UPDATE) & _moved(old, keys, size))
     numbers = np.flatnonzero(code >= 0)
@@ -102,7 +115,7 @@ def opened(messages: pa.Table, cdc: CDC) -> Opened:
     return Opened(
         op=np.where(is_old, DELETE, code[order]),
         message=order,
-        keys={name: _choose(changed, old[name].take(chosen), each.take(chosen)) for name, each in keys.items()},
+        keys={name: pc.if_else(changed, old[name].take(chosen), each.take(chosen)) for name, each in keys.items()},
         columns={name: each.take(chosen) for name, each in after_columns.items() if name not in keys},
         position=position.take(chosen),
         ts=ts.take(chosen),
@@ -134,11 +147,15 @@ class _Parts:
         self._columns = {name: _combined(messages.column(name)) for name in messages.column_names}
         self.size = messages.num_rows
         self.payload: pa.Array | None = None
+        self.unread: dict[int, str] = {}
+        """By the number of a message why its payload could not be read."""
         # A row, or a part of another envelope, may be called so too.
         inner = None if op.split(".")[0] in self._columns else self._columns.get(_PAYLOAD)
-        if inner is not None and (payload := _parsed(inner, known)) is not None:
-            self.payload = inner
-            self._columns = {**self._columns, **_fields(payload, self.size)}
+        if inner is not None:
+            payload, self.unread = _parsed(inner, known)
+            if payload is not None:
+                self.payload = inner
+                self._columns = {**self._columns, **_fields(payload, self.size)}
 
     def meanings(self) -> dict[str, Meaning]:
         """Return what the schemas of the first and the last message say: the table may have been altered between."""
@@ -155,16 +172,17 @@ class _Parts:
         first, *rest = path.removeprefix(f"{_PAYLOAD}.").split(".")
         found = self._columns.get(first)
         for name in rest:
-            inner = None if found is None else _parsed(found, self._known)
+            inner = None if found is None else _parsed(found, self._known)[0]
             if inner is None or inner.type.get_field_index(name) < 0:
                 return None
             found = pc.struct_field(inner, name)
         return found
 
-    def struct(self, path: str) -> pa.Array | None:
-        """Return the rows at a path; `None` where no message has one."""
+    def rows(self, path: str, documents: Documents = tuple) -> tuple[pa.Array | None, dict[int, str]]:
+        """Return the rows at a path, `None` where no message has one; and why some could not be read."""
         found = self.at(path)
-        return None if found is None else _parsed(found, self._known)
+        rows, unread = (None, {}) if found is None else _parsed(found, self._known, documents)
+        return rows, {number: f"Its row at {path!r} cannot be read. {why}" for number, why in unread.items()}
 
 
 def _combined(column: pa.ChunkedArray) -> pa.Array:
@@ -172,26 +190,36 @@ def _combined(column: pa.ChunkedArray) -> pa.Array:
     return pa.concat_arrays(combined.chunks) if isinstance(combined, pa.ChunkedArray) else combined
 
 
-def _parsed(array: pa.Array, known: Mapping[str, pa.DataType]) -> pa.Array | None:
-    """Return objects, of JSON too that is kept as a text; `None` where there are none."""
+def _parsed(
+    array: pa.Array, known: Mapping[str, pa.DataType], documents: Documents = tuple
+) -> tuple[pa.Array | None, dict[int, str]]:
+    """Return objects, of JSON too that is kept as a text, `None` where there are none; and why others are none."""
     if pa.types.is_struct(array.type):
-        return array
+        return array, {}
     if isinstance(array, pa.ExtensionArray):
         array = array.storage
     if not (pa.types.is_string(array.type) or pa.types.is_large_string(array.type)):
-        return None
-    valid = pc.fill_null(pc.starts_with(array, "{"), False)
-    texts = array.filter(valid).cast(pa.binary())
+        others = np.flatnonzero(_mask(pc.is_valid(array))).tolist()
+        return None, dict.fromkeys(others, f"It is no object: it is of the type {array.type}.")
+    there = np.flatnonzero(_mask(pc.invert(pc.is_in(pc.utf8_trim(array, " \t\r\n"), value_set=_NOTHING))))
+    texts = array.take(pa.array(there)).cast(pa.binary())
     if not len(texts):
-        return None
-    parsed = JsonDecoder(known).parse(texts)
-    rows = np.flatnonzero(_mask(valid))[np.asarray(parsed.good, dtype=np.int64)]
+        return None, {}
+    # Of whatever types: the column of the target decides about values, not most of the others.
+    parsed = JsonDecoder(known, takes_all=True).parse(texts)
+    nested = {name.lower() for name, each in parsed.columns.items() if is_nested(each.type)}
+    if nested and (whole := nested.intersection(documents())):
+        # As objects of one type, each would have the keys of all.
+        parsed = JsonDecoder(known, takes_all=True, texts=whole).parse(texts)
+    unread = {int(there[number]): why for number, why in parsed.bad.items()}
+    if not len(parsed.good):
+        return None, unread
     # By its number in the parsed rows; null where there is none.
     places = np.full(len(array), -1, dtype=np.int64)
-    places[rows] = np.arange(len(rows))
+    places[there[np.asarray(parsed.good, dtype=np.int64)]] = np.arange(len(parsed.good))
     index = pa.array(places, mask=places < 0)
     columns = [each.take(index) for each in parsed.columns.values()]
-    return pa.StructArray.from_arrays(columns, list(parsed.columns), mask=pa.array(places < 0))
+    return pa.StructArray.from_arrays(columns, list(parsed.columns), mask=pa.array(places < 0)), unread
 
 
 def _fields(array: pa.Array | None, size: int) -> dict[str, pa.Array]:
@@ -239,9 +267,15 @@ def _as(array: pa.Array, kind: pa.DataType) -> pa.Array:
         return pa.nulls(len(array), kind)
 
 
-def _choose(mask: pa.Array, one: pa.Array, other: pa.Array) -> pa.Array:
-    kind = one.type if pa.types.is_null(other.type) else other.type
-    return pc.if_else(mask, _as(one, kind), _as(other, kind))
+def _alike(arrays: list[pa.Array]) -> list[pa.Array]:
+    """Return keys in one type, with each value: as texts, where the type of the first does not hold all of them."""
+    kinds = [each.type for each in arrays if not pa.types.is_null(each.type)]
+    for kind in kinds[:1]:
+        try:
+            return [pa.nulls(len(each), kind) if pa.types.is_null(each.type) else each.cast(kind) for each in arrays]
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+            break
+    return [as_text(each) for each in arrays]
 
 
 def as_text(key: pa.Array) -> pa.Array:
@@ -257,10 +291,10 @@ def _moved(old: dict[str, pa.Array], keys: dict[str, pa.Array], size: int) -> np
     """Return which rows had another key before."""
     moved = np.zeros(size, bool)
     for name, was in old.items():
-        moved |= _mask(pc.not_equal(as_text(_as(was, keys[name].type)), as_text(keys[name])))
+        moved |= _mask(pc.not_equal(as_text(was), as_text(keys[name])))
     for name in old:
         # Maxwell names the changed columns alone: the other part of the key is as it was.
-        old[name] = pc.coalesce(_as(old[name], keys[name].type), keys[name])
+        old[name] = pc.coalesce(old[name], keys[name])
     return moved
 
 

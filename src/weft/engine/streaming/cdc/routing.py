@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -23,7 +24,13 @@ from weft.pipelines.streaming.execution import CdcReport
 from weft.systems.dead_letter_store import DeadLetter
 from weft.systems.load import Counts
 
+DocumentsOf = Callable[[str], Collection[str]]
+"""Returns the columns that are JSON in a table of the targets, in small letters."""
 _COUNTED = ("creates", "updates", "deletes", "skipped", "idempotent_skipped")
+
+
+def _none(table: str) -> Collection[str]:
+    return ()
 
 
 @dataclass(frozen=True)
@@ -58,13 +65,13 @@ class _Split:
     """How many messages each table has that `route` does not name."""
 
 
-def routed(parts: Sequence[tuple[Transformed, TypedRows]], cdc: CDC) -> Routed:
+def routed(parts: Sequence[tuple[Transformed, TypedRows]], cdc: CDC, documents: DocumentsOf = _none) -> Routed:
     """Open the messages of a batch, given by source."""
-    found, skipped, bad = _opened([gathered(transformed.rows, [rows]) for transformed, rows in parts], cdc)
+    found, skipped, bad = _opened([gathered(transformed.rows, [rows]) for transformed, rows in parts], cdc, documents)
     rejected: list[DeadLetter] = []
     if bad:
         # Again with the origin of each, which takes longer.
-        found, skipped, bad = _opened([transformed.with_origins() for transformed, _ in parts], cdc)
+        found, skipped, bad = _opened([transformed.with_origins() for transformed, _ in parts], cdc, documents)
         unknown = origin_of(", ".join(rows.source for _, rows in parts), None)
         for messages, reasons in bad:
             for row, why in zip(python_rows(messages), reasons, strict=True):
@@ -72,9 +79,9 @@ def routed(parts: Sequence[tuple[Transformed, TypedRows]], cdc: CDC) -> Routed:
     return Routed(cdc, found, rejected, skipped)
 
 
-def well_formed(messages: pa.Table, cdc: CDC) -> Routed:
+def well_formed(messages: pa.Table, cdc: CDC, documents: DocumentsOf = _none) -> Routed:
     """Return the changes of messages, of which those are left out that are none."""
-    found, skipped, _ = _opened([messages], cdc)
+    found, skipped, _ = _opened([messages], cdc, documents)
     return Routed(cdc, found, skipped=skipped)
 
 
@@ -89,7 +96,7 @@ def malformed(messages: pa.Table, cdc: CDC) -> dict[int, str]:
 
 
 def _opened(
-    parts: Sequence[pa.Table], cdc: CDC
+    parts: Sequence[pa.Table], cdc: CDC, documents: DocumentsOf
 ) -> tuple[dict[str, ChangeBatch], int, list[tuple[pa.Table, list[str]]]]:
     """Return the changes of each table, how many messages are skipped, and the malformed ones with the reasons."""
     of_tables: dict[str, list[pa.Table]] = {}
@@ -107,10 +114,10 @@ def _opened(
     for table, several in of_tables.items():
         messages = _together(several, table)
         own = cdc.of_table(table)
-        opened = envelopes.opened(messages, own)
+        assert cdc.route is not None
+        opened = envelopes.opened(messages, own, partial(documents, cdc.route[table]))
         if opened.bad:
             bad.append((messages.take(pa.array(list(opened.bad))), list(opened.bad.values())))
-        assert cdc.route is not None
         found[cdc.route[table]] = ChangeBatch(own, opened, newest(opened), [], opened.skipped)
     return found, skipped, bad
 
