@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -370,8 +371,9 @@ def test_attempts_that_are_used_up_are_over(log: RunLog) -> None:
 @pytest.mark.parametrize("log_url", ["postgres", "mysql"], indirect=True)
 def test_a_process_that_is_stopped_inside_a_transaction(log_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The server ends what it had begun, and another process takes over."""
-    monkeypatch.setattr(runlog_tables, "_SILENT_SECONDS", 1)
-    with open_run_log(log_url) as first, open_run_log(log_url) as second:
+    with open_run_log(log_url) as second, ExitStack() as closing:
+        monkeypatch.setattr(runlog_tables, "_SILENT_SECONDS", 1)
+        first = closing.enter_context(open_run_log(log_url))
         held, goes_on = threading.Event(), threading.Event()
 
         def stand_still(records: Any) -> None:
@@ -389,3 +391,21 @@ def test_a_process_that_is_stopped_inside_a_transaction(log_url: str, monkeypatc
             with pytest.raises(ConnectionFailedError):
                 stopped.result(60)
         assert second.latest(["load"])["load"].failures == 0
+
+
+def test_a_heartbeat_whose_transaction_the_server_ended(log_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It asks once more: meanwhile another process may have taken over."""
+    with open_run_log(log_url) as first, open_run_log(log_url) as second:
+        claimed = first.claim("load", lease_seconds=0.01)
+        assert isinstance(claimed, ClaimedRun)
+        renew, calls = RunLog.renew, []
+
+        def stood_still(log: RunLog, run: ClaimedRun) -> bool:
+            calls.append(run)
+            if len(calls) == 1:
+                wait_until(lambda: isinstance(second.claim("load"), ClaimedRun), "the lease to end")
+                raise ConnectionFailedError("The server ended the transaction.")
+            return renew(log, run)
+
+        monkeypatch.setattr(RunLog, "renew", stood_still)
+        assert first.heartbeat(claimed) is False

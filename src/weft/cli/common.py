@@ -72,12 +72,15 @@ def _use_log_format(_: click.Context, __: click.Parameter, chosen: str | None) -
         os.environ[log_format.VARIABLE] = chosen
 
 
-def _use_traces(context: click.Context, _: click.Parameter, url: str | None, *, is_run: bool = False) -> str | None:
+def use_traces(context: click.Context, url: str | None, *, is_run: bool = False) -> None:
     """Trace until the command ends."""
     if url := url or traces.project_url():
         # A process that stays is no part of what started it.
         context.with_resource(traces.open_traces(url, os.environ if is_run else None))
-    return url
+
+
+def _use_traces(context: click.Context, _: click.Parameter, url: str | None, *, is_run: bool = False) -> None:
+    use_traces(context, url, is_run=is_run)
 
 
 def _hand_traces(_: click.Context, __: click.Parameter, url: str | None) -> None:
@@ -96,7 +99,7 @@ _traces = partial(
     help="Where spans go: otlp://collector:4318, null://. By default traces in weft.toml, else nowhere.",
 )
 traces_option = _traces(callback=_use_traces)
-traces_to_pass_option = _traces(callback=_use_traces, expose_value=True)
+traces_to_pass_option = _traces(expose_value=True)  # of a group: its commands trace nothing
 traces_of_runs_option = _traces(callback=partial(_use_traces, is_run=True))
 traces_of_children_option = _traces(callback=_hand_traces)
 

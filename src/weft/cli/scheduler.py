@@ -19,6 +19,7 @@ from weft.cli.common import (
     print_table,
     traces_to_pass_option,
     unused_module_option,
+    use_traces,
 )
 from weft.cli.pipelines import declared_or_expected, metrics_option
 from weft.project import current
@@ -81,6 +82,7 @@ def scheduler(
     """
     if context.invoked_subcommand is not None:
         return
+    use_traces(context, traces)
     from weft.operate.alerters import open_alerters
     from weft.operate.executors import open_executor
     from weft.operate.metrics import open_metrics

@@ -53,7 +53,7 @@ _BASIC = ("PATH", "USER", "LOGNAME", "SHELL")
 # What another terminal has another value of: it does not reach Spark's Python workers, which stay for the next command.
 _OF_TERMINAL = re.compile(
     r"(PWD|OLDPWD|SHLVL|_|TERM.*|COLUMNS|LINES|COLORTERM|WINDOWID|DISPLAY|WAYLAND_DISPLAY|SSH_.*|XDG_SESSION.*|TMUX.*|STY|"
-    r"VTE_.*|KONSOLE_.*|ITERM_.*|VSCODE_.*|GPG_TTY|PS\d|PROMPT.*|WEFT_ENGINE)"
+    r"VTE_.*|KONSOLE_.*|ITERM_.*|VSCODE_.*|GPG_TTY|PS\d|PROMPT.*|WEFT_ENGINE|TRACEPARENT|TRACESTATE)"
 )
 
 # Whether to use it

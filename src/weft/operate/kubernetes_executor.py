@@ -65,10 +65,11 @@ class KubernetesExecutor:
         self.secrets = [value for name, value in pairs if name == "env-from-secret"]
         if not self.namespace or split.path.strip("/") or not self.options.get("image"):
             raise SettingsError("k8s:// needs a namespace and an image.", hint=_EXAMPLE)
-        for name in ("ttl-seconds", "deadline-seconds", "spark-executors"):
-            if not self.options.get(name, "1").isdigit():
-                what = "" if name.startswith("spark") else " of seconds"
-                raise SettingsError(f"{name} of k8s:// is a whole number{what}.")
+        for name in ("ttl-seconds", "deadline-seconds"):
+            if not re.fullmatch("[0-9]{1,9}", self.options.get(name, "1")):
+                raise SettingsError(f"{name} of k8s:// is a whole number of seconds.")
+        if not re.fullmatch("[1-9][0-9]{0,5}", self.options.get("spark-executors", "1")):
+            raise SettingsError("spark-executors of k8s:// is a whole number, at least 1.")
         if ("spark-executors" in self.options) != bool(self.options.get("spark-image")):
             # Executors are started by the entrypoint of Spark's own images, which an image of Weft does not have.
             raise SettingsError(

@@ -204,7 +204,7 @@ def _sent(metrics: Metrics, url: SplitResult) -> Iterator[None]:
     endpoint = otlp.endpoint(url, "metrics")
     exporter = OTLPMetricExporter(endpoint, timeout=otlp.FLUSH_SECONDS)
     reader = PeriodicExportingMetricReader(exporter, export_interval_millis=_EVERY_SECONDS * 1000)
-    provider = MeterProvider([reader], resource=Resource.create(otlp.SERVICE))
+    provider = MeterProvider([reader], resource=Resource.create(otlp.service()))
     meter = provider.get_meter("weft")
     for metric in METRICS:
         made = meter.create_observable_counter if metric.kind == "counter" else meter.create_observable_gauge

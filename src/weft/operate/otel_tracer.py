@@ -9,7 +9,7 @@ version 8, others are of version 4: a batch links to nothing that was not traced
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from hashlib import blake2b
 from typing import Any
@@ -42,7 +42,7 @@ class OtelTracer:
     `TRACEPARENT`, if there is one."""
 
     def __init__(self, processor: SpanProcessor, environment: Mapping[str, str]) -> None:
-        resource, ids = Resource.create(otlp.SERVICE), _Ids()
+        resource, ids = Resource.create(otlp.service()), _Ids()
         # Variables of OpenTelemetry choose the sampler. What is sampled of a publish is sampled in both of its traces.
         sampled = TracerProvider(resource=resource, id_generator=ids, shutdown_on_exit=False)
         always = TracerProvider(ALWAYS_ON, resource, id_generator=ids, shutdown_on_exit=False)
@@ -146,7 +146,8 @@ def _current(span: Span) -> Iterator[None]:
         except BaseException as error:
             # Not by OpenTelemetry, which sends the text as it is, with all secrets.
             span.set_attribute("error.type", type(error).__name__)
-            span.set_status(Status(StatusCode.ERROR, described(error)[:_MOST_CHARACTERS]))
+            with suppress(Exception):  # an error whose text cannot be made must not hide itself
+                span.set_status(Status(StatusCode.ERROR, described(error)[:_MOST_CHARACTERS]))
             raise
 
 

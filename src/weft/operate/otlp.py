@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from urllib.parse import SplitResult, urlsplit
@@ -12,7 +13,6 @@ from weft.systems.base import url_scheme
 
 # A collector that hangs must not hold up the end of a run for long.
 FLUSH_SECONDS = 5
-SERVICE = {"service.name": "weft"}
 _WITH_PLACE = ("prometheus", "otlp")
 
 
@@ -35,6 +35,12 @@ def sink(url: str | None, what: str, sinks: Sequence[str], examples: str) -> Spl
     if scheme == "otlp" and not split.hostname:
         raise SettingsError("otlp:// needs the host of a collector.", hint="otlp://collector:4318")
     return split
+
+
+def service() -> dict[str, str]:
+    """Return the name of this service, unless a variable of OpenTelemetry says another one."""
+    named = os.environ.get("OTEL_SERVICE_NAME") or "service.name=" in os.environ.get("OTEL_RESOURCE_ATTRIBUTES", "")
+    return {} if named else {"service.name": "weft"}
 
 
 def endpoint(url: SplitResult, what: str) -> str:

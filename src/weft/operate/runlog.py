@@ -119,7 +119,14 @@ class RunLog:
     def heartbeat(self, run: ClaimedRun) -> bool:
         """Keep the claim for another lease. `False`: it is lost, and another process works on the pipeline now."""
 
-        return self._try(lambda: self.renew(run))
+        def renewed() -> bool:
+            try:
+                return self.renew(run)
+            except ConnectionFailedError:
+                # This process may have stood still in the middle, until the server gave the row to another one.
+                return self.renew(run)
+
+        return self._try(renewed)
 
     def renew(self, run: ClaimedRun) -> bool:
         """Do the same, but raise where the database cannot be reached: nobody knows then who holds the claim."""
