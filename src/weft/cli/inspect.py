@@ -97,7 +97,12 @@ def _show(pipeline: Pipeline, preview: Preview) -> None:
     def title(text: str) -> None:
         click.echo(click.style(text, bold=True))
 
-    engines = {"pushdown": "pushdown: inside the database, no Spark", "spark": "Spark", "none": "nothing is new"}
+    engines = {
+        "pushdown": "pushdown: inside the database, no Spark",
+        "process": "this process copies the rows, no Spark",
+        "spark": "Spark",
+        "none": "nothing is new",
+    }
     engine = engines[preview.engine]
     click.echo(f"{click.style(pipeline.name, bold=True)} → {preview.target} ({preview.mode}, {engine})")
     if preview.watermark:

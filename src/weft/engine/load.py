@@ -231,6 +231,8 @@ class Job:
         from weft.engine.progress import progress
 
         self._prepare(tables, reader.schema)
+        if ledger.is_committed(tables, self.load):
+            return Counts(replayed=True)
         with opened_parts(reader, 1) as (part,), progress(f"loading {self.load.name}") as counter:
             return tasks.copied(reader, tables, self.load, counter, part)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -40,6 +40,8 @@ class RememberedState(StateStore):
         self._is_too_large = False
         self._thread: ThreadPoolExecutor | None = None
         self._removal: Future[None] | None = None
+        self._owed: int | None = None
+        """Rows up to this end must be gone from the database before anything is asked of it: they were emitted."""
 
     @property
     def _is_known(self) -> bool:
@@ -117,6 +119,7 @@ class RememberedState(StateStore):
                 self._unknown = None
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, "weft-state")
+        self._owed = upto
         self._removal = self._thread.submit(self._remove, upto, is_known_now)
 
     def _remove(self, upto: int, is_known_now: bool) -> None:
@@ -125,7 +128,8 @@ class RememberedState(StateStore):
             self._store.is_remembered()
 
     def release(self) -> None:
-        self._settle()
+        with suppress(Exception):  # it is tried again, and raised, by what comes next; another error may be on its way
+            self._settle()
         self._store.release()
 
     def close(self) -> None:
@@ -137,11 +141,16 @@ class RememberedState(StateStore):
     # ---------------------------------------------------------------------------------------------------------- memory
 
     def _settle(self) -> None:
-        """Wait until rows are removed; raise where that failed."""
+        """Wait until rows are removed; try again what failed before. Raise where that fails too."""
+        if self._owed is None:
+            return
         removal, self._removal = self._removal, None
-        if removal is not None:
-            with self._changing():
+        with self._changing():
+            if removal is None:
+                self._store.remove(self._owed)
+            else:
                 removal.result()
+        self._owed = None
 
     def _begin(self) -> None:
         """Remember rows from here on."""

@@ -96,6 +96,28 @@ def test_what_another_process_stored_is_not_remembered() -> None:
     assert len(first.read(Selection())) == 2
 
 
+@pytest.mark.usefixtures("here")
+def test_a_removal_that_fails_is_done_before_anything_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it was to remove is in the targets already, and would be emitted once more."""
+    state, remove = RememberedState(sql_state("a")), SqlState.remove
+    rows = pa.Table.from_pylist([{END: end, KEY: "a", BATCH: 0, "n": 1} for end in (1, 2)], SCHEMA)
+    state.last()
+    state.append(rows, StateBatch(0, None, None))
+    failures = [WeftError("The database is away."), WeftError("It still is.")]
+
+    def away(store: SqlState, upto: int) -> None:
+        if failures:
+            raise failures.pop(0)
+        remove(store, upto)
+
+    monkeypatch.setattr(SqlState, "remove", away)
+    state.remove(1)
+    state.release()  # where another error may be on its way
+    with pytest.raises(WeftError, match="still"):
+        state.append(rows.slice(1), StateBatch(1, None, None))
+    assert state.read(Selection())[END].to_pylist() == [2]
+
+
 class PlainJoins(Joins):
     """Joins of rows that were not selected by Spark."""
 
