@@ -425,3 +425,21 @@ def test_keys_that_are_no_text(url: str, client: Any) -> None:
     assert client.xpending(b"\xff", "g")["pending"] == 0
     with pytest.raises(SettingsError, match="has a name"):
         weft.read_stream(weft.connect(url="sqlite:///other.db"), b"x")
+
+
+@pytest.mark.parametrize(
+    ("kind", "texts", "values"),
+    [
+        # Arrow would make other numbers of what is too large.
+        ("decimal", ["299821390259251217439.5", "1e3", "+4"], [None, Decimal(1000), Decimal(4)]),
+        ("decimal(38,0)", ["9" * 39, "1" * 38 + ".0"], [None, Decimal("1" * 38)]),
+        ("decimal(10,2)", ["-7628441247E-41", "1.005", "1.25"], [None, None, Decimal("1.25")]),
+        ("int64", ["0xFFFFFFFFFFFFFFFF", "0x10", "-7"], [None, 16, -7]),
+        ("float64", ["1e309", "inf", "1.5"], [None, math.inf, 1.5]),
+    ],
+)
+def test_numbers_that_are_too_large_are_no_others(
+    url: str, add: Add, kind: str, texts: list[str], values: list[Any]
+) -> None:
+    add("events", *({"v": text} for text in texts))
+    assert weft.read_stream(url, "events", schema={"v": kind})["v"].to_list() == values

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import secrets
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from time import monotonic
@@ -182,18 +184,17 @@ def check_offset(identifier: Any) -> int:
 
 
 def new_member(consumer: str) -> str:
-    """Return a name for one request of a consumer."""
-    return f"{consumer}{_MEMBER_SEPARATOR}{secrets.token_hex(6)}"
+    """Return a name for one request of a consumer. Names sort as the requests came."""
+    return f"{consumer}{_MEMBER_SEPARATOR}{time.time_ns() // 1000:014x}{secrets.token_hex(3)}"
 
 
 def backlog_of(consumer: str, group: dict[str, Any] | None) -> list[tuple[str, int]]:
-    """Return under which names a consumer holds events of a group, and how many each."""
+    """Return under which names a consumer holds events of a group, and how many each, the oldest last."""
     members = [] if group is None else group["members"]
-    return [
-        (each["member"], each["pending"])
-        for each in members
-        if each["member"] == consumer or each["member"].startswith(consumer + _MEMBER_SEPARATOR)
-    ]
+    # A consumer may be called as another one with more behind it.
+    own = re.compile(re.escape(consumer) + f"({_MEMBER_SEPARATOR}[0-9a-f]{{20}})?")
+    held = [(each["member"], each["pending"]) for each in members if own.fullmatch(each["member"])]
+    return sorted(held, reverse=True)
 
 
 def as_text(name: Any) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import logging
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -18,12 +19,13 @@ import pyarrow.compute as pc
 from weft.columns import canonical_batch, canonical_schema
 from weft.errors import DeclarationError, MissingExtraError, SchemaError, SettingsError, did_you_mean
 from weft.systems.pages import FeedPage, FieldNames, Rejected, name_columns
-from weft.types import FieldType
+from weft.types import FieldType, check_value
 
 OnError = Literal["null", "raise", "quarantine"]
 To = Literal["polars", "arrow", "pandas", "spark"]
 _log = logging.getLogger("weft.dataframes")
 _SHOWN_CHARACTERS = 60
+_HEX = "^[+-]?0[xX]"
 _USUAL_UUID = "^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$"
 # A value that does not fit: its row, its column, and why.
 Fault = tuple[int, str, str]
@@ -154,12 +156,14 @@ class Layout:
         first = f"the entry {page.ids[row]} of {stream!r}: {name!r} {why}"
         if self.on_error == "raise":
             ways = 'on_error="null"' if page.is_typed else 'on_error="null" or "quarantine"'
+            other = f'schema={{{name!r}: "string"}} reads them as texts'
+            if name == self.timestamp_column:
+                other = "include_timestamp=False leaves it out"
             raise SchemaError(
                 f"Cannot read {first}.",
                 index=row,
                 field=name,
-                hint=f'{ways} goes on without such values, schema={{{name!r}: "string"}} reads them as texts. '
-                "Nothing was acknowledged.",
+                hint=f"{ways} goes on without such values, {other}. Nothing was acknowledged.",
             )
         if self.on_error == "null":
             _log.warning("%d values of %r do not fit and are null, the first in %s.", len(faults), stream, first)
@@ -256,12 +260,12 @@ def _is_bytes(kind: pa.DataType) -> bool:
 def _parse(values: pa.Array, kind: pa.DataType, name: str, faults: list[Fault]) -> pa.Array:
     if values.type == kind:
         return values
-    if not _is_bytes(values.type):
+    if not _is_bytes(values.type) and not _means_another(values.type, kind):
         try:
             return _cast(values, kind, name, faults)
         except pa.ArrowNotImplementedError:  # by its text then
             pass
-    elif _is_bytes(kind):
+    elif _is_bytes(kind) and _is_bytes(values.type):
         return _cast(values, kind, name, faults)
     texts = _cast(values, pa.string(), name, faults)
     return texts if pa.types.is_string(kind) else _cast(texts, kind, name, faults)
@@ -280,7 +284,21 @@ def _cast(values: pa.Array, kind: pa.DataType, name: str, faults: list[Fault], f
     return pa.concat_arrays([_cast(half, kind, name, faults, begin) for half, begin in halves])
 
 
+def _means_another(kind: pa.DataType, wanted: pa.DataType) -> bool:
+    """Return whether Arrow would take numbers for something else: whole ones for times, a float for all its digits."""
+    if pa.types.is_integer(kind):
+        return bool(pa.types.is_timestamp(wanted) or pa.types.is_boolean(wanted) or pa.types.is_date(wanted))
+    return bool(pa.types.is_floating(kind) and pa.types.is_decimal(wanted))
+
+
 def _cast_all(values: pa.Array, kind: pa.DataType) -> pa.Array:
+    if pa.types.is_string(values.type):
+        if pa.types.is_decimal(kind):
+            return _decimals(values, kind)
+        if pa.types.is_integer(kind) and pc.any(pc.match_substring_regex(values, _HEX), min_count=0).as_py():
+            return _whole_numbers(values, kind)
+        if pa.types.is_floating(kind):
+            return _floats(values, kind)
     try:
         return values.cast(kind)
     except pa.ArrowInvalid:
@@ -288,6 +306,40 @@ def _cast_all(values: pa.Array, kind: pa.DataType) -> pa.Array:
             raise
         # Arrow takes no time without an offset for an instant; to us it is UTC.
         return pc.assume_timezone(values.cast(pa.timestamp(kind.unit)), "UTC").cast(kind)
+
+
+def _decimals(texts: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Arrow makes another number of a text that has too many digits."""
+    before, after = kind.precision - kind.scale, kind.scale
+    usual = rf"^-?[0-9]{{1,{before}}}" + (rf"(\.[0-9]{{1,{after}}})?$" if after else "$")
+    if before > 0 and pc.all(pc.match_substring_regex(texts, usual), min_count=0).as_py():
+        return texts.cast(kind)
+    field = FieldType("decimal", kind.precision, kind.scale)
+    try:
+        return pa.array([check_value(text, field) for text in texts.to_pylist()], kind)
+    except ValueError as error:
+        raise pa.ArrowInvalid(str(error)) from None
+
+
+def _whole_numbers(texts: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Arrow takes sixteen digits of a hexadecimal number for its bits: the highest one would be the sign."""
+    try:
+        numbers = [
+            None if each is None else int(each, 16 if re.search(_HEX, each) else 10) for each in texts.to_pylist()
+        ]
+        return pa.array(numbers, kind)
+    except (ValueError, OverflowError) as error:
+        raise pa.ArrowInvalid(str(error)) from None
+
+
+def _floats(texts: pa.Array, kind: pa.DataType) -> pa.Array:
+    """A number that is too large is none; infinity is one by its name."""
+    numbers = texts.cast(kind)
+    if pc.any(pc.is_inf(numbers), min_count=0).as_py():
+        is_named = pc.match_substring(texts, "inf", ignore_case=True)
+        if not pc.all(pc.or_(pc.invert(pc.is_inf(numbers)), is_named), min_count=0).as_py():
+            raise pa.ArrowInvalid("out of range")
+    return numbers
 
 
 def _no(value: pa.Scalar, kind: object) -> str:
