@@ -422,7 +422,7 @@ def _lease_lost(ready: Opened, consumer: str, action: str, refused: list[Refused
         "was refused: "
         f"{'; '.join(dict.fromkeys(each.why for each in refused))}.",
         rowids=tuple(rowids),
-        hint="If the work takes longer than the lease, choose a longer one: lease=…, in frames and consumers claim_idle."
+        hint="If the work takes longer than the lease, take a longer one: lease=…, in frames and consumers claim_idle."
         if late
         else None,
     )
