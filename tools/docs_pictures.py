@@ -3,7 +3,7 @@
     .venv/bin/python -m tools.docs_pictures                     the pictures of docs/dashboard.md
     .venv/bin/python -m tools.docs_pictures --folder shots --all   every view, in two widths, to look at
 
-It needs Chromium and Java, and Pillow for smaller files (`pip install pillow`).
+It needs Chromium and Java, and Pillow for smaller files (`uv pip install pillow`).
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -282,6 +283,9 @@ def main() -> None:
     parser.add_argument("--only", help="the views with this in their names")
     options = parser.parse_args()
     folder = options.folder.absolute()
+    if not options.all and find_spec("PIL") is None:
+        # Before the minutes that the demo takes.
+        raise SystemExit("Pillow makes the pictures smaller, and is not installed: uv pip install pillow")
     with tempfile.TemporaryDirectory(prefix="weft-demo-") as temporary, demo(Path(temporary) / "shop") as url:
         time.sleep(0 if options.all else 100)  # five minutes would fill the chart
         take(url, folder, everything=options.all, only=options.only)

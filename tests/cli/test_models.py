@@ -96,6 +96,18 @@ def test_show_has_lineage_through_other_models(call: Call) -> None:
         assert part in text
 
 
+def test_show_says_which_values_are_left_out(call: Call) -> None:
+    publish()
+    weft.publish_sync("orders", {"id": 2, "city": "Oslo", "total": "2.5"})
+    ran = call("run", "by_city")
+    (line,) = json.loads(call("models", "show", "by_city", "--format", "json").stdout)["left_out"]
+    assert line.startswith("orders: 1 event with a value of 'total' that its column has no place for")
+    assert f"warning: {line}" in ran.stdout
+    assert f"warning: {line}" in call("models", "show", "by_city").stdout
+    looked = call(*line.partition("weft ")[2].split(), "--format", "json").stdout.splitlines()
+    assert [json.loads(each)["total"] for each in looked] == ["2.5"]
+
+
 def test_show_of_columns_before_anything_is_built(call: Call) -> None:
     shown = json.loads(call("models", "show", "names", "--format", "json").stdout)
     # The table of by_city is not there, but its query says what it will have.

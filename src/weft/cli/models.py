@@ -89,6 +89,7 @@ def show(name: str, output: str) -> None:
             "tags": list(model.tags),
             "options": {key: _option(value) for key, value in model.options.items()},
             "inputs": [vars(each) for each in standing.inputs],
+            "left_out": standing.left_out,
             "dependents": dependents([model.name, model.target.name], declared_models()),
             **query,
             "problem": query["problem"] and clean(query["problem"]),
@@ -132,6 +133,8 @@ def _print_model(model: Model, standing: Standing, shown: dict[str, Any]) -> Non
         click.echo(click.style("\nInputs", bold=True))
         rows = [{"input": each.name, "kind": each.kind, **_marks(each)} for each in standing.inputs]
         print_table(rows, ["input", "kind", "read", "now", "new"], seldom=["new"])
+    for line in shown["left_out"]:
+        click.echo(f"  {click.style('warning:', fg='yellow')} {line}")
     if shown["columns"]:
         click.echo(click.style("\nColumns", bold=True))
         print_table(shown["columns"], ["column", "type", "comes_from"], seldom=["comes_from", "type"])

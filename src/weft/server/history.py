@@ -29,6 +29,7 @@ from weft.systems.log import Sample
 logger = logging.getLogger("weft.server")
 
 SECONDS = 10.0
+_ANSWER_SECONDS = 10.0
 # Five minutes, with both ends.
 _KEPT = 31
 
@@ -135,7 +136,7 @@ class History:
 
     async def _sample_flows(self, at: float) -> None:
         try:
-            found = await self._flow_probe.get(SECONDS)
+            found = await self._flow_probe.get(_ANSWER_SECONDS)
         except Exception as error:  # any error: the view of a pipeline reports it
             logger.debug("no sample of the streaming pipelines: %s", error)
             return
@@ -145,7 +146,7 @@ class History:
     async def _sample(self, place: Place, at: float) -> None:
         probe = self._probes.setdefault(place, CachedProbe(partial(_sizes, place), fresh_seconds=0))
         try:
-            sizes = await probe.get(SECONDS)
+            sizes = await probe.get(_ANSWER_SECONDS)
         except Exception as error:  # any error: readiness and the overview report it
             logger.debug("no sample of the streams of %s: %s", place or "default", error)
             return

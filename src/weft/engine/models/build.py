@@ -19,10 +19,10 @@ from weft.columns import canonical_schema, hint_of
 from weft.engine import inputs, relations, run
 from weft.engine.inputs import Input
 from weft.engine.load import Job
-from weft.engine.models import forms, replacing, state
+from weft.engine.models import forms, left_out, replacing, state
 from weft.engine.models.inputs import Observer, Source, Span
 from weft.engine.models.lake import Lake
-from weft.engine.models.state import State, Stored
+from weft.engine.models.state import LeftOuts, State, Stored
 from weft.engine.readers import SqlReader, StreamReader, read_all
 from weft.errors import DeclarationError, WeftError
 from weft.pipelines.execution import Loaded, Step
@@ -54,6 +54,7 @@ class ModelRun:
         self.loaded: list[Loaded] = []
         self.steps: list[Step] = []
         self._observer = observer
+        self._left_out: LeftOuts = {}
 
     def execute(self) -> None:
         """Build the model, if anything is new for it."""
@@ -74,7 +75,7 @@ class ModelRun:
         lake = observer.lake(model)
         if lake is not None:
             lake.finish(model)
-        ready = self.prepare(observer)
+        ready = self._counted(observer, self.prepare(observer))
         stored, tables, new = ready.stored, ready.tables, ready.state
         if lake is not None:
             return self._build_in(lake, ready)
@@ -86,7 +87,7 @@ class ModelRun:
             self.keep()
             replacing.create_view(tables, model, query, stored, new, again=self.full)
             self._create_views(observer, views)
-            return Counts(), "pushdown"
+            return self._advised(Counts(), ready), "pushdown"
         if ready.is_idle:
             assert stored.state is not None
             # The same build, so that models which read it need not be built.
@@ -102,7 +103,7 @@ class ModelRun:
         else:
             counts, engine = job.run(data, tables)
         self._create_views(observer, views)
-        return self._advised(counts, new), engine
+        return self._advised(counts, ready), engine
 
     def _build_in(self, lake: Lake, ready: PreparedBuild) -> tuple[Counts, str]:
         """Build the model in a Delta table or in files."""
@@ -119,13 +120,35 @@ class ModelRun:
         data = self._with_columns(ready.result.data(), ready.stored)
         self.keep()
         counts, engine = lake.load(self.job(ready), data, ready.stored, is_full=ready.is_full)
-        return self._advised(counts, new), engine
+        return self._advised(counts, ready), engine
 
-    def _advised(self, counts: Counts, new: State) -> Counts:
-        if not new.rows_of:
-            return counts
-        advice = f"the code has changed, and older rows are of the old one: weft run {self.model.name} --full"
-        return replace(counts, warnings=(*counts.warnings, advice))
+    def _counted(self, observer: Observer, ready: PreparedBuild) -> PreparedBuild:
+        """Return a build that knows which values of its events the model does not see."""
+        if ready.is_idle:
+            return ready
+        self._left_out = left_out.count(observer, ready.result.sources)
+        last = ready.stored.state
+        known = self._left_out
+        if last is not None and self.span is not None:
+            known = last.left_out  # a range that is built again was counted
+        elif last is not None and not ready.is_full:
+            known = left_out.merged(last.left_out, known)
+        return replace(ready, state=msgspec.structs.replace(ready.state, left_out=known))
+
+    def _advised(self, counts: Counts, ready: PreparedBuild) -> Counts:
+        warnings = list(counts.warnings)
+        if ready.state.rows_of:
+            warnings.append(
+                f"the code has changed, and older rows are of the old one: weft run {self.model.name} --full"
+            )
+        if self._left_out and not counts.replayed:
+            lines = left_out.described(self._left_out)
+            warnings += lines
+            # A table reads all events again each time: the log has what is new.
+            if ready.stored.state is None or ready.stored.state.left_out != ready.state.left_out:
+                for line in lines:
+                    _log.warning("%s: %s", self.model.name, line, extra={"pipeline": self.model.name})
+        return replace(counts, warnings=tuple(warnings))
 
     def prepare(self, observer: Observer) -> PreparedBuild:
         """Find out what the build reads; nothing is changed."""

@@ -24,6 +24,22 @@ Marks = dict[str, Any]
 """What was read of each input, by its name: `{"upto": 12}` of a stream, `{"build": "…"}` of a model."""
 
 
+class LeftOut(msgspec.Struct, frozen=True):
+    """Events that have a value for which a column has no place."""
+
+    events: int
+    first: int
+    """The offset of the first one."""
+
+    def after(self, before: LeftOut | None) -> LeftOut:
+        """Return these together with earlier ones."""
+        return self if before is None else LeftOut(before.events + self.events, before.first)
+
+
+LeftOuts = dict[str, dict[str, LeftOut]]
+"""By input and field."""
+
+
 class State(msgspec.Struct, frozen=True, omit_defaults=True):
     """One build of a model."""
 
@@ -38,6 +54,8 @@ class State(msgspec.Struct, frozen=True, omit_defaults=True):
     """Of a view: a hash of its query."""
     rows_of: str = ""
     """The fingerprint of the last full build, where a later one only added rows."""
+    left_out: LeftOuts = msgspec.field(default_factory=dict)
+    """What the rows leave out of the events that were read for them."""
 
     @property
     def built_by(self) -> str:

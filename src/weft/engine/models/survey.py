@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from weft.engine.models import freshness, lineage, state
+from weft.engine.models import freshness, left_out, lineage, state
 from weft.engine.models.build import Compiled, Result
 from weft.engine.models.inputs import Observer, Source
 from weft.engine.models.lake import sql_type as lake_type
@@ -68,6 +68,11 @@ class Standing:
     @property
     def is_built(self) -> bool:
         return self.stored.state is not None
+
+    @property
+    def left_out(self) -> list[str]:
+        """What its rows leave out of the events that were read for them, in words."""
+        return [] if self.stored.state is None else left_out.described(self.stored.state.left_out)
 
     @property
     def is_changed(self) -> bool:
