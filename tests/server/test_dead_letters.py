@@ -7,9 +7,11 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 import weft
 from operations_project import declare_project, make_key
+from weft.cli.dlq import dlq
 from weft.engine.streaming.batch_id import BatchId
 from weft.engine.streaming.dead_letters import DeadLetterBox
 from weft.engine.streaming.letter_choice import summary
@@ -99,6 +101,31 @@ def test_what_would_be_done(letters: list[str], http: Any) -> None:
     assert len(list(DeadLetterBox(find("copies")).letters())) == 3, "nothing was done"
 
 
+def test_a_group_is_its_letters_alone(letters: list[str], http: Any) -> None:
+    """Other errors have the text of one in theirs; what is shown is without secrets, may be empty, or have no text."""
+    box = DeadLetterBox(find("copies"))
+    alike = ["a NULL in n.", "Again: A null in n.", "", "\0", "\ufffd", "postgres://u:one@h/d", "postgres://u:two@h/d"]
+    for number, error in enumerate(alike):
+        box.put([DeadLetter("store", error, "bad", "{}", target="t")], BatchId("query", 10 + number), "store")
+    box.put([DeadLetter("read", "A null in n.", "bad", "{}")], BatchId("query", 30), "read")
+    key = make_key("admin")
+    groups = http.get(f"{ALL}/copies", headers=key).json()["groups"]
+    assert sorted(each["count"] for each in groups) == [1] * 9 + [2]
+    assert len({each["group"] for each in groups}) == 10
+    for each in groups:
+        for action in ("replay", "purge"):
+            body = {"group": each["group"], "dry_run": True}
+            plan = http.post(f"{ALL}/copies/{action}", headers=key, json=body).json()
+            assert plan["letters"] == each["count"], each
+    # The command that is started takes the same.
+    chosen = next(each["group"] for each in groups if each["count"] == 2)
+    words = ["purge", "copies", *Chosen(group=chosen).words(), "--yes"]
+    done = CliRunner().invoke(dlq, words)
+    assert done.output == "copies: removed 2 letters.\n"
+    left = [(each.stage, each.error) for each in box.letters()]
+    assert sorted(left) == sorted([*(("store", each) for each in alike), ("read", "A null in n."), ("read", HOSTILE)])
+
+
 def test_rejected_events_of_a_stream(letters: list[str], http: Any) -> None:
     # The service reads keys with the first request, and again after seconds.
     key, reader, asked = make_key("admin"), make_key("read", "write"), {"dry_run": True}
@@ -124,6 +151,8 @@ def test_a_choice_is_exact_and_needs_a_key(letters: list[str], http: Any) -> Non
         {"ids": ["a"], "stage": "read"},
         {"stage": "replay"},
         {"error": ""},
+        {"group": "store"},
+        {"all": True, "group": "0" * 32},
         {"all": True, "before": "2020-01-01T00:00:00"},
         {"ids": ["x"] * 101},
         {"every": True},

@@ -52,14 +52,15 @@ class Chosen(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     all: bool = False
     error: Annotated[str, Meta(min_length=1, max_length=2000)] | None = None
     stage: Annotated[str, Meta(pattern=f"^({'|'.join(STAGES)})$")] | None = None
+    group: Annotated[str, Meta(pattern="^[0-9a-f]{32}$")] | None = None
     before: datetime | None = None
     dry_run: bool = False
 
     def check(self) -> None:
         """Refuse a choice of nothing, so that nobody chooses all by mistake, and one that says two things."""
-        has_filter = self.error is not None or self.stage is not None
+        has_filter = any(each is not None for each in (self.error, self.stage, self.group))
         if bool(self.ids) + self.all + has_filter != 1:
-            raise bad_parameter("Choose letters by ids, by error or stage, or all of them.")
+            raise bad_parameter("Choose letters by ids, by group, error or stage, or all of them.")
         if self.before is not None and (self.ids or self.before.tzinfo is None):
             raise bad_parameter("before is a time with its zone, and does not go with ids.", field="before")
 
@@ -70,6 +71,8 @@ class Chosen(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
             words.append(f"--error={self.error}")
         if self.stage is not None:
             words.append(f"--stage={self.stage}")
+        if self.group is not None:
+            words.append(f"--group={self.group}")
         if self.before is not None:
             words.append(f"--before={self.before.astimezone(UTC).isoformat()}")
         return words or ["--all"]
@@ -114,6 +117,7 @@ def read_letters(pipeline: StreamingPipeline) -> dict[str, Any] | None:
         return _unknown(clean(error.what, known=secrets))
     groups = [
         {
+            "group": each.group_id,
             "stage": each.stage,
             "error": clean(each.error, known=secrets),
             "count": each.count,
@@ -261,7 +265,7 @@ def _plan(pipeline: StreamingPipeline, action: str, asked: Chosen) -> dict[str, 
     from weft.engine.streaming.replay import Replay
 
     box, now = _box(pipeline), datetime.now(UTC)
-    chosen = wanted(box, asked.ids, asked.error, asked.stage, asked.before)
+    chosen = wanted(box, asked.ids, asked.error, asked.stage, asked.before, asked.group)
     held: dict[str, int] = {}
     if action == "replay":
         done = Replay(pipeline, chosen).plan()
