@@ -126,6 +126,26 @@ def test_a_group_is_its_letters_alone(letters: list[str], http: Any) -> None:
     assert sorted(left) == sorted([*(("store", each) for each in alike), ("read", "A null in n."), ("read", HOSTILE)])
 
 
+def test_letters_that_reading_would_take(letters: list[str], http: Any) -> None:
+    """A page that reads them again and again would keep a removal from them. No broker is asked, there is none."""
+    broker = weft.RabbitMQConnection("amqp://127.0.0.1:1", name="broker")
+    failed: dict[str, Any] = {"dead_letter_topic": "failed", "dead_letter_connection": broker}
+
+    @weft.streaming_pipeline(
+        name="queued", source=find("copies").sources[0], target="default", target_table="t", **failed
+    )
+    def queued() -> None: ...
+
+    key = make_key("admin")
+    shown = http.get(f"{ALL}/queued", headers=key).json()
+    assert (shown["count"], shown["letters"]) == (None, [])
+    assert "takes them" in shown["problem"] and "weft dlq list queued" in shown["problem"]
+    body = {"all": True, "dry_run": True}
+    refused = http.post(f"{ALL}/queued/purge", headers=key, json=body)
+    assert (refused.status_code, refused.json()["hint"]) == (409, "weft dlq list queued")
+    assert http.get(f"{ALL}/queued/abc", headers=key).status_code == 409
+
+
 def test_rejected_events_of_a_stream(letters: list[str], http: Any) -> None:
     # The service reads keys with the first request, and again after seconds.
     key, reader, asked = make_key("admin"), make_key("read", "write"), {"dry_run": True}

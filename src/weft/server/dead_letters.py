@@ -110,8 +110,9 @@ def read_letters(pipeline: StreamingPipeline) -> dict[str, Any] | None:
     secrets = project_secrets()
     try:
         box = DeadLetterBox(pipeline)
-        if box.needs_spark:
-            return _unknown(f"They are read by Spark: weft dlq list {pipeline.name}") | {"place": box.store.name}
+        if box.why_unwatched is not None:
+            problem = f"They are not read here: {box.why_unwatched}. weft dlq list {pipeline.name}"
+            return _unknown(problem) | {"place": box.store.name}
         found = summary(box.letters(), most=_LETTERS)
     except WeftError as error:
         return _unknown(clean(error.what, known=secrets))
@@ -227,9 +228,9 @@ def _box(pipeline: StreamingPipeline) -> DeadLetterBox:
     from weft.engine.streaming.dead_letters import DeadLetterBox
 
     box = DeadLetterBox(pipeline)
-    if box.needs_spark:
-        text = f"Its letters are read by Spark, which the service does not start: weft dlq list {pipeline.name}"
-        raise Problem(409, "needs-spark", "They are read by Spark", text)
+    if box.why_unwatched is not None:
+        text = f"Its letters are not read here: {box.why_unwatched}."
+        raise Problem(409, "by-command", "A command reads them", text, hint=f"weft dlq list {pipeline.name}")
     return box
 
 

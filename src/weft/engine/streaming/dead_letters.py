@@ -70,9 +70,13 @@ class DeadLetterBox:
         return self._store
 
     @property
-    def needs_spark(self) -> bool:
-        """Whether its store is read by Spark."""
-        return bool(getattr(self.store, "needs_spark", False))
+    def why_unwatched(self) -> str | None:
+        """Why a service does not look at its store again and again, as a page does; `None` where it may."""
+        if getattr(self.store, "needs_spark", False):
+            return "Spark reads them, which the service does not start"
+        if getattr(self.store, "takes_messages", False):
+            return "who reads them takes them from a replay or purge meanwhile"
+        return None
 
     def put(self, letters: Sequence[DeadLetter], batch: BatchId, part: str) -> None:
         """Store the letters of a batch. The same ones of the same batch again change nothing."""
