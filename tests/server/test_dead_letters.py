@@ -146,6 +146,23 @@ def test_letters_that_reading_would_take(letters: list[str], http: Any) -> None:
     assert http.get(f"{ALL}/queued/abc", headers=key).status_code == 409
 
 
+def test_a_secret_at_the_end_of_what_is_shown(letters: list[str], http: Any) -> None:
+    """It is removed before the text is cut, which would leave the half of it."""
+    error = "e" * 280 + " postgres://ann:hunter2@host/db and more"
+    box = DeadLetterBox(find("copies"))
+    box.put([DeadLetter("store", error, "bad", "{}", target="t")], BatchId("query", 40), "store")
+    shown = [each["error"] for each in http.get(f"{ALL}/copies").json()["groups"]]
+    (shown_error,) = [each for each in shown if each.startswith("ee")]
+    assert "hun" not in shown_error and len(shown_error) <= 300
+    url = "/api/v1/streams/bad"
+    taken = http.post(f"{url}/consume", json={"consumer": "billing", "batch_size": 1}).json()
+    http.post(f"{url}/nack", json={"consumer": "billing", "events": taken["events"], "delay": 0, "reason": error})
+    http.post(f"{url}/consume", json={"consumer": "billing"})
+    groups = http.get(f"{url}/rejected").json()["groups"]
+    (reason,) = [each["reason"] for each in groups if each["kind"] == "dead letter"]
+    assert reason.startswith("ee") and "hun" not in reason and len(reason) <= 300
+
+
 def test_rejected_events_of_a_stream(letters: list[str], http: Any) -> None:
     # The service reads keys with the first request, and again after seconds.
     key, reader, asked = make_key("admin"), make_key("read", "write"), {"dry_run": True}

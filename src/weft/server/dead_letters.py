@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 _LETTERS = 10_000
 _GROUPS = 20
 _LISTED, _MOST_LISTED = 20, 100
+_ERROR = 300
 _PAYLOAD, _WHOLE_PAYLOAD = 2000, 64 * 1024
 _FRESH_SECONDS = 5.0
 _LIST_SECONDS = 8.0
@@ -120,7 +121,7 @@ def read_letters(pipeline: StreamingPipeline) -> dict[str, Any] | None:
         {
             "group": each.group_id,
             "stage": each.stage,
-            "error": clean(each.error, known=secrets),
+            "error": _first_line(each.newest, secrets),
             "count": each.count,
             "newest": each.newest.failed_at,
             "letter_id": each.newest.letter_id,
@@ -130,6 +131,12 @@ def read_letters(pipeline: StreamingPipeline) -> dict[str, Any] | None:
     ]
     known = {"count": found.count, "more": found.more, "newest": found.newest, "place": box.store.name}
     return known | {"groups": groups, "problem": None}
+
+
+def _first_line(letter: StoredLetter, secrets: set[str]) -> str:
+    """Return the beginning of an error. Secrets are removed before it is cut: of half a secret nobody knows that it is
+    one."""
+    return clean(letter.error.strip().partition("\n")[0], known=secrets)[:_ERROR]
 
 
 # -------------------------------------------------------------------------------------------------------------- looking
