@@ -267,12 +267,16 @@ def test_the_plan_of_a_model_and_what_a_backfill_reads(streams: Project, http: A
     plan = planned().json()
     assert (plan["events"], plan["others"], plan["target"]) == ({"sales": 2}, [], "sums")
     assert planned(until="2020-01-02T00:00:00Z").json()["events"] == {"sales": 0}
+    ends = {"since": "0001-01-01T00:00:00Z", "until": "9999-12-31T23:59:59Z"}
+    assert planned(**ends).json()["events"] == {"sales": 2}
     assert planned("whole").status_code == 409
     assert planned("nobody").status_code == 404
     for wrong in (
         {"until": "2019-01-01T00:00:00Z"},
         {"since": "2020-01-01"},
         {"since": "2020-01-01T00:00:00"},
+        {"since": "0001-01-01T00:00:00+14:00"},
+        {"until": "9999-12-31T23:59:59-14:00"},
         {"to": 1},
     ):
         assert planned(**wrong).status_code == 422, wrong

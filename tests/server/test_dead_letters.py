@@ -191,6 +191,10 @@ def test_a_choice_is_exact_and_needs_a_key(letters: list[str], http: Any) -> Non
         {"group": "store"},
         {"all": True, "group": "0" * 32},
         {"all": True, "before": "2020-01-01T00:00:00"},
+        {"all": True, "before": "0001-01-01T00:00:00+14:00"},
+        {"all": True, "before": "9999-12-31T23:59:59-14:00"},
+        {"ids": ["a\0"]},
+        {"error": "a\0"},
         {"ids": ["x"] * 101},
         {"every": True},
     ):

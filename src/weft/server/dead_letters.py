@@ -22,7 +22,7 @@ from weft.pipelines.streaming.spec import StreamingPipeline
 from weft.project import current
 from weft.server.actions import admit_body, start_command
 from weft.server.cached_probe import CachedProbe
-from weft.server.consuming import query, whole
+from weft.server.consuming import in_utc, query, whole
 from weft.server.history import places
 from weft.server.overview import Overview
 from weft.server.problems import Problem, bad_parameter
@@ -62,8 +62,13 @@ class Chosen(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         has_filter = any(each is not None for each in (self.error, self.stage, self.group))
         if bool(self.ids) + self.all + has_filter != 1:
             raise bad_parameter("Choose letters by ids, by group, error or stage, or all of them.")
-        if self.before is not None and (self.ids or self.before.tzinfo is None):
-            raise bad_parameter("before is a time with its zone, and does not go with ids.", field="before")
+        if self.before is not None and self.ids:
+            raise bad_parameter("before does not go with ids.", field="before")
+        if self.before is not None:
+            in_utc(self.before, "before")
+        # No process takes an argument with the character 0.
+        if any("\0" in each for each in (*self.ids, self.error or "")):
+            raise bad_parameter("ids and error must not have the character 0.")
 
     def words(self) -> list[str]:
         """Return the options of `weft dlq` that choose the same. With `=`: an error may begin with a dash."""
@@ -75,7 +80,7 @@ class Chosen(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         if self.group is not None:
             words.append(f"--group={self.group}")
         if self.before is not None:
-            words.append(f"--before={self.before.astimezone(UTC).isoformat()}")
+            words.append(f"--before={in_utc(self.before, 'before').isoformat()}")
         return words or ["--all"]
 
 

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from weft.operate.redaction import clean
 from weft.pipelines.models import Model, find
 from weft.server.actions import admit_body, start_command
-from weft.server.consuming import query
+from weft.server.consuming import in_utc, query
 from weft.server.problems import bad_parameter
 from weft.server.run_log import in_thread, told
 from weft.server.service import json_response, service_of
@@ -28,15 +28,14 @@ class Backfill(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     dry_run: bool = False
 
     def check(self) -> None:
-        if self.since.tzinfo is None or (self.until is not None and self.until.tzinfo is None):
-            raise bad_parameter("since and until are times with their zones.")
-        if self.until is not None and self.until <= self.since:
+        since = in_utc(self.since, "since")
+        if self.until is not None and in_utc(self.until, "until") <= since:
             raise bad_parameter("until must be after since.", field="until")
 
     def words(self) -> list[str]:
         """Return the options of `weft backfill`."""
         times = {"since": self.since, "until": self.until}
-        return [f"--{name}={at.astimezone(UTC).isoformat()}" for name, at in times.items() if at is not None]
+        return [f"--{name}={in_utc(at, name).isoformat()}" for name, at in times.items() if at is not None]
 
 
 async def plan(request: Request) -> Response:
