@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import queue
+import socket
 import sys
 from collections.abc import Callable
-from datetime import UTC, datetime
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +23,10 @@ from weft.operate.log_format import JsonFormatter
 from weft.operate.runlog import RunLog, open_run_log
 from weft.pipelines.models import find
 from weft.project import Project
+from weft.server.actions import Commands
 from weft.server.audit import Audit
 from weft.server.keys import key_table
+from weft.server.problems import Problem
 from weft.server.service_tables import service_tables
 from weft.systems.sql.system_tables import system_table
 from workers import next_millisecond
@@ -115,7 +120,7 @@ def test_a_run_is_cancelled_once(streams: Project, http: Any) -> None:
 
 
 @pytest.mark.parametrize("system", ["sqlite", "postgres", "mysql"], indirect=True)
-def test_the_audit_log_of_each_database(streams: Project) -> None:
+def test_the_audit_log_of_each_database(streams: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     with key_table() as table:
         key, _ = table.create(name=None, scopes=["admin"])
     audit = Audit()
@@ -127,6 +132,40 @@ def test_the_audit_log_of_each_database(streams: Project) -> None:
     assert found[first]["outcome"].startswith("pausedpaused")
     assert found[second]["outcome"] is None  # it did not end, or nobody knows
     assert len(audit.latest(1)) == 1
+    # The next service of this machine says so of what another one had begun; of what it begins itself it does not.
+    audit.close_abandoned(found[second]["at"])
+    assert audit.latest(10, id=second)[0]["outcome"] is None
+    audit.close_abandoned(datetime.now(UTC) + timedelta(seconds=1))
+    assert "service ended" in audit.latest(10, id=second)[0]["outcome"]
+    assert audit.latest(10, id=first)[0]["outcome"] == found[first]["outcome"]
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(socket, "gethostname", lambda: "another")
+        third = audit.begin(key, None, "pause", "nightly")
+    audit.close_abandoned(datetime.now(UTC) + timedelta(seconds=1))
+    assert audit.latest(10, id=third)[0]["outcome"] is None
+
+
+@on_sqlite
+def test_so_many_commands_at_once(streams: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many requests come at the same moment."""
+    commands, busy = Commands(), []
+    said: queue.Queue[str] = queue.Queue()
+    done, lasting = tmp_path / "done", tmp_path / "lasting"
+    lasting.write_text(f"#!/bin/sh\nwhile [ ! -e {done} ]; do sleep 0.1; done\n")
+    lasting.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(lasting))
+
+    def start(_: int) -> None:
+        try:
+            commands.start([], said.put)
+        except Problem as problem:
+            busy.append(problem.status)
+
+    with ThreadPoolExecutor(12) as pool:
+        list(pool.map(start, range(12)))
+    done.touch()
+    assert busy == [429] * 8
+    assert [said.get(timeout=120) for _ in range(4)] == [""] * 4
 
 
 @on_sqlite
@@ -180,6 +219,9 @@ def test_a_pipeline_is_run(server: Callable[..., Any]) -> None:
 
     wait_until(lambda: status() in ("succeeded", "failed"), "the run to end", 120)
     assert status() == "succeeded", served.log_file.read_text()
+    action = f"/api/v1/audit/{answer.json()['action']}"
+    wait_until(lambda: served.client.get(action, headers=key).json()["outcome"], "what came of it", 120)
+    assert "totals" in served.client.get(action, headers=key).json()["outcome"]
 
 
 @on_sqlite

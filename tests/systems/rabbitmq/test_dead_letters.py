@@ -24,14 +24,13 @@ def test_letters_that_somebody_else_holds(
     store = RabbitMQLetters(connection, queue, "copies", lambda: None)
     more: dict[str, Any] = {"failed_at": datetime.now(UTC), "pipeline": "copies"}
     store.put([StoredLetter("read", "bad", "events", "{", letter_id=f"id{number}", **more) for number in range(3)])
-    monkeypatch.setattr(dead_letters, "_PATIENCE", 0.0)
     with rabbitmq.channel() as channel:
         for _ in zip(range(3), channel.consume(queue), strict=False):
             pass
-        monkeypatch.setattr(dead_letters, "_BUSY_SECONDS", 0.0)
-        with pytest.raises(weft.WeftError, match="hold messages"):
+        with monkeypatch.context() as hasty, pytest.raises(weft.WeftError, match="hold messages"):
+            hasty.setattr(dead_letters, "_PATIENCE", 0.0)
+            hasty.setattr(dead_letters, "_BUSY_SECONDS", 0.0)
             store.remove(["id1"])
-        monkeypatch.undo()
         with ThreadPoolExecutor() as pool:
             removal = pool.submit(store.remove, ["id1", "unknown"])
             wait_until(
