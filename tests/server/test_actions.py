@@ -28,6 +28,7 @@ from weft.server.audit import Audit
 from weft.server.keys import key_table
 from weft.server.problems import Problem
 from weft.server.service_tables import service_tables
+from weft.streams.runtime import stored_log
 from weft.systems.sql.system_tables import system_table
 from workers import next_millisecond
 
@@ -275,6 +276,32 @@ def test_the_audit_log_over_http(streams: Project, http: Any) -> None:
     assert http.get("/api/v1/audit/nothing", headers=key).status_code == 404
     assert http.get("/api/v1/audit?before=now", headers=key).status_code == 422
     assert http.get(f"/api/v1/audit/{done['action']}").status_code == 401
+
+
+@on_sqlite
+def test_who_looks_at_a_model_changes_nothing(streams: Project, http: Any) -> None:
+    """No table is created for a stream that nobody has published to, and no function without inputs is called."""
+    called = []
+
+    @weft.stream(name="sales", fields={"id": "int64", "total": "float64"})
+    def sales() -> None: ...
+
+    @weft.model(name="sums", dependencies=["sales"], trigger="manual")
+    def sums(sales: Any) -> str:
+        return "SELECT id, total FROM sales"
+
+    @weft.model(name="fetched", trigger="manual")
+    def fetched() -> str:
+        called.append(1)
+        return "SELECT 1 AS n"
+
+    for name, columns in (("sums", ["id", "total"]), ("fetched", [])):
+        shown = http.get(f"/api/v1/models/{name}").json()
+        assert (shown["problem"], [each["column"] for each in shown["columns"]]) == (None, columns)
+        step = http.get(f"/api/v1/pipelines/{name}/plan").json()["step"]
+        assert (step["problem"], step["change"]) == (None, "new")
+    assert called == []
+    assert stored_log(streams.streams["sales"]) is None
 
 
 @on_sqlite

@@ -53,7 +53,7 @@ def read_model(model: Model) -> dict[str, Any]:
     from weft.pipelines.models import dependents, models
 
     with Observer() as observer:
-        survey = Survey(observer)
+        survey = Survey(observer, is_watched=True)
         standing = survey.standing(model)
         described = _described(survey, model)
     problem, sql = described["problem"], described["sql"]

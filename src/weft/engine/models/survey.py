@@ -99,10 +99,12 @@ class Standing:
 
 
 class Survey:
-    """Looks at the models of the project, and remembers what it found."""
+    """Looks at the models of the project, and remembers what it found. `is_watched`: for a page that looks again and
+    again, see `Result`."""
 
-    def __init__(self, observer: Observer) -> None:
+    def __init__(self, observer: Observer, *, is_watched: bool = False) -> None:
         self.observer = observer
+        self._is_watched = is_watched
         self.known = models()
         self._by_name = by_names(self.known)
         self.blind: set[str] = set()
@@ -176,7 +178,7 @@ class Survey:
         """Return what a build as a whole makes of the inputs."""
         is_in_database = self.observer.lake(model) is None
         tables = self.observer.tables(model.target.connection) if is_in_database else None
-        return Result(model, self.sources(model), tables, Stored())
+        return Result(model, self.sources(model), tables, Stored(), self._is_watched)
 
     def sources(self, model: Model) -> list[Source]:
         """Return the inputs with all of their rows."""
