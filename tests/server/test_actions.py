@@ -305,6 +305,45 @@ def test_who_looks_at_a_model_changes_nothing(streams: Project, http: Any) -> No
 
 
 @on_sqlite
+def test_who_looks_at_a_model_starts_no_spark(
+    streams: Project, http: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def spark() -> None:
+        raise AssertionError("Spark was started")
+
+    monkeypatch.setattr("weft.engine.session.spark", spark)
+    weft.connect(kind="object_store_local", path=str(tmp_path), name="lake")
+
+    @weft.stream(name="sales", fields={"id": "int64"})
+    def sales() -> None: ...
+
+    @weft.model(name="of_files", dependencies=["lake.raw"])
+    def of_files(raw: Any) -> Any:
+        return raw.count()
+
+    @weft.model(name="in_lake", dependencies=["sales"], connection="lake")
+    def in_lake(sales: Any) -> Any:
+        return sales.select("id")
+
+    @weft.model(name="behind", dependencies=["in_lake"])
+    def behind(in_lake: Any) -> Any:
+        return in_lake.count()
+
+    for name, file in (("of_files", "lake.raw"), ("behind", "in_lake")):
+        shown = http.get(f"/api/v1/models/{name}")
+        assert shown.status_code == 200
+        assert f"weft models show {name}" in shown.json()["problem"]
+        step = http.get(f"/api/v1/pipelines/{name}/plan").json()["step"]
+        assert step["problem"] is None and f"{name} reads {file}" in step["unknown"]
+    # What is built into files is no problem.
+    shown = http.get("/api/v1/models/in_lake").json()
+    assert (shown["problem"], [(each["column"], each["type"]) for each in shown["columns"]]) == (
+        None,
+        [("id", "bigint")],
+    )
+
+
+@on_sqlite
 def test_the_plan_of_a_model_and_what_a_backfill_reads(streams: Project, http: Any) -> None:
     @weft.stream(name="sales", fields={"id": "int64", "total": "float64"})
     def sales() -> None: ...

@@ -275,8 +275,8 @@ class Result:
     """The database of the model; `None` for Delta tables and files, into which Spark writes."""
     stored: Stored
     is_watched: bool = False
-    """Whether somebody looks again and again: then no table is created, and no function called that may do its work at
-    once because it has no inputs."""
+    """Whether somebody looks again and again: then no table is created, no function called that may do its work at
+    once because it has no inputs, and no Spark started."""
     _why_spark: str | None = field(default=None, init=False)
     """Why the database that has all inputs does not run the query."""
 

@@ -185,6 +185,13 @@ class Survey:
         return [self._source(model, each) for each in model.inputs]
 
     def _source(self, model: Model, each: ModelInput) -> Source:
+        if self._is_watched:
+            relation = self.observer.relation(model, each)
+            if relation.stream is None and relation.table is None:
+                raise NotBuiltError(
+                    f"{model.name} reads {each.name}, of which Spark alone tells the columns: "
+                    f"weft models show {model.name}"
+                )
         upstream = self.upstream(each)
         if upstream is not None and upstream is not model:
             columns = self.columns(upstream)
@@ -266,8 +273,7 @@ class Survey:
             found["sql"] = None if compiled is None else compiled.runs
             origins = self.lineage(model)
             if compiled is not None and compiled.schema is not None:
-                tables = self.observer.tables(model.target.connection)
-                columns = {each.name: columns.get(each.name) or tables.sql_type(each) for each in compiled.schema}
+                columns = {each.name: columns.get(each.name) or self.sql_type(model, each) for each in compiled.schema}
             elif origins is not None:
                 columns = {each: columns.get(each) for each in origins}
         except WeftError as error:
@@ -277,23 +283,6 @@ class Survey:
             for each, kind in columns.items()
         ]
         return found
-
-    def reads_files(self, model: Model) -> bool:
-        """Return whether it or a model before it reads files, whose columns Spark alone can tell."""
-        seen: set[str] = set()
-        rest = [model]
-        while rest:
-            each = rest.pop()
-            seen.add(each.name)
-            for one in each.inputs:
-                upstream = self.upstream(one)
-                if upstream is None:
-                    relation = self.observer.relation(each, one)
-                    if relation.stream is None and relation.table is None:
-                        return True
-                elif upstream.name not in seen:
-                    rest.append(upstream)
-        return False
 
     # ---------------------------------------------------------------------------------------------------------- removed
 
