@@ -19,7 +19,7 @@ from weft.operate.runlog import open_run_log
 from weft.pipelines.streaming.declare import find
 from weft.project import Project
 from weft.server.actions import Commands
-from weft.server.dead_letters import Chosen
+from weft.server.dead_letters import Chosen, read_letters
 from weft.systems.dead_letter_store import DeadLetter, StoredLetter
 from workers import declare
 
@@ -161,6 +161,19 @@ def test_a_secret_at_the_end_of_what_is_shown(letters: list[str], http: Any) -> 
     groups = http.get(f"{url}/rejected").json()["groups"]
     (reason,) = [each["reason"] for each in groups if each["kind"] == "dead letter"]
     assert reason.startswith("ee") and "hun" not in reason and len(reason) <= 300
+
+
+def test_more_letters_than_are_looked_at(letters: list[str], http: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is called the newest then: they come in no order."""
+    for limit in ("_LETTERS", "_RECORDS"):
+        with monkeypatch.context() as small:
+            small.setattr(f"weft.server.dead_letters.{limit}", 2)
+            found = read_letters(find("copies"))
+        assert found is not None
+        assert (found["count"], found["more"], found["newest"]) == (2, True, None)
+    found = read_letters(find("copies"))
+    assert found is not None and (found["count"], found["more"]) == (3, False)
+    assert found["newest"] == max(each.failed_at for each in DeadLetterBox(find("copies")).letters())
 
 
 def test_rejected_events_of_a_stream(letters: list[str], http: Any) -> None:

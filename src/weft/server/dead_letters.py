@@ -33,8 +33,8 @@ from weft.systems.dead_letter_store import STAGES, StoredLetter
 if TYPE_CHECKING:
     from weft.engine.streaming.dead_letters import DeadLetterBox
 
-# Of a store with more dead letters than this, an answer looks at so many.
-_LETTERS = 10_000
+# Of a store with more dead letters than this, an answer looks at so many; and at so many records, of any pipeline.
+_LETTERS, _RECORDS = 10_000, 50_000
 _GROUPS = 20
 _LISTED, _MOST_LISTED = 20, 100
 _ERROR = 300
@@ -119,7 +119,8 @@ def read_letters(pipeline: StreamingPipeline) -> dict[str, Any] | None:
         if box.why_unwatched is not None:
             problem = f"They are not read here: {box.why_unwatched}. weft dlq list {pipeline.name}"
             return _unknown(problem) | {"place": box.store.name}
-        found = summary(box.letters(), most=_LETTERS)
+        found = summary(box.letters(_RECORDS), most=_LETTERS)
+        more = found.more or box.has_more
     except WeftError as error:
         return _unknown(clean(error.what, known=secrets))
     groups = [
@@ -134,7 +135,9 @@ def read_letters(pipeline: StreamingPipeline) -> dict[str, Any] | None:
         }
         for each in found.groups[:_GROUPS]
     ]
-    known = {"count": found.count, "more": found.more, "newest": found.newest, "place": box.store.name}
+    # They come in no order: of some of them, none is the newest of all.
+    newest = None if more else found.newest
+    known = {"count": found.count, "more": more, "newest": newest, "place": box.store.name}
     return known | {"groups": groups, "problem": None}
 
 
@@ -180,7 +183,8 @@ async def dead_letters(request: Request) -> Response:
 
 
 async def pipeline_letters(request: Request) -> Response:
-    """Show the newest letters of a pipeline: all, or those with a text in their error or of one stage."""
+    """Show the newest letters of a pipeline: all, or those with a text in their error or of one stage. With `more` they
+    are the newest of those that were looked at."""
     parameters = query(request, "error", "stage", "limit")
     await service_of(request).access.admit_to_all(request)
     limit = min(whole(parameters.get("limit", str(_LISTED)), "limit", 1), _MOST_LISTED)
@@ -193,7 +197,7 @@ async def pipeline_letters(request: Request) -> Response:
     def read() -> list[StoredLetter]:
         from weft.engine.streaming.letter_choice import passing
 
-        matching = islice(filter(passing(error, stage), _box(pipeline).letters()), _LETTERS)
+        matching = islice(filter(passing(error, stage), _box(pipeline).letters(_RECORDS)), _LETTERS)
         return nlargest(limit, matching, key=lambda each: (each.failed_at, each.letter_id))
 
     if pipeline.dead_letters is None:

@@ -82,14 +82,14 @@ export class PipelineLetters extends View {
         ]} />
       <//>
       ${groups.length > 0 && html`
-        <${Panel} id="groups" title="By error" note=${letters.more ? "of the first 10,000" : ""}>
+        <${Panel} id="groups" title="By error" note=${letters.more ? `of ${plural(letters.count, "letter")} that were looked at` : ""}>
           <${Table} label="Dead letters by error" head=${[["Error"], ["Rows", "number"], ["Stage", "medium"], ["Newest", "number medium"], ["Do", "end"]]}>
             ${groups.map((each) => html`<${GroupRow} key=${each.group} group=${each} pipeline=${pipeline} now=${now} />`)}
           <//>
         <//>
       `}
       ${letters.letters.length > 0 && html`
-        <${Panel} id="newest" title="The newest" note=${plural(letters.letters.length, "letter")}>
+        <${Panel} id="newest" title=${letters.more ? "Some of them" : "The newest"} note=${plural(letters.letters.length, "letter")}>
           <${Table} label="The newest dead letters" head=${[["Letter"], ["Failed", "number"], ["Stage", "medium"], ["From", "medium"], ["Replays", "number wide"]]}>
             ${letters.letters.map((each) => html`
               <tr key=${each.letter_id}>
