@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import queue
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from typing import Any
 
@@ -19,7 +21,7 @@ from weft.operate.runlog import open_run_log
 from weft.pipelines.streaming.declare import find
 from weft.project import Project
 from weft.server.actions import Commands
-from weft.server.dead_letters import Chosen, read_letters
+from weft.server.dead_letters import Chosen, DeadLetters, _room, read_letters
 from weft.systems.dead_letter_store import DeadLetter, StoredLetter
 from workers import declare
 
@@ -174,6 +176,36 @@ def test_more_letters_than_are_looked_at(letters: list[str], http: Any, monkeypa
     found = read_letters(find("copies"))
     assert found is not None and (found["count"], found["more"]) == (3, False)
     assert found["newest"] == max(each.failed_at for each in DeadLetterBox(find("copies")).letters())
+
+
+def test_a_slow_store_holds_up_nothing_else(letters: list[str], http: Any) -> None:
+    """All requests that may wait for it do: the run log and the audit log answer all the same."""
+    key = make_key("admin")
+    with ExitStack() as waiting:
+        while _room.acquire(blocking=False):
+            waiting.callback(_room.release)
+        body = {"all": True, "dry_run": True}
+        refused = http.post(f"{ALL}/copies/purge", headers=key, json=body)
+        assert (refused.status_code, "too many requests" in refused.json()["detail"]) == (503, True)
+        for path in ("audit", "runs", "scheduler", "streams/bad/history", "dead-letters", "pipelines/revenue/plan"):
+            assert http.get(f"/api/v1/{path}", headers=key).status_code == 200, path
+    assert http.post(f"{ALL}/copies/purge", headers=key, json=body).status_code == 200
+
+
+def test_a_list_takes_no_longer_than_one_store(streams: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many of them hang: nine are read in two rounds, of half of the time each."""
+    waited = []
+
+    async def hangs(_: DeadLetters, pipeline: Any, seconds: float) -> dict[str, Any]:
+        waited.append(seconds)
+        return {"of": pipeline}
+
+    monkeypatch.setattr(DeadLetters, "of", hangs)
+    for count, rounds in ((0, 1), (8, 1), (9, 2), (40, 5)):
+        waited.clear()
+        found = asyncio.run(DeadLetters().of_all(list(range(count))))  # type: ignore[arg-type]
+        assert [each["of"] for each in found] == list(range(count))
+        assert waited == [8.0 / rounds] * count
 
 
 def test_rejected_events_of_a_stream(letters: list[str], http: Any) -> None:

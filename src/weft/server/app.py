@@ -156,6 +156,8 @@ def app(
     application.state.dead_letters = dead_letters.DeadLetters()
     application.state.commands = actions.Commands(modules)
     application.state.models = models.Models()
+    application.state.plans = model_actions.Plans()
+    application.state.scheduler = schedule.schedule_probe()
     application.state.health = health.Health()
     application.state.metrics = metrics.ServerMetrics()
     application.add_middleware(Requests, guarded=guarded, origins=allowed)

@@ -4,10 +4,12 @@ and which streams and pipelines put something aside."""
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from heapq import nlargest
 from itertools import islice
+from math import ceil
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
@@ -41,8 +43,9 @@ _ERROR = 300
 _PAYLOAD, _WHOLE_PAYLOAD = 2000, 64 * 1024
 _FRESH_SECONDS = 5.0
 _LIST_SECONDS = 8.0
-# So many stores are read at a time.
+# So many stores are read at a time for a list, and so many requests wait for one of them.
 _AT_ONCE = 8
+_room = threading.BoundedSemaphore(4)
 _WHAT = "The place of the dead letters"
 
 
@@ -89,16 +92,26 @@ class DeadLetters:
 
     def __init__(self) -> None:
         self._each: dict[str, CachedProbe[dict[str, Any]]] = {}
-        self._turns = asyncio.Semaphore(_AT_ONCE)
 
-    async def of(self, pipeline: StreamingPipeline) -> dict[str, Any]:
+    async def of(self, pipeline: StreamingPipeline, seconds: float = _LIST_SECONDS) -> dict[str, Any]:
         """Return the letters of a pipeline by error; where its place does not answer, that it does not."""
         probe = CachedProbe(lambda: read_letters(find(pipeline.name)) or {}, fresh_seconds=_FRESH_SECONDS)
-        async with self._turns:
-            try:
-                return await self._each.setdefault(pipeline.name, probe).get(_LIST_SECONDS)
-            except TimeoutError:
-                return _unknown(f"{_WHAT} does not answer.")
+        try:
+            return await self._each.setdefault(pipeline.name, probe).get(seconds)
+        except TimeoutError:
+            return _unknown(f"{_WHAT} does not answer.")
+
+    async def of_all(self, pipelines: Sequence[StreamingPipeline]) -> list[dict[str, Any]]:
+        """Return those of several, in no longer than those of one. A store that needs longer than its turn is in the
+        next list: its thread goes on."""
+        turns = asyncio.Semaphore(_AT_ONCE)
+        seconds = _LIST_SECONDS / max(1, ceil(len(pipelines) / _AT_ONCE))
+
+        async def one(pipeline: StreamingPipeline) -> dict[str, Any]:
+            async with turns:
+                return await self.of(pipeline, seconds)
+
+        return await asyncio.gather(*map(one, pipelines))
 
 
 def _unknown(problem: str) -> dict[str, Any]:
@@ -157,9 +170,7 @@ async def dead_letters(request: Request) -> Response:
     letters: DeadLetters = request.app.state.dead_letters
     known: Overview = request.app.state.overview
     declared = [each for each in list(current().streaming_pipelines.values()) if each.dead_letters is not None]
-    read, (_, runs) = await asyncio.gather(
-        asyncio.gather(*map(letters.of, declared)), asyncio.gather(known.update(), known.pipelines())
-    )
+    read, (_, runs) = await asyncio.gather(letters.of_all(declared), asyncio.gather(known.update(), known.pipelines()))
     streams = []
     for stream in list(current().streams.values()):
         dead, misfits = places(stream)
@@ -204,7 +215,7 @@ async def pipeline_letters(request: Request) -> Response:
         known, newest = _unknown(f"{pipeline.name} has no place for dead letters."), []
     else:
         known = await letters.of(pipeline)
-        newest = await in_thread(read, _WHAT) if known["problem"] is None else []
+        newest = await in_thread(read, _WHAT, _room) if known["problem"] is None else []
     return json_response(
         {
             "at": datetime.now(UTC),
@@ -227,7 +238,7 @@ async def letter(request: Request) -> Response:
 
         return named(_box(pipeline), [start])[start]
 
-    return json_response(_described([await in_thread(told(read), _WHAT)], _WHOLE_PAYLOAD)[0])
+    return json_response(_described([await in_thread(told(read), _WHAT, _room)], _WHOLE_PAYLOAD)[0])
 
 
 def _described(letters: Sequence[StoredLetter], most: int) -> list[dict[str, Any]]:
@@ -270,7 +281,7 @@ async def _act(request: Request, action: str) -> Response:
         raise bad_parameter("A replay knows no before.", field="before")
     pipeline = find(request.path_params["pipeline"])
     if asked.dry_run:
-        return json_response(await in_thread(told(lambda: _plan(pipeline, action, asked)), _WHAT))
+        return json_response(await in_thread(told(lambda: _plan(pipeline, action, asked)), _WHAT, _room))
     words = ["dlq", action, pipeline.name, *asked.words(), *(["--yes"] if action == "purge" else [])]
     named = f"{pipeline.name} {' '.join(asked.words())}"
     return await start_command(request, key, f"dlq {action}", named, words, pipeline.name)
