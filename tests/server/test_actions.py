@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import queue
+import socket
 import sys
 from collections.abc import Callable
-from datetime import UTC, datetime
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +23,12 @@ from weft.operate.log_format import JsonFormatter
 from weft.operate.runlog import RunLog, open_run_log
 from weft.pipelines.models import find
 from weft.project import Project
+from weft.server.actions import Commands
 from weft.server.audit import Audit
 from weft.server.keys import key_table
+from weft.server.problems import Problem
 from weft.server.service_tables import service_tables
+from weft.streams.runtime import stored_log
 from weft.systems.sql.system_tables import system_table
 from workers import next_millisecond
 
@@ -115,7 +121,7 @@ def test_a_run_is_cancelled_once(streams: Project, http: Any) -> None:
 
 
 @pytest.mark.parametrize("system", ["sqlite", "postgres", "mysql"], indirect=True)
-def test_the_audit_log_of_each_database(streams: Project) -> None:
+def test_the_audit_log_of_each_database(streams: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     with key_table() as table:
         key, _ = table.create(name=None, scopes=["admin"])
     audit = Audit()
@@ -127,6 +133,40 @@ def test_the_audit_log_of_each_database(streams: Project) -> None:
     assert found[first]["outcome"].startswith("pausedpaused")
     assert found[second]["outcome"] is None  # it did not end, or nobody knows
     assert len(audit.latest(1)) == 1
+    # The next service of this machine says so of what another one had begun; of what it begins itself it does not.
+    audit.close_abandoned(found[second]["at"])
+    assert audit.latest(10, id=second)[0]["outcome"] is None
+    audit.close_abandoned(datetime.now(UTC) + timedelta(seconds=1))
+    assert "service ended" in audit.latest(10, id=second)[0]["outcome"]
+    assert audit.latest(10, id=first)[0]["outcome"] == found[first]["outcome"]
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(socket, "gethostname", lambda: "another")
+        third = audit.begin(key, None, "pause", "nightly")
+    audit.close_abandoned(datetime.now(UTC) + timedelta(seconds=1))
+    assert audit.latest(10, id=third)[0]["outcome"] is None
+
+
+@on_sqlite
+def test_so_many_commands_at_once(streams: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many requests come at the same moment."""
+    commands, busy = Commands(), []
+    said: queue.Queue[str] = queue.Queue()
+    done, lasting = tmp_path / "done", tmp_path / "lasting"
+    lasting.write_text(f"#!/bin/sh\nwhile [ ! -e {done} ]; do sleep 0.1; done\n")
+    lasting.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(lasting))
+
+    def start(_: int) -> None:
+        try:
+            commands.start([], said.put)
+        except Problem as problem:
+            busy.append(problem.status)
+
+    with ThreadPoolExecutor(12) as pool:
+        list(pool.map(start, range(12)))
+    done.touch()
+    assert busy == [429] * 8
+    assert [said.get(timeout=120) for _ in range(4)] == [""] * 4
 
 
 @on_sqlite
@@ -180,6 +220,9 @@ def test_a_pipeline_is_run(server: Callable[..., Any]) -> None:
 
     wait_until(lambda: status() in ("succeeded", "failed"), "the run to end", 120)
     assert status() == "succeeded", served.log_file.read_text()
+    action = f"/api/v1/audit/{answer.json()['action']}"
+    wait_until(lambda: served.client.get(action, headers=key).json()["outcome"], "what came of it", 120)
+    assert "totals" in served.client.get(action, headers=key).json()["outcome"]
 
 
 @on_sqlite
@@ -236,6 +279,71 @@ def test_the_audit_log_over_http(streams: Project, http: Any) -> None:
 
 
 @on_sqlite
+def test_who_looks_at_a_model_changes_nothing(streams: Project, http: Any) -> None:
+    """No table is created for a stream that nobody has published to, and no function without inputs is called."""
+    called = []
+
+    @weft.stream(name="sales", fields={"id": "int64", "total": "float64"})
+    def sales() -> None: ...
+
+    @weft.model(name="sums", dependencies=["sales"], trigger="manual")
+    def sums(sales: Any) -> str:
+        return "SELECT id, total FROM sales"
+
+    @weft.model(name="fetched", trigger="manual")
+    def fetched() -> str:
+        called.append(1)
+        return "SELECT 1 AS n"
+
+    for name, columns in (("sums", ["id", "total"]), ("fetched", [])):
+        shown = http.get(f"/api/v1/models/{name}").json()
+        assert (shown["problem"], [each["column"] for each in shown["columns"]]) == (None, columns)
+        step = http.get(f"/api/v1/pipelines/{name}/plan").json()["step"]
+        assert (step["problem"], step["change"]) == (None, "new")
+    assert called == []
+    assert stored_log(streams.streams["sales"]) is None
+
+
+@on_sqlite
+def test_who_looks_at_a_model_starts_no_spark(
+    streams: Project, http: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def spark() -> None:
+        raise AssertionError("Spark was started")
+
+    monkeypatch.setattr("weft.engine.session.spark", spark)
+    weft.connect(kind="object_store_local", path=str(tmp_path), name="lake")
+
+    @weft.stream(name="sales", fields={"id": "int64"})
+    def sales() -> None: ...
+
+    @weft.model(name="of_files", dependencies=["lake.raw"])
+    def of_files(raw: Any) -> Any:
+        return raw.count()
+
+    @weft.model(name="in_lake", dependencies=["sales"], connection="lake")
+    def in_lake(sales: Any) -> Any:
+        return sales.select("id")
+
+    @weft.model(name="behind", dependencies=["in_lake"])
+    def behind(in_lake: Any) -> Any:
+        return in_lake.count()
+
+    for name, file in (("of_files", "lake.raw"), ("behind", "in_lake")):
+        shown = http.get(f"/api/v1/models/{name}")
+        assert shown.status_code == 200
+        assert f"weft models show {name}" in shown.json()["problem"]
+        step = http.get(f"/api/v1/pipelines/{name}/plan").json()["step"]
+        assert step["problem"] is None and f"{name} reads {file}" in step["unknown"]
+    # What is built into files is no problem.
+    shown = http.get("/api/v1/models/in_lake").json()
+    assert (shown["problem"], [(each["column"], each["type"]) for each in shown["columns"]]) == (
+        None,
+        [("id", "bigint")],
+    )
+
+
+@on_sqlite
 def test_the_plan_of_a_model_and_what_a_backfill_reads(streams: Project, http: Any) -> None:
     @weft.stream(name="sales", fields={"id": "int64", "total": "float64"})
     def sales() -> None: ...
@@ -267,12 +375,16 @@ def test_the_plan_of_a_model_and_what_a_backfill_reads(streams: Project, http: A
     plan = planned().json()
     assert (plan["events"], plan["others"], plan["target"]) == ({"sales": 2}, [], "sums")
     assert planned(until="2020-01-02T00:00:00Z").json()["events"] == {"sales": 0}
+    ends = {"since": "0001-01-01T00:00:00Z", "until": "9999-12-31T23:59:59Z"}
+    assert planned(**ends).json()["events"] == {"sales": 2}
     assert planned("whole").status_code == 409
     assert planned("nobody").status_code == 404
     for wrong in (
         {"until": "2019-01-01T00:00:00Z"},
         {"since": "2020-01-01"},
         {"since": "2020-01-01T00:00:00"},
+        {"since": "0001-01-01T00:00:00+14:00"},
+        {"until": "9999-12-31T23:59:59-14:00"},
         {"to": 1},
     ):
         assert planned(**wrong).status_code == 422, wrong

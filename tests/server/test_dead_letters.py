@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import queue
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 import weft
 from operations_project import declare_project, make_key
+from weft.cli.dlq import dlq
 from weft.engine.streaming.batch_id import BatchId
 from weft.engine.streaming.dead_letters import DeadLetterBox
 from weft.engine.streaming.letter_choice import summary
@@ -17,7 +21,7 @@ from weft.operate.runlog import open_run_log
 from weft.pipelines.streaming.declare import find
 from weft.project import Project
 from weft.server.actions import Commands
-from weft.server.dead_letters import Chosen
+from weft.server.dead_letters import Chosen, DeadLetters, _room, read_letters
 from weft.systems.dead_letter_store import DeadLetter, StoredLetter
 from workers import declare
 
@@ -99,6 +103,111 @@ def test_what_would_be_done(letters: list[str], http: Any) -> None:
     assert len(list(DeadLetterBox(find("copies")).letters())) == 3, "nothing was done"
 
 
+def test_a_group_is_its_letters_alone(letters: list[str], http: Any) -> None:
+    """Other errors have the text of one in theirs; what is shown is without secrets, may be empty, or have no text."""
+    box = DeadLetterBox(find("copies"))
+    alike = ["a NULL in n.", "Again: A null in n.", "", "\0", "\ufffd", "postgres://u:one@h/d", "postgres://u:two@h/d"]
+    for number, error in enumerate(alike):
+        box.put([DeadLetter("store", error, "bad", "{}", target="t")], BatchId("query", 10 + number), "store")
+    box.put([DeadLetter("read", "A null in n.", "bad", "{}")], BatchId("query", 30), "read")
+    key = make_key("admin")
+    groups = http.get(f"{ALL}/copies", headers=key).json()["groups"]
+    assert sorted(each["count"] for each in groups) == [1] * 9 + [2]
+    assert len({each["group"] for each in groups}) == 10
+    for each in groups:
+        for action in ("replay", "purge"):
+            body = {"group": each["group"], "dry_run": True}
+            plan = http.post(f"{ALL}/copies/{action}", headers=key, json=body).json()
+            assert plan["letters"] == each["count"], each
+    # The command that is started takes the same.
+    chosen = next(each["group"] for each in groups if each["count"] == 2)
+    words = ["purge", "copies", *Chosen(group=chosen).words(), "--yes"]
+    done = CliRunner().invoke(dlq, words)
+    assert done.output == "copies: removed 2 letters.\n"
+    left = [(each.stage, each.error) for each in box.letters()]
+    assert sorted(left) == sorted([*(("store", each) for each in alike), ("read", "A null in n."), ("read", HOSTILE)])
+
+
+def test_letters_that_reading_would_take(letters: list[str], http: Any) -> None:
+    """A page that reads them again and again would keep a removal from them. No broker is asked, there is none."""
+    broker = weft.RabbitMQConnection("amqp://127.0.0.1:1", name="broker")
+    failed: dict[str, Any] = {"dead_letter_topic": "failed", "dead_letter_connection": broker}
+
+    @weft.streaming_pipeline(
+        name="queued", source=find("copies").sources[0], target="default", target_table="t", **failed
+    )
+    def queued() -> None: ...
+
+    key = make_key("admin")
+    shown = http.get(f"{ALL}/queued", headers=key).json()
+    assert (shown["count"], shown["letters"]) == (None, [])
+    assert "takes them" in shown["problem"] and "weft dlq list queued" in shown["problem"]
+    body = {"all": True, "dry_run": True}
+    refused = http.post(f"{ALL}/queued/purge", headers=key, json=body)
+    assert (refused.status_code, refused.json()["hint"]) == (409, "weft dlq list queued")
+    assert http.get(f"{ALL}/queued/abc", headers=key).status_code == 409
+
+
+def test_a_secret_at_the_end_of_what_is_shown(letters: list[str], http: Any) -> None:
+    """It is removed before the text is cut, which would leave the half of it."""
+    error = "e" * 280 + " postgres://ann:hunter2@host/db and more"
+    box = DeadLetterBox(find("copies"))
+    box.put([DeadLetter("store", error, "bad", "{}", target="t")], BatchId("query", 40), "store")
+    shown = [each["error"] for each in http.get(f"{ALL}/copies").json()["groups"]]
+    (shown_error,) = [each for each in shown if each.startswith("ee")]
+    assert "hun" not in shown_error and len(shown_error) <= 300
+    url = "/api/v1/streams/bad"
+    taken = http.post(f"{url}/consume", json={"consumer": "billing", "batch_size": 1}).json()
+    http.post(f"{url}/nack", json={"consumer": "billing", "events": taken["events"], "delay": 0, "reason": error})
+    http.post(f"{url}/consume", json={"consumer": "billing"})
+    groups = http.get(f"{url}/rejected").json()["groups"]
+    (reason,) = [each["reason"] for each in groups if each["kind"] == "dead letter"]
+    assert reason.startswith("ee") and "hun" not in reason and len(reason) <= 300
+
+
+def test_more_letters_than_are_looked_at(letters: list[str], http: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is called the newest then: they come in no order."""
+    for limit in ("_LETTERS", "_RECORDS"):
+        with monkeypatch.context() as small:
+            small.setattr(f"weft.server.dead_letters.{limit}", 2)
+            found = read_letters(find("copies"))
+        assert found is not None
+        assert (found["count"], found["more"], found["newest"]) == (2, True, None)
+    found = read_letters(find("copies"))
+    assert found is not None and (found["count"], found["more"]) == (3, False)
+    assert found["newest"] == max(each.failed_at for each in DeadLetterBox(find("copies")).letters())
+
+
+def test_a_slow_store_holds_up_nothing_else(letters: list[str], http: Any) -> None:
+    """All requests that may wait for it do: the run log and the audit log answer all the same."""
+    key = make_key("admin")
+    with ExitStack() as waiting:
+        while _room.acquire(blocking=False):
+            waiting.callback(_room.release)
+        body = {"all": True, "dry_run": True}
+        refused = http.post(f"{ALL}/copies/purge", headers=key, json=body)
+        assert (refused.status_code, "too many requests" in refused.json()["detail"]) == (503, True)
+        for path in ("audit", "runs", "scheduler", "streams/bad/history", "dead-letters", "pipelines/revenue/plan"):
+            assert http.get(f"/api/v1/{path}", headers=key).status_code == 200, path
+    assert http.post(f"{ALL}/copies/purge", headers=key, json=body).status_code == 200
+
+
+def test_a_list_takes_no_longer_than_one_store(streams: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many of them hang: nine are read in two rounds, of half of the time each."""
+    waited = []
+
+    async def hangs(_: DeadLetters, pipeline: Any, seconds: float) -> dict[str, Any]:
+        waited.append(seconds)
+        return {"of": pipeline}
+
+    monkeypatch.setattr(DeadLetters, "of", hangs)
+    for count, rounds in ((0, 1), (8, 1), (9, 2), (40, 5)):
+        waited.clear()
+        found = asyncio.run(DeadLetters().of_all(list(range(count))))  # type: ignore[arg-type]
+        assert [each["of"] for each in found] == list(range(count))
+        assert waited == [8.0 / rounds] * count
+
+
 def test_rejected_events_of_a_stream(letters: list[str], http: Any) -> None:
     # The service reads keys with the first request, and again after seconds.
     key, reader, asked = make_key("admin"), make_key("read", "write"), {"dry_run": True}
@@ -124,7 +233,13 @@ def test_a_choice_is_exact_and_needs_a_key(letters: list[str], http: Any) -> Non
         {"ids": ["a"], "stage": "read"},
         {"stage": "replay"},
         {"error": ""},
+        {"group": "store"},
+        {"all": True, "group": "0" * 32},
         {"all": True, "before": "2020-01-01T00:00:00"},
+        {"all": True, "before": "0001-01-01T00:00:00+14:00"},
+        {"all": True, "before": "9999-12-31T23:59:59-14:00"},
+        {"ids": ["a\0"]},
+        {"error": "a\0"},
         {"ids": ["x"] * 101},
         {"every": True},
     ):

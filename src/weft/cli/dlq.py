@@ -49,6 +49,8 @@ def _selecting(verb: str) -> Callable[[Command], Command]:
     def add(command: Command) -> Command:
         help_ = f"{verb} those that failed there."
         command = click.option("--stage", type=click.Choice(STAGES), help=help_)(command)
+        help_ = f"{verb} those of one group, as the page and GET /api/v1/dead-letters/NAME name it."
+        command = click.option("--group", metavar="ID", help=help_)(command)
         command = click.option("--error", metavar="TEXT", help=f"{verb} those with TEXT in their error.")(command)
         command = click.option("--all", "every", is_flag=True, help=f"{verb} all.")(command)
         help_ = f"{verb} this one; the beginning will do. May be repeated."
@@ -248,12 +250,13 @@ def _wanted(
     every: bool,
     error: str | None,
     stage: str | None,
+    group: str | None,
     before: datetime | None = None,
 ) -> Wanted:
     """Return the filter for the letters that the options select. One is required, so that nobody selects all by
     mistake."""
-    selections = bool(ids) + every + any(each is not None for each in (error, stage, before))
+    selections = bool(ids) + every + any(each is not None for each in (error, stage, group, before))
     if selections != 1:
         more = "" if selections else " Which letters?"
         raise click.UsageError(f"Give one of --id, --all and filters such as --error.{more}")
-    return wanted(box, ids, error, stage, before)
+    return wanted(box, ids, error, stage, before, group)

@@ -47,29 +47,33 @@ class Commands:
     def __init__(self, modules: tuple[str, ...] = ()) -> None:
         self._modules = modules
         self._started: list[subprocess.Popen[bytes]] = []
+        self._lock = threading.Lock()
 
-    def start(self, words: Sequence[str], ended: Callable[[str], None] | None = None) -> int:
+    def start(self, words: Sequence[str], ended: Callable[[str], None]) -> int:
         """Start `weft WORDS`, which goes on when the service ends, and return the number of its process. `ended` is
         called with what it said."""
+        with self._lock:  # requests come in threads, and the limit is for all of them
+            return self._start(words, ended)
+
+    def _start(self, words: Sequence[str], ended: Callable[[str], None]) -> int:
         self._started = [each for each in self._started if each.poll() is None]
         if len(self._started) >= _MOST_COMMANDS:
             text = f"{_MOST_COMMANDS} commands that were started here go on."
             raise later(429, "busy", "Too many commands", text, 5.0)
         # A file, not a pipe: a command whose service ended goes on, and nobody reads its pipe.
-        said = None if ended is None else tempfile.TemporaryFile()  # noqa: SIM115 - what waits closes it
+        said = tempfile.TemporaryFile()  # noqa: SIM115 - what waits closes it
         modules = [word for name in self._modules for word in ("--module", name)]
         process = subprocess.Popen(
             [sys.executable, "-m", "weft", *words, *modules],
             cwd=current().root,
             env={**os.environ, "WEFT_METRICS": "null://"},
             stdin=subprocess.DEVNULL,
-            stdout=said or sys.stderr,
+            stdout=said,
             stderr=said,
             start_new_session=True,
         )
         self._started.append(process)
-        if said is not None and ended is not None:
-            threading.Thread(target=_wait, args=(process, said, ended), name="weft-command", daemon=True).start()
+        threading.Thread(target=_wait, args=(process, said, ended), name="weft-command", daemon=True).start()
         return process.pid
 
 
@@ -88,14 +92,16 @@ def _wait(process: subprocess.Popen[bytes], said: IO[bytes], ended: Callable[[st
 
 async def run(request: Request) -> Response:
     """Run a pipeline or model now; one whose last run failed goes on with it."""
-    commands: Commands = request.app.state.commands
+    key = await service_of(request).access.admit_action(request)
+    query(request)
+    name = _pipeline(request)
 
-    def start(log: RunLog, name: str) -> dict[str, Any]:
-        if log.latest([name])[name].is_live:
-            raise Problem(409, "running", "It runs already", f"{name} is being run.")
-        return {"pipeline": name, "done": "started", "pid": commands.start(["run", name])}
+    def refuse_second() -> None:
+        with open_log() as log:
+            if log.latest([name])[name].is_live:
+                raise Problem(409, "running", "It runs already", f"{name} is being run.")
 
-    return await _act(request, "run", _pipeline, start, status=202)
+    return await start_command(request, key, "run", name, ["run", name], name, check=refuse_second)
 
 
 async def pause(request: Request) -> Response:
@@ -139,8 +145,6 @@ async def _act(
     action: str,
     named: Callable[[Request], str],
     work: Callable[[RunLog, str], dict[str, Any]],
-    *,
-    status: int = 200,
 ) -> Response:
     """Carry out an action on the run log, with a record of it before and after."""
     key = await service_of(request).access.admit_action(request)
@@ -161,7 +165,7 @@ async def _act(
             records.end(record, outcome)
         return done | {"action": record}
 
-    return json_response(await in_thread(carry_out, "The run log"), status)
+    return json_response(await in_thread(carry_out, "The run log"))
 
 
 async def admit_body(request: Request, kind: type[S]) -> tuple[ApiKey, S]:
@@ -175,15 +179,25 @@ async def admit_body(request: Request, kind: type[S]) -> tuple[ApiKey, S]:
 
 
 async def start_command(
-    request: Request, key: ApiKey, action: str, named: str, words: Sequence[str], pipeline: str
+    request: Request,
+    key: ApiKey,
+    action: str,
+    named: str,
+    words: Sequence[str],
+    pipeline: str,
+    *,
+    check: Callable[[], None] | None = None,
 ) -> Response:
-    """Start a command, with a record of it before, and after it ended of what it said: `/api/v1/audit/ID`."""
+    """Start a command, with a record of it before, and after it ended of what it said: `/api/v1/audit/ID`. `check`
+    raises what is refused."""
     commands: Commands = request.app.state.commands
 
     def carry_out() -> dict[str, Any]:
         records = Audit()
         record = records.begin(key, _client(request), action, named[:_OUTCOME])
         try:
+            if check is not None:
+                check()
             pid = commands.start(words, partial(records.end, record))
         except Exception as error:
             records.end(record, str(error) if isinstance(error, Problem) else "failed")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import AsyncIterator, Iterable
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -37,6 +38,7 @@ from weft.server import (
     streaming,
 )
 from weft.server.access import opened_by
+from weft.server.audit import Audit
 from weft.server.consuming import moment, query, whole
 from weft.server.limits import Limits
 from weft.server.live import EventStream, Filter
@@ -79,6 +81,9 @@ def app(
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         # Before the first request needs them: to open their database takes a while.
         await service.access.keys.refresh()
+        # In a thread of its own: a database that hangs does not delay the start.
+        close = partial(Audit().close_abandoned, datetime.now(UTC))
+        threading.Thread(target=close, name="weft-audit", daemon=True).start()
         service.history.begin()
         try:
             yield
@@ -151,6 +156,8 @@ def app(
     application.state.dead_letters = dead_letters.DeadLetters()
     application.state.commands = actions.Commands(modules)
     application.state.models = models.Models()
+    application.state.plans = model_actions.Plans()
+    application.state.scheduler = schedule.schedule_probe()
     application.state.health = health.Health()
     application.state.metrics = metrics.ServerMetrics()
     application.add_middleware(Requests, guarded=guarded, origins=allowed)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+import socket
 from datetime import UTC, datetime
 from typing import Any
 
@@ -17,6 +18,7 @@ from weft.errors import WeftError
 from weft.operate.runlog_tables import insert_row
 from weft.server.keys import ApiKey
 from weft.server.service_tables import is_not_there, service_tables
+from weft.systems.dead_letter_store import digest
 from weft.systems.sql.system_tables import create_system_table, instant, system_table
 
 logger = logging.getLogger("weft.audit")
@@ -37,6 +39,12 @@ _FIELDS = pa.schema(
         pa.field("outcome", pa.string()),
     ]
 )
+_ABANDONED = "failed: the service ended before it was known how the command ended"
+
+
+def _of_host() -> str:
+    """Return what the ids of this machine's records end with."""
+    return f"-{digest(socket.gethostname())[:8]}"
 
 
 class Audit:
@@ -45,7 +53,7 @@ class Audit:
     def begin(self, key: ApiKey, client: str | None, action: str, named: str) -> str:
         """Record that somebody begins an action, and return the id of the record."""
         row = {
-            "id": secrets.token_hex(10),
+            "id": f"{secrets.token_hex(10)}{_of_host()}",
             "at": datetime.now(UTC),
             "key_id": key.id,
             "key_name": key.name,
@@ -73,6 +81,30 @@ class Audit:
                         session.run(sql, (outcome[:500], record))
         except WeftError as error:
             logger.error("The audit log does not say how an action ended: %s", error, extra={"id": record})
+
+    def close_abandoned(self, before: datetime) -> None:
+        """Say of the actions that a service of this machine began before a time, and whose end is not known, that it is
+        not. One that goes on, in another process of the service, says later how it ended."""
+        try:
+            with service_tables() as tables:
+                if tables is None:
+                    return
+                table, name, at = system_table(tables, _TABLE), tables.quote("id"), tables.quote("at")
+                sql = f"SELECT {name} FROM {table} WHERE outcome IS NULL AND {at} < {tables.moment(before)}"
+                try:
+                    with tables.driver.session("read") as session:
+                        found = [row[0] for row in session.rows(sql) if row[0].endswith(_of_host())]
+                except WeftError as error:
+                    if is_not_there(error, tables):
+                        return
+                    raise
+                for record in found:
+                    with tables.driver.session("publish") as session:
+                        session.run(
+                            f"UPDATE {table} SET outcome = ? WHERE {name} = ? AND outcome IS NULL", (_ABANDONED, record)
+                        )
+        except WeftError as error:
+            logger.error("The audit log does not say which actions were abandoned: %s", error)
 
     def latest(self, limit: int, *, before: datetime | None = None, **wanted: str) -> list[dict[str, Any]]:
         """Return the last actions, the newest first, before a time and with these values; `key` is the id or the name

@@ -238,6 +238,16 @@ def whole(text: str, name: str, least: int) -> int:
     return int(text)
 
 
+def in_utc(when: datetime, name: str) -> datetime:
+    """Return a time of a body in UTC; one without a zone, or outside of the calendar there, is refused."""
+    try:
+        if when.tzinfo is not None:
+            return when.astimezone(UTC)
+    except (ValueError, OverflowError):
+        pass
+    raise bad_parameter(f"{name} must be a time with its zone, such as 2026-01-31T12:00:00Z.", field=name)
+
+
 def moment(text: str, name: str, others: str = "") -> datetime:
     """Parse a time. `others`: what else the parameter may be."""
     try:

@@ -4,10 +4,12 @@ and which streams and pipelines put something aside."""
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from heapq import nlargest
 from itertools import islice
+from math import ceil
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
@@ -22,7 +24,7 @@ from weft.pipelines.streaming.spec import StreamingPipeline
 from weft.project import current
 from weft.server.actions import admit_body, start_command
 from weft.server.cached_probe import CachedProbe
-from weft.server.consuming import query, whole
+from weft.server.consuming import in_utc, query, whole
 from weft.server.history import places
 from weft.server.overview import Overview
 from weft.server.problems import Problem, bad_parameter
@@ -33,15 +35,17 @@ from weft.systems.dead_letter_store import STAGES, StoredLetter
 if TYPE_CHECKING:
     from weft.engine.streaming.dead_letters import DeadLetterBox
 
-# Of a store with more dead letters than this, an answer looks at so many.
-_LETTERS = 10_000
+# Of a store with more dead letters than this, an answer looks at so many; and at so many records, of any pipeline.
+_LETTERS, _RECORDS = 10_000, 50_000
 _GROUPS = 20
 _LISTED, _MOST_LISTED = 20, 100
+_ERROR = 300
 _PAYLOAD, _WHOLE_PAYLOAD = 2000, 64 * 1024
 _FRESH_SECONDS = 5.0
 _LIST_SECONDS = 8.0
-# So many stores are read at a time.
+# So many stores are read at a time for a list, and so many requests wait for one of them.
 _AT_ONCE = 8
+_room = threading.BoundedSemaphore(4)
 _WHAT = "The place of the dead letters"
 
 
@@ -52,16 +56,22 @@ class Chosen(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     all: bool = False
     error: Annotated[str, Meta(min_length=1, max_length=2000)] | None = None
     stage: Annotated[str, Meta(pattern=f"^({'|'.join(STAGES)})$")] | None = None
+    group: Annotated[str, Meta(pattern="^[0-9a-f]{32}$")] | None = None
     before: datetime | None = None
     dry_run: bool = False
 
     def check(self) -> None:
         """Refuse a choice of nothing, so that nobody chooses all by mistake, and one that says two things."""
-        has_filter = self.error is not None or self.stage is not None
+        has_filter = any(each is not None for each in (self.error, self.stage, self.group))
         if bool(self.ids) + self.all + has_filter != 1:
-            raise bad_parameter("Choose letters by ids, by error or stage, or all of them.")
-        if self.before is not None and (self.ids or self.before.tzinfo is None):
-            raise bad_parameter("before is a time with its zone, and does not go with ids.", field="before")
+            raise bad_parameter("Choose letters by ids, by group, error or stage, or all of them.")
+        if self.before is not None and self.ids:
+            raise bad_parameter("before does not go with ids.", field="before")
+        if self.before is not None:
+            in_utc(self.before, "before")
+        # No process takes an argument with the character 0.
+        if any("\0" in each for each in (*self.ids, self.error or "")):
+            raise bad_parameter("ids and error must not have the character 0.")
 
     def words(self) -> list[str]:
         """Return the options of `weft dlq` that choose the same. With `=`: an error may begin with a dash."""
@@ -70,8 +80,10 @@ class Chosen(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
             words.append(f"--error={self.error}")
         if self.stage is not None:
             words.append(f"--stage={self.stage}")
+        if self.group is not None:
+            words.append(f"--group={self.group}")
         if self.before is not None:
-            words.append(f"--before={self.before.astimezone(UTC).isoformat()}")
+            words.append(f"--before={in_utc(self.before, 'before').isoformat()}")
         return words or ["--all"]
 
 
@@ -80,16 +92,26 @@ class DeadLetters:
 
     def __init__(self) -> None:
         self._each: dict[str, CachedProbe[dict[str, Any]]] = {}
-        self._turns = asyncio.Semaphore(_AT_ONCE)
 
-    async def of(self, pipeline: StreamingPipeline) -> dict[str, Any]:
+    async def of(self, pipeline: StreamingPipeline, seconds: float = _LIST_SECONDS) -> dict[str, Any]:
         """Return the letters of a pipeline by error; where its place does not answer, that it does not."""
         probe = CachedProbe(lambda: read_letters(find(pipeline.name)) or {}, fresh_seconds=_FRESH_SECONDS)
-        async with self._turns:
-            try:
-                return await self._each.setdefault(pipeline.name, probe).get(_LIST_SECONDS)
-            except TimeoutError:
-                return _unknown(f"{_WHAT} does not answer.")
+        try:
+            return await self._each.setdefault(pipeline.name, probe).get(seconds)
+        except TimeoutError:
+            return _unknown(f"{_WHAT} does not answer.")
+
+    async def of_all(self, pipelines: Sequence[StreamingPipeline]) -> list[dict[str, Any]]:
+        """Return those of several, in no longer than those of one. A store that needs longer than its turn is in the
+        next list: its thread goes on."""
+        turns = asyncio.Semaphore(_AT_ONCE)
+        seconds = _LIST_SECONDS / max(1, ceil(len(pipelines) / _AT_ONCE))
+
+        async def one(pipeline: StreamingPipeline) -> dict[str, Any]:
+            async with turns:
+                return await self.of(pipeline, seconds)
+
+        return await asyncio.gather(*map(one, pipelines))
 
 
 def _unknown(problem: str) -> dict[str, Any]:
@@ -107,15 +129,18 @@ def read_letters(pipeline: StreamingPipeline) -> dict[str, Any] | None:
     secrets = project_secrets()
     try:
         box = DeadLetterBox(pipeline)
-        if box.needs_spark:
-            return _unknown(f"They are read by Spark: weft dlq list {pipeline.name}") | {"place": box.store.name}
-        found = summary(box.letters(), most=_LETTERS)
+        if box.why_unwatched is not None:
+            problem = f"They are not read here: {box.why_unwatched}. weft dlq list {pipeline.name}"
+            return _unknown(problem) | {"place": box.store.name}
+        found = summary(box.letters(_RECORDS), most=_LETTERS)
+        more = found.more or box.has_more
     except WeftError as error:
         return _unknown(clean(error.what, known=secrets))
     groups = [
         {
+            "group": each.group_id,
             "stage": each.stage,
-            "error": clean(each.error, known=secrets),
+            "error": _first_line(each.newest, secrets),
             "count": each.count,
             "newest": each.newest.failed_at,
             "letter_id": each.newest.letter_id,
@@ -123,8 +148,16 @@ def read_letters(pipeline: StreamingPipeline) -> dict[str, Any] | None:
         }
         for each in found.groups[:_GROUPS]
     ]
-    known = {"count": found.count, "more": found.more, "newest": found.newest, "place": box.store.name}
+    # They come in no order: of some of them, none is the newest of all.
+    newest = None if more else found.newest
+    known = {"count": found.count, "more": more, "newest": newest, "place": box.store.name}
     return known | {"groups": groups, "problem": None}
+
+
+def _first_line(letter: StoredLetter, secrets: set[str]) -> str:
+    """Return the beginning of an error. Secrets are removed before it is cut: of half a secret nobody knows that it is
+    one."""
+    return clean(letter.error.strip().partition("\n")[0], known=secrets)[:_ERROR]
 
 
 # -------------------------------------------------------------------------------------------------------------- looking
@@ -137,9 +170,7 @@ async def dead_letters(request: Request) -> Response:
     letters: DeadLetters = request.app.state.dead_letters
     known: Overview = request.app.state.overview
     declared = [each for each in list(current().streaming_pipelines.values()) if each.dead_letters is not None]
-    read, (_, runs) = await asyncio.gather(
-        asyncio.gather(*map(letters.of, declared)), asyncio.gather(known.update(), known.pipelines())
-    )
+    read, (_, runs) = await asyncio.gather(letters.of_all(declared), asyncio.gather(known.update(), known.pipelines()))
     streams = []
     for stream in list(current().streams.values()):
         dead, misfits = places(stream)
@@ -163,7 +194,8 @@ async def dead_letters(request: Request) -> Response:
 
 
 async def pipeline_letters(request: Request) -> Response:
-    """Show the newest letters of a pipeline: all, or those with a text in their error or of one stage."""
+    """Show the newest letters of a pipeline: all, or those with a text in their error or of one stage. With `more` they
+    are the newest of those that were looked at."""
     parameters = query(request, "error", "stage", "limit")
     await service_of(request).access.admit_to_all(request)
     limit = min(whole(parameters.get("limit", str(_LISTED)), "limit", 1), _MOST_LISTED)
@@ -176,14 +208,14 @@ async def pipeline_letters(request: Request) -> Response:
     def read() -> list[StoredLetter]:
         from weft.engine.streaming.letter_choice import passing
 
-        matching = islice(filter(passing(error, stage), _box(pipeline).letters()), _LETTERS)
+        matching = islice(filter(passing(error, stage), _box(pipeline).letters(_RECORDS)), _LETTERS)
         return nlargest(limit, matching, key=lambda each: (each.failed_at, each.letter_id))
 
     if pipeline.dead_letters is None:
         known, newest = _unknown(f"{pipeline.name} has no place for dead letters."), []
     else:
         known = await letters.of(pipeline)
-        newest = await in_thread(read, _WHAT) if known["problem"] is None else []
+        newest = await in_thread(read, _WHAT, _room) if known["problem"] is None else []
     return json_response(
         {
             "at": datetime.now(UTC),
@@ -206,7 +238,7 @@ async def letter(request: Request) -> Response:
 
         return named(_box(pipeline), [start])[start]
 
-    return json_response(_described([await in_thread(told(read), _WHAT)], _WHOLE_PAYLOAD)[0])
+    return json_response(_described([await in_thread(told(read), _WHAT, _room)], _WHOLE_PAYLOAD)[0])
 
 
 def _described(letters: Sequence[StoredLetter], most: int) -> list[dict[str, Any]]:
@@ -223,9 +255,9 @@ def _box(pipeline: StreamingPipeline) -> DeadLetterBox:
     from weft.engine.streaming.dead_letters import DeadLetterBox
 
     box = DeadLetterBox(pipeline)
-    if box.needs_spark:
-        text = f"Its letters are read by Spark, which the service does not start: weft dlq list {pipeline.name}"
-        raise Problem(409, "needs-spark", "They are read by Spark", text)
+    if box.why_unwatched is not None:
+        text = f"Its letters are not read here: {box.why_unwatched}."
+        raise Problem(409, "by-command", "A command reads them", text, hint=f"weft dlq list {pipeline.name}")
     return box
 
 
@@ -249,7 +281,7 @@ async def _act(request: Request, action: str) -> Response:
         raise bad_parameter("A replay knows no before.", field="before")
     pipeline = find(request.path_params["pipeline"])
     if asked.dry_run:
-        return json_response(await in_thread(told(lambda: _plan(pipeline, action, asked)), _WHAT))
+        return json_response(await in_thread(told(lambda: _plan(pipeline, action, asked)), _WHAT, _room))
     words = ["dlq", action, pipeline.name, *asked.words(), *(["--yes"] if action == "purge" else [])]
     named = f"{pipeline.name} {' '.join(asked.words())}"
     return await start_command(request, key, f"dlq {action}", named, words, pipeline.name)
@@ -261,7 +293,7 @@ def _plan(pipeline: StreamingPipeline, action: str, asked: Chosen) -> dict[str, 
     from weft.engine.streaming.replay import Replay
 
     box, now = _box(pipeline), datetime.now(UTC)
-    chosen = wanted(box, asked.ids, asked.error, asked.stage, asked.before)
+    chosen = wanted(box, asked.ids, asked.error, asked.stage, asked.before, asked.group)
     held: dict[str, int] = {}
     if action == "replay":
         done = Replay(pipeline, chosen).plan()

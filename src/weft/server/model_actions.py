@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from datetime import UTC, datetime
 from typing import Any
 
@@ -12,11 +13,14 @@ from starlette.responses import Response
 from weft.operate.redaction import clean
 from weft.pipelines.models import Model, find
 from weft.server.actions import admit_body, start_command
-from weft.server.consuming import query
+from weft.server.cached_probe import CachedProbe
+from weft.server.consuming import in_utc, query
 from weft.server.problems import bad_parameter
-from weft.server.run_log import in_thread, told
+from weft.server.run_log import answered, in_thread, told
 from weft.server.service import json_response, service_of
 
+# So many requests wait for the inputs of models.
+_room = threading.BoundedSemaphore(4)
 _STEP = ("change", "rows", "full", "because", "added", "dropped", "retyped", "unknown", "outcome")
 
 
@@ -28,15 +32,26 @@ class Backfill(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     dry_run: bool = False
 
     def check(self) -> None:
-        if self.since.tzinfo is None or (self.until is not None and self.until.tzinfo is None):
-            raise bad_parameter("since and until are times with their zones.")
-        if self.until is not None and self.until <= self.since:
+        since = in_utc(self.since, "since")
+        if self.until is not None and in_utc(self.until, "until") <= since:
             raise bad_parameter("until must be after since.", field="until")
 
     def words(self) -> list[str]:
         """Return the options of `weft backfill`."""
         times = {"since": self.since, "until": self.until}
-        return [f"--{name}={at.astimezone(UTC).isoformat()}" for name, at in times.items() if at is not None]
+        return [f"--{name}={in_utc(at, name).isoformat()}" for name, at in times.items() if at is not None]
+
+
+class Plans:
+    """What reads the plans of models: each once for all who ask at the same time."""
+
+    def __init__(self) -> None:
+        self._each: dict[str, CachedProbe[dict[str, Any] | None]] = {}
+
+    def of(self, model: Model) -> CachedProbe[dict[str, Any] | None]:
+        """Return the probe of one: it asks the databases of all models, which may hang."""
+        read = told(lambda: _step(find(model.name)))
+        return self._each.setdefault(model.name, CachedProbe(read, fresh_seconds=0))
 
 
 async def plan(request: Request) -> Response:
@@ -44,7 +59,8 @@ async def plan(request: Request) -> Response:
     query(request)
     await service_of(request).access.admit_to_all(request)
     model = find(request.path_params["pipeline"])
-    return json_response({"model": model.name, "step": await in_thread(told(lambda: _step(model)), "The plan")})
+    known: Plans = request.app.state.plans
+    return json_response({"model": model.name, "step": await answered(known.of(model), "The plan")})
 
 
 def _step(model: Model) -> dict[str, Any] | None:
@@ -53,7 +69,8 @@ def _step(model: Model) -> dict[str, Any] | None:
     from weft.engine.models.survey import Survey
 
     with Observer() as observer:
-        steps = [each for each in make_plan(Survey(observer)) if each.model == model.name and each.change != "removed"]
+        found = make_plan(Survey(observer, is_watched=True))
+    steps = [each for each in found if each.model == model.name and each.change != "removed"]
     if not steps:
         return None
     problem = steps[0].problem
@@ -67,9 +84,9 @@ async def backfill(request: Request) -> Response:
     asked.check()
     model = find(request.path_params["pipeline"])
     if asked.dry_run:
-        return json_response(await in_thread(told(lambda: _planned(model, asked)), "The inputs of the model"))
+        return json_response(await in_thread(told(lambda: _planned(model, asked)), "The inputs of the model", _room))
     # Refused here as at a terminal, before anything is started.
-    await in_thread(told(lambda: _planned(model, asked)), "The inputs of the model")
+    await in_thread(told(lambda: _planned(model, asked)), "The inputs of the model", _room)
     words = ["backfill", model.name, *asked.words()]
     return await start_command(request, key, "backfill", " ".join(words[1:]), words, model.name)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -14,9 +14,6 @@ from weft.server.cached_probe import CachedProbe
 from weft.server.consuming import query
 from weft.server.problems import later
 from weft.server.service import json_response, service_of
-
-if TYPE_CHECKING:
-    from weft.engine.models.survey import Survey
 
 _FRESH_SECONDS, _ANSWER_SECONDS = 10.0, 10.0
 
@@ -53,9 +50,9 @@ def read_model(model: Model) -> dict[str, Any]:
     from weft.pipelines.models import dependents, models
 
     with Observer() as observer:
-        survey = Survey(observer)
+        survey = Survey(observer, is_watched=True)
         standing = survey.standing(model)
-        described = _described(survey, model)
+        described = survey.described(model)
     problem, sql = described["problem"], described["sql"]
     return {
         "at": datetime.now(UTC),
@@ -76,18 +73,6 @@ def read_model(model: Model) -> dict[str, Any]:
         ],
         "problem": None if problem is None else clean(problem),
     }
-
-
-def _described(survey: Survey, model: Model) -> dict[str, Any]:
-    from weft.errors import WeftError
-
-    nothing: dict[str, Any] = {"engine": None, "sql": None, "columns": []}
-    try:
-        if survey.reads_files(model):  # Spark reads them, and the service starts none
-            return nothing | {"problem": f"It reads files: weft models show {model.name}"}
-        return survey.described(model)
-    except WeftError as error:
-        return nothing | {"problem": error.what}
 
 
 def _origin(name: str) -> dict[str, Any]:

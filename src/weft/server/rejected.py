@@ -90,7 +90,9 @@ def _grouped(opened: Opened, owner: Stream, kind: str) -> list[dict[str, Any]]:
         if kind == "dead letter" and event.get("stream") != owner.name:
             continue
         who = str(event.get("consumer" if kind == "dead letter" else "field") or "")[:_REASON]
-        reason = clean(_common(str(event.get("reason") or "no reason was given"), who)[:_REASON], known=secrets)
+        # Without secrets before it is cut: of half a secret nobody knows that it is one.
+        reason = clean(str(event.get("reason") or "no reason was given")[: 10 * _LOOKED_AT], known=secrets)
+        reason = _common(reason, who)[:_REASON]
         group = groups.setdefault((who, reason), {"kind": kind, "of": who, "reason": reason, "count": 0})
         group["count"] += 1
         group |= {

@@ -41,20 +41,25 @@ async def with_run_log(work: Callable[[RunLog], T], *, read_only: bool = True) -
     return await in_thread(run, "The run log")
 
 
-async def in_thread(work: Callable[[], T], what: str) -> T:
+async def in_thread(work: Callable[[], T], what: str, room: threading.BoundedSemaphore = _free) -> T:
     """Return the result of `work`, which asks another system; 503 where that does not answer. `what` it is, for the
-    answer."""
-    if not _free.acquire(blocking=False):
-        raise _unavailable(f"{what} does not answer: {_MOST} requests wait already.")
+    answer; `room` limits the threads that wait for it, so that a slow one takes none from others."""
+    if not room.acquire(blocking=False):
+        raise _unavailable(f"{what} does not answer: too many requests wait already.")
 
     def run() -> T:
         try:
             return work()
         finally:
-            _free.release()
+            room.release()
 
+    return await answered(CachedProbe(run, fresh_seconds=0), what)
+
+
+async def answered(probe: CachedProbe[T], what: str) -> T:
+    """Return the result of a probe of another system; 503 where that does not answer."""
     try:
-        return await CachedProbe(run, fresh_seconds=0).get(_SECONDS)
+        return await probe.get(_SECONDS)
     except (Problem, NotFoundError):
         raise
     except TimeoutError:

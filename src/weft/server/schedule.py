@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from weft.server.cached_probe import CachedProbe
 from weft.server.consuming import query
-from weft.server.run_log import with_run_log
+from weft.server.run_log import answered, open_log
 from weft.server.service import json_response, service_of
 
 if TYPE_CHECKING:
@@ -23,7 +24,18 @@ async def scheduler(request: Request) -> Response:
     """Show what `weft scheduler status` and `weft status` say of schedules."""
     query(request)
     await service_of(request).access.admit_to_all(request)
-    return json_response(await with_run_log(read_schedule))
+    known: CachedProbe[dict[str, Any]] = request.app.state.scheduler
+    return json_response(await answered(known, "The run log"))
+
+
+def schedule_probe() -> CachedProbe[dict[str, Any]]:
+    """Return what reads the schedules, once for all who ask at the same time: of many it takes a while."""
+
+    def read() -> dict[str, Any]:
+        with open_log() as log:
+            return read_schedule(log)
+
+    return CachedProbe(read, fresh_seconds=0)
 
 
 def read_schedule(log: RunLog) -> dict[str, Any]:

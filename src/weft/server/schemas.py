@@ -128,7 +128,9 @@ _LETTERS: dict[str, Schema] = {
     "more": _FLAG,
     "newest": nullable(_TIME),
     "place": nullable(_TEXT),
-    "groups": array(_object(stage=_TEXT, error=_TEXT, count=_WHOLE, newest=_TIME, letter_id=_TEXT, payload=_TEXT)),
+    "groups": array(
+        _object(group=_TEXT, stage=_TEXT, error=_TEXT, count=_WHOLE, newest=_TIME, letter_id=_TEXT, payload=_TEXT)
+    ),
     "problem": nullable(_TEXT),
 }
 

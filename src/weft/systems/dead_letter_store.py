@@ -116,6 +116,9 @@ class DeadLetterStore(Protocol):
 
     Made of a connection, the place that a pipeline declares (a table, topic or path), the pipeline's name, and a
     function that returns a Spark session with the connection's jars: `(connection, place, pipeline, spark)`.
+
+    `needs_spark = True` says that Spark reads it, and `takes_messages = True` that nobody else can remove letters while
+    somebody reads them: the service reads neither.
     """
 
     name: str

@@ -297,6 +297,9 @@ class Result:
     tables: SqlTables | None
     """The database of the model; `None` for Delta tables and files, into which Spark writes."""
     stored: Stored
+    is_watched: bool = False
+    """Whether somebody looks again and again: then no table is created, no function called that may do its work at
+    once because it has no inputs, and no Spark started."""
     _why_spark: str | None = field(default=None, init=False)
     """Why the database that has all inputs does not run the query."""
 
@@ -333,6 +336,8 @@ class Result:
     def compiled(self) -> Compiled | None:
         """Return the query that the model is, without its rows being read; `None` where its function makes a frame."""
         if any(forms.form_of(each.input.annotation) != "ibis" for each in self.sources if each.input.parameter):
+            return None
+        if self.is_watched and self.model.sql is None and not self._named:
             return None
         return self._compiled(self._value())
 
@@ -457,7 +462,10 @@ class Result:
     def _bound(self, sql: str, *, all_rows: bool = False) -> str:
         """Return a query with its inputs as common table expressions."""
         tables = self._database
-        named = {str(each.input.parameter): each.select(tables, all_rows=all_rows) for each in self._named}
+        creates = not self.is_watched
+        named = {
+            str(each.input.parameter): each.select(tables, all_rows=all_rows, creates=creates) for each in self._named
+        }
         return _with_tables(
             sql, {tables.quote(name): query for name, query in (named | self._first(sql, tables.dialect)).items()}
         )

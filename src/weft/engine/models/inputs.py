@@ -11,7 +11,7 @@ from typing import Any, Self, TypeVar
 import pyarrow as pa
 
 from weft.engine import incremental, inputs, relations
-from weft.engine.models import replacing, state
+from weft.engine.models import lineage, replacing, state
 from weft.engine.models.lake import Lake, lake_of
 from weft.engine.models.state import Marks, Recorded, State, Stored
 from weft.engine.readers import SqlReader, StreamReader, open_tables, stream_reader
@@ -52,14 +52,17 @@ class Source:
         """The canonical columns."""
         return relations.schema_of(self.relation) if self.reader is None else self.reader.schema
 
-    def select(self, tables: SqlTables, *, all_rows: bool = False) -> str:
-        """Return the query of the rows in the SQL of the database that has them; with `all_rows` of later ones too."""
+    def select(self, tables: SqlTables, *, all_rows: bool = False, creates: bool = True) -> str:
+        """Return the query of the rows in the SQL of the database that has them; with `all_rows` of later ones too.
+        Without `creates` a stream that has no table yet gets none."""
         reader = self.reader
         if isinstance(reader, SqlReader):
             return reader.sql
         assert isinstance(reader, StreamReader) and self.relation.stream is not None
-        # Nobody may have published yet: then this creates its table.
-        runtime.open_stream(self.relation.stream, self.relation.connection)
+        if creates:  # nobody may have published yet: then this creates its table
+            runtime.open_stream(self.relation.stream, self.relation.connection)
+        elif runtime.stored_log(self.relation.stream, self.relation.connection) is None:
+            return lineage.empty(reader.schema, tables.dialect)
         listed = ", ".join(map(tables.stream_column, reader.schema))
         query = f"SELECT {listed} FROM {tables.connection.stream_table(self.relation.stream)}"
         return query if all_rows else f"{query} WHERE {ROWID} > {reader.after} AND {ROWID} <= {reader.upto}"

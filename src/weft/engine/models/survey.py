@@ -104,10 +104,12 @@ class Standing:
 
 
 class Survey:
-    """Looks at the models of the project, and remembers what it found."""
+    """Looks at the models of the project, and remembers what it found. `is_watched`: for a page that looks again and
+    again, see `Result`."""
 
-    def __init__(self, observer: Observer) -> None:
+    def __init__(self, observer: Observer, *, is_watched: bool = False) -> None:
         self.observer = observer
+        self._is_watched = is_watched
         self.known = models()
         self._by_name = by_names(self.known)
         self.blind: set[str] = set()
@@ -181,13 +183,20 @@ class Survey:
         """Return what a build as a whole makes of the inputs."""
         is_in_database = self.observer.lake(model) is None
         tables = self.observer.tables(model.target.connection) if is_in_database else None
-        return Result(model, self.sources(model), tables, Stored())
+        return Result(model, self.sources(model), tables, Stored(), self._is_watched)
 
     def sources(self, model: Model) -> list[Source]:
         """Return the inputs with all of their rows."""
         return [self._source(model, each) for each in model.inputs]
 
     def _source(self, model: Model, each: ModelInput) -> Source:
+        if self._is_watched:
+            relation = self.observer.relation(model, each)
+            if relation.stream is None and relation.table is None:
+                raise NotBuiltError(
+                    f"{model.name} reads {each.name}, of which Spark alone tells the columns: "
+                    f"weft models show {model.name}"
+                )
         upstream = self.upstream(each)
         if upstream is not None and upstream is not model:
             columns = self.columns(upstream)
@@ -269,8 +278,7 @@ class Survey:
             found["sql"] = None if compiled is None else compiled.runs
             origins = self.lineage(model)
             if compiled is not None and compiled.schema is not None:
-                tables = self.observer.tables(model.target.connection)
-                columns = {each.name: columns.get(each.name) or tables.sql_type(each) for each in compiled.schema}
+                columns = {each.name: columns.get(each.name) or self.sql_type(model, each) for each in compiled.schema}
             elif origins is not None:
                 columns = {each: columns.get(each) for each in origins}
         except WeftError as error:
@@ -280,23 +288,6 @@ class Survey:
             for each, kind in columns.items()
         ]
         return found
-
-    def reads_files(self, model: Model) -> bool:
-        """Return whether it or a model before it reads files, whose columns Spark alone can tell."""
-        seen: set[str] = set()
-        rest = [model]
-        while rest:
-            each = rest.pop()
-            seen.add(each.name)
-            for one in each.inputs:
-                upstream = self.upstream(one)
-                if upstream is None:
-                    relation = self.observer.relation(each, one)
-                    if relation.stream is None and relation.table is None:
-                        return True
-                elif upstream.name not in seen:
-                    rest.append(upstream)
-        return False
 
     # ---------------------------------------------------------------------------------------------------------- removed
 

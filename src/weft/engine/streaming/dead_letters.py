@@ -57,6 +57,8 @@ class DeadLetterBox:
         self.withdrawn = 0
         """How often letters of the batch in hand were removed. Stores that only append take no letter again under the
         name of a removed one."""
+        self.has_more = False
+        """Whether `letters` ended before the last record."""
         self._store = open_store(pipeline)
 
     @property
@@ -70,9 +72,13 @@ class DeadLetterBox:
         return self._store
 
     @property
-    def needs_spark(self) -> bool:
-        """Whether its store is read by Spark."""
-        return bool(getattr(self.store, "needs_spark", False))
+    def why_unwatched(self) -> str | None:
+        """Why a service does not look at its store again and again, as a page does; `None` where it may."""
+        if getattr(self.store, "needs_spark", False):
+            return "Spark reads them, which the service does not start"
+        if getattr(self.store, "takes_messages", False):
+            return "who reads them takes them from a replay or purge meanwhile"
+        return None
 
     def put(self, letters: Sequence[DeadLetter], batch: BatchId, part: str) -> None:
         """Store the letters of a batch. The same ones of the same batch again change nothing."""
@@ -107,10 +113,14 @@ class DeadLetterBox:
             self.put_ids.update(each.letter_id for each in letters)
             self.store.put(letters)
 
-    def letters(self) -> Iterator[StoredLetter]:
-        """Yield all letters of this pipeline, each once, in no order; also the notes of replays that were begun."""
+    def letters(self, most: int | None = None) -> Iterator[StoredLetter]:
+        """Yield all letters of this pipeline, each once, in no order; also the notes of replays that were begun. At
+        most so many records are looked at."""
         seen: set[str] = set()
-        for record in self.store.records():
+        for number, record in enumerate(self.store.records()):
+            if number == most:
+                self.has_more = True
+                return
             letter = StoredLetter.of(record)
             if letter is None or letter.pipeline != self.pipeline.name or letter.letter_id in seen:
                 continue

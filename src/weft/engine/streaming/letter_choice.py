@@ -11,7 +11,7 @@ from itertools import islice
 from weft.engine.streaming.dead_letters import DeadLetterBox
 from weft.engine.streaming.replay import alone, chosen
 from weft.errors import DeclarationError, NotFoundError, did_you_mean
-from weft.systems.dead_letter_store import STAGES, StoredLetter
+from weft.systems.dead_letter_store import STAGES, StoredLetter, digest
 
 Wanted = Callable[[StoredLetter], bool]
 # Enough of an id to distinguish letters, and short enough to be typed.
@@ -22,13 +22,28 @@ _ERROR, _PAYLOAD = 300, 2000
 _SAMPLES = 1000
 
 
-def passing(error: str | None = None, stage: str | None = None, before: datetime | None = None) -> Wanted:
-    """Return whether a letter has the text in its error, failed in the stage, and before the time. Notes of replays
-    never pass."""
+def passing(
+    error: str | None = None, stage: str | None = None, before: datetime | None = None, group: str | None = None
+) -> Wanted:
+    """Return whether a letter has the text in its error, failed in the stage, before the time, and is of the group.
+    Notes of replays never pass."""
     text, stages = (error or "").casefold(), (stage,) if stage else STAGES
     return lambda letter: (
-        letter.stage in stages and text in letter.error.casefold() and (before is None or letter.failed_at < before)
+        letter.stage in stages
+        and text in letter.error.casefold()
+        and (before is None or letter.failed_at < before)
+        and (group is None or group_id(*_kind(letter)) == group)
     )
+
+
+def _kind(letter: StoredLetter) -> tuple[str, str]:
+    """Return what the letters of a group have in common: the stage, and the beginning of the error's first line."""
+    return letter.stage, letter.error.strip().partition("\n")[0][:_ERROR]
+
+
+def group_id(stage: str, error: str) -> str:
+    """Return the name of a group: of the error as it is stored, because many errors may look alike without secrets."""
+    return digest(f"{stage} {error}")
 
 
 def named(box: DeadLetterBox, ids: Sequence[str]) -> dict[str, StoredLetter]:
@@ -58,13 +73,14 @@ def wanted(
     error: str | None = None,
     stage: str | None = None,
     before: datetime | None = None,
+    group: str | None = None,
 ) -> Wanted:
     """Return the filter for the letters with these ids; without ids for those that pass, which without a filter are
     all."""
     if ids:
         letter_ids = {each.letter_id for each in named(box, ids).values()}
         return lambda letter: letter.letter_id in letter_ids
-    return passing(error, stage, before)
+    return passing(error, stage, before, group)
 
 
 def purge(box: DeadLetterBox, letter_ids: Sequence[str]) -> None:
@@ -84,6 +100,11 @@ class Group:
     count: int
     newest: StoredLetter
     """With the beginning of its payload."""
+
+    @property
+    def group_id(self) -> str:
+        """What chooses these letters and no others."""
+        return group_id(self.stage, self.error)
 
 
 @dataclass
@@ -105,7 +126,7 @@ def summary(letters: Iterable[StoredLetter], passes: Wanted | None = None, most:
     samples: dict[tuple[str, str], StoredLetter] = {}
     found, matching = Summary(), filter(passes or passing(), letters)
     for letter in islice(matching, most):
-        group = letter.stage, letter.error.strip().partition("\n")[0][:_ERROR]
+        group = _kind(letter)
         counts[group] += 1
         found.newest = max(found.newest or letter.failed_at, letter.failed_at)
         if group not in samples or letter.failed_at > samples[group].failed_at:

@@ -56,7 +56,7 @@ export class Action extends ByKey {
     try {
       const answer = await post(path, decided ? decided(this.state.plan) : this.body());
       this.setState({ busy: false });
-      this.dialog.close(); // which gives the focus back
+      this.dialog?.close(); // which gives the focus back; Escape may have closed it meanwhile
       follow(`${label} ${answer.pipeline ?? ""}`.trim(), answer, this.command());
     } catch (problem) {
       this.failed(problem);

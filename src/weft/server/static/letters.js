@@ -82,14 +82,14 @@ export class PipelineLetters extends View {
         ]} />
       <//>
       ${groups.length > 0 && html`
-        <${Panel} id="groups" title="By error" note=${letters.more ? "of the first 10,000" : ""}>
+        <${Panel} id="groups" title="By error" note=${letters.more ? `of ${plural(letters.count, "letter")} that were looked at` : ""}>
           <${Table} label="Dead letters by error" head=${[["Error"], ["Rows", "number"], ["Stage", "medium"], ["Newest", "number medium"], ["Do", "end"]]}>
-            ${groups.map((each) => html`<${GroupRow} key=${`${each.stage} ${each.error}`} group=${each} pipeline=${pipeline} now=${now} />`)}
+            ${groups.map((each) => html`<${GroupRow} key=${each.group} group=${each} pipeline=${pipeline} now=${now} />`)}
           <//>
         <//>
       `}
       ${letters.letters.length > 0 && html`
-        <${Panel} id="newest" title="The newest" note=${plural(letters.letters.length, "letter")}>
+        <${Panel} id="newest" title=${letters.more ? "Some of them" : "The newest"} note=${plural(letters.letters.length, "letter")}>
           <${Table} label="The newest dead letters" head=${[["Letter"], ["Failed", "number"], ["Stage", "medium"], ["From", "medium"], ["Replays", "number wide"]]}>
             ${letters.letters.map((each) => html`
               <tr key=${each.letter_id}>
@@ -109,8 +109,9 @@ export class PipelineLetters extends View {
 }
 
 function GroupRow({ group, pipeline, now }) {
-  const body = { error: group.error, stage: group.stage };
-  const words = `--stage ${group.stage} --error ${quoted(group.error)}`;
+  // By the group alone: other errors may have the text of this one in theirs, and what is shown has no secrets.
+  const body = { group: group.group };
+  const words = `--group ${group.group}`;
   return html`
     <tr>
       <th scope="row">${group.error}<details class="why"><summary>One of them</summary><pre>${group.payload}</pre><a href=${to("letters", pipeline, group.letter_id)}>All of it</a></details></th>

@@ -23,6 +23,8 @@ _ATTRIBUTE = "weft-letter-id"
 class PubSubLetters:
     """The dead letters in one topic. One that is put twice is there twice, and its reader yields both."""
 
+    takes_messages = True
+
     def __init__(self, connection: PubSubConnection, place: str, pipeline: str, spark: Callable[[], Any]) -> None:
         self._connection, self._topic = connection, place
         self.name = f"topic {place} of {connection.label}"

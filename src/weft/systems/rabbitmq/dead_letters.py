@@ -3,9 +3,11 @@ gives them back."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
+from weft.errors import BusyError
 from weft.systems.dead_letter_store import StoredLetter, as_json, decoded
 from weft.systems.rabbitmq import client
 from weft.systems.rabbitmq.connection import RabbitMQConnection
@@ -13,10 +15,14 @@ from weft.systems.rabbitmq.publisher import Message, publish
 
 # A message that was counted may have been taken by somebody else meanwhile.
 _QUIET_SECONDS = 0.5
+# What another process gave back a moment ago comes soon; what it still holds is waited for.
+_PATIENCE, _BUSY_SECONDS = 3.0, 30.0
 
 
 class RabbitMQLetters:
     """The dead letters in one queue. One that is put twice is there twice, and its reader yields both."""
+
+    takes_messages = True
 
     def __init__(self, connection: RabbitMQConnection, place: str, pipeline: str, spark: Callable[[], Any]) -> None:
         self._connection, self._queue = connection, place
@@ -30,28 +36,45 @@ class RabbitMQLetters:
         publish(self._connection, "", messages)
 
     def records(self) -> Iterator[Mapping[str, Any]]:
-        return iter([decoded(body) for _, body in self._look(lambda _: False)])
+        return iter([decoded(body) for body in self._look()])
 
     def remove(self, ids: Collection[str]) -> None:
-        self._look(lambda body: decoded(body).get("letter_id") in ids)
+        """Acknowledge letters; wait for those that somebody else looks at, who gives them back."""
+        self._look(set(ids))
 
-    def _look(self, is_removed: Callable[[bytes], bool]) -> list[tuple[int, bytes]]:
+    def _look(self, removed: Collection[str] = ()) -> list[bytes]:
         """Return every message, and remove some. The others go back to their places when the channel closes."""
         if client.is_missing(self._connection, self._queue):
             return []
-        found: list[tuple[int, bytes]] = []
+        found: list[bytes] = []
         with client.channel(self._connection) as channel:
             left = channel.queue_declare(self._queue, passive=True).method.message_count
-            if not left:
+            if not left and not removed:
                 return found
+            missing, began = set(removed), time.monotonic()
+            quiet_since = began
             for method, _, body in channel.consume(self._queue, inactivity_timeout=_QUIET_SECONDS):
-                if method is None:
+                if method is not None:
+                    quiet_since = time.monotonic()
+                    found.append(body)
+                    letter_id = decoded(body).get("letter_id")
+                    if letter_id in removed:
+                        channel.basic_ack(method.delivery_tag)
+                        missing.discard(letter_id)
+                    if len(found) < left:
+                        continue
+                if not removed:
                     break
-                found.append((method.delivery_tag, body))
-                if is_removed(body):
-                    channel.basic_ack(method.delivery_tag)
-                if len(found) == left:
+                # Not only those that are missing: a letter may be there twice.
+                if missing and time.monotonic() - quiet_since < _PATIENCE:
+                    continue
+                if channel.queue_declare(self._queue, passive=True).method.consumer_count <= 1:
                     break
+                if time.monotonic() - began > _BUSY_SECONDS:
+                    raise BusyError(
+                        f"Others read the {self.name}, and hold messages that are to be removed.",
+                        hint="Stop what consumes the queue, and try again.",
+                    )
             # An answer to this comes when the broker has seen every acknowledgement.
             channel.queue_declare(self._queue, passive=True)
         return found
