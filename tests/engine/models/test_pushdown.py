@@ -123,9 +123,14 @@ OF_ROWS: dict[str, tuple[Computed, Computed, set[str]]] = {
     "sliced": (lambda e: e.s[1:3], lambda r: r.s[1:3], set()),
     "length": (lambda e: e.s.length(), lambda r: len(r.s), set()),
     "replaced": (lambda e: e.s.replace("b", "cc"), lambda r: r.s.replace("b", "cc"), set()),
-    "quotient": (lambda e: e.i / e.j, lambda r: r.i / r.j, set()),
-    "floored": (lambda e: e.i // e.j, lambda r: r.i // r.j, SQLITE),
-    "rest": (lambda e: e.i % e.j, lambda r: abs(r.i) % r.j * (1 if r.i > 0 else -1), set()),
+    "quotient": (lambda e: e.i / e.j.nullif(0), lambda r: r.i / r.j, set()),
+    "floored": (lambda e: e.i // e.j.nullif(0), lambda r: r.i // r.j, SQLITE),
+    "tenths": (lambda e: e.f / 10, lambda r: r.f / 10, set()),
+    "by_any": (lambda e: e.i / e.j, lambda r: r.i / r.j, EVERY - {"postgres"}),
+    "floored_by_any": (lambda e: e.i // e.j, lambda r: r.i // r.j, EVERY - {"postgres"}),
+    "null_for_2": (lambda e: e.i / e.j.nullif(2), lambda r: None if r.j == 2 else r.i / r.j, EVERY - {"postgres"}),
+    "rest_of_any": (lambda e: e.i % e.j, lambda r: abs(r.i) % r.j * (1 if r.i > 0 else -1), EVERY - {"postgres"}),
+    "rest": (lambda e: e.i % e.j.nullif(0), lambda r: abs(r.i) % r.j * (1 if r.i > 0 else -1), set()),
     "times": (lambda e: e.i * e.j - 1, lambda r: r.i * r.j - 1, set()),
     "tenth": (lambda e: e.i * 0.1, lambda r: r.i * 0.1, set()),
     "negative": (lambda e: (-e.i).abs(), lambda r: abs(r.i), set()),
@@ -164,7 +169,7 @@ OF_ALL: dict[str, tuple[Computed, Any, set[str]]] = {
     "bs": (lambda e: e.s.contains("b").sum(), 3, set()),
     "sum": (lambda e: e.i.sum(where=e.b), 8, set()),
     "mean": (lambda e: e.j.mean(), sum(some("j")) / len(some("j")), set()),
-    "ratio": (lambda e: e.i.sum() / e.j.sum(), sum(some("i")) / sum(some("j")), set()),
+    "ratio": (lambda e: e.i.sum() / e.j.sum().nullif(0), sum(some("i")) / sum(some("j")), set()),
     "first": (lambda e: e.ts.min(), min(some("ts")), set()),
     "last": (lambda e: e.d.max(), max(some("d")), set()),
     "texts": (lambda e: e.s.nunique(), 5, set()),
@@ -211,7 +216,7 @@ def check_all(
 
     @model(name="alone")
     def alone(ev: Any) -> Any:
-        return ev.select("k", text=ev.i.cast("string"), rest=ev.i % ev.j)
+        return ev.select("k", text=ev.i.cast("string"), rest=ev.i % ev.j.nullif(0))
 
     for each in (of_rows, of_all, alone):
         assert build(each).engine == "pushdown"

@@ -229,6 +229,8 @@ JOINS: dict[str, set[str]] = {
 }
 FLOATS_ON_OVERFLOW = {"sqlite"}
 """Databases whose whole numbers become floats where they overflow."""
+REFUSES_ZERO = {"postgres"}
+"""Databases that raise where a number is divided by 0, as Spark does: others answer null, or an infinite number."""
 
 
 def refusing_floats(sql: str, columns: dict[str, bool]) -> str:
