@@ -18,7 +18,7 @@ import pyarrow as pa
 import pytest
 
 import weft
-from tests.engine.models.built import build
+from tests.engine.models.built import build, run
 from weft.columns import hinted
 from weft.engine.models import pushdown
 from weft.engine.readers import open_tables
@@ -263,6 +263,69 @@ def test_expressions_of_duckdb(project: Path, tmp_path: Path) -> None:
         return weft.model(connection="duck", dependencies=["duck.main.ev"], **options)
 
     check_all(schema, "duckdb", model, "duck")
+
+
+COLLATED = {
+    "sqlite": "text COLLATE NOCASE",
+    "postgres": 'text COLLATE "en-x-icu"',
+    "mysql": "varchar(20) CHARACTER SET utf8mb4 COLLATE utf8mb4_general_ci",
+}
+
+
+def test_texts_are_compared_by_letters(streams: Project) -> None:
+    kind = weft.get_connection("default").kind
+    run(f"CREATE TABLE words (s {COLLATED[kind]}, k integer)")
+    run("INSERT INTO words VALUES ('b', 1), ('B', 2), ('a', 3), ('Z', 4)")
+
+    @weft.model(dependencies=["words"], engine="pushdown")
+    def grouped(words: Any) -> Any:
+        return words.group_by("s").agg(rows=words.count())
+
+    @weft.model(dependencies=["words"], engine="pushdown")
+    def ordered(words: Any) -> Any:
+        rank = ibis.row_number().over(order_by=words.s)
+        return words.select("s", rank=rank, below=words.s < "a", between=words.s.between("B", "a"))
+
+    @weft.model(dependencies=["words"], engine="pushdown")
+    def ends(words: Any) -> Any:
+        last = words.select("s").distinct().order_by(words.s.desc()).limit(1)
+        return words.aggregate(least=words.s.min(), most=words.s.max()).cross_join(last)
+
+    for model in (grouped, ordered, ends):
+        build(model)
+    assert {row["s"]: row["rows"] for row in stored("SELECT * FROM grouped")} == dict.fromkeys("aBbZ", 1)
+    found = {row["s"]: (row["rank"], row["below"], row["between"]) for row in stored("SELECT * FROM ordered")}
+    assert found == {"B": (0, 1, 1), "Z": (1, 1, 1), "a": (2, 0, 1), "b": (3, 0, 0)}
+    assert stored("SELECT * FROM ends") == [{"least": "B", "most": "b", "s": "b"}]
+
+
+def test_texts_of_duckdb_are_compared_by_letters(project: Path, tmp_path: Path) -> None:
+    weft.connect(url=f"duckdb:///{tmp_path}/t.duckdb", name="duck")
+    with closing(open_tables(current().connection("duck"))) as tables, tables.driver.session("publish") as session:
+        session.run("CREATE TABLE words (s varchar COLLATE nocase)")
+        session.run("INSERT INTO words VALUES ('b'), ('B')")
+
+    @weft.model(connection="duck", dependencies=["duck.main.words"], engine="pushdown")
+    def grouped(words: Any) -> Any:
+        return words.distinct()
+
+    build(grouped)
+    assert sorted(row["s"] for row in stored("SELECT * FROM grouped", "duck")) == ["B", "b"]
+
+
+@pytest.mark.parametrize("system", ["postgres"], indirect=True)
+def test_texts_that_ignore_case(streams: Project) -> None:
+    run("CREATE COLLATION no_case (provider = icu, locale = 'und-u-ks-level2', deterministic = false)")
+    run("CREATE TABLE words (s text COLLATE no_case, u uuid)")
+    run(f"INSERT INTO words VALUES ('b', '{U}'), ('B', '{U}')")
+
+    @weft.model(dependencies=["words"], engine="pushdown")
+    def grouped(words: Any) -> Any:
+        first = ibis.row_number().over(group_by=words.s, order_by=words.u)
+        return words.mutate(first=first).distinct()
+
+    build(grouped)
+    assert [row["first"] for row in stored("SELECT * FROM grouped")] == [0, 0]
 
 
 @pytest.mark.parametrize("system", ["sqlite"], indirect=True)
