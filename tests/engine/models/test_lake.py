@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import weft
-from tests.engine.models.built import build
+from tests.engine.models.built import build, why
 from weft.engine.models.lake import Lake
 from weft.engine.models.state import Stored
-from weft.errors import LoadRefusedError
+from weft.errors import LoadRefusedError, WeftError
 from weft.pipelines.models import Model
 
 
@@ -48,3 +49,26 @@ def test_what_is_not_of_the_table_is_let_be(folder: Path) -> None:
     for name in ("_SUCCESS", ".hidden", "orders/part-1.parquet", "_weft/orders/log/1.json"):
         write(folder / "sales" / name)
     lake.refuse_foreign(model_of_files(), Stored())
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [(1, "{"), (1, "[]"), (1, '{"version": 1}'), (1, '{"version": 1, "state": {"rows": "x"}}'), (2, "{}")],
+)
+def test_damaged_log_is_a_problem_of_its_model(folder: Path, number: int, text: str) -> None:
+    log = folder / "_weft" / "sales" / "log"
+    log.mkdir(parents=True)
+    (log / f"{number:020}.json").write_text(text)
+    (log / f"{number:020}.done").write_text("")
+    found = why(model_of_files())
+    assert found is not None
+    assert found.startswith(f"The log of a table is damaged: {log}/{number:020}.json")
+
+
+def test_gap_in_a_log_is_named(folder: Path) -> None:
+    log = folder / "_weft" / "sales" / "log"
+    log.mkdir(parents=True)
+    (log / f"{2:020}.json").write_text(json.dumps({"version": 2}))
+    (log / f"{2:020}.done").write_text("")
+    with pytest.raises(WeftError, match=rf"{1:020}.json cannot be read \(it is missing\)"):
+        build(model_of_files())

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from weft.errors import WeftError
 from weft.systems.delta.connection import DeltaLocalConnection
 from weft.systems.delta.log import label_of
 from weft.systems.delta.table import writer
@@ -107,3 +108,14 @@ def test_commit_that_is_gone_is_known_by_its_number(table: Table) -> None:
     table.checkpoint(table.load(4))
     table.forget(0)
     assert table.kept() == Kept(1, SCHEMA, None, 4)
+
+
+@pytest.mark.parametrize("name", [f"{1:020}.json", f"{0:020}.checkpoint.parquet"])
+@pytest.mark.parametrize("text", ['{"commitInfo":', "[1]\n", "PAR1"])
+def test_damaged_file_is_named(table: Table, name: str, text: str) -> None:
+    table.commit(None, {"metaData": {"schemaString": SCHEMA}})
+    table.checkpoint(None)
+    table.commit()
+    (table.log / name).write_text(text)
+    with pytest.raises(WeftError, match=rf"log of a table is damaged: .*orders/_delta_log/{name}"):
+        table.kept()
