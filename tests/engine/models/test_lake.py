@@ -72,3 +72,12 @@ def test_gap_in_a_log_is_named(folder: Path) -> None:
     (log / f"{2:020}.done").write_text("")
     with pytest.raises(WeftError, match=rf"{1:020}.json cannot be read \(it is missing\)"):
         build(model_of_files())
+
+
+def test_version_of_files_is_the_last_that_readers_see(folder: Path) -> None:
+    lake, log = Lake(weft.get_connection("lake")), folder / "_weft" / "sales" / "log"
+    assert lake.version("sales") is None
+    log.mkdir(parents=True)
+    for number, end, seen in ((1, ".json", 0), (1, ".done", 1), (2, ".json", 1), (2, ".published", 2)):
+        (log / f"{number:020}{end}").write_text("")
+        assert lake.version("sales") == {"loads": f"version {seen}"}

@@ -119,3 +119,23 @@ def test_damaged_file_is_named(table: Table, name: str, text: str) -> None:
     (table.log / name).write_text(text)
     with pytest.raises(WeftError, match=rf"log of a table is damaged: .*orders/_delta_log/{name}"):
         table.kept()
+
+
+def test_version_is_read_from_the_names(table: Table) -> None:
+    assert table.target.version(table.load()) is None
+    table.commit()
+    table.checkpoint(None)
+    table.commit()
+    for file in table.log.iterdir():
+        file.write_text("nothing of this is read")
+    assert table.target.version(table.load()) == 1
+
+
+def test_one_writer_among_those_of_a_checkpoint(table: Table) -> None:
+    table.commit(None, {"metaData": {"schemaString": SCHEMA}})
+    struct = pa.struct([("appId", pa.string()), ("version", pa.int64())])
+    marks = [{"appId": "another", "version": 9}, None, {"appId": writer(table.load()), "version": 3}]
+    adds = [{"path": "part-0.parquet"}] * 3
+    rows = {"add": adds, "metaData": [None, {"id": "1", "schemaString": SCHEMA}, None], "txn": pa.array(marks, struct)}
+    pq.write_table(pa.table(rows), table.log / f"{0:020}.checkpoint.parquet")
+    assert table.kept() == Kept(0, SCHEMA, None, 3)

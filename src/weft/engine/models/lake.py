@@ -102,10 +102,10 @@ class Lake:
         if GLOB.search(path):
             return None
         try:
-            kept = self._target.kept(Load(table=path, moment=datetime.now(UTC)), with_columns=False)
+            version = self._target.version(Load(table=path, moment=datetime.now(UTC)))
         except DeclarationError:  # a path of files that no table can have
             return None
-        return None if kept is None else {"loads": f"version {kept.version}"}
+        return None if version is None else {"loads": f"version {version}"}
 
     # ---------------------------------------------------------------------------------------------------------- writing
 

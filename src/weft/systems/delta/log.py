@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import json
 import re
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
@@ -33,11 +34,20 @@ def label_of(load: Load) -> str:
     return json.dumps(named if load.state is None else {**named, "state": load.state})
 
 
+def version(files: LogFiles, path: str) -> int | None:
+    """Return the number of the last commit of the table at a path; `None` where there is no table."""
+    return max(_commits(files.files_in(f"{path}/_delta_log")), default=None)
+
+
+def _commits(names: Iterable[str]) -> list[int]:
+    return [int(found[1]) for found in map(_COMMIT.fullmatch, names) if found]
+
+
 def kept(files: LogFiles, path: str, load: Load, *, with_columns: bool) -> Kept | None:
     """Return what the log of the table at a path says; `None` where there is no table."""
     log = f"{path}/_delta_log"
     names = files.files_in(log)
-    commits = sorted((int(found[1]) for found in map(_COMMIT.fullmatch, names) if found), reverse=True)
+    commits = sorted(_commits(names), reverse=True)
     checkpoint = max((found[1] for found in map(_CHECKPOINT.fullmatch, names) if found), default=None)
     if not commits:
         return None

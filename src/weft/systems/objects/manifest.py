@@ -85,6 +85,11 @@ class ReadManifest:
         """Return the table as readers see it, or `None` where no load made one here."""
         return self._state(self._published(self._files.files_in(self.log)))
 
+    def version(self) -> int | None:
+        """Return the number of the last load that readers see, or `None` where no load made a table here."""
+        names = self._files.files_in(self.log)
+        return self._published(names) if _last(names) else None
+
     def kept(self, load: Load) -> Kept | None:
         """Return the table as the target of a load, or `None` where no load made one here."""
         names = self._files.files_in(self.log)

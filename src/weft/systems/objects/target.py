@@ -80,9 +80,13 @@ class FileTarget(SparkTarget):
         path = table_path(self.connection.root, load.schema, load.table)
         return ReadManifest(LogFiles(self.connection), path).kept(load)
 
+    def version(self, load: Load) -> int | None:
+        path = table_path(self.connection.root, load.schema, load.table)
+        return ReadManifest(LogFiles(self.connection), path).version()
+
     def has_others_files(self, load: Load) -> bool:
         path = table_path(self.connection.root, load.schema, load.table)
-        if self.kept(load) is not None:
+        if self.version(load) is not None:
             return False
         if any(name[0] not in "_." for name in LogFiles(self.connection).files_in(path)):
             return True
