@@ -14,7 +14,8 @@ from msgspec import MsgspecError
 
 from weft.errors import DeclarationError, WeftError
 
-T, R = TypeVar("T"), TypeVar("R")
+T = TypeVar("T")
+R = TypeVar("R")
 
 _MOST_SCHEMAS = 100
 """In how many folders tables are looked for."""
