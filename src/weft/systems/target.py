@@ -116,6 +116,15 @@ class SparkTarget(ABC):
         columns it may be found sooner."""
         return None
 
+    def version(self, load: Load) -> int | None:
+        """Return the `version` of `kept`, where it is found sooner by itself."""
+        kept = self.kept(load, with_columns=False)
+        return None if kept is None else kept.version
+
+    def has_others_files(self, load: Load) -> bool:
+        """Return whether there are files of rows where the load's table would be that no load made. Without Spark."""
+        return False
+
     def columns(self, load: Load, spark: SparkSession) -> list[str] | None:
         """Return the columns of the load's table; `None` where no load has made it."""
         return None

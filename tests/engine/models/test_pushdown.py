@@ -18,7 +18,7 @@ import pyarrow as pa
 import pytest
 
 import weft
-from tests.engine.models.built import build
+from tests.engine.models.built import build, run
 from weft.columns import hinted
 from weft.engine.models import pushdown
 from weft.engine.readers import open_tables
@@ -123,9 +123,14 @@ OF_ROWS: dict[str, tuple[Computed, Computed, set[str]]] = {
     "sliced": (lambda e: e.s[1:3], lambda r: r.s[1:3], set()),
     "length": (lambda e: e.s.length(), lambda r: len(r.s), set()),
     "replaced": (lambda e: e.s.replace("b", "cc"), lambda r: r.s.replace("b", "cc"), set()),
-    "quotient": (lambda e: e.i / e.j, lambda r: r.i / r.j, set()),
-    "floored": (lambda e: e.i // e.j, lambda r: r.i // r.j, SQLITE),
-    "rest": (lambda e: e.i % e.j, lambda r: abs(r.i) % r.j * (1 if r.i > 0 else -1), set()),
+    "quotient": (lambda e: e.i / e.j.nullif(0), lambda r: r.i / r.j, set()),
+    "floored": (lambda e: e.i // e.j.nullif(0), lambda r: r.i // r.j, SQLITE),
+    "tenths": (lambda e: e.f / 10, lambda r: r.f / 10, set()),
+    "by_any": (lambda e: e.i / e.j, lambda r: r.i / r.j, EVERY - {"postgres"}),
+    "floored_by_any": (lambda e: e.i // e.j, lambda r: r.i // r.j, EVERY - {"postgres"}),
+    "null_for_2": (lambda e: e.i / e.j.nullif(2), lambda r: None if r.j == 2 else r.i / r.j, EVERY - {"postgres"}),
+    "rest_of_any": (lambda e: e.i % e.j, lambda r: abs(r.i) % r.j * (1 if r.i > 0 else -1), EVERY - {"postgres"}),
+    "rest": (lambda e: e.i % e.j.nullif(0), lambda r: abs(r.i) % r.j * (1 if r.i > 0 else -1), set()),
     "times": (lambda e: e.i * e.j - 1, lambda r: r.i * r.j - 1, set()),
     "tenth": (lambda e: e.i * 0.1, lambda r: r.i * 0.1, set()),
     "negative": (lambda e: (-e.i).abs(), lambda r: abs(r.i), set()),
@@ -164,7 +169,7 @@ OF_ALL: dict[str, tuple[Computed, Any, set[str]]] = {
     "bs": (lambda e: e.s.contains("b").sum(), 3, set()),
     "sum": (lambda e: e.i.sum(where=e.b), 8, set()),
     "mean": (lambda e: e.j.mean(), sum(some("j")) / len(some("j")), set()),
-    "ratio": (lambda e: e.i.sum() / e.j.sum(), sum(some("i")) / sum(some("j")), set()),
+    "ratio": (lambda e: e.i.sum() / e.j.sum().nullif(0), sum(some("i")) / sum(some("j")), set()),
     "first": (lambda e: e.ts.min(), min(some("ts")), set()),
     "last": (lambda e: e.d.max(), max(some("d")), set()),
     "texts": (lambda e: e.s.nunique(), 5, set()),
@@ -211,7 +216,7 @@ def check_all(
 
     @model(name="alone")
     def alone(ev: Any) -> Any:
-        return ev.select("k", text=ev.i.cast("string"), rest=ev.i % ev.j)
+        return ev.select("k", text=ev.i.cast("string"), rest=ev.i % ev.j.nullif(0))
 
     for each in (of_rows, of_all, alone):
         assert build(each).engine == "pushdown"
@@ -258,6 +263,69 @@ def test_expressions_of_duckdb(project: Path, tmp_path: Path) -> None:
         return weft.model(connection="duck", dependencies=["duck.main.ev"], **options)
 
     check_all(schema, "duckdb", model, "duck")
+
+
+COLLATED = {
+    "sqlite": "text COLLATE NOCASE",
+    "postgres": 'text COLLATE "en-x-icu"',
+    "mysql": "varchar(20) CHARACTER SET utf8mb4 COLLATE utf8mb4_general_ci",
+}
+
+
+def test_texts_are_compared_by_letters(streams: Project) -> None:
+    kind = weft.get_connection("default").kind
+    run(f"CREATE TABLE words (s {COLLATED[kind]}, k integer)")
+    run("INSERT INTO words VALUES ('b', 1), ('B', 2), ('a', 3), ('Z', 4)")
+
+    @weft.model(dependencies=["words"], engine="pushdown")
+    def grouped(words: Any) -> Any:
+        return words.group_by("s").agg(rows=words.count())
+
+    @weft.model(dependencies=["words"], engine="pushdown")
+    def ordered(words: Any) -> Any:
+        rank = ibis.row_number().over(order_by=words.s)
+        return words.select("s", rank=rank, below=words.s < "a", between=words.s.between("B", "a"))
+
+    @weft.model(dependencies=["words"], engine="pushdown")
+    def ends(words: Any) -> Any:
+        last = words.select("s").distinct().order_by(words.s.desc()).limit(1)
+        return words.aggregate(least=words.s.min(), most=words.s.max()).cross_join(last)
+
+    for model in (grouped, ordered, ends):
+        build(model)
+    assert {row["s"]: row["rows"] for row in stored("SELECT * FROM grouped")} == dict.fromkeys("aBbZ", 1)
+    found = {row["s"]: (row["rank"], row["below"], row["between"]) for row in stored("SELECT * FROM ordered")}
+    assert found == {"B": (0, 1, 1), "Z": (1, 1, 1), "a": (2, 0, 1), "b": (3, 0, 0)}
+    assert stored("SELECT * FROM ends") == [{"least": "B", "most": "b", "s": "b"}]
+
+
+def test_texts_of_duckdb_are_compared_by_letters(project: Path, tmp_path: Path) -> None:
+    weft.connect(url=f"duckdb:///{tmp_path}/t.duckdb", name="duck")
+    with closing(open_tables(current().connection("duck"))) as tables, tables.driver.session("publish") as session:
+        session.run("CREATE TABLE words (s varchar COLLATE nocase)")
+        session.run("INSERT INTO words VALUES ('b'), ('B')")
+
+    @weft.model(connection="duck", dependencies=["duck.main.words"], engine="pushdown")
+    def grouped(words: Any) -> Any:
+        return words.distinct()
+
+    build(grouped)
+    assert sorted(row["s"] for row in stored("SELECT * FROM grouped", "duck")) == ["B", "b"]
+
+
+@pytest.mark.parametrize("system", ["postgres"], indirect=True)
+def test_texts_that_ignore_case(streams: Project) -> None:
+    run("CREATE COLLATION no_case (provider = icu, locale = 'und-u-ks-level2', deterministic = false)")
+    run("CREATE TABLE words (s text COLLATE no_case, u uuid)")
+    run(f"INSERT INTO words VALUES ('b', '{U}'), ('B', '{U}')")
+
+    @weft.model(dependencies=["words"], engine="pushdown")
+    def grouped(words: Any) -> Any:
+        first = ibis.row_number().over(group_by=words.s, order_by=words.u)
+        return words.mutate(first=first).distinct()
+
+    build(grouped)
+    assert [row["first"] for row in stored("SELECT * FROM grouped")] == [0, 0]
 
 
 @pytest.mark.parametrize("system", ["sqlite"], indirect=True)

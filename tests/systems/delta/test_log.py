@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from weft.errors import WeftError
 from weft.systems.delta.connection import DeltaLocalConnection
 from weft.systems.delta.log import label_of
 from weft.systems.delta.table import writer
@@ -107,3 +108,34 @@ def test_commit_that_is_gone_is_known_by_its_number(table: Table) -> None:
     table.checkpoint(table.load(4))
     table.forget(0)
     assert table.kept() == Kept(1, SCHEMA, None, 4)
+
+
+@pytest.mark.parametrize("name", [f"{1:020}.json", f"{0:020}.checkpoint.parquet"])
+@pytest.mark.parametrize("text", ['{"commitInfo":', "[1]\n", "PAR1"])
+def test_damaged_file_is_named(table: Table, name: str, text: str) -> None:
+    table.commit(None, {"metaData": {"schemaString": SCHEMA}})
+    table.checkpoint(None)
+    table.commit()
+    (table.log / name).write_text(text)
+    with pytest.raises(WeftError, match=rf"log of a table is damaged: .*orders/_delta_log/{name}"):
+        table.kept()
+
+
+def test_version_is_read_from_the_names(table: Table) -> None:
+    assert table.target.version(table.load()) is None
+    table.commit()
+    table.checkpoint(None)
+    table.commit()
+    for file in table.log.iterdir():
+        file.write_text("nothing of this is read")
+    assert table.target.version(table.load()) == 1
+
+
+def test_one_writer_among_those_of_a_checkpoint(table: Table) -> None:
+    table.commit(None, {"metaData": {"schemaString": SCHEMA}})
+    struct = pa.struct([("appId", pa.string()), ("version", pa.int64())])
+    marks = [{"appId": "another", "version": 9}, None, {"appId": writer(table.load()), "version": 3}]
+    adds = [{"path": "part-0.parquet"}] * 3
+    rows = {"add": adds, "metaData": [None, {"id": "1", "schemaString": SCHEMA}, None], "txn": pa.array(marks, struct)}
+    pq.write_table(pa.table(rows), table.log / f"{0:020}.checkpoint.parquet")
+    assert table.kept() == Kept(0, SCHEMA, None, 3)

@@ -327,11 +327,12 @@ class Result:
 
     def query(self, *, all_rows: bool = False) -> str:
         """Return the query in the SQL of the database; raise where it cannot run there."""
-        compiled = self._compiled(self._value())
+        value = self._value()
+        compiled = self._compiled(value)
         if compiled is None or compiled.engine == "spark":
             reason = self._why_spark or "a view is a query over tables of its own database"
             raise DeclarationError(f"Model {self.model.name!r} cannot be a view: {reason}.", hint='materialise="table"')
-        return self._bound(compiled.sql, all_rows=all_rows)
+        return self._bound(compiled.sql, all_rows=all_rows, by_letters=forms.is_ibis(value))
 
     def compiled(self) -> Compiled | None:
         """Return the query that the model is, without its rows being read; `None` where its function makes a frame."""
@@ -350,7 +351,7 @@ class Result:
             if sql is None:
                 sql = forms.to_sql(value, "pyspark")
                 return Compiled("spark", "spark", sql, sql, canonical_schema(value.schema().to_pyarrow()))
-            bound = self._bound(sql)
+            bound = self._bound(sql, by_letters=True)
             return Compiled("pushdown", self._database.dialect, sql, bound, self._schema(value, bound))
         if not isinstance(value, str):
             return None
@@ -459,13 +460,11 @@ class Result:
             )
         return None
 
-    def _bound(self, sql: str, *, all_rows: bool = False) -> str:
+    def _bound(self, sql: str, *, all_rows: bool = False, by_letters: bool = False) -> str:
         """Return a query with its inputs as common table expressions."""
         tables = self._database
-        creates = not self.is_watched
-        named = {
-            str(each.input.parameter): each.select(tables, all_rows=all_rows, creates=creates) for each in self._named
-        }
+        options = {"all_rows": all_rows, "by_letters": by_letters, "creates": not self.is_watched}
+        named = {str(each.input.parameter): each.select(tables, **options) for each in self._named}
         return _with_tables(
             sql, {tables.quote(name): query for name, query in (named | self._first(sql, tables.dialect)).items()}
         )

@@ -201,7 +201,29 @@ for _name in _PARTS:
 
 
 class _Postgres(_InUtc, PostgresCompiler):  # type: ignore[misc]
-    pass
+    """Texts are equal letter by letter, and ordered by the language of the database."""
+
+
+def _ordering(name: str) -> Callable[..., Any]:
+    def collated(self: Any, op: Any, value: Any) -> Any:
+        if isinstance(op, tuple):
+            return tuple(collated(self, *each) for each in zip(op, value, strict=True))
+        if not op.dtype.is_string():
+            return value
+        # A UUID, which Ibis has as a text, has no collation.
+        text = self.cast(value, dt.string)
+        return sge.paren(sge.Collate(this=text, expression=sge.to_identifier("C", quoted=True)))
+
+    def visit(self: Any, op: Any, **values: Any) -> Any:
+        first = op.argnames[0]
+        values[first] = collated(self, getattr(op, first), values[first])
+        return getattr(super(_Postgres, self), name)(op, **values)
+
+    return visit
+
+
+for _name in ("Less", "LessEqual", "Greater", "GreaterEqual", "Between", "Least", "Greatest", "Min", "Max", "SortKey"):
+    setattr(_Postgres, f"visit_{_name}", _ordering(f"visit_{_name}"))
 
 
 class _DuckDB(_InUtc, DuckDBCompiler):  # type: ignore[misc]
@@ -229,6 +251,8 @@ JOINS: dict[str, set[str]] = {
 }
 FLOATS_ON_OVERFLOW = {"sqlite"}
 """Databases whose whole numbers become floats where they overflow."""
+REFUSES_ZERO = {"postgres"}
+"""Databases that raise where a number is divided by 0, as Spark does: others answer null, or an infinite number."""
 
 
 def refusing_floats(sql: str, columns: dict[str, bool]) -> str:

@@ -52,12 +52,17 @@ class Source:
         """The canonical columns."""
         return relations.schema_of(self.relation) if self.reader is None else self.reader.schema
 
-    def select(self, tables: SqlTables, *, all_rows: bool = False, creates: bool = True) -> str:
-        """Return the query of the rows in the SQL of the database that has them; with `all_rows` of later ones too.
-        Without `creates` a stream that has no table yet gets none."""
+    def select(
+        self, tables: SqlTables, *, all_rows: bool = False, by_letters: bool = False, creates: bool = True
+    ) -> str:
+        """Return the query of the rows in the SQL of the database that has them; with `all_rows` of later ones too,
+        with `by_letters` so that texts are compared as Spark does, whatever the collations of the columns say. Without
+        `creates` a stream that has no table yet gets none."""
         reader = self.reader
         if isinstance(reader, SqlReader):
-            return reader.sql
+            if not by_letters or self.relation.table is None:
+                return reader.sql
+            return tables.selecting_by_letters(reader.sql, *self.relation.table, reader.schema.names)
         assert isinstance(reader, StreamReader) and self.relation.stream is not None
         if creates:  # nobody may have published yet: then this creates its table
             runtime.open_stream(self.relation.stream, self.relation.connection)

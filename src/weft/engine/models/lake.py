@@ -58,12 +58,20 @@ class Lake:
 
     def refuse_foreign(self, model: Model, stored: Stored) -> None:
         """Raise where there is a table of which no build of the model is known."""
-        if stored.columns is None or stored.state is not None:
+        name = load_of(model).name
+        if stored.columns is None:
+            if self._target.has_others_files(load_of(model)):
+                raise LoadRefusedError(
+                    f"The folder of {name} has files, and no build of the model {model.name} wrote them.",
+                    hint="Give the model another name or schema, or move the files away. To build it beside them, for "
+                    f"readers that follow its log alone: weft run {model.name} --full",
+                )
+            return
+        if stored.state is not None:
             return
         what = "exists, and no build of the model {} wrote its rows."
         if stored.number >= 0:
             what = "does not say any more what the model {} has read: its log was cut off."
-        name = load_of(model).name
         raise LoadRefusedError(
             f"The table {name} {what.format(model.name)}",
             hint=f"Give the model another name or schema. To replace the rows: weft run {model.name} --full",
@@ -94,10 +102,10 @@ class Lake:
         if GLOB.search(path):
             return None
         try:
-            kept = self._target.kept(Load(table=path, moment=datetime.now(UTC)), with_columns=False)
+            version = self._target.version(Load(table=path, moment=datetime.now(UTC)))
         except DeclarationError:  # a path of files that no table can have
             return None
-        return None if kept is None else {"loads": f"version {kept.version}"}
+        return None if version is None else {"loads": f"version {version}"}
 
     # ---------------------------------------------------------------------------------------------------------- writing
 

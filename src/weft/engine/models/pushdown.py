@@ -24,6 +24,7 @@ from weft.systems.sql.tables import SqlTables
 _COMPARISONS = (ops.Equals, ops.NotEquals, ops.Less, ops.LessEqual, ops.Greater, ops.GreaterEqual, ops.IdenticalTo)
 _CHOOSING = (*_COMPARISONS, ops.Between, ops.InValues, ops.Coalesce, ops.NullIf, ops.IfElse, ops.SearchedCase)
 _ARITHMETIC = (ops.Add, ops.Subtract, ops.Multiply, ops.Negate)
+_DIVISIONS = (ops.Divide, ops.FloorDivide, ops.Modulus)
 _UNITS = ("Y", "M", "D", "h", "m", "s")
 
 
@@ -181,6 +182,8 @@ class _Check:
             kinds = ", ".join(str(each.dtype) for each in _values_of(op))
             of = f" of {kinds}" if kinds else ""
             return f"{self._database} may mean something else by {name}{of} than Ibis does"
+        if isinstance(op, _DIVISIONS) and self.dialect not in compilers.REFUSES_ZERO and not _is_never_zero(op.right):
+            return f"{self._database} does not refuse to divide by 0, as Spark does: divide by a number, or nullif(0)"
         return None
 
     def _class(self, kind: Any) -> str | None:
@@ -352,6 +355,13 @@ class _Check:
 
 def _values_of(op: Any) -> list[Any]:
     return [each for name in op.argnames for each in _flat(getattr(op, name))]
+
+
+def _is_never_zero(divisor: Any) -> bool:
+    """Whether a divisor is a number other than 0, or null in its place."""
+    if isinstance(divisor, ops.NullIf):
+        return _is_literal(divisor.null_if_expr) and divisor.null_if_expr.value == 0
+    return _is_literal(divisor) and divisor.value != 0
 
 
 def _compares_uuids(op: Any, kind: str, is_uuid: Callable[[Any], bool]) -> bool:

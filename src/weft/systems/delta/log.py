@@ -9,19 +9,22 @@ from __future__ import annotations
 import io
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from weft.systems.delta.table import writer
 from weft.systems.load import Load
-from weft.systems.objects.paths import LogFiles
+from weft.systems.objects.paths import LogFiles, understood
 from weft.systems.target import Kept
 
 _COMMIT = re.compile(r"(\d{20})\.json")
+_Last = tuple[int, str | None, datetime | None]
 _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint(\.[\w.-]+)?\.parquet")
 
 
@@ -31,41 +34,56 @@ def label_of(load: Load) -> str:
     return json.dumps(named if load.state is None else {**named, "state": load.state})
 
 
+def version(files: LogFiles, path: str) -> int | None:
+    """Return the number of the last commit of the table at a path; `None` where there is no table."""
+    return max(_commits(files.files_in(f"{path}/_delta_log")), default=None)
+
+
+def _commits(names: Iterable[str]) -> list[int]:
+    return [int(found[1]) for found in map(_COMMIT.fullmatch, names) if found]
+
+
 def kept(files: LogFiles, path: str, load: Load, *, with_columns: bool) -> Kept | None:
     """Return what the log of the table at a path says; `None` where there is no table."""
     log = f"{path}/_delta_log"
     names = files.files_in(log)
-    commits = sorted((int(found[1]) for found in map(_COMMIT.fullmatch, names) if found), reverse=True)
+    commits = sorted(_commits(names), reverse=True)
     checkpoint = max((found[1] for found in map(_CHECKPOINT.fullmatch, names) if found), default=None)
     if not commits:
         return None
     columns: str | None = None
-    last: tuple[int, str | None, datetime | None] | None = None
+    last: _Last | None = None
     forgotten = -1
     for version in commits:
         if checkpoint is not None and version <= int(checkpoint):
             # What is older than it is looked through only for the commit that it knows to be there.
-            in_checkpoint, batch = _in_checkpoint(files, log, sorted(names), checkpoint, load)
+            in_checkpoint, batch = _in_checkpoint(files, log, sorted(names), checkpoint, writer(load))
             columns, checkpoint = columns or in_checkpoint, None
             last = last or (None if batch >= 0 else (-1, None, None))
             forgotten = batch
         if last is not None and (columns is not None or not with_columns):
             break
-        info: dict[str, Any] = {}
-        batch = -1
-        for action in _actions(files.read(f"{log}/{version:020}.json")):
-            columns = columns or (action.get("metaData") or {}).get("schemaString")
-            info = action.get("commitInfo") or info
-            mark = action.get("txn") or {}
-            batch = int(mark["version"]) if mark.get("appId") == writer(load) else batch
-        if last is None and batch >= 0:
-            moment = datetime.fromtimestamp(int(info.get("timestamp", 0)) / 1000, UTC)
-            last = batch, _state(info.get("userMetadata")), moment
+        name = f"{log}/{version:020}.json"
+        # Delta may have removed it since it was listed: then a checkpoint has what it said.
+        said = understood(name, files.read(name) or b"", partial(_said, writer(load)))
+        columns, last = columns or said[0], last or said[1]
     return Kept(commits[0], columns, None, *(last or (forgotten, None, None)))
 
 
-def _actions(data: bytes | None) -> Iterator[dict[str, Any]]:
-    return map(json.loads, (data or b"").splitlines())
+def _said(by: str, commit: bytes) -> tuple[str | None, _Last | None]:
+    """Return the columns that a commit gives the table, and what it has of a writer."""
+    columns: str | None = None
+    info: dict[str, Any] = {}
+    batch = -1
+    for action in map(json.loads, commit.splitlines()):
+        columns = columns or (action.get("metaData") or {}).get("schemaString")
+        info = action.get("commitInfo") or info
+        mark = action.get("txn") or {}
+        batch = int(mark["version"]) if mark.get("appId") == by else batch
+    if batch < 0:
+        return columns, None
+    moment = datetime.fromtimestamp(int(info.get("timestamp", 0)) / 1000, UTC)
+    return columns, (batch, _state(info.get("userMetadata")), moment)
 
 
 def _state(text: str | None) -> str | None:
@@ -76,16 +94,22 @@ def _state(text: str | None) -> str | None:
     return str(state)
 
 
-def _in_checkpoint(files: LogFiles, log: str, names: list[str], version: str, load: Load) -> tuple[str | None, int]:
-    """Return the columns that a checkpoint has, and the last batch of the load's writer."""
+def _in_checkpoint(files: LogFiles, log: str, names: list[str], version: str, by: str) -> tuple[str | None, int]:
+    """Return the columns that a checkpoint has, and the last batch of a writer."""
     columns, batch = None, -1
     for name in names:
         if not name.startswith(f"{version}.checkpoint"):
             continue
-        file = pq.ParquetFile(io.BytesIO(files.read(f"{log}/{name}") or b""))
-        found = file.read(columns=["metaData.schemaString", "txn.appId", "txn.version"])
-        for row in found.to_pylist():
-            columns = (row["metaData"] or {}).get("schemaString") or columns
-            if (row["txn"] or {}).get("appId") == writer(load):
-                batch = int(row["txn"]["version"])
+        file = f"{log}/{name}"
+        found, number = understood(file, files.read(file), partial(_in_part, by))
+        columns, batch = found or columns, max(number, batch)
     return columns, batch
+
+
+def _in_part(by: str, checkpoint: bytes) -> tuple[str | None, int]:
+    """Return the same of one file of a checkpoint. It has a row for each file of the table: few become Python's."""
+    names = ["metaData.schemaString", "txn.appId", "txn.version"]
+    rows = pq.ParquetFile(io.BytesIO(checkpoint)).read(columns=names).flatten()
+    texts = rows["metaData.schemaString"].drop_null()
+    marks = rows.filter(pc.equal(rows["txn.appId"], by))["txn.version"].to_pylist()
+    return (texts[-1].as_py() if len(texts) else None), max(marks, default=-1)

@@ -70,6 +70,10 @@ class DeltaTarget(SparkTarget):
         path = table_path(self.connection.root, load.schema, load.table)
         return log.kept(LogFiles(self.connection), path, load, with_columns=with_columns)
 
+    def version(self, load: Load) -> int | None:
+        path = table_path(self.connection.root, load.schema, load.table)
+        return log.version(LogFiles(self.connection), path)
+
     def state(self, load: Load) -> str | None:
         """The newest commit, of a table on this machine: its name and contents."""
         path = table_path(self.connection.root, load.schema, load.table)

@@ -124,6 +124,11 @@ class DuckDBTables(SqlTables):
             for field, (column, kind, nullable, default, generated) in zip(fields, rows, strict=True)
         ]
 
+    def by_letters(self, column: Column) -> str:
+        """Nothing says which collation a column has; the plan of this is the same where it has none."""
+        name = self.quote(column.name)
+        return f'{name} COLLATE "binary" AS {name}' if column.sql == "VARCHAR" else name
+
     def sql_type(self, field: pa.Field, *, key: bool = False) -> str:
         """DuckDB's own types, nested ones too."""
         hint = hint_of(field)

@@ -258,6 +258,10 @@ class MySQLTables(SqlTables):
             return name
         return f"CONVERT({name} USING utf8mb4) COLLATE {self._collation} AS {name}"
 
+    def by_letters(self, column: Column) -> str:
+        is_so = f"collate {self._collation}" in column.sql
+        return self.quote(column.name) if is_so else self.stream_column(column.field)
+
     def replace_table(self, session: Session, schema: str | None, name: str, new: str, drop: str) -> None:
         """One RENAME exchanges two tables at once; each statement is a transaction of its own."""
         table, old = self.table(schema, name), self.table(schema, f"{name}__weft_old")

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -22,7 +23,7 @@ from weft.spark_support.sessions import reached
 from weft.systems import process
 from weft.systems.load import Load
 from weft.systems.objects.options import FileOptions
-from weft.systems.objects.paths import LogFiles
+from weft.systems.objects.paths import LogFiles, understood
 from weft.systems.target import Kept
 
 # How often an entry has the whole state, so that a reader need not read them all.
@@ -84,6 +85,11 @@ class ReadManifest:
         """Return the table as readers see it, or `None` where no load made one here."""
         return self._state(self._published(self._files.files_in(self.log)))
 
+    def version(self) -> int | None:
+        """Return the number of the last load that readers see, or `None` where no load made a table here."""
+        names = self._files.files_in(self.log)
+        return self._published(names) if _last(names) else None
+
     def kept(self, load: Load) -> Kept | None:
         """Return the table as the target of a load, or `None` where no load made one here."""
         names = self._files.files_in(self.log)
@@ -120,16 +126,22 @@ class ReadManifest:
             return None
         state = TableState()
         for entry in reversed(entries):
-            whole = entry.get("state")
-            state = _after(state, entry) if whole is None else msgspec.convert({**entry, **whole}, TableState)
+            after = _whole if "state" in entry else partial(_after, state)
+            state = understood(self._file(entry["version"]), entry, after)
         return state
 
     def _entry(self, number: int) -> dict[str, Any]:
-        data = self._files.read(f"{self.log}/{_name(number, _ENTRY)}")
-        if data is None:
-            raise FileNotFoundError(f"{self.log}/{_name(number, _ENTRY)} is missing")
-        entry: dict[str, Any] = json.loads(data)
-        return entry
+        def parse(data: bytes) -> dict[str, Any]:
+            entry: dict[str, Any] = json.loads(data)
+            if entry["version"] != number:
+                raise ValueError(f"it says that it is number {entry['version']}")
+            return entry
+
+        file = self._file(number)
+        return understood(file, self._files.read(file), parse)
+
+    def _file(self, number: int) -> str:
+        return f"{self.log}/{_name(number, _ENTRY)}"
 
 
 class Manifest(ReadManifest):
@@ -270,6 +282,10 @@ def _writer(load: Load) -> str:
 def _published_name(staged: StagedFiles, name: str, number: int) -> str:
     """Return a name that is unique to the load, and by which files sort in the order of their tasks."""
     return f"part-{staged.folder.rpartition('/')[2]}-{number:05}{name[name.index('.') :]}"
+
+
+def _whole(entry: dict[str, Any]) -> TableState:
+    return msgspec.convert({**entry, **entry["state"]}, TableState)
 
 
 def _after(state: TableState, entry: dict[str, Any]) -> TableState:

@@ -7,10 +7,15 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import unquote
 
-from weft.errors import DeclarationError
+from msgspec import MsgspecError
+
+from weft.errors import DeclarationError, WeftError
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 _MOST_SCHEMAS = 100
 """In how many folders tables are looked for."""
@@ -80,6 +85,21 @@ class LogFiles:
             return None
         except OSError as error:
             raise self.connection.failed(error) from None
+
+
+def understood(file: str, data: T | None, parse: Callable[[T], R]) -> R:
+    """Return what a file of a table's log says; raise where it is missing, or was cut off or changed."""
+    try:
+        if data is not None:
+            return parse(data)
+        why = "it is missing"
+    # Of JSON, Arrow and msgspec, and where what they read is not what a log has.
+    except (ValueError, TypeError, LookupError, AttributeError, NotImplementedError, OSError, MsgspecError) as error:
+        why = f"{type(error).__name__}: {str(error)[:200]}"
+    raise WeftError(
+        f"The log of a table is damaged: {file} cannot be read ({why}).",
+        hint="Bring the file back from a copy, or move the table away and load it again.",
+    )
 
 
 def folders_in(connection: Any, folder: str) -> list[str]:

@@ -26,7 +26,7 @@ from weft.systems.objects import parquet, source
 from weft.systems.objects.encoding import encoded, refuse_unwritable
 from weft.systems.objects.formats import EXTENSIONS, SPARK_FORMAT
 from weft.systems.objects.manifest import Manifest, ReadManifest, StagedFiles, TableState
-from weft.systems.objects.paths import LogFiles, find_tables, folders_in, table_path
+from weft.systems.objects.paths import LogFiles, find_tables, folders_in, list_files, path_of, table_path
 from weft.systems.target import ArrowRows, Kept, Reject, SparkTarget
 
 if TYPE_CHECKING:
@@ -79,6 +79,20 @@ class FileTarget(SparkTarget):
     def kept(self, load: Load, *, with_columns: bool = True) -> Kept | None:
         path = table_path(self.connection.root, load.schema, load.table)
         return ReadManifest(LogFiles(self.connection), path).kept(load)
+
+    def version(self, load: Load) -> int | None:
+        path = table_path(self.connection.root, load.schema, load.table)
+        return ReadManifest(LogFiles(self.connection), path).version()
+
+    def has_others_files(self, load: Load) -> bool:
+        path = table_path(self.connection.root, load.schema, load.table)
+        if self.version(load) is not None:
+            return False
+        if any(name[0] not in "_." for name in LogFiles(self.connection).files_in(path)):
+            return True
+        # Other folders may be tables of a schema that has this name.
+        parts = (each for each in folders_in(self.connection, path) if "=" in each)
+        return any(list_files(self.connection, path_of(f"{path}/{each}"), recursive=True) for each in parts)
 
     def columns(self, load: Load, spark: SparkSession) -> list[str] | None:
         state = _Load(self.connection, load, spark).manifest.state()

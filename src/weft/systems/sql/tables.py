@@ -264,6 +264,18 @@ class SqlTables(ABC):
         """Return a column of a stream's table as columns of loads are, so that a query may compare the two."""
         return self.quote(field.name)
 
+    def by_letters(self, column: Column) -> str:
+        """Return a column for a list of SELECT, with texts that are the same only where all letters are."""
+        return self.quote(column.name)
+
+    def selecting_by_letters(self, sql: str, schema: str | None, name: str, columns: Sequence[str]) -> str:
+        """Return a query of columns of a table so that its texts are compared letter by letter."""
+        with self.driver.session("read") as session:
+            known = {each.name: each for each in self.columns(session, schema, name) or ()}
+        plain = [self.quote(each) for each in columns]
+        listed = [self.by_letters(known[each]) if each in known else self.quote(each) for each in columns]
+        return sql if listed == plain else f"SELECT {', '.join(listed)} FROM ({sql}) AS by_letters"
+
     def qualified(self, schema: str | None, name: str) -> str:
         """Return the name of a table that is not taken for a common table expression of the same name."""
         if schema is None and self.default_schema is not None:

@@ -209,6 +209,10 @@ class SqliteTables(SqlTables):
         has_forms = pa.types.is_temporal(kind) or pa.types.is_decimal(kind) or pa.types.is_boolean(kind)
         return not (types.is_loose(field) and has_forms)
 
+    def by_letters(self, column: Column) -> str:
+        name = self.quote(column.name)
+        return name if column.collation is None else f"{name} COLLATE BINARY AS {name}"
+
     def sql_type(self, field: pa.Field, *, key: bool = False) -> str:
         """A declared type that says what the values mean."""
         return types.sql_type(field)
