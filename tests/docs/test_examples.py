@@ -26,6 +26,7 @@ runpy.run_path(sys.argv.pop(1), run_name="__main__")
 """
 
 
+@pytest.mark.timeout(900)  # it starts Spark several times, beside the other tests
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda each: each.name)
 def test_example(example: Path, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a narrow terminal too; and the demo leaves the user's own database alone. Spark compiles its queries here."""
@@ -36,7 +37,7 @@ def test_example(example: Path, project: Path, monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.setenv("WEFT_DSN", f"sqlite:///{project / 'mine.db'}")
         monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
         command, run = ["-c", WARM, str(example)], warm_python.run
-    done = run([sys.executable, *command], capture_output=True, text=True, timeout=240, check=False)
+    done = run([sys.executable, *command], capture_output=True, text=True, timeout=840, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout
     assert done.stderr == ""
