@@ -353,7 +353,7 @@ def test_the_command_and_the_functions_take_the_same() -> None:
     from weft.cli.consume import consume
 
     taken = {each.name: each.default for each in consume.params}
-    of_the_project = {"run_log", "alerters", "log_format"}
+    of_the_project = {"run_log", "alerters", "log_format", "traces"}
     assert set(OPTIONS) == taken.keys() - {"what", "every", "modules", "output", "no_engine"} - of_the_project
     given = {name: taken[name] for name in ("metrics_host", "min_backoff_ms", "max_backoff_ms")}
     assert Running(**given) == Running()
