@@ -137,7 +137,7 @@ def test_dead_letters_are_replayed_and_purged(service: Any, key: str, show: Call
     # The hostile one is a text wherever it is.
     page.locator("details summary").first.click()
     expect(page.locator("details pre").first).to_have_text(HOSTILE)
-    page.get_by_role("region", name="The newest dead letters").get_by_role("link").first.click()
+    page.get_by_role("group", name="The newest dead letters").get_by_role("link").first.click()
     expect(page.locator("#view .bad-text")).to_have_text(HOSTILE)
     assert page.locator("main img, main script").count() == 0
     act(page, page.get_by_role("button", name="Purge", exact=True), "Purge", "1 letter is removed")
