@@ -93,6 +93,8 @@ class KafkaServer(Server):
             "share.coordinator.state.topic.min.isr": "1",
             "group.initial.rebalance.delay.ms": "0",
             "auto.create.topics.enable": "false",
+            # Tests send messages of years ago, which a broker removes when it looks for old ones, each five minutes.
+            "log.retention.ms": "-1",
             # What it does while nobody uses it took half a minute of a run.
             "metadata.max.idle.interval.ms": "0",
             "num.network.threads": "1",

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from queue import SimpleQueue
 from typing import Any
 
 from weft.errors import BusyError, DeclarationError, MissingExtraError, SettingsError
@@ -149,21 +150,33 @@ def supervise(engine: StreamingEngine, running: Running | None = None, listeners
 
 @contextmanager
 def signalled(stop: Callable[[], None]) -> Iterator[None]:
-    """Call `stop` on SIGTERM and Ctrl-C. A second signal has its default effect, and ends the process."""
+    """Call `stop` on SIGTERM and Ctrl-C, in a thread. A second signal has its default effect, and ends the process.
+
+    Python handles a signal between any two steps of the main thread, which may hold the lock of the very event that
+    `stop` sets: called there, it would wait for itself. A `SimpleQueue` may be put into at any moment.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     interrupted = False
+    signals: SimpleQueue[bool] = SimpleQueue()
+
+    def wait() -> None:
+        if signals.get():
+            stop()
+
+    stopper = threading.Thread(target=wait, name="weft signals", daemon=True)
 
     def handle(number: int, _: Any) -> None:
         nonlocal interrupted
         interrupted = interrupted or number == signal.SIGINT
         for each in before:
             signal.signal(each, signal.SIG_DFL)
-        stop()
+        signals.put(True)
 
     # A process that was started to ignore a signal, in the background of a shell, still ignores it.
     before = {each: old for each in _SIGNALS if (old := signal.getsignal(each)) not in (None, signal.SIG_IGN)}
+    stopper.start()
     for each in before:
         signal.signal(each, handle)
     try:
@@ -171,5 +184,7 @@ def signalled(stop: Callable[[], None]) -> Iterator[None]:
     finally:
         for each, handler in before.items():
             signal.signal(each, handler)
+        signals.put(False)
+        stopper.join()
     if interrupted:
         raise KeyboardInterrupt
