@@ -8,9 +8,9 @@
 @pytest.mark.kafka                               uses the broker of the run, or its schema registry
 @pytest.mark.queues                              uses its RabbitMQ or Pub/Sub
 
-A test on several of PostgreSQL, MariaDB and DuckDB runs on one of them in `make test`, which depends on its name and its
-other parameters, beside SQLite and Redis: of hundreds of tests, each of these has many. Where the database is what a
-test is about it has the mark `every_system`; a mark `brief` says itself what runs.
+A test on several of PostgreSQL, MariaDB and DuckDB runs on one of them in `make test`, beside SQLite and Redis. Which
+one depends on its name and its other parameters: of hundreds of tests, each of the three has many. Where the database
+is what a test is about it has the mark `every_system`; a mark `brief` says itself what runs.
 
 `--full` (make faults) runs what `make test` leaves out or runs in brief, in full: these tests, and those that take a
 count or examples of Hypothesis. Tests that use one of the fixtures of Spark or Kafka are marked by themselves. They

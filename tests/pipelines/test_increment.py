@@ -517,7 +517,7 @@ def test_texts_of_another_collation(database: Database) -> None:
     assert ids(database) == [1, 2]
 
 
-@pytest.mark.brief("postgres-seen_at")
+@pytest.mark.full
 @pytest.mark.parametrize("column", ["id", "seen_at"])
 def test_an_idle_run_into_delta(
     events: Database, spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, column: str

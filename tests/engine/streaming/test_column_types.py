@@ -190,6 +190,7 @@ def payloads() -> list[str]:
     return sorted(each["payload"] for each in weft.consume_sync(stream_of("failed", None), "me"))
 
 
+@pytest.mark.full
 def test_odd_lines_of_json_stop_nothing(project: Path) -> None:
     folder = Folder(project, "jsonl", transform_sql="SELECT id, flags & 1 AS bit FROM source WHERE valid")
     odd = '{"id": 4, "Valid": "maybe", "flags": 1}'

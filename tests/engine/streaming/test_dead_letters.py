@@ -309,7 +309,7 @@ def test_rows_without_a_key(system: System, way: str) -> None:
     assert [each["offset"] for each in letters] == _offsets(events, {0, 3})
 
 
-@pytest.mark.brief("driver")
+@pytest.mark.full
 @pytest.mark.usefixtures("spark", "here")
 def test_rows_without_a_key_of_a_delta_table(project: Path, way: str) -> None:
     lake = weft.DeltaLocalConnection(str(project / "lake"), name="lake")

@@ -93,7 +93,7 @@ def test_as_in_plain_python(kind: str, small_spark: Any, count: Callable[..., in
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.usefixtures("streams")
-@pytest.mark.brief("sqlite-full_outer", "postgres-left_outer", "mysql-right_outer")
+@pytest.mark.brief("sqlite-full_outer", "mysql-right_outer")
 def test_state_in_a_database(kind: str, small_spark: Any, count: Callable[..., int]) -> None:
     for seed in range(1000, 1000 + count(100, 2)):
         current().streams.clear()

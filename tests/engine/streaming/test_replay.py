@@ -438,7 +438,7 @@ def _table(name: str, system: System, column: str) -> None:
         tables.close()
 
 
-@pytest.mark.brief("sqlite", "postgres")
+@pytest.mark.brief("sqlite")
 @pytest.mark.usefixtures("streams")
 def test_two_targets_of_one_table_name(system: System) -> None:
     """Each has counts and letters of its own; a letter goes to the one that rejected it."""

@@ -86,7 +86,7 @@ def test_a_sum_of_decimals_that_is_too_large(batches: int) -> None:
     assert json.loads(letter.payload)["user"] == "ann"
 
 
-@pytest.mark.brief("1")
+@pytest.mark.full
 @pytest.mark.parametrize("batches", [1, 2])
 @pytest.mark.usefixtures("plain_spark", "here")
 def test_a_sum_that_is_too_large(batches: int) -> None:
@@ -131,6 +131,7 @@ def test_a_sum_that_is_too_large_on_the_way(monkeypatch: pytest.MonkeyPatch) -> 
     assert [each[2:] for each in rows("counts")] == [("ann", HALF - 3), ("bob", MOST), ("cid", -MOST - 1)]
 
 
+@pytest.mark.brief("tumbling")
 @pytest.mark.parametrize("kind", ["tumbling", "session"])
 @pytest.mark.usefixtures("plain_spark", "here")
 def test_a_window_that_is_written_again_has_no_older_sum(kind: str) -> None:
@@ -179,7 +180,7 @@ def test_integers_after_decimals() -> None:
     assert (total, most, first) == (MOST + Decimal("3.25"), MOST, Decimal("3.25"))
 
 
-@pytest.mark.brief("postgres-session", "mysql-tumbling")
+@pytest.mark.brief("mysql-tumbling")
 @pytest.mark.parametrize("kind", ["tumbling", "session"])
 @pytest.mark.usefixtures("plain_spark", "streams")
 def test_sums_whose_first_rows_have_no_value(kind: str) -> None:
@@ -355,7 +356,7 @@ NUMBERS = [weft.Aggregation(agg=each, column="v", as_=each) for each in ("sum", 
 NUMBERS += [weft.Aggregation(agg="approx_percentile", column="v", percentage=1.0, as_="most"), COUNT]
 
 
-@pytest.mark.brief("tumbling-some", "session-all")
+@pytest.mark.brief("session-all")
 @pytest.mark.parametrize("sql", [None, "SELECT * FROM source WHERE user <> 'bob'"], ids=["all", "some"])
 @pytest.mark.parametrize("kind", ["tumbling", "session"])
 @pytest.mark.usefixtures("plain_spark", "here")
@@ -404,6 +405,7 @@ def test_an_average_that_its_type_cannot_hold() -> None:
     assert "larger than its type can hold (mean)" in letter.error
 
 
+@pytest.mark.brief("update")
 @pytest.mark.parametrize("emit", ["close", "update"])
 @pytest.mark.usefixtures("plain_spark", "here")
 def test_sql_that_fails_for_an_emitted_row(emit: str) -> None:

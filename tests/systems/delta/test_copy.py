@@ -171,7 +171,7 @@ def test_empty_source(spark: Any, lake: DeltaLocalConnection) -> None:
     assert ids(spark, lake) == [1]
 
 
-@pytest.mark.brief("constraint", "wider")
+@pytest.mark.brief("constraint")
 @pytest.mark.parametrize(
     "statements",
     [
