@@ -252,6 +252,7 @@ input()
         pass
 
 
+@pytest.mark.brief("redis")
 @pytest.mark.parametrize("system", ["postgres", "redis"], indirect=True)
 def test_elsewhere(call: Any, streams: Project, system: Any) -> None:
     """Two streams, on servers whose offsets are no small numbers; one is rewound, the other goes on where it is."""

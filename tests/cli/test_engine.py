@@ -426,6 +426,7 @@ def test_a_run_whose_engine_is_killed_is_carried_out(engine: Engine, kill: Calla
     assert engine.ready()["pid"] != before
 
 
+@pytest.mark.full
 def test_other_settings_start_another_engine(engine: Engine) -> None:
     """And it ends when nobody has used it for long."""
     before = engine.ready()["pid"]

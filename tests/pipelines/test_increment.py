@@ -270,6 +270,7 @@ def test_a_table_that_is_gone(events: Database) -> None:
     assert events.execute(copy("other", incremental_column="id"))[0].counts.inserted == 3
 
 
+@pytest.mark.brief("object_store_local")
 @pytest.mark.parametrize("kind", ["delta_local", "object_store_local"])
 def test_late_rows_of_files(spark: Any, local: Any, tmp_path: Path, kind: str) -> None:
     """Their target has one row for each that was read."""

@@ -103,6 +103,7 @@ def test_each_view_has_an_address(
                 assert page.evaluate("document.documentElement.scrollWidth") <= each, address
 
 
+@pytest.mark.full
 def test_axe_finds_nothing(
     service: Any, run_id: str, open_page: Callable[..., Page], count: Callable[..., int]
 ) -> None:
@@ -182,6 +183,7 @@ def test_a_chart_is_looked_at_closer(service: Any, open_page: Callable[..., Page
     assert chart.locator("canvas").evaluate("(canvas) => canvas.toDataURL()") != shape
 
 
+@pytest.mark.full
 def test_the_graph_leads_to_its_nodes(service: Any, open_page: Callable[..., Page]) -> None:
     page = open_page(service.url)
     page.locator("#views").get_by_role("link", name="Graph").click()

@@ -71,7 +71,7 @@ def test_letters_of_an_attempt_that_failed(store: str, kafka: Any, project: Path
     assert rows("copies") == [(0, 1), (1, 0), (3, 0), (4, 1)]
 
 
-@pytest.mark.brief("stream-killed", "path-first")
+@pytest.mark.brief("stream-killed")
 @pytest.mark.parametrize("batch", ["first", "later", "killed"])
 @pytest.mark.parametrize("store", ["stream", "topic", "path"])
 def test_letters_of_an_attempt_under_other_sql(store: str, batch: str, kafka: Any, project: Path) -> None:

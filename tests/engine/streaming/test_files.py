@@ -257,6 +257,7 @@ def test_folders_of_partitions_are_columns(lake: Callable[..., Any]) -> None:
     assert rows("rows", "id, year, month") == [(1, 2025, 12), (2, 2026, 1), (3, None, None)]
 
 
+@pytest.mark.full
 def test_types_last(project: Path) -> None:
     """What was a text remains one, whatever it looks like later, and a column of nulls has no type before its first
     value."""
@@ -415,6 +416,7 @@ def test_a_stream_becomes_files_and_a_delta_table(lake: Callable[..., Any], proj
     assert sorted(map(tuple, table.select("n", "name").collect())) == [(0, "a"), (1, "a"), (2, "b")]
 
 
+@pytest.mark.brief("files")
 @pytest.mark.parametrize("kind", ["delta", "files"])
 def test_what_weft_adds_is_left_out_where_there_is_no_column_for_it(kind: str, project: Path) -> None:
     events = declare(n="int64")

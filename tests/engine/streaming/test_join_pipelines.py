@@ -58,7 +58,7 @@ def joined(columns: str = "left_id, right_order_id") -> list[tuple[Any, ...]]:
     return rows("paid", columns)
 
 
-@pytest.mark.brief("sqlite", "mysql")
+@pytest.mark.brief("mysql")
 @pytest.mark.usefixtures("plain_spark", "streams")
 def test_a_payment_finds_its_order_in_a_later_batch() -> None:
     options = declared()

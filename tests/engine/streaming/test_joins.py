@@ -82,6 +82,7 @@ def check(case: Case, spark: Any, open_store: Callable[[], StateStore]) -> None:
         assert found == oracle.emitted, f"case {case.seed}, batch {number}"
 
 
+@pytest.mark.brief("left_outer", "full_outer")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.usefixtures("here")
 def test_as_in_plain_python(kind: str, small_spark: Any, count: Callable[..., int]) -> None:

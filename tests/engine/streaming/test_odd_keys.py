@@ -157,7 +157,7 @@ def test_an_odd_message_is_the_first(place: Place, kafka: Any) -> None:
     assert (place.rows("id"), place.columns) == ([(3,)], ["id"])
 
 
-@pytest.mark.brief("mysql")
+@pytest.mark.full
 def test_a_wide_table(place: Place, kafka: Any) -> None:
     """What most messages have is what the table is about."""
     topic = copying(kafka, place)
@@ -192,7 +192,7 @@ def test_columns_that_are_added_are_limited(place: Place, kafka: Any, caplog: py
     assert letters() == []
 
 
-@pytest.mark.brief("sqlite", "postgres")
+@pytest.mark.brief("sqlite")
 def test_keys_are_left_out_where_drift_is_ignored(place: Place, kafka: Any) -> None:
     topic = copying(kafka, place, on_drift="ignore")
     topic.run({"id": 1})
@@ -245,6 +245,7 @@ class Copies:
     id: BigInt
 
 
+@pytest.mark.brief("evolve")
 @pytest.mark.parametrize("drift", ["evolve", "ignore"])
 def test_a_declared_table(drift: str, kafka: Any, open_system: Callable[..., Any]) -> None:
     with open_system("postgres") as system:
@@ -358,6 +359,7 @@ def test_later_batches_have_no_columns_that_no_target_gets(kafka: Any, project: 
     assert known("lines", "new") == ["id"]
 
 
+@pytest.mark.full
 def test_a_row_or_a_key_that_is_too_large_for_a_page(kafka: Any, open_system: Callable[..., Any]) -> None:
     """PostgreSQL takes such a table, and not such a row."""
     with open_system("postgres") as system:

@@ -73,7 +73,7 @@ def test_every_batch_updates_its_sessions() -> None:
     ]
 
 
-@pytest.mark.brief("update")
+@pytest.mark.full
 @pytest.mark.parametrize("emit", ["close", "update"])
 @pytest.mark.usefixtures("plain_spark", "here")
 def test_sessions_that_are_kept_are_not_open(emit: str) -> None:

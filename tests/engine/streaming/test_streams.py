@@ -361,7 +361,7 @@ def _columns(table: str) -> list[str]:
         tables.close()
 
 
-@pytest.mark.brief("sqlite-0", "postgres-2")
+@pytest.mark.brief("sqlite-0")
 @pytest.mark.usefixtures("streams")
 @pytest.mark.parametrize("kept", [0, 2])
 def test_events_that_retention_removed_before_they_were_read(system: System, kept: int) -> None:
@@ -380,7 +380,7 @@ def test_events_that_retention_removed_before_they_were_read(system: System, kep
     assert rows("copies", "n") == [(n,) for n in (0, *range(6 - kept, 6))]
 
 
-@pytest.mark.brief("driver")
+@pytest.mark.full
 @pytest.mark.usefixtures("spark", "here")
 def test_events_that_retention_removed_after_every_target_had_them(way: str, project: Path) -> None:
     """As after a crash between the targets' commits and Spark's: the batch needs them no more."""

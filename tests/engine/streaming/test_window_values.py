@@ -42,6 +42,7 @@ def publish(stream: Any, *events: tuple[str, float, int]) -> None:
     )
 
 
+@pytest.mark.brief("mysql")
 @pytest.mark.usefixtures("plain_spark", "streams")
 def test_values_that_a_database_refuses() -> None:
     events = declare(user="string", at="timestamp", v="int64")
@@ -112,7 +113,7 @@ def test_a_sum_that_is_too_large(batches: int) -> None:
 HALF = 1 << 62
 
 
-@pytest.mark.brief("postgres")
+@pytest.mark.full
 @pytest.mark.usefixtures("plain_spark", "streams")
 def test_a_sum_that_is_too_large_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(windows_module, "_COMPACT_ROWS", 0)  # stored sums are folded into larger ones
@@ -199,6 +200,7 @@ def test_sums_whose_first_rows_have_no_value(kind: str) -> None:
     assert rows("counts", "n, total") == [(1, None), (2, MOST - 1)]
 
 
+@pytest.mark.brief("count")
 @pytest.mark.parametrize("agg", ["count", "sum"])
 @pytest.mark.usefixtures("plain_spark", "here")
 def test_a_state_of_an_older_version(agg: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,7 +235,7 @@ def test_a_group_that_is_a_time_without_a_zone() -> None:
     assert [each.day for each in read.collect()] == [datetime(2026, 3, 29, 2, 30)]
 
 
-@pytest.mark.brief("sqlite", "postgres", "mysql")
+@pytest.mark.brief("mysql")
 @pytest.mark.usefixtures("plain_spark", "streams")
 def test_times_that_no_database_gives_back() -> None:
     events = declare(user="string", at="timestamp", v="int64")
