@@ -275,6 +275,7 @@ def test_a_command_finds_nothing_that_others_left(engine: Engine) -> None:
     assert seen[0][2] == seen[1][2] != seen[2][2]
 
 
+@pytest.mark.full
 def test_consume_once(engine: Engine) -> None:
     """The JVM calls functions of the command that runs, not of those before."""
     served = engine.ready()["commands"]

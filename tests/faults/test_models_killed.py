@@ -212,6 +212,7 @@ def _answers() -> bool:
     return True
 
 
+@pytest.mark.full
 def test_service_killed_during_bursts(tmp_path: Path, count: Callable[..., int]) -> None:
     """The worker of models ends with its service, and the next service builds what is left."""
     published = 0

@@ -184,6 +184,7 @@ def test_a_test_event_is_published(service: Any, key: str, show: Callable[..., P
     expect(reader.locator("form.form").get_by_role("button", name="Publish", exact=True)).to_be_disabled()
 
 
+@pytest.mark.full
 def test_a_model_is_run_and_built_again(service: Any, key: str, show: Callable[..., Page]) -> None:
     page = show("#/pipelines/sums", key)
     expect(page.locator("section[aria-labelledby=plan]")).to_contain_text("created")

@@ -130,7 +130,7 @@ def check(found: list[tuple[str, str | None, dict[str, Any]]], sent: list[Any], 
         assert payload == wanted[offset]
 
 
-@pytest.mark.brief("postgres", "parquet")
+@pytest.mark.brief("postgres")
 def test_an_odd_message_stops_nothing(place: Place, kafka: Any) -> None:
     """Whether the table is there or made with it."""
     topic = copying(kafka, place)
@@ -285,6 +285,7 @@ def test_columns_that_are_not_to_be_written(kafka: Any, open_system: Callable[..
         ]
 
 
+@pytest.mark.full
 def test_names_that_need_a_mapping_of_delta(kinesis: Any, project: Path) -> None:
     place = Place("delta", weft.DeltaLocalConnection(str(project / "lake"), name="lake"))
     topic = Records(kinesis, target=place.target, target_table=None)

@@ -246,7 +246,7 @@ def test_sessions_as_in_plain_python(
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.usefixtures("streams")
-@pytest.mark.brief("mysql-drop")
+@pytest.mark.full
 def test_sessions_in_a_database(kind: str, small_spark: Any, count: Callable[..., int]) -> None:
     for seed in range(3000, 3000 + count(100, 1)):
         current().streams.clear()
