@@ -101,8 +101,11 @@ def killed(project: Path) -> Callable[[Sequence[tuple[int | str, float]]], list[
 def test_killed_while_it_starts(killed: Callable[..., list[str]], count: Callable[..., int]) -> None:
     """Before it answers, while the session is made, and while the query is started."""
     before = "Spark's JVM was ended by signal SIGKILL before it was ready. It said:"
-    moments = [((0, 0), before), (("JavaSparkContext", 0), before)]
-    moments.append((("writeStream", 0), "Spark's JVM ended while copies started."))
+    moments = [
+        ((0, 0), before),
+        (("JavaSparkContext", 0), before),
+        (("writeStream", 0), "Spark's JVM ended while copies started."),
+    ]
     chosen = moments[:: count(1, 2)]  # each but the first is a start of Spark
     reasons = killed([moment for moment, _ in chosen])
     assert [each.removesuffix(" nothing.") for each in reasons] == [reason for _, reason in chosen]
