@@ -52,8 +52,13 @@ SLOW = (
 # JVM takes ten seconds for its first loads into Delta. A test of Delta has the fixture `spark` or the mark, and not
 # Kafka.
 STREAMING = (
+    "tests/cli/test_checkpoints.py",
+    "tests/cli/test_dlq.py",
+    "tests/cli/test_validate_streaming.py",
     "tests/engine/streaming/",
+    "tests/engine/test_udf.py",
     "tests/faults/",
+    "tests/operate/",
     "tests/seeds/",
     "tests/systems/contracts/",
     "tests/systems/kafka/",
