@@ -431,6 +431,7 @@ def test_the_right_one_of_rows_with_one_key_is_put_aside(tables: SqlTables) -> N
     assert ids(tables) == [2]
 
 
+@pytest.mark.every_system
 def test_a_text_that_cannot_even_be_staged(tables: SqlTables) -> None:
     if tables.dialect != "postgres":
         pytest.skip("other databases hold every text")
@@ -511,6 +512,7 @@ def test_of_rows_with_one_key_the_one_that_counts_is_tried(tables: SqlTables, on
     assert ids(tables) == [2, 1000]
 
 
+@pytest.mark.every_system
 def test_columns_that_cannot_be_made_are_found_by_few_statements(tables: SqlTables) -> None:
     parse = parse_int(on_failure="error")
     sql, kind = expression([parse], "name", tables.dialect, kind=pa.string(), quote=tables.quote, target=pa.int64())
@@ -528,6 +530,7 @@ def test_columns_that_cannot_be_made_are_found_by_few_statements(tables: SqlTabl
     assert len(said) < 20 * 40 + 100
 
 
+@pytest.mark.every_system
 @pytest.mark.parametrize("mode", ["append", "merge"])
 def test_rows_behind_those_whose_columns_cannot_be_made(tables: SqlTables, mode: str) -> None:
     parse = parse_int(on_failure="error")
@@ -556,6 +559,7 @@ def test_a_row_that_does_not_write_what_it_breaks_is_good(tables: SqlTables) -> 
     assert (counts.inserted, counts.updated, counts.quarantined) == (0, 2, 1)
 
 
+@pytest.mark.every_system
 def test_columns_that_are_made_on_the_way(tables: SqlTables) -> None:
     """Rows are named as they would be written."""
     create(tables)
