@@ -2,10 +2,15 @@
 
 @pytest.mark.brief("sqlite", "postgres-merge")   of this test's parameters, `make test` runs these alone
 @pytest.mark.full                                `make test` does not run this test at all
+@pytest.mark.every_system                        of PostgreSQL, MariaDB, DuckDB and Redis, all that it has
 @pytest.mark.spark                               runs Spark in the test's own process
 @pytest.mark.delta                               uses Delta without the fixture `spark`: needs `spark` as well
 @pytest.mark.kafka                               uses the broker of the run, or its schema registry
 @pytest.mark.queues                              uses its RabbitMQ or Pub/Sub
+
+A test on several of PostgreSQL, MariaDB, DuckDB and Redis runs on one of them in `make test`, beside SQLite. Which one
+depends on its name and its other parameters: of hundreds of tests, each of the four has many. Where the database is
+what a test is about it has the mark `every_system`; a mark `brief` says itself what runs.
 
 `--full` (make faults) runs what `make test` leaves out or runs in brief, in full: these tests, and those that take a
 count or examples of Hypothesis. Tests that use one of the fixtures of Spark or Kafka are marked by themselves. They
@@ -22,6 +27,8 @@ import os
 import sys
 import tempfile
 import time
+import zlib
+from collections import defaultdict
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
@@ -35,6 +42,7 @@ FIXTURES = {
     **dict.fromkeys(("kafka", "registry"), "kafka"),
     **dict.fromkeys(("rabbitmq", "pubsub"), "queues"),
 }
+DATABASES = ("duckdb", "mysql", "postgres", "redis")
 SLOW = (
     *("tests/faults/", "tests/docs/", "tests/engine/", "tests/cli/test_consume.py", "tests/cli/test_stopping.py"),
     "tests/systems/tables/",
@@ -44,8 +52,13 @@ SLOW = (
 # JVM takes ten seconds for its first loads into Delta. A test of Delta has the fixture `spark` or the mark, and not
 # Kafka.
 STREAMING = (
+    "tests/cli/test_checkpoints.py",
+    "tests/cli/test_dlq.py",
+    "tests/cli/test_validate_streaming.py",
     "tests/engine/streaming/",
+    "tests/engine/test_udf.py",
     "tests/faults/",
+    "tests/operate/",
     "tests/seeds/",
     "tests/systems/contracts/",
     "tests/systems/kafka/",
@@ -94,7 +107,13 @@ def pytest_pycollect_makeitem(collector: Any, name: str) -> Generator[None, Any,
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    is_chosen = _is_shortened if config.getoption("--full") else _is_brief
+    others = _on_other_databases(items)
+
+    def is_chosen(item: pytest.Item) -> bool:
+        if config.getoption("--full"):
+            return item in others or _is_shortened(item)
+        return item not in others and _is_brief(item)
+
     chosen = [each for each in items if is_chosen(each)]
     config.hook.pytest_deselected(items=[each for each in items if not is_chosen(each)])
     items[:] = chosen
@@ -124,6 +143,29 @@ def _turn(item: pytest.Item) -> int:
     if _is_of_spark(item):
         return 0
     return 1 if item.nodeid.startswith(SLOW) else 2
+
+
+def _on_other_databases(items: list[pytest.Item]) -> set[pytest.Item]:
+    """Tests that run on another database as well, which is the one that `make test` has."""
+    same: defaultdict[str, dict[str, pytest.Item]] = defaultdict(dict)
+    for item in items:
+        database, rest = _database(item)
+        if database and not any(item.get_closest_marker(name) for name in ("full", "brief", "every_system")):
+            same[rest][database] = item
+    left_out: set[pytest.Item] = set()
+    for rest, by_database in same.items():
+        chosen = sorted(by_database)[zlib.crc32(rest.encode()) % len(by_database)]
+        left_out.update(item for database, item in by_database.items() if database != chosen)
+    return left_out
+
+
+def _database(item: Any) -> tuple[str | None, str]:
+    """The first of its parameters that is a database, and the test's name without it."""
+    parts = item.callspec.id.split("-") if hasattr(item, "callspec") else []
+    for number, part in enumerate(parts):
+        if part in DATABASES:
+            return part, f"{item.nodeid.partition('[')[0]}[{'-'.join([*parts[:number], '', *parts[number + 1 :]])}]"
+    return None, item.nodeid
 
 
 def _is_brief(item: Any) -> bool:

@@ -74,6 +74,7 @@ def test_a_look_makes_nothing(call: Any, local: Project) -> None:
         assert not database.execute("SELECT name FROM sqlite_master WHERE name LIKE '%one%'").fetchall()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("system", ["redis"], indirect=True)
 def test_rows_of_a_large_batch(call: Any, streams: Project, system: Any) -> None:
     """They are counted to the end, also on Redis, where that takes reading them."""
@@ -251,6 +252,7 @@ input()
         pass
 
 
+@pytest.mark.brief("redis")
 @pytest.mark.parametrize("system", ["postgres", "redis"], indirect=True)
 def test_elsewhere(call: Any, streams: Project, system: Any) -> None:
     """Two streams, on servers whose offsets are no small numbers; one is rewound, the other goes on where it is."""

@@ -112,6 +112,7 @@ def test_in_a_bucket(call: Any, state: Any, lake: weft.ObjectStoreS3Connection, 
     assert rows() == sorted([*wanted, *range(1, 6), 100, 101, 102])
 
 
+@pytest.mark.full
 def test_a_crash_in_a_bucket(
     call: Any, lake: weft.ObjectStoreS3Connection, numbers: Any, monkeypatch: pytest.MonkeyPatch, count: Any
 ) -> None:

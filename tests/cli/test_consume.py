@@ -109,6 +109,7 @@ def metric(text: str, name: str, labels: str = 'pipeline="copies"') -> float:
     return float(found)
 
 
+@pytest.mark.full
 @pytest.mark.timing
 def test_a_daemon(start: Any, run: Any) -> None:
     """Batches as they come, one instance alone, metrics; Spark's JVM dies, and it goes on with another; SIGTERM

@@ -264,6 +264,7 @@ def test_each_command_has_its_own_code_and_environment(engine: Engine) -> None:
     assert engine.status()["pid"] == pid
 
 
+@pytest.mark.full
 def test_a_command_finds_nothing_that_others_left(engine: Engine) -> None:
     engine.ready()
     for color in ("", "table", ""):
@@ -274,6 +275,7 @@ def test_a_command_finds_nothing_that_others_left(engine: Engine) -> None:
     assert seen[0][2] == seen[1][2] != seen[2][2]
 
 
+@pytest.mark.full
 def test_consume_once(engine: Engine) -> None:
     """The JVM calls functions of the command that runs, not of those before."""
     served = engine.ready()["commands"]
@@ -285,6 +287,7 @@ def test_consume_once(engine: Engine) -> None:
     assert engine.status()["commands"] == served + 2
 
 
+@pytest.mark.full
 def test_a_pipeline_that_was_killed_goes_on(engine: Engine) -> None:
     """Its JVM stays, and is not waited for."""
     engine.ready()
@@ -315,6 +318,7 @@ def test_a_command_has_the_terminal_and_its_exit_code_is_its_own(engine: Engine)
     assert "There is no pipeline" in engine.run("run", "unknown", code=1)
 
 
+@pytest.mark.brief("15-143")
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)])
 def test_a_signal_ends_the_work(engine: Engine, number: int, code: int) -> None:
     pid = engine.ready()["pid"]
@@ -401,7 +405,7 @@ def _kill_jvm(engine: Engine) -> None:
     os.kill(engine.jvm(), signal.SIGKILL)
 
 
-@pytest.mark.brief("_kill_engine")
+@pytest.mark.full
 @pytest.mark.parametrize("kill", [_kill_engine, _kill_jvm])
 def test_a_run_whose_engine_is_killed_is_carried_out(engine: Engine, kill: Callable[[Engine], None]) -> None:
     before = engine.ready()["pid"]
@@ -423,6 +427,7 @@ def test_a_run_whose_engine_is_killed_is_carried_out(engine: Engine, kill: Calla
     assert engine.ready()["pid"] != before
 
 
+@pytest.mark.full
 def test_other_settings_start_another_engine(engine: Engine) -> None:
     """And it ends when nobody has used it for long."""
     before = engine.ready()["pid"]
@@ -438,6 +443,7 @@ def test_other_settings_start_another_engine(engine: Engine) -> None:
         settings.write_text(_SETTINGS)
 
 
+@pytest.mark.brief("pipe")
 @pytest.mark.parametrize("stdin", ["pipe", "file"])
 def test_a_query_of_the_input_outlives_the_engine(tmp_path: Path, stdin: str) -> None:
     (tmp_path / ".weft").mkdir()

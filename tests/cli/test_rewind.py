@@ -296,6 +296,7 @@ def test_delta(call: Any, state: Any, table: weft.Source) -> None:
     assert rows() == [0, 1, 2, 2, 3, 3, 4, 4]
 
 
+@pytest.mark.full
 def test_several_kinds(call: Any, state: Any, kafka: Any, topic: str, folder: weft.Source) -> None:
     """One is moved, the others go on where they are, whatever they are. Without Delta, which is not beside Kafka."""
 

@@ -44,7 +44,7 @@ def is_gone(pid: int) -> bool:
 
 
 @pytest.mark.timing
-@pytest.mark.brief("15-143-Stopped by SIGTERM.")
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("number", "code", "said"),
     [(signal.SIGINT, 130, "Stopped by an interrupt."), (signal.SIGTERM, 143, "Stopped by SIGTERM.")],

@@ -11,6 +11,8 @@ from weft import ConnectionFailedError, SQLiteConnection, connect, publish_sync
 from weft.streams import Stream
 from weft.systems.base import SIGN_IN_HINT
 
+pytestmark = pytest.mark.every_system
+
 SERVER = {"sqlite": "SQLite 3", "postgres": "PostgreSQL ", "mysql": "MariaDB"}
 
 

@@ -429,7 +429,7 @@ print(rows, peak[1] - peak[0])
 """
 
 
-@pytest.mark.brief("group")
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("group", "auto_ack"), [("", False), ("g", True), ("g", False)], ids=["range", "group", "acks by hand"]
 )

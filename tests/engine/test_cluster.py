@@ -10,6 +10,7 @@ from tests.engine.cluster import Cluster
 from tests.engine.conftest import Python, finish
 
 
+@pytest.mark.full
 def test_tasks_import_the_package_that_the_driver_runs(cluster: Cluster, python: Python, project: Path) -> None:
     (project / "weft.toml").write_text(cluster.settings)
     lines = finish(

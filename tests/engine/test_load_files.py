@@ -154,6 +154,7 @@ def test_a_source_that_fails_in_the_middle(spark: Any, database: Callable[[str],
     assert [path for folder in ("lake", "delta") for path in Path(folder).rglob("*") if path.is_file()] == []
 
 
+@pytest.mark.brief("files")
 @pytest.mark.parametrize("kind", ["delta", "files"])
 def test_sql_over_files_and_delta(spark: Any, kind: str) -> None:
     lake: Any = DeltaLocalConnection("lake", name="lake") if kind == "delta" else ObjectStoreLocalConnection("lake")

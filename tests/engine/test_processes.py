@@ -73,6 +73,7 @@ def test_ends_with_a_process_killed_during_the_start(python: Python) -> None:
     wait_until_gone(pid, 60)
 
 
+@pytest.mark.full
 def test_a_forked_child_has_a_session_of_its_own(python: Python) -> None:
     """One that its user stopped is no session any more. The end of a process calls what is to be closed with it."""
     lines = finish(
@@ -111,6 +112,7 @@ def test_a_forked_child_has_a_session_of_its_own(python: Python) -> None:
     ]
 
 
+@pytest.mark.full
 def test_a_program_with_much_of_its_own(python: Python, project: Path) -> None:
     """Workers find a module that is on the path of the program alone, its handler of interrupts stays, and nothing of
     Spark is on the terminal: neither of the JVM, nor of the workers, nor of a failing task, nor of an end without a

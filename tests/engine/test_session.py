@@ -55,6 +55,7 @@ def test_nothing_is_left_for_children(plain_spark: SparkSession) -> None:
     assert not {name for name in os.environ if name.startswith("PYSPARK_")}
 
 
+@pytest.mark.full
 @pytest.mark.timing
 def test_one_that_ended_is_replaced(python: Python) -> None:
     """Stopping ends the JVM and calls what is to be closed. Of a JVM that was killed nothing is left; that another one

@@ -101,6 +101,7 @@ class Reader:
             assert self.log.settle("reader", rowids, token=leased.token, member="one") == len(rowids)
 
 
+@pytest.mark.brief("postgres")
 def test_no_event_is_skipped(system: Any, count: Callable[..., int]) -> None:
     with contextlib.ExitStack() as stack:
         pipes = [stack.enter_context(actor(write_again_and_again, system.url))[1] for _ in range(WRITERS)]

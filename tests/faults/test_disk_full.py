@@ -272,6 +272,7 @@ def test_postgres_trims_on_a_full_disk(server: servers.Server) -> None:
         assert trim_when_full(publisher, lambda: disk.fill(MB), 8) > 0
 
 
+@pytest.mark.full
 @pytest.mark.timing
 @pytest.mark.parametrize("server", ["postgres"], indirect=True)
 def test_postgres_log_on_a_full_disk(server: servers.Server) -> None:

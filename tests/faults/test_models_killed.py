@@ -96,7 +96,7 @@ def _place(folder: Path) -> Place:
     return Place(folder, {"WEFT_DSN": os.environ["WEFT_DSN"]})
 
 
-@pytest.mark.brief("sqlite", "postgres")
+@pytest.mark.brief("sqlite")
 def test_worker_killed_between_any_two_steps(place: Place, commands: Commands, count: Callable[..., int]) -> None:
     place.publish(5)
     ended = commands.run(place, "worker", "--once", "--threads", "1")
@@ -144,7 +144,7 @@ def workers(place: Place) -> Iterator[list[Worker]]:
         each.kill()
 
 
-@pytest.mark.brief("postgres")
+@pytest.mark.full
 def test_two_workers_killed_during_bursts(place: Place, workers: list[Worker], count: Callable[..., int]) -> None:
     stopping, failures = threading.Event(), []
 
@@ -181,6 +181,7 @@ def own_server(need_server: Callable[[str], None]) -> Iterator[servers.Server]:
     made.kill()
 
 
+@pytest.mark.full
 def test_database_killed_during_bursts(
     own_server: servers.Server, project: Path, monkeypatch: pytest.MonkeyPatch, count: Callable[..., int]
 ) -> None:
@@ -211,6 +212,7 @@ def _answers() -> bool:
     return True
 
 
+@pytest.mark.full
 def test_service_killed_during_bursts(tmp_path: Path, count: Callable[..., int]) -> None:
     """The worker of models ends with its service, and the next service builds what is left."""
     published = 0

@@ -26,6 +26,7 @@ def copy_again():
 
 
 # Without a watermark, so that a slot that is run twice is there twice.
+@pytest.mark.brief("sqlite")
 @pytest.mark.parametrize("database", ["sqlite", "postgres", "mysql"], indirect=True)
 def test_each_slot_once(place: Place, commands: Commands, count: Repeat) -> None:  # noqa: F811
     place.declare(PIPELINES)

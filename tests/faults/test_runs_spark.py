@@ -119,6 +119,7 @@ def copy(place: Place, commands: Commands, project: Path, plain_spark: Any) -> I
         yield made
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("database", ["postgres", "mysql"], indirect=True)
 def test_killed_at_each_step(copy: Copy, count: Repeat) -> None:
     if copy.place.database.tables.dialect == "mysql" and count(10) == 1:

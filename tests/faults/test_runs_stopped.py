@@ -52,7 +52,7 @@ def counts(place: Place) -> list[int]:  # noqa: F811
     return [len(place.database.rows(name)) for name in ("first", "second", "told")]
 
 
-@pytest.mark.brief("sqlite-SIGTERM", "postgres-SIGINT", "mysql-SIGTERM", "duckdb-SIGINT")
+@pytest.mark.brief("sqlite-SIGTERM", "mysql-SIGTERM")
 @pytest.mark.parametrize("name", CODES)
 def test_told_to_stop_at_each_step(raw: Place, commands: Commands, name: str, count: Repeat) -> None:
     """What was committed stays, the rest is rolled back, and the log says so; then it goes on."""
@@ -135,7 +135,7 @@ def expire(place: Place) -> None:  # noqa: F811
         book.update(session, book.claims, {"expires_at": datetime(2000, 1, 1, tzinfo=UTC)}, "owner IS NOT NULL", ())
 
 
-@pytest.mark.brief("sqlite", "postgres")
+@pytest.mark.brief("sqlite")
 def test_stopped_for_longer_than_its_lease(
     raw: Place,
     commands: Commands,

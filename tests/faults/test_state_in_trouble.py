@@ -61,6 +61,7 @@ def results(step: dict[str, Any]) -> list[tuple[Any, ...]]:
 EXPECTED = {"window": [(1, 2), (2, 2), (3, 2)], "join": [(1, 1), (2, 2), (3, 3), (9, 9)]}
 
 
+@pytest.mark.brief("window")
 @pytest.mark.parametrize("step", [WINDOW, JOIN], ids=["window", "join"])
 def test_the_database_of_the_state_is_down(step: dict[str, Any], server: servers.Server) -> None:  # noqa: F811
     store = weft.StateStore(connection=weft.PostgresConnection(server.create_database("state"), name="state"))
@@ -80,7 +81,7 @@ def test_the_database_of_the_state_is_down(step: dict[str, Any], server: servers
 
 @pytest.mark.parametrize("kind", ["sqlite", "files"])
 @pytest.mark.parametrize("step", [WINDOW, JOIN], ids=["window", "join"])
-@pytest.mark.brief("window-sqlite", "join-files")
+@pytest.mark.brief("window-sqlite")
 def test_the_disk_of_the_state_is_full(step: dict[str, Any], kind: str, tmp_path: Path) -> None:
     with mounted(tmp_path / "disk", 4) as disk:
         if kind == "files":

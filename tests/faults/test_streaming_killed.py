@@ -84,6 +84,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("kinds", [TOGETHER, *alone], ids="-".join)
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("spark", "here")
 @pytest.mark.timeout(4 * 3600)
 def test_killed_at_six_points(

@@ -42,6 +42,8 @@ from weft.normalize import (
 from weft.normalize.dialects import DIALECTS
 from weft.types import BigInt, Text
 
+pytestmark = pytest.mark.every_system
+
 FUNCTIONS = [
     name for name in normalize.__all__ if name not in ("Normalizer", "expression", "needs_no_input", "supports")
 ]

@@ -33,6 +33,8 @@ from weft.normalize import (
 )
 from weft.types import BigInt, Boolean, Date, Double, Numeric, Text, TimestampTZ
 
+pytestmark = pytest.mark.every_system
+
 ERRORS: list[Normalizer] = [
     parse_timestamp(on_failure="error"),
     parse_timestamp("%d/%m/%Y", on_failure="error"),

@@ -45,6 +45,8 @@ from weft.normalize import (
     whitespace_to_null,
 )
 
+pytestmark = pytest.mark.every_system
+
 # Letters with odd cases, all white space, marks that mean something to SQL and to patterns.
 ODD = "aAzZéÉßẞİıiIΣσςǅŉﬁΐᾳჀაԱև𐐀𐐨😀e\u0301'\"`\\%_?$&[](){}|^.*+-/:;,<>@#~!=0123456789\x1f\x7f" + oracle.SPACE
 # No database stores NUL in texts, and no encoding lone surrogates. What Python does not know, Java may know as a

@@ -270,6 +270,7 @@ def test_a_table_that_is_gone(events: Database) -> None:
     assert events.execute(copy("other", incremental_column="id"))[0].counts.inserted == 3
 
 
+@pytest.mark.brief("object_store_local")
 @pytest.mark.parametrize("kind", ["delta_local", "object_store_local"])
 def test_late_rows_of_files(spark: Any, local: Any, tmp_path: Path, kind: str) -> None:
     """Their target has one row for each that was read."""
@@ -498,6 +499,7 @@ def test_decimals_are_numbers(database: Database) -> None:
     assert ids(database) == [1, 2, 3]
 
 
+@pytest.mark.every_system
 def test_texts_of_another_collation(database: Database) -> None:
     if database.tables.dialect != "mysql":
         pytest.skip("the others compare what they are given")
@@ -517,7 +519,7 @@ def test_texts_of_another_collation(database: Database) -> None:
     assert ids(database) == [1, 2]
 
 
-@pytest.mark.brief("postgres-seen_at")
+@pytest.mark.full
 @pytest.mark.parametrize("column", ["id", "seen_at"])
 def test_an_idle_run_into_delta(
     events: Database, spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, column: str

@@ -83,6 +83,7 @@ def test_rows_of_another_database(database: Database, spark: Any, tmp_path: Path
     assert [{name: row[name] for name in WANTED[0]} for row in found] == WANTED
 
 
+@pytest.mark.every_system
 def test_files(database: Database, spark: Any, tmp_path: Path) -> None:
     """There Spark applies them, and gives the columns their declared types."""
     if database.tables.dialect not in ("sqlite", "postgres"):

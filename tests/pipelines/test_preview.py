@@ -246,7 +246,7 @@ def test_what_would_be_refused(lake: Project, place: str) -> None:
     assert "column 'n'" in str([each.problem for each in validate(widest)])
 
 
-@pytest.mark.brief("append", "scd2")
+@pytest.mark.brief("scd2")
 @pytest.mark.parametrize("mode", ["append", "truncate", "merge", "scd2"])
 def test_the_run_does_what_was_told(lake: Project, mode: str) -> None:
     keys = {"keys": ["id"]} if mode in ("merge", "scd2") else {}
@@ -261,6 +261,7 @@ def test_the_run_does_what_was_told(lake: Project, mode: str) -> None:
         assert replace(told, bytes=0) == replace(done, bytes=0)
 
 
+@pytest.mark.brief("files")
 @pytest.mark.parametrize("place", ["lake", "files"])
 def test_sql_over_what_spark_reads(lake: Project, place: str) -> None:
     """Of Delta tables and files Spark runs the query of a pipeline."""

@@ -504,6 +504,7 @@ def test_a_partition_that_is_behind_the_others(kafka: Any, src: KafkaConnection,
     assert query(postgres, "SELECT n FROM public.events_per_min ORDER BY window_start") == [(6,), (6,), (6,)]
 
 
+@pytest.mark.brief("delta1-before1")
 @pytest.mark.parametrize(
     ("delta", "before"),
     [
@@ -544,6 +545,7 @@ def test_a_join_of_two_topics(
     assert query(postgres, joined) == [(1, "i1", 1, 9.5), (2, "i2", 2, 9.5), (3, "i3", 3, 9.5), *before]
 
 
+@pytest.mark.brief("left_outer-alone1")
 @pytest.mark.parametrize(("kind", "alone"), [("inner", []), ("left_outer", [(2, None)])])
 def test_a_join_in_a_file(
     kafka: Any, src: KafkaConnection, postgres: str, project: Path, kind: str, alone: list[tuple[Any, ...]]

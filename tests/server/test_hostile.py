@@ -180,6 +180,7 @@ def test_too_large(service):
     assert answer.status_code == 413
 
 
+@pytest.mark.brief("True")
 @pytest.mark.parametrize("lines", [False, True])
 def test_too_many_events(service, lines):
     """Of which millions fit into a body: to parse those would hold up everybody, and take hundreds of megabytes."""

@@ -146,6 +146,7 @@ def test_dead_letters_are_replayed_and_purged(service: Any, key: str, show: Call
     expect(page.locator("#view")).to_contain_text("There are no dead letters.")
 
 
+@pytest.mark.full
 def test_rejected_events_of_a_stream_are_purged(service: Any, key: str, show: Callable[..., Page]) -> None:
     service.publish("visits", [{"n": 1}, {"n": "two"}], authorization=f"Bearer {key}")
     page = show("#/letters", key)
@@ -156,6 +157,7 @@ def test_rejected_events_of_a_stream_are_purged(service: Any, key: str, show: Ca
     assert len(service.events("visits", authorization=f"Bearer {key}")) == 1
 
 
+@pytest.mark.full
 def test_a_test_event_is_published(service: Any, key: str, show: Callable[..., Page]) -> None:
     page = show("#/streams/orders", key)
     form = page.locator("form.form")
@@ -182,6 +184,7 @@ def test_a_test_event_is_published(service: Any, key: str, show: Callable[..., P
     expect(reader.locator("form.form").get_by_role("button", name="Publish", exact=True)).to_be_disabled()
 
 
+@pytest.mark.full
 def test_a_model_is_run_and_built_again(service: Any, key: str, show: Callable[..., Page]) -> None:
     page = show("#/pipelines/sums", key)
     expect(page.locator("section[aria-labelledby=plan]")).to_contain_text("created")
@@ -214,6 +217,7 @@ def focus(page: Page, wanted: Locator) -> None:
     raise AssertionError(f"Tab does not lead to {wanted}")
 
 
+@pytest.mark.full
 def test_by_keyboard_alone(service: Any, key: str, show: Callable[..., Page]) -> None:
     page = show("#/", key)
 
@@ -245,7 +249,9 @@ def test_by_keyboard_alone(service: Any, key: str, show: Callable[..., Page]) ->
     expect(page.locator("#view tbody")).to_contain_text("Ann")
 
 
-def test_every_object_opens_by_its_address_alone(service: Any, key: str, show: Callable[..., Page]) -> None:
+def test_every_object_opens_by_its_address_alone(
+    service: Any, key: str, show: Callable[..., Page], count: Callable[..., int]
+) -> None:
     header = {"authorization": f"Bearer {key}"}
     letters = service.client.get(f"/api/v1/dead-letters/{LONG}", headers=header).json()["letters"]
     read = next(each["letter_id"] for each in letters if each["stage"] == "read")
@@ -259,7 +265,7 @@ def test_every_object_opens_by_its_address_alone(service: Any, key: str, show: C
         "#/pipelines/sums": "Plan",
         "#/streams/orders": "Publish a test event",
     }
-    for scheme, width in (("light", 1280), ("dark", 360)):
+    for scheme, width in (("light", 1280), ("dark", 360))[-count(2, 1) :]:
         page = show("#/", key, color_scheme=scheme, viewport={"width": width, "height": 740})
         for address, text in views.items():
             page.goto(f"{service.url}/{address}")
@@ -269,6 +275,7 @@ def test_every_object_opens_by_its_address_alone(service: Any, key: str, show: C
             assert page.locator("main img, main script").count() == 0, address
 
 
+@pytest.mark.full
 def test_a_key_that_is_revoked_or_not_enough(service: Any, key: str, show: Callable[..., Page]) -> None:
     reader = show("#/pipelines/nightly", new_key(service, "read", "reader"))
     pause = reader.get_by_role("button", name="Pause", exact=True)
@@ -290,6 +297,7 @@ def test_a_key_that_is_revoked_or_not_enough(service: Any, key: str, show: Calla
     expect(pause).to_be_enabled()
 
 
+@pytest.mark.full
 def test_the_service_is_restarted_underneath(server: Callable[..., Any], open_page: Callable[..., Page]) -> None:
     served = server(STREAMS)
     token, port = new_key(served, "admin", "Ann"), str(served.port)

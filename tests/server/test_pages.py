@@ -77,6 +77,7 @@ def test_what_comes_from_events_is_text(service: Any, open_page: Callable[..., P
     assert page.locator("#main img, #main script, #main iframe").count() == 0
 
 
+@pytest.mark.full
 def test_numbers_of_64_bits_are_whole(service: Any, open_page: Callable[..., Page]) -> None:
     service.publish("clicks", {"id": 9223372036854775807, "deep": {"n": [-9007199254740993, 0.1]}})
     page = open_page(service.url)
@@ -118,6 +119,7 @@ def test_a_filter_looks_far_back_and_says_what_is_wrong_with_it(service: Any, op
     expect(status).to_contain_text("None of the last 10,000 events has kind=none")
 
 
+@pytest.mark.full
 def test_tags_and_what_was_put_aside(service: Any, open_page: Callable[..., Page]) -> None:
     service.publish("strict", [{"n": 1}, {"n": "two"}, {"n": "three"}])
     page = open_page(service.url)
@@ -134,12 +136,14 @@ def test_tags_and_what_was_put_aside(service: Any, open_page: Callable[..., Page
     assert shown == ["123", "1.3", "123 ms"]
 
 
+@pytest.mark.full
 def test_hidden_streams_are_said_to_be_hidden(server: Callable[..., Any], open_page: Callable[..., Page]) -> None:
     served = server(STREAMS + '\n@weft.stream(auth={"type": "bearer", "token": "s3cret"})\ndef closed(): ...\n')
     page = open_page(served.url)
     expect(page.locator("#streams-note")).to_have_text("More streams are hidden: another key may show them.")
 
 
+@pytest.mark.full
 @pytest.mark.timing
 def test_a_page_goes_on_after_the_service_restarts(server: Callable[..., Any], open_page: Callable[..., Page]) -> None:
     port = str(free_port())
@@ -217,6 +221,7 @@ def test_a_key_is_asked_for_and_a_ticket_opens_the_tail(
     expect(page.locator("#key-dialog")).to_be_hidden()
 
 
+@pytest.mark.full
 @pytest.mark.timing
 def test_a_browser_that_had_no_event_yet_misses_none(
     server: Callable[..., Any], open_page: Callable[..., Page]
@@ -245,6 +250,7 @@ def test_a_browser_that_had_no_event_yet_misses_none(
     assert sorted(page.evaluate("window.got")) == ["2", "3", "?where=n=33"]
 
 
+@pytest.mark.full
 def test_everything_can_be_reached_by_keyboard(service: Any, open_page: Callable[..., Page]) -> None:
     service.publish("quiet", {"kind": "a"})
     page = open_page(service.url)
@@ -276,6 +282,7 @@ def test_everything_can_be_reached_by_keyboard(service: Any, open_page: Callable
     expect(page.locator("#tail details[open] pre").first).to_contain_text("_weft_rowid")
 
 
+@pytest.mark.full
 def test_light_dark_and_narrow(service: Any, open_page: Callable[..., Page]) -> None:
     grounds = set()
     for scheme in ("light", "dark"):
@@ -286,6 +293,7 @@ def test_light_dark_and_narrow(service: Any, open_page: Callable[..., Page]) -> 
     assert len(grounds) == 2
 
 
+@pytest.mark.full
 def test_a_request_is_tried_from_the_page_of_the_api(service: Any, open_page: Callable[..., Page]) -> None:
     page = open_page(service.url + "/")
     page.get_by_role("link", name="API").click()

@@ -198,6 +198,7 @@ def test_a_subscriber_that_does_not_read_takes_no_memory(service):
     assert ids == list(range(ids[0], ids[0] + 2200))
 
 
+@pytest.mark.full
 def test_many_that_do_not_read_take_little_memory(server):
     """Each of them far behind: what they have not taken stays in the log."""
     served = server(STREAMS, toml="[server]\nsend_seconds = 600\n")

@@ -89,8 +89,10 @@ def opened(page: Page, service: Any, address: str, text: str) -> None:
     expect(page.locator("#live-text")).to_have_text("Live")
 
 
-def test_each_view_has_an_address(service: Any, run_id: str, open_page: Callable[..., Page]) -> None:
-    for scheme, width in (("light", 1280), ("dark", 360)):
+def test_each_view_has_an_address(
+    service: Any, run_id: str, open_page: Callable[..., Page], count: Callable[..., int]
+) -> None:
+    for scheme, width in (("light", 1280), ("dark", 360))[-count(2, 1) :]:
         page = open_page(service.url, color_scheme=scheme, viewport={"width": width, "height": 740})
         for address, text in VIEWS.items():
             opened(page, service, address.replace("RUN", run_id), text)
@@ -101,6 +103,7 @@ def test_each_view_has_an_address(service: Any, run_id: str, open_page: Callable
                 assert page.evaluate("document.documentElement.scrollWidth") <= each, address
 
 
+@pytest.mark.full
 def test_axe_finds_nothing(service: Any, run_id: str, open_page: Callable[..., Page]) -> None:
     found = []
     for scheme, width in (("light", 1280), ("dark", 360)):
@@ -114,6 +117,7 @@ def test_axe_finds_nothing(service: Any, run_id: str, open_page: Callable[..., P
     assert found == []
 
 
+@pytest.mark.full
 def test_from_a_pipeline_to_its_run_and_back(service: Any, run_id: str, open_page: Callable[..., Page]) -> None:
     page = open_page(service.url)
     page.locator("#views").get_by_role("link", name="Pipelines").click()
@@ -153,6 +157,7 @@ for minute in range(60, 0, -1):
 """
 
 
+@pytest.mark.full
 def test_a_chart_is_looked_at_closer(service: Any, open_page: Callable[..., Page]) -> None:
     """The last day of a streaming pipeline: a value under the pointer, and a part of it after a drag."""
     run = [sys.executable, "-c", ACTIVITY]
@@ -176,6 +181,7 @@ def test_a_chart_is_looked_at_closer(service: Any, open_page: Callable[..., Page
     assert chart.locator("canvas").evaluate("(canvas) => canvas.toDataURL()") != shape
 
 
+@pytest.mark.full
 def test_the_graph_leads_to_its_nodes(service: Any, open_page: Callable[..., Page]) -> None:
     page = open_page(service.url)
     page.locator("#views").get_by_role("link", name="Graph").click()
@@ -189,6 +195,7 @@ def test_the_graph_leads_to_its_nodes(service: Any, open_page: Callable[..., Pag
     expect(page.locator("#view h1")).to_have_text("loader")
 
 
+@pytest.mark.full
 def test_what_is_not_there_is_said_so(service: Any, open_page: Callable[..., Page]) -> None:
     page = open_page(service.url, allowed="404")
     for address in ("pipelines/nightl", "runs/none", "streaming/none", "streams/order"):
@@ -254,6 +261,7 @@ for number in range(1000):
 """
 
 
+@pytest.mark.full
 def test_a_thousand_streams(server: Callable[..., Any], open_page: Callable[..., Page]) -> None:
     served = server(MANY)
     served.publish("stream_0999", [{"n": 1}])

@@ -239,6 +239,7 @@ def test_order(streams: Project) -> None:
     assert moments == sorted(moments)
 
 
+@pytest.mark.brief("sqlite", "postgres")
 def test_a_large_publish(streams: Project) -> None:
     declare(fields={"n": "int64", "text": "string"})
     result = weft.publish_sync("orders", ({"n": n, "text": f"text {n}"} for n in range(30_000)))

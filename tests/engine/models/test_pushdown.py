@@ -28,6 +28,8 @@ from weft.project import Project, current
 from weft.systems.sql.tables import Slice
 from weft.types import FieldType
 
+pytestmark = pytest.mark.every_system
+
 FIELDS = {
     "k": "int64",
     "i": "int64?",

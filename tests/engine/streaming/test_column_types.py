@@ -117,6 +117,7 @@ def test_parts_without_a_type_yet(kafka: Any) -> None:
     assert [payload for _, payload in letters()] == [{"tags": ["x"]}]
 
 
+@pytest.mark.brief("evolve")
 @pytest.mark.parametrize("drift", ["evolve", "ignore"])
 def test_integers_that_become_wider(drift: str, kafka: Any) -> None:
     topic = Topic(
@@ -190,6 +191,7 @@ def payloads() -> list[str]:
     return sorted(each["payload"] for each in weft.consume_sync(stream_of("failed", None), "me"))
 
 
+@pytest.mark.full
 def test_odd_lines_of_json_stop_nothing(project: Path) -> None:
     folder = Folder(project, "jsonl", transform_sql="SELECT id, flags & 1 AS bit FROM source WHERE valid")
     odd = '{"id": 4, "Valid": "maybe", "flags": 1}'
@@ -209,6 +211,7 @@ def test_odd_lines_of_csv_stop_nothing(project: Path) -> None:
     assert payloads() == ["2,maybe,2026-01-31", "4,true,soon", "x,true,2026-01-31"]
 
 
+@pytest.mark.brief("jsonl")
 @pytest.mark.parametrize("ending", ["csv", "jsonl"])
 def test_declared_columns_of_files(ending: str, project: Path) -> None:
     columns = {"id": "int32", "valid": "bool", "at": "timestamp"}
@@ -234,6 +237,7 @@ def kept(topic: Topic) -> dict[str, str]:
     return {each.name: str(each.type) for each in columns if each.name != "_event_ts"}
 
 
+@pytest.mark.brief("SELECT n FROM source")
 @pytest.mark.parametrize("sql", [None, "SELECT n FROM source"])
 def test_a_row_that_a_target_rejected_decides_nothing(sql: str | None, kafka: Any) -> None:
     topic = Topic(kafka, transform_sql=sql)
@@ -252,6 +256,7 @@ def test_a_row_that_the_sql_rejected_decides_nothing(kafka: Any) -> None:
     assert kept(topic) == {"n": "int64", "more": "int64"}
 
 
+@pytest.mark.full
 def test_what_later_batches_know_is_limited(kafka: Any) -> None:
     """SQL is given a null for each column that the topic ever had."""
     topic = Topic(kafka, transform_sql="SELECT id FROM source")

@@ -84,7 +84,7 @@ def test_letters_name_the_source_that_they_are_of() -> None:
     }
 
 
-@pytest.mark.brief("driver-sqlite", "tasks-sqlite", "driver-redis")
+@pytest.mark.brief("driver-sqlite", "driver-redis")
 @pytest.mark.parametrize("system", ["sqlite", "postgres", "mysql", "redis"], indirect=True)
 def test_values_that_do_not_fit_the_fields_of_a_stream(streams: Any, way: str) -> None:
     """They are kept beside the columns, which have a null in their place."""
@@ -309,7 +309,7 @@ def test_rows_without_a_key(system: System, way: str) -> None:
     assert [each["offset"] for each in letters] == _offsets(events, {0, 3})
 
 
-@pytest.mark.brief("driver")
+@pytest.mark.full
 @pytest.mark.usefixtures("spark", "here")
 def test_rows_without_a_key_of_a_delta_table(project: Path, way: str) -> None:
     lake = weft.DeltaLocalConnection(str(project / "lake"), name="lake")
@@ -427,7 +427,7 @@ def _offsets(events: Any, numbers: set[int]) -> list[str]:
     return [str(each["_weft_rowid"]) for number, each in enumerate(found) if number in numbers]
 
 
-@pytest.mark.brief("sqlite-driver", "postgres-tasks", "mysql-driver")
+@pytest.mark.brief("sqlite-driver", "postgres-tasks")
 @pytest.mark.usefixtures("streams")
 def test_where_rejected_rows_are_from_whatever_they_hold(system: System, way: str) -> None:
     """Databases say values in words of their own: the row is found all the same."""
@@ -474,7 +474,7 @@ SQL_OF_ROWS = {
 }
 
 
-@pytest.mark.brief("driver-all", "tasks-columns", "driver-join", "tasks-groups", "driver-nested")
+@pytest.mark.brief("driver-join", "tasks-groups")
 @pytest.mark.usefixtures("here")
 @pytest.mark.parametrize(("sql", "is_known"), SQL_OF_ROWS.values(), ids=SQL_OF_ROWS)
 def test_where_rejected_rows_of_sql_are_from(sql: str, is_known: bool, way: str) -> None:

@@ -44,7 +44,7 @@ def stored(lake: Any, *columns: str) -> list[tuple[Any, ...]]:
     return sorted(map(tuple, found.select(*columns).collect()), key=repr)
 
 
-@pytest.mark.brief("local-delta", "s3-parquet")
+@pytest.mark.brief("s3-parquet")
 @pytest.mark.parametrize(
     ("place", "kind"),
     [
@@ -171,6 +171,7 @@ def at(step: str, action: Callable[[], None]) -> Iterator[None]:
     assert done
 
 
+@pytest.mark.full
 def test_a_crash_between_a_column_and_its_rows(place: Place) -> None:
     events = declare(n="int64")
     lake, target = place("delta")

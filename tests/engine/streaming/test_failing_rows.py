@@ -46,7 +46,7 @@ class Attempts(FailingRows):
         return super().attempt(rows)
 
 
-@pytest.mark.brief("value", "filter", "join", "explode", "subquery")
+@pytest.mark.brief("value", "join", "explode")
 @pytest.mark.parametrize(("sql", "bad"), AT_ONCE.values(), ids=AT_ONCE)
 def test_at_once(sql: str, bad: list[int], plain_spark: Any) -> None:
     attempts = Attempts(plain_spark, sql)

@@ -71,9 +71,7 @@ def run_files(source: Any, **declared: Any) -> None:
 @pytest.mark.parametrize("on_error", ["fail", "dlq"])
 @pytest.mark.parametrize("target", ["table", "two tables", "stream", "files"])
 @pytest.mark.parametrize("source", ["json", "parquet", "delta"])
-@pytest.mark.brief(
-    "json-table-fail", "parquet-stream-fail", "delta-files-fail", "json-two tables-fail", "json-table-dlq"
-)
+@pytest.mark.brief("json-two tables-fail", "delta-files-fail")
 def test_rows_are_counted_before_the_sql(source: str, target: str, on_error: str, project: Path) -> None:
     lake = weft.ObjectStoreLocalConnection(str(project / "lake"), name="lake")
     out = weft.ObjectStoreLocalConnection(str(project / "out"), name="out", format="parquet")
@@ -115,6 +113,7 @@ def test_rows_are_counted_before_the_sql(source: str, target: str, on_error: str
     assert set(report.written.values()) == {2 if on_error == "dlq" else 3}
 
 
+@pytest.mark.brief("s3")
 def test_each_file_is_read_once_whatever_its_name(lake: Callable[..., Any]) -> None:
     source = lake()
     put(source, "raw/2026/m.csv", "id,v\n1,1.5\n2,2.5\n")
@@ -142,6 +141,7 @@ def test_few_files_a_batch(project: Path) -> None:
     assert rows("counts", "n") == [(1,), (2,), (2,)]
 
 
+@pytest.mark.full
 def test_files_are_dated_where_the_sql_asks_for_it(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Spark's readers of texts are a third faster without. What SQL asks for may change with the columns."""
     plans = []
@@ -175,6 +175,12 @@ def test_files_are_dated_where_the_sql_asks_for_it(project: Path, monkeypatch: p
     assert sorted(moment.timestamp() for (moment,) in rows("dated", "_event_ts")) == [0, 1, 2, 3, 4]
 
 
+@pytest.mark.brief(
+    "SELECT id, name FROM source NATURAL JOIN names-False",
+    "SELECT * FROM source-True",
+    "SELECT id FROM source WHERE EXISTS (SELECT 1 FROM names WHERE name < source._event_ts)-True",
+    "SELECT id, `1` FROM source PIVOT (count(*) FOR a IN (1))-True",
+)
 @pytest.mark.parametrize(
     ("sql", "is_asked"),
     [
@@ -251,6 +257,7 @@ def test_folders_of_partitions_are_columns(lake: Callable[..., Any]) -> None:
     assert rows("rows", "id, year, month") == [(1, 2025, 12), (2, 2026, 1), (3, None, None)]
 
 
+@pytest.mark.full
 def test_types_last(project: Path) -> None:
     """What was a text remains one, whatever it looks like later, and a column of nulls has no type before its first
     value."""
@@ -264,6 +271,7 @@ def test_types_last(project: Path) -> None:
     assert rows("rows", "id, code, n") == [(1, "A1", None), (2, "007", 5), (3, None, None)]
 
 
+@pytest.mark.full
 def test_a_column_in_capitals_is_the_same_one(project: Path) -> None:
     source = weft.ObjectStoreLocalConnection(str(project / "lake"), name="lake")
     for name, text in {"a": "id,V\n1,2\n", "b": "ID,v\n2,3\n", "c": "id\n3\n", "d": "Id,V\n4,\n"}.items():
@@ -385,7 +393,7 @@ def contents(connection: Any, folder: str) -> list[bytes]:
     return [store.open_input_stream(each.path).read() for each in sorted(infos, key=lambda each: each.path)]
 
 
-@pytest.mark.brief("s3")
+@pytest.mark.full
 def test_a_stream_becomes_files_and_a_delta_table(lake: Callable[..., Any], project: Path) -> None:
     events = declare(n="int64", name="string")
     archive = lake(format="parquet")
@@ -408,6 +416,7 @@ def test_a_stream_becomes_files_and_a_delta_table(lake: Callable[..., Any], proj
     assert sorted(map(tuple, table.select("n", "name").collect())) == [(0, "a"), (1, "a"), (2, "b")]
 
 
+@pytest.mark.brief("files")
 @pytest.mark.parametrize("kind", ["delta", "files"])
 def test_what_weft_adds_is_left_out_where_there_is_no_column_for_it(kind: str, project: Path) -> None:
     events = declare(n="int64")

@@ -58,7 +58,7 @@ def joined(columns: str = "left_id, right_order_id") -> list[tuple[Any, ...]]:
     return rows("paid", columns)
 
 
-@pytest.mark.brief("sqlite", "mysql")
+@pytest.mark.brief("mysql")
 @pytest.mark.usefixtures("plain_spark", "streams")
 def test_a_payment_finds_its_order_in_a_later_batch() -> None:
     options = declared()
@@ -158,7 +158,7 @@ def test_files_of_both_sides_with_columns_that_come_later(project: Path) -> None
     ]
 
 
-@pytest.mark.brief("postgres")
+@pytest.mark.full
 @pytest.mark.usefixtures("plain_spark", "streams")
 def test_a_message_with_odd_keys_stops_nothing(project: Path, count: Callable[..., int]) -> None:
     files = Files(project, dead_letter_table="failed")
@@ -313,7 +313,7 @@ supervise(SparkEngine(pipeline), Running(once=True))
 @pytest.mark.timing
 @pytest.mark.parametrize("place", ["same", "two"])
 @pytest.mark.parametrize("system", ["sqlite", "postgres"], indirect=True)
-@pytest.mark.brief("sqlite-same")
+@pytest.mark.full
 @pytest.mark.usefixtures("plain_spark", "streams")
 def test_the_driver_killed_at_each_step(place: str, project: Path, count: Callable[..., int]) -> None:
     state = str(project / "state.db") if place == "two" else ""

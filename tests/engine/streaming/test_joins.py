@@ -82,6 +82,7 @@ def check(case: Case, spark: Any, open_store: Callable[[], StateStore]) -> None:
         assert found == oracle.emitted, f"case {case.seed}, batch {number}"
 
 
+@pytest.mark.brief("left_outer", "full_outer")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.usefixtures("here")
 def test_as_in_plain_python(kind: str, small_spark: Any, count: Callable[..., int]) -> None:
@@ -93,7 +94,7 @@ def test_as_in_plain_python(kind: str, small_spark: Any, count: Callable[..., in
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.usefixtures("streams")
-@pytest.mark.brief("sqlite-full_outer", "postgres-left_outer", "mysql-right_outer")
+@pytest.mark.brief("sqlite-full_outer", "mysql-right_outer")
 def test_state_in_a_database(kind: str, small_spark: Any, count: Callable[..., int]) -> None:
     for seed in range(1000, 1000 + count(100, 2)):
         current().streams.clear()

@@ -79,7 +79,7 @@ def test_rows_become_messages(kafka: Any, broker: Any) -> None:
     assert rows("copies", "n, text") == [(n, "x") for n in range(3)]
 
 
-@pytest.mark.brief("driver")
+@pytest.mark.full
 def test_rows_that_are_larger_than_a_message_may_be(kafka: Any, broker: Any, way: str) -> None:
     """They are dead letters with their offsets, and are replayed once the topic takes them."""
     topic = kafka.create_topic(max_message_bytes=1_500_000)

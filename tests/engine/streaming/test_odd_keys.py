@@ -130,7 +130,7 @@ def check(found: list[tuple[str, str | None, dict[str, Any]]], sent: list[Any], 
         assert payload == wanted[offset]
 
 
-@pytest.mark.brief("sqlite", "postgres", "parquet")
+@pytest.mark.brief("postgres")
 def test_an_odd_message_stops_nothing(place: Place, kafka: Any) -> None:
     """Whether the table is there or made with it."""
     topic = copying(kafka, place)
@@ -157,7 +157,7 @@ def test_an_odd_message_is_the_first(place: Place, kafka: Any) -> None:
     assert (place.rows("id"), place.columns) == ([(3,)], ["id"])
 
 
-@pytest.mark.brief("mysql")
+@pytest.mark.full
 def test_a_wide_table(place: Place, kafka: Any) -> None:
     """What most messages have is what the table is about."""
     topic = copying(kafka, place)
@@ -192,7 +192,7 @@ def test_columns_that_are_added_are_limited(place: Place, kafka: Any, caplog: py
     assert letters() == []
 
 
-@pytest.mark.brief("sqlite", "postgres")
+@pytest.mark.brief("sqlite")
 def test_keys_are_left_out_where_drift_is_ignored(place: Place, kafka: Any) -> None:
     topic = copying(kafka, place, on_drift="ignore")
     topic.run({"id": 1})
@@ -201,6 +201,7 @@ def test_keys_are_left_out_where_drift_is_ignored(place: Place, kafka: Any) -> N
     assert [payload["id"] for _, _, payload in letters()] == [5]  # no source has a column with a zero in its name
 
 
+@pytest.mark.brief("tasks")
 def test_rows_of_tasks(kafka: Any, way: str) -> None:
     place = Place("sqlite", None)
     topic = Topic(kafka, max_new_columns=2)
@@ -244,6 +245,7 @@ class Copies:
     id: BigInt
 
 
+@pytest.mark.brief("evolve")
 @pytest.mark.parametrize("drift", ["evolve", "ignore"])
 def test_a_declared_table(drift: str, kafka: Any, open_system: Callable[..., Any]) -> None:
     with open_system("postgres") as system:
@@ -283,6 +285,7 @@ def test_columns_that_are_not_to_be_written(kafka: Any, open_system: Callable[..
         ]
 
 
+@pytest.mark.full
 def test_names_that_need_a_mapping_of_delta(kinesis: Any, project: Path) -> None:
     place = Place("delta", weft.DeltaLocalConnection(str(project / "lake"), name="lake"))
     topic = Records(kinesis, target=place.target, target_table=None)
@@ -296,7 +299,7 @@ def test_names_that_need_a_mapping_of_delta(kinesis: Any, project: Path) -> None
 
 
 @pytest.mark.parametrize("drift", ["evolve", "ignore"])
-@pytest.mark.brief("evolve")
+@pytest.mark.full
 def test_keys_of_objects_in_delta(drift: str, kinesis: Any, project: Path) -> None:
     """Delta and files have them in the type of the column, which stays."""
     place = Place("delta", weft.DeltaLocalConnection(str(project / "lake"), name="lake"))
@@ -310,7 +313,7 @@ def test_keys_of_objects_in_delta(drift: str, kinesis: Any, project: Path) -> No
 
 
 @pytest.mark.parametrize("drift", ["evolve", "ignore"])
-@pytest.mark.brief("evolve")
+@pytest.mark.full
 def test_keys_of_objects_in_lines_of_json(drift: str, project: Path) -> None:
     place = Place("delta", weft.DeltaLocalConnection(str(project / "lake"), name="lake"))
     inbox = weft.ObjectStoreLocalConnection(str(project / "in"), name="inbox", format="json_lines")
@@ -337,6 +340,7 @@ def test_keys_of_objects_in_lines_of_json(drift: str, project: Path) -> None:
     assert all("A value does not fit its column" in each["error"] for each in found if each["payload"] != "{")
 
 
+@pytest.mark.full
 def test_later_batches_have_no_columns_that_no_target_gets(kafka: Any, project: Path) -> None:
     """Each of them would be looked at as a column of nulls."""
 
@@ -356,6 +360,7 @@ def test_later_batches_have_no_columns_that_no_target_gets(kafka: Any, project: 
     assert known("lines", "new") == ["id"]
 
 
+@pytest.mark.full
 def test_a_row_or_a_key_that_is_too_large_for_a_page(kafka: Any, open_system: Callable[..., Any]) -> None:
     """PostgreSQL takes such a table, and not such a row."""
     with open_system("postgres") as system:

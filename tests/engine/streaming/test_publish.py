@@ -23,7 +23,7 @@ from workers import drain
 pytestmark = pytest.mark.usefixtures("plain_spark", "here")
 
 
-@pytest.mark.brief("driver-2", "tasks-100000")
+@pytest.mark.brief("tasks-100000")
 @pytest.mark.parametrize("size", [100_000, 2])
 def test_a_stream_is_cleaned_into_another(size: int, way: str, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(target_streams, "_EVENTS", size)
@@ -93,6 +93,7 @@ def test_times_that_python_does_not_have() -> None:
     assert found == [("1970-", "1970-"), ("1970-", "10000"), ("10000", "18029")]
 
 
+@pytest.mark.brief("driver")
 def test_from_redis_to_redis(open_system: Callable[[str], AbstractContextManager[System]], way: str) -> None:
     with open_system("redis") as redis:
         connection = redis.connection

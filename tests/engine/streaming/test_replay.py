@@ -328,6 +328,7 @@ def test_values_of_every_type() -> None:
     )
 
 
+@pytest.mark.brief("read")
 @pytest.mark.usefixtures("here")
 @pytest.mark.parametrize("stage", ["read", "store"])
 def test_numbers_that_json_has_no_word_for(stage: Any, project: Path) -> None:
@@ -348,6 +349,7 @@ def test_numbers_that_json_has_no_word_for(stage: Any, project: Path) -> None:
     assert (letter.payload, letter.replays) == (payloads[3], 1)
 
 
+@pytest.mark.brief("store")
 @pytest.mark.usefixtures("here")
 @pytest.mark.parametrize("stage", ["read", "store"])
 def test_decimals_keep_their_digits(stage: Any, project: Path) -> None:
@@ -385,7 +387,7 @@ def test_what_a_stream_has_no_field_for() -> None:
 # -------------------------------------------------------------------------------------------------------- rejected rows
 
 
-@pytest.mark.brief("sqlite", "postgres")
+@pytest.mark.brief("sqlite")
 @pytest.mark.usefixtures("streams")
 def test_rows_that_a_target_takes_once_it_is_mended(system: System) -> None:
     wide: dict[str, Any] = {
@@ -438,7 +440,7 @@ def _table(name: str, system: System, column: str) -> None:
         tables.close()
 
 
-@pytest.mark.brief("sqlite", "postgres")
+@pytest.mark.brief("sqlite")
 @pytest.mark.usefixtures("streams")
 def test_two_targets_of_one_table_name(system: System) -> None:
     """Each has counts and letters of its own; a letter goes to the one that rejected it."""

@@ -24,7 +24,7 @@ def visits(**options: Any) -> weft.Window:
 
 
 @pytest.mark.parametrize("place", ["database", "delta"])
-@pytest.mark.brief("sqlite-delta", "postgres-database", "mysql-database")
+@pytest.mark.brief("postgres-database")
 @pytest.mark.usefixtures("spark", "streams")
 def test_a_late_row_makes_one_session_of_two(place: str, project: Path, count: Callable[..., int]) -> None:
     events = declare(user="string", at="timestamp")
@@ -73,6 +73,7 @@ def test_every_batch_updates_its_sessions() -> None:
     ]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("emit", ["close", "update"])
 @pytest.mark.usefixtures("plain_spark", "here")
 def test_sessions_that_are_kept_are_not_open(emit: str) -> None:
@@ -108,7 +109,7 @@ def test_a_target_that_removes_no_rows(project: Path, monkeypatch: pytest.Monkey
         )
 
 
-@pytest.mark.brief("mysql")
+@pytest.mark.full
 @pytest.mark.usefixtures("plain_spark", "streams")
 def test_sessions_over_several_batches() -> None:
     events = declare(user="string", at="timestamp")

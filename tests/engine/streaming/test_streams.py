@@ -39,7 +39,7 @@ def lakes(request: pytest.FixtureRequest, project: Path) -> list[Any]:
 # Each system and each way of the rows once: a batch of one system is loaded by the same code on both ways.
 
 
-@pytest.mark.brief("sqlite-driver", "postgres-tasks", "mysql-driver")
+@pytest.mark.brief("postgres-tasks", "mysql-driver")
 @pytest.mark.usefixtures("streams")
 def test_a_stream_becomes_a_table(system: System, way: str) -> None:
     events = declare(n="int64", name="string")
@@ -72,7 +72,7 @@ def test_sql_runs_over_the_whole_batch(way: str) -> None:
     assert rows("history") == [("a", 1, 2000), ("a", 500, 998), ("b", 500, 999)]
 
 
-@pytest.mark.brief("driver")
+@pytest.mark.full
 @pytest.mark.usefixtures("spark", "here")
 def test_rows_with_one_key_in_a_batch(way: str, project: Path) -> None:
     events = declare(id="int64", name="string")
@@ -173,6 +173,7 @@ def test_several_sources_are_one_table(way: str) -> None:
     assert rows("everything", "id, total, reason") == [(1, 2.5, None), (1, None, "late"), (2, 3.5, None)]
 
 
+@pytest.mark.brief("tasks")
 @pytest.mark.usefixtures("here")
 def test_a_batch_that_spark_forgot_is_not_applied_twice(way: str) -> None:
     """As after a crash between the target's commit and Spark's."""
@@ -303,7 +304,7 @@ class Users:
     email: Annotated[Text | None, lower(), trim()]
 
 
-@pytest.mark.brief("sqlite-tasks", "postgres-driver", "mysql-tasks")
+@pytest.mark.brief("postgres-driver")
 @pytest.mark.usefixtures("streams")
 def test_a_declared_table(way: str) -> None:
     events = declare(id="int64", email="string", more="string")
@@ -360,7 +361,7 @@ def _columns(table: str) -> list[str]:
         tables.close()
 
 
-@pytest.mark.brief("sqlite-0", "postgres-2")
+@pytest.mark.brief("sqlite-0")
 @pytest.mark.usefixtures("streams")
 @pytest.mark.parametrize("kept", [0, 2])
 def test_events_that_retention_removed_before_they_were_read(system: System, kept: int) -> None:
@@ -379,7 +380,7 @@ def test_events_that_retention_removed_before_they_were_read(system: System, kep
     assert rows("copies", "n") == [(n,) for n in (0, *range(6 - kept, 6))]
 
 
-@pytest.mark.brief("driver")
+@pytest.mark.full
 @pytest.mark.usefixtures("spark", "here")
 def test_events_that_retention_removed_after_every_target_had_them(way: str, project: Path) -> None:
     """As after a crash between the targets' commits and Spark's: the batch needs them no more."""

@@ -73,6 +73,7 @@ def test_a_window_closes(clock: Clock, plain_spark: Any) -> None:
     assert step.emission(plain_spark) is None
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("here")
 def test_a_session_ends(clock: Clock, plain_spark: Any) -> None:
     own = weft.Window(

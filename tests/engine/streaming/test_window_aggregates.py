@@ -61,7 +61,7 @@ def publish(stream: Any, *events: tuple[str, float, int | None]) -> None:
     )
 
 
-@pytest.mark.brief("postgres", "mysql")
+@pytest.mark.brief("mysql")
 @pytest.mark.usefixtures("plain_spark", "streams")
 def test_aggregates_that_are_merged() -> None:
     events = declare(user="string", at="timestamp", v="int64")
@@ -194,6 +194,7 @@ def test_an_aggregate_that_fails_for_a_row(sql: str | None) -> None:
     assert "-1 is negative" in letter.error
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("plain_spark", "here")
 def test_rows_are_counted_where_an_aggregate_fails_for_one(project: Path) -> None:
     (project / "in").mkdir()
@@ -244,7 +245,7 @@ class Fragile:
         return pa.array([1 // (self.rows - 3)]) if self.rows != 1 else pa.array([1])
 
 
-@pytest.mark.brief("session", "update", "compacted")
+@pytest.mark.brief("session", "compacted")
 @pytest.mark.parametrize("kind", ["tumbling", "session", "update", "compacted"])
 @pytest.mark.usefixtures("plain_spark", "here")
 def test_an_aggregate_that_fails_for_a_group(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -212,7 +212,7 @@ SHAPES = [
 
 
 @pytest.mark.parametrize("sql", SHAPES, ids=["plain", "cte", "subquery", "union"])
-@pytest.mark.brief("plain", "cte")
+@pytest.mark.brief("cte")
 @pytest.mark.usefixtures("plain_spark", "here")
 def test_a_late_row_beside_one_that_sql_fails_for(sql: str) -> None:
     events = declare(user="string", text="string")
@@ -253,6 +253,7 @@ def test_rows_that_are_left_out_are_not_too_many_for_an_aggregate() -> None:
     assert minutes() == [(0, "ann", 1)]
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("plain_spark", "here")
 def test_a_column_of_nulls_gets_its_type_later(project: Path) -> None:
     lake = weft.ObjectStoreLocalConnection(str(project / "in"), format="json_lines")

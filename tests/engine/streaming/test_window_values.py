@@ -42,6 +42,7 @@ def publish(stream: Any, *events: tuple[str, float, int]) -> None:
     )
 
 
+@pytest.mark.brief("mysql")
 @pytest.mark.usefixtures("plain_spark", "streams")
 def test_values_that_a_database_refuses() -> None:
     events = declare(user="string", at="timestamp", v="int64")
@@ -86,7 +87,7 @@ def test_a_sum_of_decimals_that_is_too_large(batches: int) -> None:
     assert json.loads(letter.payload)["user"] == "ann"
 
 
-@pytest.mark.brief("1")
+@pytest.mark.full
 @pytest.mark.parametrize("batches", [1, 2])
 @pytest.mark.usefixtures("plain_spark", "here")
 def test_a_sum_that_is_too_large(batches: int) -> None:
@@ -112,7 +113,7 @@ def test_a_sum_that_is_too_large(batches: int) -> None:
 HALF = 1 << 62
 
 
-@pytest.mark.brief("postgres")
+@pytest.mark.full
 @pytest.mark.usefixtures("plain_spark", "streams")
 def test_a_sum_that_is_too_large_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(windows_module, "_COMPACT_ROWS", 0)  # stored sums are folded into larger ones
@@ -131,6 +132,7 @@ def test_a_sum_that_is_too_large_on_the_way(monkeypatch: pytest.MonkeyPatch) -> 
     assert [each[2:] for each in rows("counts")] == [("ann", HALF - 3), ("bob", MOST), ("cid", -MOST - 1)]
 
 
+@pytest.mark.brief("tumbling")
 @pytest.mark.parametrize("kind", ["tumbling", "session"])
 @pytest.mark.usefixtures("plain_spark", "here")
 def test_a_window_that_is_written_again_has_no_older_sum(kind: str) -> None:
@@ -179,7 +181,7 @@ def test_integers_after_decimals() -> None:
     assert (total, most, first) == (MOST + Decimal("3.25"), MOST, Decimal("3.25"))
 
 
-@pytest.mark.brief("postgres-session", "mysql-tumbling")
+@pytest.mark.brief("mysql-tumbling")
 @pytest.mark.parametrize("kind", ["tumbling", "session"])
 @pytest.mark.usefixtures("plain_spark", "streams")
 def test_sums_whose_first_rows_have_no_value(kind: str) -> None:
@@ -198,6 +200,7 @@ def test_sums_whose_first_rows_have_no_value(kind: str) -> None:
     assert rows("counts", "n, total") == [(1, None), (2, MOST - 1)]
 
 
+@pytest.mark.brief("count")
 @pytest.mark.parametrize("agg", ["count", "sum"])
 @pytest.mark.usefixtures("plain_spark", "here")
 def test_a_state_of_an_older_version(agg: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,7 +235,7 @@ def test_a_group_that_is_a_time_without_a_zone() -> None:
     assert [each.day for each in read.collect()] == [datetime(2026, 3, 29, 2, 30)]
 
 
-@pytest.mark.brief("sqlite", "postgres", "mysql")
+@pytest.mark.brief("mysql")
 @pytest.mark.usefixtures("plain_spark", "streams")
 def test_times_that_no_database_gives_back() -> None:
     events = declare(user="string", at="timestamp", v="int64")
@@ -355,7 +358,7 @@ NUMBERS = [weft.Aggregation(agg=each, column="v", as_=each) for each in ("sum", 
 NUMBERS += [weft.Aggregation(agg="approx_percentile", column="v", percentage=1.0, as_="most"), COUNT]
 
 
-@pytest.mark.brief("tumbling-some", "session-all")
+@pytest.mark.brief("session-all")
 @pytest.mark.parametrize("sql", [None, "SELECT * FROM source WHERE user <> 'bob'"], ids=["all", "some"])
 @pytest.mark.parametrize("kind", ["tumbling", "session"])
 @pytest.mark.usefixtures("plain_spark", "here")
@@ -404,6 +407,7 @@ def test_an_average_that_its_type_cannot_hold() -> None:
     assert "larger than its type can hold (mean)" in letter.error
 
 
+@pytest.mark.brief("update")
 @pytest.mark.parametrize("emit", ["close", "update"])
 @pytest.mark.usefixtures("plain_spark", "here")
 def test_sql_that_fails_for_an_emitted_row(emit: str) -> None:

@@ -131,7 +131,7 @@ def test_as_in_plain_python(kind: str, late_data: str, small_spark: Any, count: 
 
 @pytest.mark.parametrize("late_data", ["drop", "reopen"])
 @pytest.mark.usefixtures("streams")
-@pytest.mark.brief("sqlite-reopen", "postgres-reopen", "mysql-drop")
+@pytest.mark.brief("sqlite-reopen", "mysql-drop")
 def test_state_in_a_database(late_data: str, small_spark: Any, count: Callable[..., int]) -> None:
     for seed in [1003, 1071, *range(1100, 1198)][: count(100, 1)]:
         current().streams.clear()
@@ -246,7 +246,7 @@ def test_sessions_as_in_plain_python(
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.usefixtures("streams")
-@pytest.mark.brief("postgres-reopen", "mysql-drop")
+@pytest.mark.full
 def test_sessions_in_a_database(kind: str, small_spark: Any, count: Callable[..., int]) -> None:
     for seed in range(3000, 3000 + count(100, 1)):
         current().streams.clear()
@@ -258,6 +258,7 @@ def test_sessions_in_a_database(kind: str, small_spark: Any, count: Callable[...
         check_sessions(seed, small_spark, open_store, kind)
 
 
+@pytest.mark.brief("hopping")
 @pytest.mark.parametrize("kind", ["tumbling", "hopping"])
 @pytest.mark.usefixtures("here")
 def test_a_batch_runs_the_code_of_the_one_before(kind: str, plain_spark: Any) -> None:

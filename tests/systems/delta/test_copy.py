@@ -105,6 +105,7 @@ def test_statistics(spark: Any, lake: DeltaLocalConnection) -> None:
     assert _statistics(ours) == _statistics(theirs)
 
 
+@pytest.mark.full
 def test_ranges_of_long_texts_hold_them(spark: Any, lake: DeltaLocalConnection) -> None:
     texts = ["a" * 40, "z" * 32 + "\U0010fffe" * 5, "b"]
     copy.copy(given(pa.table({"id": range(3), "name": texts})), lake, load(), spark=spark)
@@ -160,6 +161,7 @@ def test_a_commit_key_counts_once(spark: Any, lake: DeltaLocalConnection, mode: 
     assert copy.copy(some(2), lake, tuesday, spark=spark) == Counts(replayed=True)
 
 
+@pytest.mark.full
 def test_empty_source(spark: Any, lake: DeltaLocalConnection) -> None:
     # Left to Delta's own writer.
     assert copy.copy(some(), lake, load(), spark=spark) is None
@@ -171,7 +173,7 @@ def test_empty_source(spark: Any, lake: DeltaLocalConnection) -> None:
     assert ids(spark, lake) == [1]
 
 
-@pytest.mark.brief("constraint", "wider")
+@pytest.mark.brief("constraint")
 @pytest.mark.parametrize(
     "statements",
     [

@@ -100,6 +100,7 @@ def test_append_and_truncate(spark: Any, lake: DeltaLocalConnection) -> None:
     agree(spark, lake, table, [], load("truncate", allow_empty=True))
 
 
+@pytest.mark.full
 def test_bytes_are_counted(spark: Any, lake: DeltaLocalConnection) -> None:
     assert write(spark, lake, [row(1)], load()).bytes > 100
     assert write(spark, lake, [row(2)], load("merge")).bytes > 100
@@ -118,15 +119,16 @@ def test_a_commit_key_counts_once(spark: Any, lake: DeltaLocalConnection, mode: 
     assert write(spark, lake, [row(1)], planned).replayed
 
 
-def test_merge(spark: Any, lake: DeltaLocalConnection) -> None:
+def test_merge(spark: Any, lake: DeltaLocalConnection, count: Any) -> None:
     table = agree(spark, lake, [], [row(1), row(2), row(3, None)], load("merge"))
     files = sorted(delta_table(lake).file_uris())
     table = agree(spark, lake, table, [row(1), row(2), row(3, None)], load("merge"))
     # Nothing differs, so nothing is written again.
     assert sorted(delta_table(lake).file_uris()) == files
-    count = versions(lake)
-    table = agree(spark, lake, table, [row(1), row(2, None), row(3, "x"), row(4)], load("scd1"))
-    assert versions(lake) == count + 1
+    if count(2, 1) > 1:
+        before = versions(lake)
+        table = agree(spark, lake, table, [row(1), row(2, None), row(3, "x"), row(4)], load("scd1"))
+        assert versions(lake) == before + 1
     table = agree(spark, lake, table, [row(1, "y", 5.0)], load("merge", update_columns=["amount"]))
     given = [row(1, "z", 5.0), row(2, "z", 7.0), row(9)]
     table = agree(spark, lake, table, given, load("merge", compare_columns=["amount"], handle_deletes="hard"))
@@ -149,17 +151,17 @@ def test_keys_are_checked_before_anything_is_written(spark: Any, lake: DeltaLoca
     assert {each["name"] for each in rows_of(lake)} == {"new", "a"}
 
 
-def test_scd2_by_load(spark: Any, lake: DeltaLocalConnection) -> None:
+def test_scd2_by_load(spark: Any, lake: DeltaLocalConnection, count: Any) -> None:
     def at(hours: int, **options: Any) -> Load:
         return load("scd2", moment=MOMENT + timedelta(hours=hours), **options)
 
     table = agree(spark, lake, [], [row(1), row(2), row(3)], at(0))
-    count = versions(lake)
+    before = versions(lake)
     table = agree(spark, lake, table, [row(1, None), row(2, "b"), row(3), row(4)], at(2))
-    assert versions(lake) == count + 1
-    # Of two a column differs that is not compared; three and four are gone.
-    given = [row(1, "a"), row(2, "b", 2.0), row(5)]
-    table = agree(spark, lake, table, given, at(4, compare_columns=["name"], handle_deletes="soft"))
+    assert versions(lake) == before + 1
+    if count(2, 1) > 1:  # of two a column differs that is not compared; three and four are gone
+        given = [row(1, "a"), row(2, "b", 2.0), row(5)]
+        table = agree(spark, lake, table, given, at(4, compare_columns=["name"], handle_deletes="soft"))
     # Three is back, with the values it had.
     given = [row(1, "a"), row(3), row(5, "e")]
     table = agree(spark, lake, table, given, at(6, handle_deletes="soft", ttl_seconds=3600.5))
@@ -203,8 +205,7 @@ def test_scd2_by_event(spark: Any, lake: DeltaLocalConnection) -> None:
 def test_scd2_by_event_at_random(spark: Any, lake: DeltaLocalConnection, count: Any) -> None:
     chance = random.Random(7)
     table: list[dict[str, Any]] = []
-    rounds = count(30)
-    for number in range(rounds if rounds == 30 else 2):
+    for number in range(count(30, 2)):
         moments = chance.sample(range(40), 12)
         given = [row(chance.randrange(3), chance.choice("ab"), at=MOMENT + timedelta(hours=hour)) for hour in moments]
         options: dict[str, Any] = chance.choice([{}, {}, {"handle_deletes": "soft"}, {"ttl_seconds": 36_000}])
@@ -212,10 +213,10 @@ def test_scd2_by_event_at_random(spark: Any, lake: DeltaLocalConnection, count: 
         table = agree(spark, lake, table, given, planned)
 
 
-def test_hostile_names(spark: Any, lake: DeltaLocalConnection) -> None:
+def test_hostile_names(spark: Any, lake: DeltaLocalConnection, count: Any) -> None:
     names = ["select", "a b", 'q"uo`te', "ünï", "x" * 80, "a.b", "k=;{}()"]
     frame = spark.createDataFrame([tuple(range(7))], ", ".join(f"`{name.replace('`', '``')}` int" for name in names))
-    tables = ("_" + "x" * 100, 'it\'s a "select" ünï`*?[c]{d}%41:')
+    tables = ("_" + "x" * 100, 'it\'s a "select" ünï`*?[c]{d}%41:')[-count(2, 1) :]
     for table in tables:
         planned = Load.declare(target=(None, table), mode="merge", keys=["a b", "a.b"], moment=MOMENT)
         assert DeltaTarget(lake).write(frame, planned, spark).inserted == 1

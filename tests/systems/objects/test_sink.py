@@ -55,6 +55,7 @@ def staging(folder: str = "lake") -> list[str]:
     return [name for name in everything(folder) if "/staging/" in name]
 
 
+@pytest.mark.brief("parquet", "csv")
 @each_format
 def test_append_and_truncate(spark: Any, format: str) -> None:
     lake = connection(format)
@@ -159,6 +160,7 @@ ROWS = [
 ]
 
 
+@pytest.mark.brief("csv", "orc")
 @each_format
 def test_types_survive(spark: Any, format: str) -> None:
     lake = connection(format)
@@ -208,6 +210,7 @@ def test_parquet_compression(spark: Any) -> None:
         assert pq.ParquetFile(file).metadata.row_group(0).column(0).compression == compression.upper()
 
 
+@pytest.mark.full
 def test_other_readers(spark: Any) -> None:
     import duckdb
     import polars
@@ -230,6 +233,7 @@ def test_other_readers(spark: Any) -> None:
 TABLES = ("a b", "it's", 'q"uo`te', "ünï", "x" * 100, "a*b?[c]{d}", "%41", "_hidden", ".dot", "a:b", "y=1")
 
 
+@pytest.mark.full
 def test_hostile_names(spark: Any) -> None:
     names = ["select", "a b", 'q"uo`te', "ünï", "x" * 80, "a.b", "k=;{}()"]
     given = spark.createDataFrame([tuple(range(7))], ", ".join(f"`{name.replace('`', '``')}` int" for name in names))
@@ -285,9 +289,7 @@ def leave_to_the_dead() -> None:
 STEPS = ["begun", "staged", "recorded", "moved", "committed"]
 
 
-@pytest.mark.brief(
-    "append-staged", "append-recorded", "append-committed", "truncate-begun", "truncate-moved", "truncate-published"
-)
+@pytest.mark.brief("truncate-published", "append-recorded", "truncate-begun")
 @pytest.mark.parametrize(
     ("mode", "step"), [("truncate", "published"), *((mode, step) for mode in FileTarget.modes for step in STEPS)]
 )
@@ -363,6 +365,7 @@ def test_loads_at_once(spark: Any) -> None:
     assert staging() == []
 
 
+@pytest.mark.full
 def test_the_log_stays_short(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from weft.systems.objects import manifest
 

@@ -161,6 +161,7 @@ supervise(SparkEngine(make(name="copies", source=source, target="default", targe
 """
 
 
+@pytest.mark.full
 @pytest.mark.timing
 def test_a_driver_that_is_killed(rabbitmq: Any, project: Path, count: Any) -> None:
     """At each step. Every row is there once, and the queue is empty."""

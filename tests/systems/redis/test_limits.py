@@ -58,6 +58,7 @@ def test_a_user_with_the_rights_that_the_guide_names(own_server: servers.Server,
     assert "hunter2" not in str(caught.value)
 
 
+@pytest.mark.full
 def test_more_events_than_a_script_passes_at_once(on_own_server: Any) -> None:
     """Lua takes some thousand arguments in a call; a batch may have a hundred thousand events."""
     declare(fields={"n": "int64"})

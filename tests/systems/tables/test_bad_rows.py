@@ -28,12 +28,13 @@ SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string()), ("n", pa.int64())
 MODES = pytest.mark.parametrize(
     ("mode", "keys"), [("append", []), ("truncate", []), ("merge", ["id"]), ("scd2", ["id"])]
 )
-# Each mode on each database, from one kind of source; each kind of source in each mode and on each database.
+# Each mode on SQLite and on one of the others at least, from one kind of source; both kinds on each database.
 PAIRS = pytest.mark.brief(
     *(
         f"{kind}-{('once', 'query')[(i + j) % 2]}-{mode}-keys{j}"
         for i, kind in enumerate(KINDS)
         for j, mode in enumerate(("append", "truncate", "merge", "scd2"))
+        if kind == "sqlite" or (i + j // 2) % 2 == 0
     )
 )
 BAD = (3, 57, 58)
@@ -315,10 +316,16 @@ def reasons(tables: SqlTables) -> dict[int, str]:
     return dict(found)
 
 
-# None has all kinds, so it is on every system in every mode; each kind alone is once.
+# None has all kinds, so it is on every system; each kind alone is once.
 @pytest.mark.brief(
-    *(f"{system}-None-{mode}" for system in ("sqlite", "postgres", "mysql", "duckdb") for mode in ("append", "merge")),
-    *("sqlite-check-append", "sqlite-null-merge", "postgres-key-append", "duckdb-range-merge", "mysql-unique-append"),
+    "sqlite-check-append",
+    "sqlite-null-merge",
+    "sqlite-None-append",
+    "sqlite-None-merge",
+    "postgres-None-merge",
+    "mysql-None-append",
+    "duckdb-None-merge",
+    *("postgres-key-append", "duckdb-range-merge", "mysql-unique-append"),
 )
 @pytest.mark.parametrize("mode", ["append", "merge"])
 @pytest.mark.parametrize("rule", [*FAULTS, "unique", None])
@@ -362,9 +369,7 @@ def test_the_reason_is_that_of_the_row_alone(tables: SqlTables) -> None:
     assert reasons(tables) == why
 
 
-@pytest.mark.brief(
-    *(f"{system}-0-{mode}" for system in ("sqlite", "postgres", "mysql", "duckdb") for mode in ("append", "merge"))
-)
+@pytest.mark.brief("sqlite-0-append", "sqlite-0-merge", "postgres-0-merge", "mysql-0-append", "duckdb-0-append")
 @pytest.mark.parametrize("mode", ["append", "merge"])
 @pytest.mark.parametrize("seed", range(3))
 def test_the_same_rows_are_rejected_as_one_by_one(tables: SqlTables, mode: str, seed: int) -> None:
@@ -426,6 +431,7 @@ def test_the_right_one_of_rows_with_one_key_is_put_aside(tables: SqlTables) -> N
     assert ids(tables) == [2]
 
 
+@pytest.mark.every_system
 def test_a_text_that_cannot_even_be_staged(tables: SqlTables) -> None:
     if tables.dialect != "postgres":
         pytest.skip("other databases hold every text")
@@ -506,6 +512,7 @@ def test_of_rows_with_one_key_the_one_that_counts_is_tried(tables: SqlTables, on
     assert ids(tables) == [2, 1000]
 
 
+@pytest.mark.every_system
 def test_columns_that_cannot_be_made_are_found_by_few_statements(tables: SqlTables) -> None:
     parse = parse_int(on_failure="error")
     sql, kind = expression([parse], "name", tables.dialect, kind=pa.string(), quote=tables.quote, target=pa.int64())
@@ -523,6 +530,7 @@ def test_columns_that_cannot_be_made_are_found_by_few_statements(tables: SqlTabl
     assert len(said) < 20 * 40 + 100
 
 
+@pytest.mark.every_system
 @pytest.mark.parametrize("mode", ["append", "merge"])
 def test_rows_behind_those_whose_columns_cannot_be_made(tables: SqlTables, mode: str) -> None:
     parse = parse_int(on_failure="error")
@@ -551,6 +559,7 @@ def test_a_row_that_does_not_write_what_it_breaks_is_good(tables: SqlTables) -> 
     assert (counts.inserted, counts.updated, counts.quarantined) == (0, 2, 1)
 
 
+@pytest.mark.every_system
 def test_columns_that_are_made_on_the_way(tables: SqlTables) -> None:
     """Rows are named as they would be written."""
     create(tables)

@@ -254,6 +254,7 @@ def test_a_row_that_lacks_a_value_which_may_not_be_null_is_left_out(
     assert mirror(tables)[1:] == [row(2, "b", 1)]
 
 
+@pytest.mark.every_system
 def test_a_late_value_that_the_table_rejects_stops_nothing(tables: SqlTables) -> None:
     with tables.driver.session("publish") as session:
         session.run("CREATE TABLE mirror (id bigint PRIMARY KEY, name varchar(9), amount double precision)")
@@ -464,6 +465,7 @@ def test_rows_that_come_after_a_truncate_stay_where_others_are_put_aside(tables:
     assert there == [row(1, "a", 1), row(2, "new", 2), row(4, "new", 4)]
 
 
+@pytest.mark.every_system
 def test_columns_that_are_too_narrow(tables: SqlTables) -> None:
     cdc = replace(DEBEZIUM, schema_evolution="evolve")
     with tables.driver.session("publish") as session:

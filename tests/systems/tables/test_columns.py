@@ -12,6 +12,8 @@ from weft.systems.load import Load
 from weft.systems.sql.commit import prepare
 from weft.systems.sql.tables import SqlTables
 
+pytestmark = pytest.mark.every_system
+
 
 def test_no_such_table(tables: SqlTables) -> None:
     with tables.driver.session("publish") as session:

@@ -150,6 +150,7 @@ def test_two_loads_into_one_table_at_once(tables: SqlTables) -> None:
     assert len({row["name"] for row in found}) == 1
 
 
+@pytest.mark.every_system
 def test_staging_by_several_writers(tables: SqlTables) -> None:
     if tables.one_writer:
         pytest.skip(f"{tables.dialect} takes one writer at a time")

@@ -212,6 +212,7 @@ def test_keys_with_spaces_at_the_end(tables: SqlTables) -> None:
     assert rows_of(tables, "t") == []
 
 
+@pytest.mark.every_system
 def test_a_table_of_versions_has_its_index_from_the_beginning(tables: SqlTables) -> None:
     """One statement makes both where each one commits: a crash between two would leave the table without, for ever."""
     if tables.dialect != "mysql":

@@ -9,6 +9,8 @@ from systems.tables import values
 from weft.errors import DeclarationError
 from weft.systems.sql.tables import SqlTables
 
+pytestmark = pytest.mark.every_system
+
 NAMES = [
     "with space",
     'quo"te',

@@ -9,6 +9,8 @@ from weft.engine.streaming.lookups import columns_of
 from weft.project import Project, use
 from weft.systems.sql.tables import SqlTables
 
+pytestmark = pytest.mark.every_system
+
 
 def test_names_of_a_schema(tables: SqlTables) -> None:
     with tables.driver.session("publish") as session:

@@ -6,12 +6,15 @@ from itertools import count
 from typing import Any
 
 import pyarrow as pa
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from systems.tables import values
 from weft.columns import hint_of, is_nested
 from weft.systems.sql.tables import Slice, SqlTables
+
+pytestmark = pytest.mark.every_system
 
 _numbers = count()
 NUMBER = pa.field("n", pa.int64())

@@ -73,6 +73,7 @@ def test_one_moment_while_others_write(tables: SqlTables) -> None:
     assert sorted(found) == list(range(COUNT))
 
 
+@pytest.mark.every_system
 def test_a_column_that_cannot_be_split_by(tables: SqlTables) -> None:
     sql = f"SELECT * FROM {make(tables)}"
     _, held = tables.slices(sql, 2, "n")

@@ -71,7 +71,7 @@ def changes(first: int) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     "kind", ["sqlite", "postgres", "mysql", "duckdb", pytest.param("delta", marks=pytest.mark.delta)]
 )
-@pytest.mark.brief("delta")
+@pytest.mark.full
 @pytest.mark.usefixtures("plain_spark", "here")
 def test_the_mirror_after_a_crash(kind: str, shared_server: Any, project: Path, count: Callable[..., int]) -> None:
     if kind == "delta":
