@@ -1,13 +1,44 @@
-"""What the tests of pipelines from brokers share: messages, and commands in this process."""
+"""What the tests of pipelines from brokers share: messages, commands in this process, and drivers that are killed."""
 
 from __future__ import annotations
 
 import json
+import signal
+from collections.abc import Callable
 from typing import Any
 
 from click.testing import CliRunner
 
+import weft
+from servers import wait_until
+from tests.engine.streaming.conftest import rows, run_killed
 from weft.cli import cli
+
+_DRIVER = """
+import json
+import weft
+from weft.engine.streaming.spark_engine import SparkEngine
+from weft.operate.run_options import Running
+from weft.operate.supervisor import supervise
+from weft.pipelines.streaming.declare import make
+
+connection = weft.connect(**json.loads(sys.argv[1]))
+source = weft.Source(connection=connection, query=sys.argv[2], max_rows=20)
+target = weft.connect(url=sys.argv[3])
+supervise(SparkEngine(make(name="copies", source=source, target=target, target_table=(None, "copies"))),
+          Running(once=True))
+"""
+# After Spark's log of offsets; in the target's transaction; after it; before Spark's commit; after that, in the next
+# batch; and after the transaction of that one.
+_POINTS = (
+    ("weft.streaming: begun", 1),
+    ("weft.commit: recorded", 1),
+    ("weft.commit: committed", 1),
+    ("weft.streaming: done", 1),
+    ("weft.streaming: begun", 2),
+    ("weft.streaming: loaded", 2),
+)
+_ROWS = 60
 
 
 def numbered(*values: int) -> list[bytes]:
@@ -22,3 +53,27 @@ def call(*arguments: str) -> str:
 
 def shown(*arguments: str) -> Any:
     return json.loads(call(*arguments, "--format", "json"))
+
+
+def check_killed(
+    kills: int, connection: dict[str, Any], query: str, target: str, publish: Callable[[int, list[bytes]], None]
+) -> None:
+    """Kill (-9) drivers that read a broker into a table at a URL, at six points. Before the kill of each number some
+    messages are published. Every message is a row once."""
+    arguments = (json.dumps(connection), query, target)
+    for number in range(kills):
+        publish(number, numbered(*range(_ROWS * number, _ROWS * (number + 1))))
+        ended = run_killed(_DRIVER, *_POINTS[number % len(_POINTS)], *arguments)
+        assert ended.returncode == -signal.SIGKILL, (number, ended.stdout, ended.stderr)
+
+    def found() -> list[int]:
+        return sorted(n for (n,) in rows("copies", "n", weft.connect(url=target)))
+
+    def is_all_there() -> bool:
+        ended = run_killed(_DRIVER, "none", 0, *arguments)
+        assert ended.returncode == 0, ended.stderr
+        return len(found()) >= _ROWS * kills
+
+    # What a dead receiver held is delivered again when its time is over.
+    wait_until(is_all_there, "all rows", 120)
+    assert found() == list(range(_ROWS * kills))

@@ -149,6 +149,12 @@ class PubSubServer(Server):
             warnings.simplefilter("ignore", DeprecationWarning)  # of not waiting
             return list(self.subscriber.pull(request=request).received_messages)
 
+    def give_back(self, subscription: str, received: Iterable[Any]) -> None:
+        """Have a subscription give messages again that were pulled."""
+        ids = [each.ack_id for each in received]
+        request = {"subscription": _subscription(subscription), "ack_ids": ids, "ack_deadline_seconds": 0}
+        self.subscriber.modify_ack_deadline(request=request)
+
 
 def _topic(name: str) -> str:
     return f"projects/{PROJECT}/topics/{name}"

@@ -18,7 +18,7 @@ class Tracer(Protocol):
     def publishing(self, ticket: Any) -> AbstractContextManager[None]: ...
     def received(self, headers: Mapping[str, str]) -> AbstractContextManager[None]: ...
     def note(self, attributes: Attributes) -> None: ...
-    def link(self, publish_ids: Iterable[str]) -> None: ...
+    def link(self, publish_ids: Iterable[str], traceparents: Iterable[str]) -> None: ...
     def environment(self) -> dict[str, str]: ...
 
 
@@ -47,10 +47,10 @@ def note(attributes: Attributes) -> None:
         tracer.note(attributes)
 
 
-def link(publish_ids: Iterable[str]) -> None:
-    """Link the span that is current to the publishes that were traced."""
+def link(publish_ids: Iterable[str], traceparents: Iterable[str] = ()) -> None:
+    """Link the span that is current to the publishes that were traced, and to spans of others that messages name."""
     if tracer is not None:
-        tracer.link(publish_ids)
+        tracer.link(publish_ids, traceparents)
 
 
 def environment() -> dict[str, str]:

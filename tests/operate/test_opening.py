@@ -355,3 +355,34 @@ def drop(log: RunLog, *columns: str) -> None:
     with log._book.session("publish") as session:
         for column in columns:
             session.run(f"ALTER TABLE {log._book.claims} DROP COLUMN {column}")
+
+
+# ------------------------------------------------------------------------------------------------- silent transactions
+
+
+def test_only_transactions_of_the_log_may_not_be_silent(shared_server: Callable[[str], servers.Server]) -> None:
+    """A pooler gives the same session to others between two transactions."""
+    show = "SHOW idle_in_transaction_session_timeout"
+    with shared_server("postgres").database() as url, open_run_log(url) as log:
+        claimed(log)
+        with log._book.session("publish") as session:
+            assert session.value(show) == "10s"
+            session.run("COMMIT")
+            assert session.value(show) == "0"
+
+
+def test_a_server_that_does_not_limit_silence(
+    shared_server: Callable[[str], servers.Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As MySQL, and MariaDB before 10.3."""
+    from weft.systems.mysql import sessions
+
+    show = "SELECT @@idle_transaction_timeout"
+    with shared_server("mysql").database() as url:
+        with open_run_log(url) as log, log._book.session("publish") as session:
+            assert session.value(show) == 10
+        monkeypatch.setattr(sessions, "_SILENCE", "a_variable_that_is_not_there")
+        with open_run_log(url) as log:
+            claimed(log)
+            with log._book.session("publish") as session:
+                assert session.value(show) == 0

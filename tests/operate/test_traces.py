@@ -118,6 +118,23 @@ def test_the_publishes_of_a_batch(collected: Collector, numbers: Any) -> None:
     assert list(source.publish_ids(source.take(Ranges()))) == done[1:]
 
 
+def test_spans_that_messages_name(collected: Collector) -> None:
+    """A span that was not sampled is nowhere to be found, and others may write anything."""
+    nobody = f"00-{'0' * 32}-{'0' * 16}-01"
+    with open_traces(collected.url), tracing.span("process orders", "consumer", {}):
+        tracing.link([], [CALLER, UNSAMPLED, nobody, "nonsense", ""])
+    (link,) = collected.spans["process orders"].links
+    assert (link.trace_id.hex(), link.span_id.hex()) == tuple(CALLER.split("-")[1:3])
+
+
+def test_more_spans_than_a_span_links_to(collected: Collector) -> None:
+    callers = [f"00-{n:032x}-{n:016x}-01" for n in range(1, 200)]
+    with open_traces(collected.url), tracing.span("process orders", "consumer", {}):
+        tracing.link([], callers)
+    linked = [int(each.span_id.hex(), 16) for each in collected.spans["process orders"].links]
+    assert linked == list(range(1, 129))
+
+
 def test_a_dispatch_and_its_run(collected: Collector, project: Path) -> None:
     started: list[Dispatch] = []
 

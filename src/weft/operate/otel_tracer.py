@@ -1,6 +1,7 @@
 """The tracer of OpenTelemetry. To import this module imports its packages.
 
-A batch has events of many publishes, and links to each of them. An event carries no more of its publish than the
+A batch has events of many publishes, and links to each of them. A message of a broker names the span that published it
+by `traceparent`. An event carries no more of its publish than the
 `_weft_publish_id`, so the ids of the span to link to are made from that. Where the publish belongs to a trace of its
 caller it cannot have those ids itself: a span `create` has them, and both are linked. Such a `publish_id` is a UUID of
 version 8, others are of version 4: a batch links to nothing that was not traced.
@@ -101,12 +102,18 @@ class OtelTracer:
     def note(self, attributes: tracing.Attributes) -> None:
         trace.get_current_span().set_attributes(dict(attributes))
 
-    def link(self, publish_ids: Iterable[str]) -> None:
-        span = trace.get_current_span()
-        traced = [each for each in dict.fromkeys(publish_ids) if _is_marked(each)]
-        for each in traced[:_MOST_LINKS]:
-            flags = TraceFlags(TraceFlags.SAMPLED)
-            span.add_link(SpanContext(*_ids(each), is_remote=True, trace_flags=flags), {"weft.publish_id": each})
+    def link(self, publish_ids: Iterable[str], traceparents: Iterable[str]) -> None:
+        span, flags = trace.get_current_span(), TraceFlags(TraceFlags.SAMPLED)
+        links = [
+            Link(SpanContext(*_ids(each), is_remote=True, trace_flags=flags), {"weft.publish_id": each})
+            for each in dict.fromkeys(publish_ids)
+            if _is_marked(each)
+        ]
+        named = (self._propagator.extract({"traceparent": each}, context=Context()) for each in traceparents)
+        contexts = (trace.get_current_span(each).get_span_context() for each in named)
+        links += (Link(each) for each in contexts if each.is_valid and each.trace_flags.sampled)
+        for link in links[:_MOST_LINKS]:
+            span.add_link(link.context, link.attributes)
 
     def environment(self) -> dict[str, str]:
         carrier: dict[str, str] = {}

@@ -14,7 +14,7 @@ from weft.systems import messages
 from weft.systems.codec import Codec, codec_of
 from weft.systems.codecs.columns import message_type
 from weft.systems.dead_letter_store import DeadLetter
-from weft.systems.stream_source import EVENT_TIME, OFFSET, FrameRows, Packed, StreamSource, UntypedRows
+from weft.systems.stream_source import EVENT_TIME, OFFSET, BatchRows, FrameRows, Packed, StreamSource, UntypedRows
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -71,6 +71,11 @@ class Messages(UntypedRows):
             return None
         return self._source.read(self._frame, known, widens=widens, grows=grows)
 
+    @property
+    def traceparents(self) -> Collection[str]:
+        """The spans that published them, when they have been read."""
+        return () if self._rows is None else self._rows.parsed.traceparents
+
     def close(self) -> None:
         if self._rows is not None:
             self._rows.close()
@@ -100,6 +105,9 @@ class MessageSource(StreamSource):
 
     def take(self, frame: DataFrame) -> Messages:
         return Messages(self, frame)
+
+    def traceparents(self, rows: BatchRows) -> Collection[str]:
+        return rows.traceparents if isinstance(rows, Messages) else ()
 
     def read(self, frame: DataFrame, known: Mapping[str, DataType], *, widens: bool, grows: bool = True) -> MessageRows:
         """Return the messages of a micro-batch as rows, under the types that columns had before."""

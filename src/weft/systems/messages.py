@@ -8,7 +8,7 @@ parsed; then the chunks become columns of Spark.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 _COUNTS = ("good_rows", "bad_rows", "tombstones")
-_BYTES = ("good", "columns", "kinds", "newest", "bad")
+_BYTES = ("good", "columns", "kinds", "newest", "traceparents", "bad")
 _CHUNK = pa.schema([*((name, pa.binary()) for name in _BYTES), *((name, pa.int64()) for name in _COUNTS)])
 _BAD = pa.schema(
     [
@@ -39,6 +39,9 @@ _BAD = pa.schema(
 )
 _RAW = ("key", "value", "topic", "partition", "offset")
 """What a row has of a message that is not parsed, as far as its broker has it."""
+TRACEPARENT = "traceparent"
+"""A column of messages where somebody traces the batch: the span that published a message, as W3C writes it."""
+_MOST_TRACED, _LONGEST_TRACEPARENT = 128, 100
 
 
 @dataclass
@@ -65,6 +68,8 @@ class ParsedMessages:
     added: Mapping[str, str] = field(default_factory=dict)
     newest: Mapping[str, int] = field(default_factory=dict)
     """By partition, the greatest time of its messages, in microseconds since 1970."""
+    traceparents: Collection[str] = ()
+    """The spans that published these messages: some if there are many."""
 
     @property
     def packed(self) -> DataFrame | None:
@@ -92,7 +97,8 @@ def rows(
     """Return the messages of one micro-batch as rows, and those that are none with the reason.
 
     The frame has the columns value, partition, offset and timestamp, and those of `added`: by the name of a column of
-    the rows, which is a text, the name that it has in the frame. `codec`: another one than that of the connection.
+    the rows, which is a text, the name that it has in the frame; perhaps `TRACEPARENT`. `codec`: another one than that
+    of the connection.
 
     JSON: the keys of all objects are the columns. A column of `schema` is of its type; `pa.json_()` asks for JSON as
     text. One of `before` is of the type that it had in earlier batches, or where it `widens` of a wider number, and
@@ -120,7 +126,7 @@ def rows(
             partial(parse_messages, codec, known, added=added), from_arrow_schema(_CHUNK)
         ).persist()
         try:
-            return chunks, chunks.select("columns", "kinds", "newest", *_COUNTS).toArrow()
+            return chunks, chunks.select("columns", "kinds", "newest", "traceparents", *_COUNTS).toArrow()
         except BaseException:
             chunks.unpersist()
             raise
@@ -142,14 +148,18 @@ def rows(
         is_wider = any(not known[name.lower()].equals(kind) for name, kind in (before or {}).items())
         counts = (good_rows, bad_rows, tombstones)
         newest = _newest(map(json.loads, parsed["newest"].to_pylist()))
-        return ParsedMessages(good, bad, *counts, chunks, columns, as_found, known, codec, is_wider, added, newest)
+        traced = dict.fromkeys(each for some in parsed["traceparents"].to_pylist() for each in json.loads(some))
+        return ParsedMessages(
+            good, bad, *counts, chunks, columns, as_found, known, codec, is_wider, added, newest, traced.keys()
+        )
     except BaseException:
         chunks.unpersist()
         raise
 
 
 def _wanted(frame: DataFrame, added: Mapping[str, str]) -> DataFrame:
-    return frame.select(*dict.fromkeys(("value", "partition", "offset", "timestamp", *added.values())))
+    traced = [TRACEPARENT] if TRACEPARENT in frame.columns else []
+    return frame.select(*dict.fromkeys(("value", "partition", "offset", "timestamp", *added.values(), *traced)))
 
 
 def _newest(chunks: Iterable[Mapping[str, int]]) -> dict[str, int]:
@@ -218,6 +228,7 @@ def parse_messages(
                     "columns": good.drop_columns([EVENT_TIME]).schema.serialize().to_pybytes(),
                     "kinds": json.dumps(parsed.kinds, default=dict).encode(),
                     "newest": json.dumps(_newest_of(messages)).encode(),
+                    "traceparents": json.dumps(_traceparents_of(messages)).encode(),
                     "bad": _packed(bad),
                     "good_rows": good.num_rows,
                     "bad_rows": bad.num_rows,
@@ -232,6 +243,14 @@ def _newest_of(messages: pa.RecordBatch) -> dict[str, int]:
     moments = messages["timestamp"].cast(pa.timestamp("us", messages["timestamp"].type.tz)).cast(pa.int64())
     by_partition = pa.table({"partition": messages["partition"], "at": moments}).group_by("partition")
     return {str(each["partition"]): each["at_max"] for each in by_partition.aggregate([("at", "max")]).to_pylist()}
+
+
+def _traceparents_of(messages: pa.RecordBatch) -> list[str]:
+    if TRACEPARENT not in messages.schema.names:
+        return []
+    found = messages[TRACEPARENT].cast(pa.binary()).drop_null().unique()  # anybody may write any bytes there
+    short = found.filter(pc.less_equal(pc.binary_length(found), _LONGEST_TRACEPARENT))
+    return [each.decode(errors="replace") for each in short[:_MOST_TRACED].to_pylist()]
 
 
 def unpack(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

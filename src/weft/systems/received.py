@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 import msgspec
 import pyarrow as pa
 
-from weft import hooks
+from weft import hooks, tracing
 from weft.columns import UTC_TIME
 from weft.errors import ConnectionFailedError, DeclarationError, StorageError, WeftError
 from weft.spark_support.folder import Location
@@ -44,6 +44,7 @@ from weft.systems.log import ROWID, Batch, Log
 from weft.systems.log_offsets import Offsets, ranges
 from weft.systems.log_positions import LogPositions
 from weft.systems.message_source import Messages, MessageSource
+from weft.systems.messages import TRACEPARENT
 from weft.systems.stream_source import MAX_ROWS, BatchRows, Rewind
 from weft.types import FieldType
 
@@ -91,7 +92,7 @@ class Received(NamedTuple):
     sent_at: datetime | None = None
     """When it was sent; `None` takes the moment of its arrival."""
     about: Mapping[str, Any] | None = None
-    """Headers, a routing key and the like, for the columns that a source adds."""
+    """Headers, a routing key and the like, for the columns that a source adds; `TRACEPARENT` for traces."""
     identity: bytes | None = None
     """What the same message has when it is delivered again, and no other one has; `None` where it has no such thing."""
 
@@ -488,6 +489,8 @@ class ReceivedSource(LogPositions, MessageSource):
         """Return the columns of messages: those that all have, and the texts that `added_columns` are made of. Messages
         that are not parsed have their key."""
         texts = dict.fromkeys(self.added_columns.values() if self.codec.is_parsed else ["key"])
+        if self.codec.is_parsed and tracing.tracer is not None:
+            texts[TRACEPARENT] = None
         return pa.schema([*MESSAGES, *((name, pa.string()) for name in texts if name not in MESSAGES.names)])
 
     # -------------------------------------------------------------------------------------------------------- positions

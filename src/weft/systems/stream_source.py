@@ -171,6 +171,10 @@ class StreamSource(ABC):
         """Return the publishes that the rows of a batch are from, where rows name them: some if there are many."""
         return ()
 
+    def traceparents(self, rows: BatchRows) -> Collection[str]:
+        """Return the same where messages name a span, as W3C writes it. Called when the rows have been read."""
+        return ()
+
     @abstractmethod
     def stay(self, position: Any | None, source_log: Location) -> Rewind:
         """Return the position itself, for a source that goes on where it is while another one is moved back."""

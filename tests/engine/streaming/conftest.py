@@ -96,7 +96,7 @@ step, left = sys.argv.pop(1), [int(sys.argv.pop(1))]
 
 class Killer(logging.Handler):
     def emit(self, record):
-        if record.getMessage() == step:
+        if step in (record.getMessage(), f"{record.name}: {record.getMessage()}"):
             left[0] -= 1
             if left[0] == 0:
                 os.kill(os.getpid(), signal.SIGKILL)

@@ -4,17 +4,17 @@ and a driver that is killed."""
 from __future__ import annotations
 
 import json
-import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import weft
-from broker_pipelines import call, numbered, shown
+from broker_pipelines import call, check_killed, numbered, shown
 from documents import ROOT, blocks_of
 from servers import wait_until
-from tests.engine.streaming.conftest import rows, run_killed, run_once
+from tests.engine.streaming.conftest import rows, run_once
 from weft.engine.streaming.query import Query
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("here")]
@@ -169,34 +169,18 @@ def test_the_example_of_the_docs(kinesis: Any, monkeypatch: pytest.MonkeyPatch, 
             kinesis.client.delete_stream(StreamName=name)
 
 
-PROGRAM = """
-import json
-import weft
-from weft.engine.streaming.spark_engine import SparkEngine
-from weft.operate.run_options import Running
-from weft.operate.supervisor import supervise
-from weft.pipelines.streaming.declare import make
-
-connection = weft.KinesisConnection(name="events", **json.loads(sys.argv[1]))
-source = weft.Source(connection=connection, query=sys.argv[2], max_rows=20)
-supervise(SparkEngine(make(name="copies", source=source, target="default", target_table=(None, "copies"))),
-          Running(once=True))
-"""
-
-
 @pytest.mark.timing
 @pytest.mark.full
-def test_a_driver_that_is_killed(kinesis: Any, project: Path) -> None:
-    """Each time with other shards. Every row is there once."""
+def test_a_driver_that_is_killed(kinesis: Any, shared_server: Callable[[str], Any], count: Callable[..., int]) -> None:
+    """Now and then with other shards."""
     stream = kinesis.create_stream()
-    arguments = (json.dumps(kinesis.fields()), stream)
-    points = [("begun", 2), ("loaded", 1), ("done", 2)]
-    for number, (step, times) in enumerate(points):
-        for n in range(40 * number, 40 * (number + 1)):
-            kinesis.put(stream, numbered(n), str(n))
-        ended = run_killed(PROGRAM, step, times, *arguments)
-        assert ended.returncode == -signal.SIGKILL, ended.stderr
-        kinesis.split(stream, f"shardId-{2 * number:012}")
-    ended = run_killed(PROGRAM, "none", 0, *arguments)
-    assert ended.returncode == 0, ended.stderr
-    assert sorted(n for (n,) in rows("copies", "n")) == list(range(40 * len(points)))
+    connection = {"kind": "kinesis", "name": "events", **kinesis.fields()}
+
+    def publish(number: int, sent: list[bytes]) -> None:
+        if number in (1, 2, 3):
+            kinesis.split(stream, f"shardId-{2 * (number - 1):012}")
+        for each in sent:
+            kinesis.put(stream, [each], each.decode())
+
+    with shared_server("postgres").database() as url:
+        check_killed(count(60), connection, stream, url, publish)

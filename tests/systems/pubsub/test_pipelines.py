@@ -4,7 +4,6 @@ that is killed."""
 from __future__ import annotations
 
 import json
-import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,10 +11,10 @@ from typing import Any
 import pytest
 
 import weft
-from broker_pipelines import call, numbered, shown
+from broker_pipelines import call, check_killed, numbered, shown
 from documents import ROOT, blocks_of
 from servers import wait_until
-from tests.engine.streaming.conftest import rows, run_killed, run_once
+from tests.engine.streaming.conftest import rows, run_once
 from weft.engine.streaming.query import Query
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("here")]
@@ -118,38 +117,10 @@ def test_the_example_of_the_docs(pubsub: Any, monkeypatch: pytest.MonkeyPatch, p
     assert json.loads(letter.data)["payload"] == "{"
 
 
-PROGRAM = """
-import json
-import weft
-from weft.engine.streaming.spark_engine import SparkEngine
-from weft.operate.run_options import Running
-from weft.operate.supervisor import supervise
-from weft.pipelines.streaming.declare import make
-
-connection = weft.PubSubConnection(name="events", **json.loads(sys.argv[1]))
-source = weft.Source(connection=connection, query=sys.argv[2], max_rows=20)
-supervise(SparkEngine(make(name="copies", source=source, target="default", target_table=(None, "copies"))),
-          Running(once=True))
-"""
-
-
 @pytest.mark.timing
 @pytest.mark.full
-def test_a_driver_that_is_killed(pubsub: Any, count: Callable[..., int]) -> None:
-    """Every message is a row once, whenever the driver dies."""
+def test_a_driver_that_is_killed(pubsub: Any, shared_server: Callable[[str], Any], count: Callable[..., int]) -> None:
     topic, subscription = pubsub.create_queue(ack_deadline_seconds=10)
-    arguments = (json.dumps(pubsub.fields()), subscription)
-    points = [("begun", 1), ("begun", 2), ("loaded", 1), ("loaded", 2), ("done", 1), ("done", 2)] * count(10, 1)
-    for number, (step, times) in enumerate(points):
-        pubsub.publish(topic, numbered(*range(60 * number, 60 * (number + 1))))
-        ended = run_killed(PROGRAM, step, times, *arguments)
-        assert ended.returncode == -signal.SIGKILL, ended.stderr
-
-    def is_all_there() -> bool:
-        ended = run_killed(PROGRAM, "none", 0, *arguments)
-        assert ended.returncode == 0, ended.stderr
-        return len(rows("copies", "n")) >= 60 * len(points)
-
-    # What a dead receiver held is delivered again when its time is over.
-    wait_until(is_all_there, "all rows", 120)
-    assert sorted(n for (n,) in rows("copies", "n")) == list(range(60 * len(points)))
+    connection = {"kind": "pubsub", "name": "events", **pubsub.fields()}
+    with shared_server("postgres").database() as url:
+        check_killed(count(60), connection, subscription, url, lambda _, sent: pubsub.publish(topic, sent))

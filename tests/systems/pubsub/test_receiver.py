@@ -161,6 +161,14 @@ def test_ids_that_a_server_gives_again() -> None:
     assert len({module.received(each).identity for each in (message, later, other)}) == 3
 
 
+@pytest.mark.parametrize("name", ["traceparent", "googclient_traceparent"])
+def test_the_span_that_a_message_names(name: str) -> None:
+    about = module.received(PubsubMessage.pb(PubsubMessage(data=b"1", attributes={name: "00-1-2-01"}))).about
+    assert about is not None and about["traceparent"] == "00-1-2-01"
+    about = module.received(PubsubMessage.pb(PubsubMessage(data=b"1", attributes={"other": "x"}))).about
+    assert about is not None and "traceparent" not in about
+
+
 def test_which_subscriptions_share_a_log(here: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     def log_of(name: str = "orders", **fields: Any) -> str:
         connection = weft.PubSubConnection(project_id="p", **fields)

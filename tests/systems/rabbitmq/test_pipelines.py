@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import json
-import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import weft
-from broker_pipelines import call, numbered, shown
+from broker_pipelines import call, check_killed, numbered, shown
+from collector import attributes, collector
 from documents import ROOT, blocks_of
 from servers import wait_until
-from tests.engine.streaming.conftest import rows, run_killed, run_once
+from tests.engine.streaming.conftest import rows, run_once
 from weft.engine.streaming.checkpoint import Checkpoint
 from weft.engine.streaming.query import Query
+from weft.operate.traces import open_traces
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("here")]
 
@@ -146,33 +148,27 @@ def test_the_example_of_the_docs(rabbitmq: Any, monkeypatch: pytest.MonkeyPatch,
         rabbitmq.delete_queue("orders-failed")
 
 
-PROGRAM = """
-import json
-import weft
-from weft.engine.streaming.spark_engine import SparkEngine
-from weft.operate.run_options import Running
-from weft.operate.supervisor import supervise
-from weft.pipelines.streaming.declare import make
-
-connection = weft.RabbitMQConnection(sys.argv[1], name="broker", prefetch=7)
-source = weft.Source(connection=connection, query=sys.argv[2], max_rows=20)
-supervise(SparkEngine(make(name="copies", source=source, target="default", target_table=(None, "copies"))),
-          Running(once=True))
-"""
+def test_the_spans_that_published_the_messages(rabbitmq: Any) -> None:
+    connection, queue = weft.RabbitMQConnection(rabbitmq.url(), name="broker"), rabbitmq.create_queue()
+    callers = [f"00-{n:032x}-{n:016x}-01" for n in (1, 2)]
+    for number in range(4):
+        rabbitmq.publish(queue, numbered(number), headers={"traceparent": callers[number % 2]})
+    rabbitmq.publish(queue, numbered(4), headers={"traceparent": 5})
+    with collector() as collected:
+        with open_traces(collected.url):
+            source = weft.Source(connection=connection, query=queue)
+            run_once(name="copies", source=source, target_table=(None, "copies"))
+        spans = [each for each in collected.all_spans() if each.name.startswith("process ")]
+    assert {each.span_id.hex() for span in spans for each in span.links} == {f"{n:016x}" for n in (1, 2)}
+    assert sum(attributes(each)["messaging.batch.message_count"] for each in spans) == 5
+    assert len(rows("copies", "n")) == 5
 
 
 @pytest.mark.full
 @pytest.mark.timing
-def test_a_driver_that_is_killed(rabbitmq: Any, project: Path, count: Any) -> None:
-    """At each step. Every row is there once, and the queue is empty."""
-    queue, total = rabbitmq.create_queue(), 0
-    points = [("loaded", 1), ("begun", 2), ("done", 2), ("begun", 1), ("loaded", 2), ("done", 1)]
-    for number in range(count(60, brief=1)):
-        rabbitmq.publish(queue, numbered(*range(total, total + 60)))
-        total += 60
-        ended = run_killed(PROGRAM, *points[number % len(points)], rabbitmq.url(), queue)
-        assert ended.returncode == -signal.SIGKILL, ended.stderr
-    ended = run_killed(PROGRAM, "none", 0, rabbitmq.url(), queue)
-    assert ended.returncode == 0, ended.stderr
-    assert sorted(n for (n,) in rows("copies", "n")) == list(range(total))
+def test_a_driver_that_is_killed(rabbitmq: Any, shared_server: Callable[[str], Any], count: Callable[..., int]) -> None:
+    queue = rabbitmq.create_queue()
+    connection = {"kind": "rabbitmq", "name": "broker", "amqp_url": rabbitmq.url(), "prefetch": 7}
+    with shared_server("postgres").database() as url:
+        check_killed(count(60, 1), connection, queue, url, lambda _, sent: rabbitmq.publish(queue, sent))
     assert rabbitmq.count(queue) == 0

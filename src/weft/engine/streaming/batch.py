@@ -146,8 +146,6 @@ class Batches:
             self._supersede_letters(batch)
             for source, part in zip(self.sources, split(frame, self.sources), strict=True):
                 parts.append(source.take(part))
-            if tracing.tracer is not None:
-                note_read(self.sources)
             try:
                 return self._run(parts, frame.sparkSession, batch)
             except WeftError as error:
@@ -179,6 +177,8 @@ class Batches:
             raise failure
         finally:
             self._box.note = None
+            if tracing.tracer is not None:
+                note_read(self.sources)  # now messages are counted
             for each in {id(each): each for each in (*parts, *opened)}.values():
                 each.close()
 

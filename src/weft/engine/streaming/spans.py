@@ -38,7 +38,7 @@ def note_read(sources: Sequence[OpenedSource]) -> None:
     with suppress(Exception):  # the batch itself tells what is wrong with a source
         tracing.note({"messaging.batch.message_count": sum(source.count(rows) for source, rows in read)})
         for source, rows in read:
-            tracing.link(source.publish_ids(rows))
+            tracing.link(source.publish_ids(rows), source.traceparents(rows))
 
 
 def commit_span(pipeline: StreamingPipeline, targets: Sequence[Target], batch: BatchId) -> Named:

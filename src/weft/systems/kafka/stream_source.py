@@ -9,14 +9,17 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+from weft import tracing
 from weft.errors import DeclarationError, NotFoundError, StorageError, WeftError
 from weft.spark_support.folder import Location
+from weft.spark_support.lazy import F
 from weft.systems.codec import REGISTERED, Codec
 from weft.systems.kafka import options
 from weft.systems.kafka.client import Admin, admin
 from weft.systems.kafka.connection import KafkaConnection
 from weft.systems.kafka.options import partition_offsets
 from weft.systems.message_source import MessageSource
+from weft.systems.messages import TRACEPARENT
 from weft.systems.stream_source import MAX_ROWS, Rewind
 
 if TYPE_CHECKING:
@@ -40,7 +43,7 @@ def stream(
     """Return a streaming DataFrame of a topic: key, value, topic, partition, offset, timestamp, timestampType.
 
     Messages that the brokers removed before they were read are an error. A new checkpoint begins at `start`
-    ("earliest", "latest" or offsets); `max_rows` bounds a micro-batch.
+    ("earliest", "latest" or offsets); `max_rows` bounds a micro-batch. Where somebody traces, also `TRACEPARENT`.
     """
     partitions = admin(connection).partitions(topic)  # raises for a topic that does not exist
     if start not in ("earliest", "latest"):
@@ -57,7 +60,11 @@ def stream(
     )
     if max_rows is not None:
         reader = reader.option("maxOffsetsPerTrigger", str(max_rows))
-    return reader.load()
+    if tracing.tracer is None:
+        return reader.load()
+    frame = reader.option("includeHeaders", "true").load()
+    last = f"element_at(filter(headers, each -> each.key = '{TRACEPARENT}'), -1).value"
+    return frame.withColumn(TRACEPARENT, F.expr(last)).drop("headers")
 
 
 class KafkaSource(MessageSource):

@@ -22,6 +22,8 @@ from weft.systems.mysql.connection import MySQLConnection
 from weft.systems.mysql.driver import Driver, connect
 from weft.systems.sql.driver import MissingTableError, Role, SqlDriver, closed_on_error, readable
 
+_SILENCE = "idle_transaction_timeout"
+
 
 class MySQLSessions(SqlDriver):
     """Pooled connections. There are no schemas: what is `name` in schema `schema` elsewhere is `schema.name` here."""
@@ -38,14 +40,22 @@ class MySQLSessions(SqlDriver):
         """A connection; only readers are in autocommit mode."""
         try:
             driver = connect(self.connection.parameters(), autocommit=role == "read")
-            if self.silent_seconds is not None and driver.is_mariadb():  # MySQL has no such setting
-                with closed_on_error(driver):
-                    driver.query(f"SET SESSION idle_transaction_timeout = {self.silent_seconds}")
+            with closed_on_error(driver):
+                self._limit_silence(driver)
             return driver
         except (pymysql.Error, RuntimeError) as error:  # RuntimeError: the package cryptography is missing
             code = error.args[0] if error.args and isinstance(error.args[0], int) else 0
             answered = code >= 1000 and code // 1000 != 2  # those from 2000 on are the client's own
             raise self.connection.unreachable(error, answered=answered) from None
+
+    def _limit_silence(self, driver: Driver) -> None:
+        if self.silent_seconds is None:
+            return
+        try:
+            driver.query(f"SET SESSION {_SILENCE} = {self.silent_seconds}")
+        except pymysql.OperationalError as error:
+            if error.args[0] != ER.UNKNOWN_SYSTEM_VARIABLE:  # MySQL has none, nor has MariaDB before 10.3
+                raise
 
     def execute(self, driver: Driver, sql: str, parameters: Sequence[Any] | None) -> Any:
         cursor = driver.cursor()

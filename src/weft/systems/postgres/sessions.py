@@ -70,8 +70,6 @@ class PostgresSessions(SqlDriver):
             with closed_on_error(driver):
                 # One round trip; as startup options they would replace those of the URL, and poolers refuse them.
                 configuration = {**self.configuration, "lock_timeout": f"{LOCK_SECONDS}s"}
-                if self.silent_seconds is not None:
-                    configuration["idle_in_transaction_session_timeout"] = f"{self.silent_seconds}s"
                 others = "".join(f", set_config('{name}', '{value}', false)" for name, value in configuration.items())
                 driver.execute(f"SELECT set_config('synchronous_commit', {durability}, false){others}")
                 driver.autocommit = autocommit
@@ -95,6 +93,11 @@ class PostgresSessions(SqlDriver):
         text = " ".join(settings.redact(str(error), self.connection.secrets()).split())
         kind = ConnectionFailedError if isinstance(error, dbapi.OperationalError) else WeftError
         return kind(f"PostgreSQL ({self.connection.target}): {text}")
+
+    def begin(self, driver: psycopg.Connection[Any], role: Role) -> None:
+        if self.silent_seconds is not None and role != "read":
+            # Not of the session: where a pooler hands out single transactions, the next one is a stranger's.
+            driver.execute(f"SET LOCAL idle_in_transaction_session_timeout = '{self.silent_seconds}s'")
 
     def rollback(self, driver: psycopg.Connection[Any]) -> None:
         if driver.closed:

@@ -1,9 +1,13 @@
-"""Dead letters in a topic of Pub/Sub, which a subscription keeps: who reads them takes them, and gives them back."""
+"""Dead letters in a topic of Pub/Sub, which a subscription keeps: who reads them takes them, and gives them back.
+
+A letter that another process holds cannot be acknowledged, and Pub/Sub does not say that it is held. So another
+message marks it as removed, for when it comes back.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
@@ -14,10 +18,9 @@ from weft.systems.pubsub.client import Client, Outgoing, client
 from weft.systems.pubsub.connection import PubSubConnection
 
 _LEASE_SECONDS = 600
-# Pub/Sub does not say how much there is: when it gave nothing for so long, that was all. It may be slow to give what
-# another process gave back a moment ago.
-_QUIET_SECONDS, _PATIENCE = 1.0, 3.0
-_ATTRIBUTE = "weft-letter-id"
+# Pub/Sub does not say how much there is: when it gave nothing for so long, that was all.
+_QUIET_SECONDS = 1.0
+_LETTER, _REMOVED = "weft-letter-id", "weft-removed-letter-id"
 
 
 class PubSubLetters:
@@ -50,28 +53,33 @@ class PubSubLetters:
 
     def put(self, letters: Sequence[StoredLetter]) -> None:
         _ = self._subscription  # a topic without one keeps nothing
-        sent = [Outgoing(as_json(each.record()).encode(), {_ATTRIBUTE: each.letter_id}) for each in letters]
+        sent = [Outgoing(as_json(each.record()).encode(), {_LETTER: each.letter_id}) for each in letters]
         self._client.send(self._topic, sent)
 
     def records(self) -> Iterator[Mapping[str, Any]]:
         with self._taken() as received:
-            found = [decoded(each.message.data) for each in received]
-        yield from found
+            removed = _ids(received, _REMOVED)
+            letters = [each.message for each in received if _REMOVED not in each.message.attributes]
+        yield from (decoded(each.data) for each in letters if each.attributes.get(_LETTER) not in removed)
 
     def remove(self, ids: Collection[str]) -> None:
-        """Acknowledge letters, so that the subscription forgets them."""
-        wanted = set(ids)
-        with self._taken(wanted) as received:
-            gone = [each.ack_id for each in received if _letter_id(each) in wanted]
-            self._client.acknowledge(self._subscription, gone)
+        """Acknowledge letters, so that the subscription forgets them; mark those that it does not give."""
+        with self._taken() as received:
+            marked = _ids(received, _REMOVED)
+            missing = {*ids} - marked - _ids(received, _LETTER)
+            # Before others are forgotten: a removal that fails is tried again as a whole.
+            self._client.send(self._topic, [Outgoing(b"{}", {_REMOVED: each}) for each in sorted(missing)])
+            gone = marked.union(ids)
+            found = [each.ack_id for each in received if each.message.attributes.get(_LETTER) in gone]
+            self._client.acknowledge(self._subscription, found)
 
     @contextmanager
-    def _taken(self, wanted: Collection[str] = ()) -> Iterator[list[Any]]:
+    def _taken(self) -> Iterator[list[Any]]:
         """Take all messages for as long as the block runs; those that it does not acknowledge are given back."""
         received: dict[str, Any] = {}
-        missing, quiet_since = set(wanted), time.monotonic()
+        quiet_since = time.monotonic()
         try:
-            while time.monotonic() - quiet_since < (_PATIENCE if missing else _QUIET_SECONDS):
+            while time.monotonic() - quiet_since < _QUIET_SECONDS:
                 found = self._client.pull(self._subscription, 1000, waits=False)
                 if not found:
                     time.sleep(_QUIET_SECONDS / 10)
@@ -79,12 +87,11 @@ class PubSubLetters:
                 self._client.extend(self._subscription, [each.ack_id for each in found], _LEASE_SECONDS)
                 # By message: one that was delivered again is acknowledged by its last delivery.
                 received |= {each.message.message_id: each for each in found}
-                missing -= {_letter_id(each) for each in found}
                 quiet_since = time.monotonic()
             yield list(received.values())
         finally:
             self._client.extend(self._subscription, [each.ack_id for each in received.values()], 0)
 
 
-def _letter_id(received: Any) -> Any:
-    return received.message.attributes.get(_ATTRIBUTE)
+def _ids(received: Iterable[Any], attribute: str) -> set[str]:
+    return {each.message.attributes[attribute] for each in received if attribute in each.message.attributes}

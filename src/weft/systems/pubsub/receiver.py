@@ -16,6 +16,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from weft.systems.codec import codec_of
+from weft.systems.messages import TRACEPARENT
 from weft.systems.pubsub.client import PULL_SECONDS, Client
 from weft.systems.pubsub.connection import PubSubConnection
 from weft.systems.received import MOST_BYTES, Received, unparsable
@@ -27,6 +28,7 @@ _TICK_SECONDS = 1.0
 _EMPTY_PULLS = 3
 """So many requests in a row that gave nothing mean that there is nothing: Pub/Sub does not ask all of its servers at
 once."""
+_TRACED = (TRACEPARENT, f"googclient_{TRACEPARENT}")  # the second is that of Google's clients
 
 
 class SubscriptionReceiver:
@@ -159,6 +161,8 @@ def received(message: Any) -> Received:
         about["key"] = message.ordering_key
     if message.attributes:
         about["attributes"] = dict(message.attributes)
+        if traced := next((message.attributes[each] for each in _TRACED if each in message.attributes), None):
+            about[TRACEPARENT] = traced
     moment = message.publish_time
     sent_at = _EPOCH + timedelta(seconds=moment.seconds, microseconds=moment.nanos // 1000)
     # Also when, and its content: an emulator that starts again counts from the beginning.

@@ -12,6 +12,7 @@ from typing import Any
 
 from weft.errors import ConnectionFailedError, StorageError
 from weft.systems.codec import codec_of
+from weft.systems.messages import TRACEPARENT
 from weft.systems.rabbitmq import client
 from weft.systems.rabbitmq.connection import RabbitMQConnection
 from weft.systems.received import MOST_BYTES, Received, unparsable
@@ -145,6 +146,8 @@ def received(method: Any, properties: Any, body: bytes) -> Received:
         "message_id": _plain(properties.message_id),
         "headers": _plain(properties.headers) if _depth(properties.headers) <= _MOST_NESTED else None,
     }
+    if isinstance(about["headers"], dict) and isinstance(traced := about["headers"].get(TRACEPARENT), str):
+        about[TRACEPARENT] = traced
     identity = None
     if properties.message_id:
         # Also its content: some publishers begin to count again.
