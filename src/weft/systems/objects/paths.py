@@ -4,7 +4,7 @@ to count files."""
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar
@@ -63,7 +63,7 @@ def list_files(connection: Any, folder: str, *, recursive: bool = False, store: 
 
 @dataclass(frozen=True)
 class LogFiles:
-    """Files that are read without Spark: the log of a table."""
+    """Files that are read and removed without Spark: the log of a table, and all that it names."""
 
     connection: Any
 
@@ -85,6 +85,29 @@ class LogFiles:
             return None
         except OSError as error:
             raise self.connection.failed(error) from None
+
+    def remove(self, paths: Iterable[str]) -> None:
+        """Remove files, one after the other, where they are there."""
+        for path in paths:
+            try:
+                self._store.delete_file(path_of(path))
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                raise self.connection.failed(error) from None
+
+    def remove_folder(self, path: str, *, recursive: bool = True) -> None:
+        """Remove the files in a folder, the oldest of a log first, then the folder; without `recursive` what is in
+        folders inside it stays, and so does it."""
+        inside = list_files(self.connection, path_of(path), recursive=recursive, store=self._store)
+        self.remove(sorted(inside))
+        if recursive or not folders_in(self.connection, path):
+            try:
+                self._store.delete_dir(path_of(path))
+            except FileNotFoundError:  # a bucket has no empty folders
+                return
+            except OSError as error:
+                raise self.connection.failed(error) from None
 
 
 def understood(file: str, data: T | None, parse: Callable[[T], R]) -> R:
