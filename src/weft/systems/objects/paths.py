@@ -116,8 +116,10 @@ def understood(file: str, data: T | None, parse: Callable[[T], R]) -> R:
         if data is not None:
             return parse(data)
         why = "it is missing"
-    # Of JSON, Arrow and msgspec, and where what they read is not what a log has.
-    except (ValueError, TypeError, LookupError, AttributeError, NotImplementedError, OSError, MsgspecError) as error:
+    # No JSON or Parquet (ValueError, of Arrow also OSError), a codec that Arrow lacks (NotImplementedError), a state
+    # with values of other types (MsgspecError); JSON without a key (KeyError), with null for a number (TypeError), or
+    # with a list for an object (TypeError, AttributeError).
+    except (ValueError, OSError, NotImplementedError, MsgspecError, KeyError, TypeError, AttributeError) as error:
         why = f"{type(error).__name__}: {str(error)[:200]}"
     raise WeftError(
         f"The log of a table is damaged: {file} cannot be read ({why}).",
