@@ -12,6 +12,7 @@ import pytest
 
 import weft
 from operations_project import declare_project, run_once
+from tests.engine.models.built import build
 from weft.engine.streaming.activity import Activity
 from weft.engine.streaming.checkpoint import Checkpoint
 from weft.engine.streaming.source_state import Verified
@@ -185,6 +186,22 @@ def test_where_the_columns_of_a_model_come_from(log: RunLog, http: Any) -> None:
     # Not a model, and one whose table is not there.
     assert http.get("/api/v1/models/nightly").status_code == 404
     assert "totals" in http.get("/api/v1/models/revenue").json()["problem"]
+
+
+def test_what_a_model_leaves_out_of_a_stream(log: RunLog, http: Any) -> None:
+    """Values that a column has no place for, in the words of `weft models show`."""
+    weft.stream(name="prices", fields={"price": "float64"})(lambda: None)
+
+    @weft.model(name="priced")
+    def priced(prices: Any) -> str:
+        return "SELECT price FROM prices"
+
+    weft.publish_sync("prices", [{"price": 1.5}, {"price": "1,5"}])
+    build(priced)
+    assert http.get("/api/v1/models/priced").json()["left_out"] == [
+        "prices: 1 event with a value of 'price' that its column has no place for: it is null here. "
+        "Look: weft streams tail prices --since 1"
+    ]
 
 
 def test_the_scheduler(log: RunLog, http: Any) -> None:

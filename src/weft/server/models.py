@@ -64,6 +64,7 @@ def read_model(model: Model) -> dict[str, Any]:
         "built_at": standing.built_at,
         "rows": standing.rows,
         "inputs": [{"name": each.name, "kind": each.kind, "new": each.new} for each in standing.inputs],
+        "left_out": list(map(clean, standing.left_out)),
         "dependents": dependents([model.name, model.target.name], models()),
         "engine": described["engine"],
         "sql": None if sql is None else clean(sql, most=100_000),

@@ -270,7 +270,8 @@ SCHEMAS: dict[str, Schema] = {
         runs=array(ref("Attempt")),
     ),
     "ModelDetails": _object(
-        "`comes_from` is null where the query is not known; a column of which nothing is read comes from nothing.",
+        "`comes_from` is null where the query is not known; a column of which nothing is read comes from nothing. "
+        "`left_out` says which values of streams are null in the model, because their columns have no place for them.",
         at=_TIME,
         model=_TEXT,
         table=_TEXT,
@@ -280,6 +281,7 @@ SCHEMAS: dict[str, Schema] = {
         built_at=nullable(_TIME),
         rows=nullable(_WHOLE),
         inputs=array(_object(name=_TEXT, kind={"enum": ["stream", "model", "table", "files"]}, new=nullable(_TEXT))),
+        left_out=array(_TEXT),
         dependents=array(_TEXT),
         engine=nullable({"enum": ["pushdown", "spark", "python"]}),
         sql=nullable(_TEXT),

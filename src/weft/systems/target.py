@@ -72,7 +72,8 @@ class SparkTarget(ABC):
     removes_rows: ClassVar[bool] = False
     """Whether a merge removes the rows that a load names in `removed`."""
     keeps_states: ClassVar[bool] = False
-    """Whether it keeps the `state` of a load in the commit of its rows, so that a model may be built here."""
+    """Whether it keeps the `state` of a load in the commit of its rows, so that a model may be built here. Then
+    it has a `place` for each table, and can `drop` one."""
 
     def __init__(self, connection: Any) -> None:
         self.connection: Any = connection
@@ -115,6 +116,20 @@ class SparkTarget(ABC):
         """Return what the log of the load's table says, without Spark; `None` where no load has made one. Without its
         columns it may be found sooner."""
         return None
+
+    def rows(self, load: Load) -> int | None:
+        """Return how many rows the load's table has, without Spark; `None` where its log does not say so."""
+        kept = self.kept(load, with_columns=False)
+        return None if kept is None else kept.rows
+
+    def place(self, load: Load) -> str:
+        """Return where the load's table is: the same by each connection that leads there."""
+        raise NotImplementedError
+
+    def drop(self, load: Load) -> None:
+        """Remove the load's table and its log, without Spark; other tables in its folder stay. A drop that was cut off
+        is finished when it is called again."""
+        raise NotImplementedError
 
     def version(self, load: Load) -> int | None:
         """Return the `version` of `kept`, where it is found sooner by itself."""

@@ -16,6 +16,8 @@ from weft.pipelines.execution import Loaded
 from weft.pipelines.models import Model
 from weft.project import current
 
+ORDERS = [{"order_id": "a", "total": 12.5}, {"order_id": "b", "total": 7.5}]
+
 
 def build(
     model: Model, *, full: bool = False, key: str | None = None, meanwhile: Callable[[], Any] = lambda: None

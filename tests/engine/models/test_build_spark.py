@@ -12,20 +12,13 @@ import pytest
 
 import weft
 from tests.conftest import System
-from tests.engine.models.built import build, query, why
+from tests.engine.models.built import ORDERS, build, query, why
 from weft.engine.streaming.spark_engine import SparkEngine
 from weft.operate.run_options import Running
 from weft.operate.supervisor import supervise
 from weft.project import Project
 
 pytestmark = pytest.mark.spark
-
-ORDERS = [{"order_id": "a", "total": 12.5}, {"order_id": "b", "total": 7.5}]
-
-
-@pytest.fixture
-def orders(streams: Project) -> object:
-    return weft.stream(name="orders", schema="events", fields={"order_id": "string", "total": "float64"})(lambda: None)
 
 
 @pytest.mark.brief("sqlite")

@@ -24,11 +24,6 @@ both = pytest.mark.parametrize("system", ["sqlite", "postgres"], indirect=True)
 FITS, ODD = {"order_id": "a", "total": 12.5}, {"order_id": "b", "total": "10.5"}
 
 
-@pytest.fixture
-def orders(streams: Project) -> object:
-    return weft.stream(name="orders", schema="events", fields={"order_id": "string", "total": "float64"})(lambda: None)
-
-
 def shown(model: Model) -> list[str]:
     with Observer() as observer:
         return Survey(observer).standing(model).left_out

@@ -7,6 +7,8 @@ writer, so of two builds that follow the same one the log takes one.
 from __future__ import annotations
 
 import json
+import logging
+from collections.abc import Container, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
@@ -18,7 +20,7 @@ from weft.engine import inputs
 from weft.engine.inputs import Input
 from weft.engine.load import Job
 from weft.engine.models.state import Recorded, Stored, decoded, load_of
-from weft.errors import DeclarationError, LoadRefusedError
+from weft.errors import ConnectionFailedError, DeclarationError, LoadRefusedError, WeftError
 from weft.pipelines.models import Model
 from weft.spark_support.folder import GLOB
 from weft.systems.base import Connection, system_for
@@ -26,6 +28,7 @@ from weft.systems.load import Counts, Load
 from weft.systems.sql.tables import Column
 from weft.systems.target import Kept, SparkTarget
 
+_log = logging.getLogger("weft.engine")
 WRITER = "model"
 """The name under which the log of a table has the builds of its model."""
 
@@ -95,14 +98,39 @@ class Lake:
         kept = self._kept(model, with_columns=False)
         if kept is None or kept.state is None:
             return None
-        return Recorded(model.name, model.target.name, kept.state, kept.at or datetime.fromtimestamp(0, UTC))
+        return Recorded(model.name, model.target.name, kept.state, _at(kept))
+
+    def rows(self, schema: str | None, table: str) -> int | None:
+        """Return how many rows a table has, where its log says so."""
+        return self._target.rows(_load(schema, table))
+
+    def place(self, schema: str | None, table: str) -> str:
+        """Return where a table is: the same by each connection that leads there."""
+        return self._target.place(_load(schema, table))
+
+    def all_recorded(self, places: Container[str]) -> Iterator[Recorded]:
+        """Yield the last build of each table that a model of its name has built, but for those at some places."""
+        for schema, table in self._target.tables() if self._target.keeps_states else ():
+            # A model and its table have one name.
+            load = replace(_load(schema, table), pipeline=table, checkpoint_id=WRITER)
+            if self._target.place(load) in places:
+                continue
+            try:
+                kept = self._target.kept(load, with_columns=False)
+            except ConnectionFailedError:
+                raise
+            except WeftError as error:  # a damaged log, perhaps of somebody else's table
+                _log.warning("Whether a model built %s in %s is not known: %s", load.name, self.connection.label, error)
+                continue
+            if kept is not None and kept.state is not None:
+                yield Recorded(table, load.name, kept.state, _at(kept))
 
     def version(self, path: str) -> Any:
         """Return what changes with each load into the table at a path; `None` where nothing tells."""
         if GLOB.search(path):
             return None
         try:
-            version = self._target.version(Load(table=path, moment=datetime.now(UTC)))
+            version = self._target.version(_load(None, path))
         except DeclarationError:  # a path of files that no table can have
             return None
         return None if version is None else {"loads": f"version {version}"}
@@ -133,6 +161,19 @@ class Lake:
         nothing = inputs.Memory(pa.schema([each.field for each in stored.columns]), [])
         job.load = replace(job.load, mode="append", keys=(), deduplicate_by=(), checks=())
         self.load(job, nothing, stored, is_full=False)
+
+    def drop(self, schema: str | None, table: str) -> None:
+        """Remove a table, with what is known of its builds."""
+        self._target.drop(_load(schema, table))
+
+
+def _load(schema: str | None, table: str) -> Load:
+    """Return a load that only names its table."""
+    return Load(schema=schema, table=table, moment=datetime.now(UTC))
+
+
+def _at(kept: Kept) -> datetime:
+    return kept.at or datetime.fromtimestamp(0, UTC)
 
 
 def lake_of(connection: Connection) -> Lake | None:

@@ -10,8 +10,9 @@ import pyarrow as pa
 
 from weft.columns import python_rows
 from weft.engine import inputs, relations
+from weft.engine.models.lake import lake_of
 from weft.engine.models.state import Recorded
-from weft.engine.models.survey import NotBuiltError, Standing, Survey, count
+from weft.engine.models.survey import NotBuiltError, Standing, Survey
 from weft.engine.readers import stored_columns
 from weft.errors import LoadRefusedError, WeftError
 from weft.pipelines import graph
@@ -76,8 +77,9 @@ class PlannedStep:
         return f"build {self.model} ({self.materialise}, {_rows(self.rows)}) again from the beginning{lost}"
 
 
-def make_plan(survey: Survey, *, sample: int = 0) -> list[PlannedStep]:
-    """Return what has changed, in the order in which `weft apply` builds it; removed models last."""
+def make_plan(survey: Survey, *, sample: int = 0, with_removed: bool = True) -> list[PlannedStep]:
+    """Return what has changed, in the order in which `weft apply` builds it; removed models last, which are looked for
+    in all Delta tables and files of the project."""
     ordered = [each for each in graph.in_order(survey.known) if isinstance(each, Model)]
     standings = {each.name: survey.standing(each) for each in ordered}
     for each in standings.values():
@@ -93,6 +95,8 @@ def make_plan(survey: Survey, *, sample: int = 0) -> list[PlannedStep]:
             if sample:
                 _take_samples(survey, standing, step, sample)
             steps.append(step)
+    if not with_removed:
+        return steps
     # A view before what it reads, which was built earlier.
     removed = sorted(survey.removed(), key=lambda each: (each[1].state.materialise == "view", each[1].built_at))
     return [*steps, *(_removed(survey, connection, each) for connection, each in reversed(removed))]
@@ -204,10 +208,10 @@ def _read(tables: SqlTables, sql: str, schema: pa.Schema | None = None) -> list[
 
 def _removed(survey: Survey, connection: Connection, recorded: Recorded) -> PlannedStep:
     schema, table = _parts(recorded.target)
-    tables = survey.observer.tables(connection)
-    rows = None
-    if recorded.state.materialise != "view" and stored_columns(tables, schema, table) is not None:
-        rows = count(tables, schema, table)
+    is_there = lake_of(connection) is not None  # its log is
+    if not is_there and recorded.state.materialise != "view":
+        is_there = stored_columns(survey.observer.tables(connection), schema, table) is not None
+    rows = survey.rows(connection, schema, table) if is_there else None
     step = PlannedStep(recorded.model, recorded.target, "removed", recorded.state.materialise, rows)
     names = {recorded.model, recorded.target, f"{connection.name or DEFAULT}.{recorded.target}"}
     readers = survey.known.values()
@@ -223,8 +227,11 @@ def drop(survey: Survey, step: PlannedStep) -> None:
             f"The table {step.table} stays: {', '.join(step.because)} reads it.", hint="Change or remove that model."
         )
     assert step.connection is not None
-    tables = survey.observer.tables(step.connection)
     schema, table = _parts(step.table)
+    if (lake := lake_of(step.connection)) is not None:
+        lake.drop(schema, table)
+        return
+    tables = survey.observer.tables(step.connection)
     kind = "VIEW" if step.materialise == "view" else "TABLE"
     with tables.driver.session("publish") as session:
         session.run(f"DROP {kind} IF EXISTS {tables.table(schema, table)}")
@@ -237,4 +244,4 @@ def _parts(target: str) -> tuple[str | None, str]:
 
 
 def _rows(rows: int | None) -> str:
-    return "no table" if rows is None else f"{rows:,} row{'' if rows == 1 else 's'}"
+    return "rows not counted" if rows is None else f"{rows:,} row{'' if rows == 1 else 's'}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -13,15 +13,16 @@ import pyarrow as pa
 from weft.engine.models import freshness, left_out, lineage, state
 from weft.engine.models.build import Compiled, Result
 from weft.engine.models.inputs import Observer, Source
+from weft.engine.models.lake import Lake, lake_of
 from weft.engine.models.lake import sql_type as lake_type
 from weft.engine.models.state import Recorded, Stored, load_of
 from weft.engine.readers import SqlReader
 from weft.errors import WeftError
 from weft.pipelines.models import THIS, Model, ModelInput, by_names, models
 from weft.project import current
+from weft.settings import USER_FILE
 from weft.systems.base import Connection, system_for
 from weft.systems.load import SCD2_COLUMNS
-from weft.systems.sql.tables import SqlTables
 
 _MOMENT = pa.timestamp("us", "UTC")
 _SCD2 = tuple(
@@ -138,10 +139,9 @@ class Survey:
         stored, recorded = self.observer.stored(model), self.observer.recorded(model)
         built_at = None if recorded is None or stored.columns is None else recorded.built_at
         rows = stored.rows
-        is_in_database = self.observer.lake(model) is None
-        if stored.columns is not None and model.materialise != "view" and is_in_database:
+        if rows is None and stored.columns is not None and model.materialise != "view":
             load = load_of(model)
-            rows = count(self.observer.tables(model.target.connection), load.schema, load.table)
+            rows = self.rows(current().connection(model.target.connection), load.schema, load.table)
         inputs = tuple(self._input(model, each, stored) for each in model.inputs)
         found = Standing(model, stored, built_at, rows, inputs)
         last = None if recorded is None else recorded.state
@@ -292,13 +292,27 @@ class Survey:
     # ---------------------------------------------------------------------------------------------------------- removed
 
     def removed(self) -> Iterator[tuple[Connection, Recorded]]:
-        """Yield the builds of models that are not declared any more, on the connections that models and streams use."""
-        declared = {(each.name, target.name) for each in current().pipelines.values() for target in each.targets}
+        """Yield the builds of models that are not declared any more: in the databases that models and streams use, and
+        in the Delta tables and files of the project's own connections."""
+        targets = [(each.name, target) for each in current().pipelines.values() for target in each.targets]
+        declared = {(name, target.name) for name, target in targets}
+        places = {lake.place(*table) for lake, table in self._in_lakes(target for _, target in targets)}
         for connection in self._connections():
-            tables = self.observer.tables(connection)
-            for each in state.recorded(tables):
+            lake = lake_of(connection)
+            if lake is None:
+                found: Iterable[Recorded] = state.recorded(self.observer.tables(connection))
+            else:
+                found = lake.all_recorded(places)
+            for each in found:
                 if (each.model, each.target) not in declared:
                     yield connection, each
+
+    def _in_lakes(self, targets: Iterable[Any]) -> Iterator[tuple[Lake, tuple[str | None, str]]]:
+        """Yield the Delta tables and files among the targets of pipelines, which several connections may lead to."""
+        for target in targets:
+            with suppress(WeftError):  # not defined here
+                if (lake := lake_of(current().connection(target.connection))) is not None:
+                    yield lake, (target.table.schema, target.table.name)
 
     def _connections(self) -> list[Connection]:
         project = current()
@@ -310,10 +324,19 @@ class Survey:
                 connection = project.connection(each)
                 if system_for(connection.kind).tables is not None:
                     found[connection] = None
+        # The last model of a lake may be gone, and then nothing names it. What a user has for all projects is not ours.
+        for name in project.connection_names():
+            with suppress(WeftError):
+                connection = project.connection(name)
+                if lake_of(connection) is not None and project.where(name).source != USER_FILE:
+                    found[connection] = None
         return list(found)
 
-
-def count(tables: SqlTables, schema: str | None, table: str) -> int:
-    """Return how many rows a table has."""
-    with tables.driver.session("read") as session:
-        return int(session.value(f"SELECT count(*) FROM {tables.table(schema, table)}"))
+    def rows(self, connection: Connection, schema: str | None, table: str) -> int | None:
+        """Return how many rows a table has; `None` where nothing but reading it would tell."""
+        lake = lake_of(connection)
+        if lake is not None:
+            return lake.rows(schema, table)
+        tables = self.observer.tables(connection)
+        with tables.driver.session("read") as session:
+            return int(session.value(f"SELECT count(*) FROM {tables.table(schema, table)}"))

@@ -42,6 +42,7 @@ export class ModelPanels extends View {
             `)}
           <//>
         `}
+        ${model.left_out.map((line) => html`<p key=${line} class="foot"><${Chip} kind="warn">left out<//> ${line}</p>`)}
       <//>
       <${Panel} id="columns" title="Columns and where they come from" note=${model.columns.length ? count(model.columns.length) : ""}>
         ${model.problem && html`<p class="foot note">${model.problem}</p>`}

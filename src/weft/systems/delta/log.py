@@ -26,6 +26,10 @@ from weft.systems.target import Kept
 _COMMIT = re.compile(r"(\d{20})\.json")
 _Last = tuple[int, str | None, datetime | None]
 _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint(\.[\w.-]+)?\.parquet")
+# How many parts it has.
+_PARTS = re.compile(r"\.\d{10}\.(\d{10})")
+_Rows = dict[tuple[str, str | None], int | None]
+"""Of each file of a table, with what is deleted of it, its rows; `None` where its statistics do not have them."""
 
 
 def label_of(load: Load) -> str:
@@ -68,6 +72,55 @@ def kept(files: LogFiles, path: str, load: Load, *, with_columns: bool) -> Kept 
         said = understood(name, files.read(name) or b"", partial(_said, writer(load)))
         columns, last = columns or said[0], last or said[1]
     return Kept(commits[0], columns, None, *(last or (forgotten, None, None)))
+
+
+def rows(files: LogFiles, path: str) -> int | None:
+    """Return how many rows the table at a path has; `None` where there is no table, or its log does not say so: the
+    statistics of a file may be missing, and a checkpoint may be in parts of other kinds."""
+    log = f"{path}/_delta_log"
+    names = files.files_in(log)
+    commits = sorted(_commits(names))
+    parts = [found for found in map(_CHECKPOINT.fullmatch, names) if found]
+    checkpoint = max((found[1] for found in parts), default=None)
+    first = 0 if checkpoint is None else int(checkpoint) + 1
+    since = [version for version in commits if version >= first]
+    if not commits or since != list(range(first, commits[-1] + 1)):
+        return None
+    counted: _Rows = {}
+    parts = [each for each in parts if each[1] == checkpoint]
+    if any(int(found[1]) > len(parts) for found in (_PARTS.search(each[2] or "") for each in parts) if found):
+        return None
+    for part in parts:
+        file = f"{log}/{part[0]}"
+        found = understood(file, files.read(file), _rows_in_part)
+        if found is None:
+            return None
+        counted |= found
+    for version in since:
+        name = f"{log}/{version:020}.json"
+        understood(name, files.read(name), partial(_count, counted))
+    known = [each for each in counted.values() if each is not None]
+    return sum(known) if len(known) == len(counted) else None
+
+
+def _count(counted: _Rows, commit: bytes) -> None:
+    """Count the rows of the files that a commit adds, and no longer those that it removes."""
+    for action in map(json.loads, commit.splitlines()):
+        if (gone := action.get("remove")) is not None:
+            counted.pop(_file_key(gone), None)
+        if (file := action.get("add")) is not None:
+            counted[_file_key(file)] = _rows_of(file)
+
+
+def _file_key(file: dict[str, Any]) -> tuple[str, str | None]:
+    """A file with other deleted rows counts as another one."""
+    deleted = file.get("deletionVector")
+    return file["path"], None if deleted is None else f"{deleted['pathOrInlineDv']} {deleted.get('offset')}"
+
+
+def _rows_of(file: dict[str, Any]) -> int | None:
+    written = json.loads(file.get("stats") or "{}").get("numRecords")
+    return None if written is None else int(written) - int((file.get("deletionVector") or {}).get("cardinality", 0))
 
 
 def _said(by: str, commit: bytes) -> tuple[str | None, _Last | None]:
@@ -113,3 +166,12 @@ def _in_part(by: str, checkpoint: bytes) -> tuple[str | None, int]:
     texts = rows["metaData.schemaString"].drop_null()
     marks = rows.filter(pc.equal(rows["txn.appId"], by))["txn.version"].to_pylist()
     return (texts[-1].as_py() if len(texts) else None), max(marks, default=-1)
+
+
+def _rows_in_part(checkpoint: bytes) -> _Rows | None:
+    """Return the files that one file of a checkpoint has; `None` where others have them."""
+    file = pq.ParquetFile(io.BytesIO(checkpoint))
+    if "sidecar" in file.schema_arrow.names:
+        return None
+    added = file.read(columns=["add.path", "add.stats", "add.deletionVector"])["add"].drop_null().to_pylist()
+    return {_file_key(each): _rows_of(each) for each in added}

@@ -67,16 +67,28 @@ class DeltaTarget(SparkTarget):
         return find_tables(self.connection, tables_in)
 
     def kept(self, load: Load, *, with_columns: bool = True) -> Kept | None:
-        path = table_path(self.connection.root, load.schema, load.table)
-        return log.kept(LogFiles(self.connection), path, load, with_columns=with_columns)
+        return log.kept(LogFiles(self.connection), self.place(load), load, with_columns=with_columns)
 
     def version(self, load: Load) -> int | None:
-        path = table_path(self.connection.root, load.schema, load.table)
-        return log.version(LogFiles(self.connection), path)
+        return log.version(LogFiles(self.connection), self.place(load))
+
+    def rows(self, load: Load) -> int | None:
+        return log.rows(LogFiles(self.connection), self.place(load))
+
+    def place(self, load: Load) -> str:
+        return table_path(self.connection.root, load.schema, load.table)
+
+    def drop(self, load: Load) -> None:
+        files, path = LogFiles(self.connection), self.place(load)
+        # The log last: as long as it is there, the table is found. Other folders may be tables of a schema.
+        files.remove(f"{path}/{name}" for name in files.files_in(path))
+        files.remove_folder(f"{path}/_change_data")
+        files.remove_folder(f"{path}/_delta_log")
+        files.remove_folder(path, recursive=False)
 
     def state(self, load: Load) -> str | None:
         """The newest commit, of a table on this machine: its name and contents."""
-        path = table_path(self.connection.root, load.schema, load.table)
+        path = self.place(load)
         commits, folder = f"{path}/_delta_log", LocalFolder()
         newest = max(filter(_COMMIT.fullmatch, folder.files_in(commits)), default=None) if "://" not in path else None
         return None if newest is None else f"{newest} {sha256(folder.read(f'{commits}/{newest}') or b'').hexdigest()}"

@@ -108,6 +108,12 @@ class ReadManifest:
             is_complete=published == last,
         )
 
+    def all_files(self) -> list[str]:
+        """Return the names of the table's files, also of those that a load which is not finished adds or removes."""
+        last = _last(self._files.files_in(self.log))
+        states = (self._state(last - 1), self._state(last))
+        return list(dict.fromkeys(name for each in states if each is not None for name in each.files))
+
     def _published(self, names: Any) -> int:
         """Return the last entry whose files are in place. Those before it are: each load finishes the one before it."""
         last = _last(names)

@@ -4,7 +4,7 @@ to count files."""
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar
@@ -63,7 +63,7 @@ def list_files(connection: Any, folder: str, *, recursive: bool = False, store: 
 
 @dataclass(frozen=True)
 class LogFiles:
-    """Files that are read without Spark: the log of a table."""
+    """Files that are read and removed without Spark: the log of a table, and all that it names."""
 
     connection: Any
 
@@ -86,6 +86,29 @@ class LogFiles:
         except OSError as error:
             raise self.connection.failed(error) from None
 
+    def remove(self, paths: Iterable[str]) -> None:
+        """Remove files, one after the other, where they are there."""
+        for path in paths:
+            try:
+                self._store.delete_file(path_of(path))
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                raise self.connection.failed(error) from None
+
+    def remove_folder(self, path: str, *, recursive: bool = True) -> None:
+        """Remove the files in a folder, the oldest of a log first, then the folder; without `recursive` what is in
+        folders inside it stays, and so does it."""
+        inside = list_files(self.connection, path_of(path), recursive=recursive, store=self._store)
+        self.remove(sorted(inside))
+        if recursive or not folders_in(self.connection, path):
+            try:
+                self._store.delete_dir(path_of(path))
+            except FileNotFoundError:  # a bucket has no empty folders
+                return
+            except OSError as error:
+                raise self.connection.failed(error) from None
+
 
 def understood(file: str, data: T | None, parse: Callable[[T], R]) -> R:
     """Return what a file of a table's log says; raise where it is missing, or was cut off or changed."""
@@ -93,8 +116,10 @@ def understood(file: str, data: T | None, parse: Callable[[T], R]) -> R:
         if data is not None:
             return parse(data)
         why = "it is missing"
-    # Of JSON, Arrow and msgspec, and where what they read is not what a log has.
-    except (ValueError, TypeError, LookupError, AttributeError, NotImplementedError, OSError, MsgspecError) as error:
+    # No JSON or Parquet (ValueError, of Arrow also OSError), a codec that Arrow lacks (NotImplementedError), a state
+    # with values of other types (MsgspecError); JSON without a key (KeyError), with null for a number (TypeError), or
+    # with a list for an object (TypeError, AttributeError).
+    except (ValueError, OSError, NotImplementedError, MsgspecError, KeyError, TypeError, AttributeError) as error:
         why = f"{type(error).__name__}: {str(error)[:200]}"
     raise WeftError(
         f"The log of a table is damaged: {file} cannot be read ({why}).",

@@ -77,15 +77,23 @@ class FileTarget(SparkTarget):
         return find_tables(self.connection, lambda folder: folders_in(self.connection, f"{folder}/_weft"))
 
     def kept(self, load: Load, *, with_columns: bool = True) -> Kept | None:
-        path = table_path(self.connection.root, load.schema, load.table)
-        return ReadManifest(LogFiles(self.connection), path).kept(load)
+        return ReadManifest(LogFiles(self.connection), self.place(load)).kept(load)
 
     def version(self, load: Load) -> int | None:
-        path = table_path(self.connection.root, load.schema, load.table)
-        return ReadManifest(LogFiles(self.connection), path).version()
+        return ReadManifest(LogFiles(self.connection), self.place(load)).version()
+
+    def place(self, load: Load) -> str:
+        return table_path(self.connection.root, load.schema, load.table)
+
+    def drop(self, load: Load) -> None:
+        files, path = LogFiles(self.connection), self.place(load)
+        manifest = ReadManifest(files, path)
+        # The log last: as long as it is there, the table is found.
+        files.remove(f"{path}/{name}" for name in manifest.all_files())
+        files.remove_folder(manifest.home)
 
     def has_others_files(self, load: Load) -> bool:
-        path = table_path(self.connection.root, load.schema, load.table)
+        path = self.place(load)
         if self.version(load) is not None:
             return False
         if any(name[0] not in "_." for name in LogFiles(self.connection).files_in(path)):
@@ -102,7 +110,7 @@ class FileTarget(SparkTarget):
         return source.read(spark, self.connection, path)
 
     def stored(self, load: Load, spark: SparkSession) -> DataFrame | None:
-        return source.read_table(spark, table_path(self.connection.root, load.schema, load.table))
+        return source.read_table(spark, self.place(load))
 
 
 class _Load:

@@ -15,12 +15,15 @@ from weft.systems.sql import cdc_gate, watermarks
 from weft.systems.sql.tables import Column, SqlTables
 
 _log = logging.getLogger("weft.engine")
+# Tests stop a process here, by a handler on this logger.
+_steps = logging.getLogger("weft.commit")
 
 
 def ensure(tables: SqlTables, load: Load, written: pa.Schema) -> None:
     """Create the table where it is missing, add the declared columns that it lacks, and refuse rows that do not fit."""
     columns = _columns(tables, load)
     if columns is None:
+        _steps.debug("missing")
         watermarks.forget(tables, load)
         if load.changes is not None:
             cdc_gate.forget(tables, load)

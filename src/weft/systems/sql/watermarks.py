@@ -58,13 +58,25 @@ def _columns(tables: SqlTables) -> list[str] | None:
         return None
 
 
+class _CreatedError(Exception):
+    """Another process has created the table; what was done in the transaction is undone."""
+
+
 def forget(tables: SqlTables, load: Load) -> None:
     """Remove all watermarks of a target that is about to be created: before that, so that a process which dies in
-    between leaves no table that seems to have rows which it lacks."""
+    between leaves no table that seems to have rows which it lacks.
+
+    Those of a table that is there by now stay: this process may have stood still since it looked, and another one has
+    created and loaded the table meanwhile."""
     if _columns(tables) is None:
         return
-    with tables.driver.session("publish") as session:
-        removed = session.run(f"DELETE FROM {_table(tables)} WHERE target = ?", (load.name,)).rowcount
+    removed = 0
+    with suppress(_CreatedError), tables.driver.session("publish") as session:
+        cursor = session.run(f"DELETE FROM {_table(tables)} WHERE target = ?", (load.name,))
+        # After it: a watermark that it has found was stored after its table was created.
+        if tables.columns(session, load.schema, load.table) is not None:
+            raise _CreatedError
+        removed = cursor.rowcount
     if removed > 0:
         _log.warning("The table %s is created again: its pipelines read their sources from the beginning.", load.name)
 

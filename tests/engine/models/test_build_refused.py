@@ -1,0 +1,168 @@
+"""Builds that are refused, and what they leave: events that are gone, tables of others, results that are no table."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import weft
+from tests.engine.models.built import ORDERS, build, query, run, why
+from weft.errors import DeclarationError, EventsLostError, LoadRefusedError
+from weft.project import Project
+
+
+def test_table_of_somebody_else_is_left_alone(orders: object) -> None:
+    weft.load([{"order_id": "mine"}], target="taken")
+
+    @weft.model
+    def taken(orders):  # type: ignore[no-untyped-def]
+        return orders.select("order_id")
+
+    with pytest.raises(LoadRefusedError, match="no build of the model taken wrote its rows"):
+        build(taken)
+    assert query("SELECT order_id FROM taken") == [("mine",)]
+    build(taken, full=True)
+    assert query("SELECT order_id FROM taken") == []
+
+
+def test_events_that_retention_removed(orders: object) -> None:
+    @weft.model(materialise="incremental")
+    def kept(orders):  # type: ignore[no-untyped-def]
+        return orders.select("order_id")
+
+    weft.publish_sync("orders", ORDERS)
+    build(kept)
+    weft.publish_sync("orders", ORDERS * 3)
+    weft.trim_sync("orders", max_rows=1)
+
+    with pytest.raises(EventsLostError, match="weft run kept --full"):
+        build(kept)
+    build(kept, full=True)
+    assert len(query("SELECT order_id FROM kept")) == 1
+
+
+@pytest.mark.parametrize("materialise", ["incremental", "merge"])
+def test_events_that_retention_removes_during_a_build(orders: object, materialise: str) -> None:
+    """They are not skipped. A full build reads what is there."""
+    options = {"key": "order_id"} if materialise == "merge" else {}
+
+    @weft.model(materialise=materialise, **options)
+    def kept(orders):  # type: ignore[no-untyped-def]
+        return "SELECT order_id FROM orders"
+
+    def trim() -> None:
+        weft.trim_sync("orders", max_rows=1)
+
+    weft.publish_sync("orders", ORDERS)
+    build(kept, meanwhile=trim)
+    assert query("SELECT order_id FROM kept") == [("b",)]
+    weft.publish_sync("orders", [{"order_id": "c"}, {"order_id": "d"}])
+    with pytest.raises(EventsLostError, match="lost up to 1 events before kept read them") as caught:
+        build(kept, meanwhile=trim)
+    assert caught.value.lost == 1 and "weft run kept --full" in str(caught.value.hint)
+    assert query("SELECT order_id FROM kept") == [("b",)]
+    build(kept, full=True)
+    assert query("SELECT order_id FROM kept") == [("d",)]
+
+
+def test_overtaken_build_changes_nothing(orders: object) -> None:
+    is_first = True
+
+    @weft.model(materialise="incremental")
+    def kept(orders):  # type: ignore[no-untyped-def]
+        nonlocal is_first
+        if is_first:
+            is_first = False
+            build(kept)
+        return orders.select("order_id")
+
+    weft.publish_sync("orders", ORDERS)
+    with pytest.raises(LoadRefusedError, match="Another run of kept"):
+        build(kept)
+    assert len(query("SELECT order_id FROM kept")) == 2
+
+
+def test_incremental_of_a_table_needs_a_cursor(streams: Project) -> None:
+    weft.load([{"id": 0, "name": "a"}], target="items")
+    run("DELETE FROM items")
+
+    @weft.model(materialise="incremental")
+    def all_again(items):  # type: ignore[no-untyped-def]
+        return items
+
+    @weft.model(materialise="incremental", cursor="id")
+    def kept(items):  # type: ignore[no-untyped-def]
+        return items
+
+    with pytest.raises(DeclarationError, match="each build would append all rows again"):
+        build(all_again)
+    for number in (1, 2, 3):
+        build(kept)
+        weft.load([{"id": number, "name": "b"}], target="items")
+    build(kept)
+    assert sorted(query("SELECT id FROM kept")) == [(1,), (2,), (3,)]
+    assert build(kept).engine == "none"
+
+
+def test_stream_that_is_deleted_and_created_again(orders: object) -> None:
+    @weft.model(materialise="incremental")
+    def kept(orders):  # type: ignore[no-untyped-def]
+        return orders.select("order_id")
+
+    @weft.model
+    def everything(orders):  # type: ignore[no-untyped-def]
+        return orders.select("order_id")
+
+    weft.publish_sync("orders", ORDERS)
+    build(kept)
+    build(everything)
+    weft.delete_stream_sync("orders")
+    weft.publish_sync("orders", [{"order_id": "x"}, {"order_id": "y"}])
+
+    with pytest.raises(DeclarationError, match="deleted and created again"):
+        build(kept)
+    assert why(everything) == "orders was deleted and created again"
+    build(everything)
+    build(kept, full=True)
+    assert sorted(query("SELECT order_id FROM kept")) == sorted(query("SELECT order_id FROM everything"))
+
+
+def test_rows_that_are_none(orders: object) -> None:
+    rows: list[dict[str, Any]] = []
+
+    @weft.model
+    def made(orders):  # type: ignore[no-untyped-def]
+        return rows
+
+    weft.publish_sync("orders", ORDERS)
+    with pytest.raises(DeclarationError, match="knows no columns"):
+        build(made)
+    rows.append({"n": 1})
+    build(made)
+    rows.clear()
+    build(made)
+
+    assert query("SELECT n FROM made") == []
+    assert why(made) is None
+
+
+@pytest.mark.parametrize("value", [None, "orders", 7])
+def test_result_that_is_no_table(orders: object, value: object) -> None:
+    @weft.model
+    def odd(orders):  # type: ignore[no-untyped-def]
+        return value
+
+    with pytest.raises(DeclarationError):
+        build(odd)
+
+
+def test_input_that_is_not_there(orders: object) -> None:
+    weft.publish_sync("orders", ORDERS)
+
+    @weft.model
+    def lost(ordres):  # type: ignore[no-untyped-def]
+        return ordres
+
+    with pytest.raises(weft.NotFoundError, match="ordres"):
+        build(lost)
