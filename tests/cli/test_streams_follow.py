@@ -57,3 +57,17 @@ def test_filter_applies_to_new_events(run, start, shop) -> None:
     assert json.loads(process.stdout.readline())["n"] == 1
     run("streams", "publish", "numbers", "--data", '[{"n": 2, "s": "b"}, {"n": 3, "s": "a"}]')
     assert json.loads(process.stdout.readline())["n"] == 3
+
+
+@pytest.mark.parametrize("system", ["redis"], indirect=True)
+def test_a_stream_that_others_made_again(following, system) -> None:
+    """It ends before what was shown: that is said, and new events are shown."""
+    import redis
+
+    process, _ = following
+    with redis.Redis.from_url(system.url) as client:
+        client.delete("numbers")
+        client.xadd("numbers", {"n": 5}, id="5-1")
+        assert any("the stream was created again" in line for line in process.stderr)
+        client.xadd("numbers", {"n": 6}, id="6-1")
+        assert json.loads(process.stdout.readline())["n"] == 6

@@ -19,7 +19,10 @@ import servers
 import weft
 from consumers.cutter import Cutter
 from consumers.numbered import drained, fill, numbers
+from weft.project import Project, use
+from weft.streams.runtime import close
 from weft.systems.redis import scripts
+from workers import declare
 
 
 @pytest.fixture
@@ -274,6 +277,27 @@ async def test_a_reply_about_the_backlog_is_lost(cutter: Cutter, single: weft.Re
         assert cutter.cuts == 2
         assert sorted(numbers(found)) == [0, 0, 1, 1, 2, 2, 3, 3]
         assert {entry.deliveries for _, entry in found} == {2}
+
+
+@pytest.mark.parametrize("script", ["lease", "settle"])
+async def test_a_reply_about_a_declared_stream_is_lost(cutter: Cutter, single: weft.Redis, script: str) -> None:
+    """What was leased comes, and an ack that was carried out is not refused when it is repeated."""
+    digest = await digest_of(single, script)
+    with use(Project()) as project:
+        connection = weft.connect(url=cutter.url)
+        one = declare("one", fields={"n": "int64"}, connection=connection)
+        await weft.publish(one, [{"n": n} for n in range(6)])
+        async with connection.xconsumer(streams=[one], group="g", consumer="a", buffer_size=2) as consumer:
+            first = await consumer.get_batch()
+            cutter.cut = digest
+            await consumer.ack(first)
+            rest = await drained(consumer)
+            assert [entry.field_values["n"] for _, entry in first + rest] == list(range(6))
+            await consumer.ack(rest)
+        assert cutter.cuts == 1
+        (group,) = await weft.groups(one)
+        assert (group["lag"], group["pending"]) == (0, 0)
+        await asyncio.to_thread(close, project)
 
 
 async def test_nobody_is_there(monkeypatch: pytest.MonkeyPatch) -> None:

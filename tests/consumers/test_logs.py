@@ -69,6 +69,22 @@ async def test_retention_was_faster(connection: Any) -> None:
         assert numbers(await drained(consumer)) == [4, 5]
 
 
+async def test_a_stream_that_was_created_again(connection: Any, system: Any) -> None:
+    """It is said once, where its offsets begin again; later events come."""
+    one = declare("one", fields={"n": "int64"})
+    await fill("one", 3)
+    async with connection.xconsumer(streams=["one"], timeout=60_000) as consumer:
+        await weft.delete_stream(one)
+        await fill("one", 2)
+        if system.kind == "redis":  # where offsets are moments
+            assert numbers([await consumer.get_entry(), await consumer.get_entry()]) == [0, 1]
+        else:
+            with pytest.raises(weft.EventsLostError, match=r"ends at offset 2, before 3.*created again"):
+                await consumer.get_entry()
+        await fill("one", 1, first=2)
+        assert numbers([await consumer.get_entry()]) == [2]
+
+
 @pytest.mark.timing
 async def test_complete_and_disjoint(connection: Any) -> None:
     declare("one", fields={"n": "int64"})

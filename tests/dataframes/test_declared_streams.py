@@ -54,6 +54,37 @@ def test_a_range(sales: Stream) -> None:
 
 
 @pytest.mark.parametrize("member", [{}, {"group": "g", "consumer": "c"}], ids=["alone", "group"])
+def test_a_frame_without_events_has_the_declared_columns(sales: Stream, member: dict[str, Any]) -> None:
+    """As one with events has them; nobody has published yet, or nothing new came."""
+    empty = weft.read_stream("default", "sales", **member)
+    with weft.iter_stream("default", "sales", yield_on_idle=True, block_ms=1, **member) as batches:
+        assert next(batches).schema == empty.schema
+    if not member:
+        assert weft.scan_stream("default", "sales").collect_schema() == empty.schema
+    publish(sales, range(2))
+    full = weft.read_stream("default", "sales", auto_ack=bool(member), **member)
+    assert full.schema == empty.schema
+    assert full.columns == ["_id", "_ts", *FIELDS]
+    start = {} if member else {"start_id": "$"}
+    assert weft.read_stream("default", "sales", **start, **member).schema == empty.schema
+    pandas = weft.read_stream("default", "sales", to="pandas", id_column="amount", **start, **member)
+    assert [*pandas.columns] == ["amount", "_ts", "user_id", "amount#2", *list(FIELDS)[2:]]
+
+
+@pytest.mark.parametrize("member", [{}, {"group": "g", "consumer": "c"}], ids=["alone", "group"])
+def test_a_declared_field_that_has_no_column_yet(streams: Any, member: dict[str, Any]) -> None:
+    """A reader adds none to the table."""
+    declare("events", fields={"n": "int64"}, max_new_columns=0)
+    weft.publish_sync("events", [{"n": 1, "late": 5}, {"n": 2}])
+    declare("events", fields={"n": "int64", "late": "int32", "later": "string"})
+    frame = weft.read_stream("default", "events", auto_ack=bool(member), **member)
+    assert frame.select("n", "late", "later").rows() == [(1, 5, None), (2, None, None)]
+    empty = weft.read_stream("default", "events", **({} if member else {"start_id": "$"}), **member)
+    assert frame.schema == empty.schema
+    assert frame.schema == {"_id": pl.String, "_ts": pl.Int64, "n": pl.Int64, "late": pl.Int32, "later": pl.String}
+
+
+@pytest.mark.parametrize("member", [{}, {"group": "g", "consumer": "c"}], ids=["alone", "group"])
 def test_one_odd_event_does_not_change_the_type_of_a_declared_field(
     streams: Any, member: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -285,6 +316,18 @@ def test_iterating_without_an_ack(sales: Stream) -> None:
         assert sorted(n for frame in batches for n in frame["n"]) == list(range(10, 25))
     (group,) = weft.groups_sync(sales)
     assert (group["lag"], group["pending"]) == (0, 0)
+
+
+def test_a_read_begins_with_what_an_iteration_of_its_consumer_holds(sales: Stream) -> None:
+    publish(sales, range(10))
+    one: dict[str, Any] = {"group": "g", "consumer": "c"}
+    with weft.iter_stream("default", "sales", batch_size=3, **one) as batches:
+        assert [next(batches)["n"].to_list() for _ in range(2)] == [[0, 1, 2], [3, 4, 5]]
+    assert weft.read_stream("default", "sales", count=4, **one)["n"].to_list() == [0, 1, 2, 3]
+    held = weft.read_stream("default", "sales", **one)
+    assert held["n"].to_list() == list(range(10))
+    assert weft.read_stream("default", "sales", group="g", consumer="c#other")["n"].to_list() == []
+    assert weft.ack_entries("default", "sales", "g", held["_id"]) == 10
 
 
 def test_a_batch_that_nobody_took_is_given_back(sales: Stream) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime as dt
 import logging
 import math
@@ -443,3 +444,16 @@ def test_numbers_that_are_too_large_are_no_others(
 ) -> None:
     add("events", *({"v": text} for text in texts))
     assert weft.read_stream(url, "events", schema={"v": kind})["v"].to_list() == values
+
+
+@pytest.mark.parametrize("url", ["http://localhost:8000", "https://weft.example/api/v1/streams/orders"])
+def test_the_url_of_a_service_is_not_that_of_a_database(url: str) -> None:
+    """Nothing is asked of it."""
+    advice = "(?s)cannot hold a stream.*URL of the database that holds the stream, such as postgres.*HTTP"
+    for read in (weft.read_stream, weft.iter_stream):
+        with pytest.raises(weft.DeclarationError, match=advice):
+            read(url, "orders")
+    with pytest.raises(weft.DeclarationError, match=advice):
+        weft.ack_entries(url, "orders", "g", ["1"])
+    with pytest.raises(weft.DeclarationError, match=advice):
+        asyncio.run(weft.connect(url=url).xconsumer(streams=["orders"]).get_entry())

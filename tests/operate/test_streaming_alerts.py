@@ -58,6 +58,9 @@ def play(log: RunLog, told: Told, *scripts: list[Any], restarts: int = 0, **opti
     running = Running(once=True, restart_on_error=restarts > 0, max_restarts=restarts, min_backoff_ms=0)
     with StreamingAlerts("copies", log, Alerters([told]), **options) as listener, suppress(RuntimeError):
         Supervisor(ScriptedEngine(*scripts), running, [listener]).run()
+    # Leaving waits for some seconds only: where disks are slow, the thread would change the log behind the test's back.
+    listener._thread.join(300)
+    assert not listener._thread.is_alive()
 
 
 def test_process_that_is_started_again_and_again_tells_it_a_few_times(log: RunLog) -> None:

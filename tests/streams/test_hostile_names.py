@@ -9,10 +9,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import servers
 import weft
 from marks import on_tables
 from weft import SettingsError
-from weft.project import Project
+from weft.project import Project, use
+from weft.streams.runtime import close
 from weft.systems.redis.group_member import GIVEN_BACK
 from workers import declare, execute, log_of
 
@@ -190,3 +192,48 @@ def test_a_users_own_table_is_not_taken_for_a_stream(streams: Project, system: A
         with pytest.raises(weft.DeclarationError, match="mine"):
             weft.publish_sync("mine", {"n": 1})
     weft.publish_sync("first", {"n": 2})
+
+
+def test_streams_of_two_projects_whose_names_differ_in_case_alone(streams: Project, system: Any) -> None:
+    """They are two streams, or the second one is refused: never one table."""
+    declare("orders", fields={"n": "int64"})
+    weft.publish_sync("orders", {"n": 1})
+    with use(Project()) as other:
+        declare("Orders", fields={"n": "int64"})
+        if system.kind == "sqlite":
+            for use_it in (
+                lambda: weft.publish_sync("Orders", {"n": 2}),
+                lambda: weft.consume_sync("Orders", "c"),
+                lambda: weft.read_stream("default", "Orders"),
+                lambda: weft.delete_stream_sync("Orders"),
+            ):
+                with pytest.raises(weft.DeclarationError, match=r"events\.Orders and events\.orders.* one table"):
+                    use_it()
+        else:
+            weft.publish_sync("Orders", {"n": 2})
+            assert [event["n"] for event in weft.consume_sync("Orders", "c")] == [2]
+        close(other)
+    assert [event["n"] for event in weft.consume_sync("orders", "c")] == [1]
+
+
+@pytest.mark.full
+def test_a_server_that_ignores_the_case_of_tables(need_server: Any) -> None:
+    need_server("mysql")
+
+    class Folding(servers.MariaDBServer):
+        def command(self) -> list[str]:
+            return [*super().command(), "--lower-case-table-names=1"]
+
+    server = Folding()
+    server.start()
+    try:
+        with use(Project()) as project, server.database() as url:
+            connection = weft.connect(url=url)
+            weft.publish_sync(declare("orders", fields={"n": "int64"}, connection=connection), {"n": 1})
+            project.streams.clear()
+            other = declare("Orders", fields={"n": "int64"}, connection=connection)
+            with pytest.raises(weft.DeclarationError, match=r"events\.Orders and events\.orders.* one table"):
+                weft.publish_sync(other, {"n": 2})
+            close(project)
+    finally:
+        server.kill()

@@ -18,7 +18,7 @@ from weft.cli.events_out import as_text, print_events
 from weft.cli.streams_common import of_stream
 from weft.errors import did_you_mean
 from weft.streams import Stream
-from weft.streams.events import to_dicts
+from weft.streams.events import moved, read_on, to_dicts
 from weft.streams.runtime import Opened, open_stream, stored_log
 from weft.systems.log import META_TYPES, ROWID, Log
 from weft.types import FieldType
@@ -85,12 +85,17 @@ def _follow(opened: Opened, position: int, wanted: Callable[[Mapping[str, Any]],
     log, watch = opened.log, opened.hub.watch
     while True:
         version = watch.version
-        head = log.head()
-        for page in _pages(log, position, head):
-            print_events(filter(wanted, page), output)
-        position = max(position, head)
-        watch.wait(version, _CHECK_SECONDS)
-        _check_reader()
+        events, other, lost = read_on(log, position, _PAGE_EVENTS)
+        if other is not None:
+            what = moved("reader", opened.stream.name, position, other, lost).what
+            click.echo(f"{click.style('warning:', fg='yellow', bold=True)} {what}", err=True)
+            position = other
+        elif events:
+            print_events(filter(wanted, events), output)
+            position = events[-1][ROWID]
+        else:
+            watch.wait(version, _CHECK_SECONDS)
+            _check_reader()
 
 
 def _check_reader() -> None:

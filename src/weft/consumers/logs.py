@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from time import monotonic
-from typing import Any
+from typing import Any, TypeVar
 
-from weft.errors import NotFoundError, SettingsError
+from weft.errors import ConnectionFailedError, NotFoundError, SettingsError
 from weft.streams import Stream, ack, consume, groups, nack
 from weft.streams.consuming import return_undelivered
-from weft.streams.events import events_lost, read_after
+from weft.streams.events import moved, read_on
 from weft.streams.runtime import Opened, find, open_stream_async
-from weft.systems.base import Connection
+from weft.systems.base import Connection, system_for
 from weft.systems.entries import Membership, Part, StreamEntry, by_stream
-from weft.systems.log import ROWID
+from weft.systems.log import ROWID, Member
+from weft.systems.patience import Patience
+
+T = TypeVar("T")
 
 _LOOK_SECONDS = 1.0
 _LEASE_MILLISECONDS = 60_000
@@ -30,9 +35,11 @@ class LogReader:
     only_reads = True
 
     def __init__(self, connection: Connection) -> None:
+        system_for(connection.kind).load_log()  # raises for a connection that holds no streams, whatever their names
         self._connection = connection
         self._streams: dict[str, Stream] = {}
         self._positions: dict[str, int] = {}
+        self._answered = False
 
     def name(self, stream: Any) -> str:
         declared = find(stream.decode() if isinstance(stream, bytes) else stream)
@@ -48,22 +55,28 @@ class LogReader:
 
     async def begin(self, stream: str, identifier: Any) -> None:
         """After `identifier`, or at the head."""
-        ready = await self._opened(stream)
         if identifier is None or identifier == "$":
-            self._positions[stream] = await ready.hub.in_thread(ready.log.head)
+            self._positions[stream] = await self.with_retries(lambda: self._head(stream))
         else:
             self._positions[stream] = check_offset(identifier)
+            await self.with_retries(lambda: self._opened(stream))
+
+    async def _head(self, stream: str) -> int:
+        ready = await self._opened(stream)
+        return await ready.hub.in_thread(ready.log.head)
 
     async def read(self, part: Part, count: int, wait: float) -> list[StreamEntry]:
         """Return a page of the log, once there is one."""
         (stream,) = part
-        ready, ends = await self._opened(stream), monotonic() + wait / 1000
+        ready = await self.with_retries(lambda: self._opened(stream))
+        after, ends = self._positions[stream], monotonic() + wait / 1000
+        read = partial(ready.hub.in_thread, read_on, ready.log, after, count)
         while True:
             version = ready.hub.watch.version
-            events, floor, lost = await ready.hub.in_thread(read_after, ready.log, self._positions[stream], count)
-            if floor:
-                self._positions[stream] = floor
-                raise events_lost("consumer", stream, lost)
+            events, other, lost = await self.with_retries(read)
+            if other is not None:
+                self._positions[stream] = other
+                raise moved("consumer", stream, after, other, lost)
             left = ends - monotonic()
             if events or left <= 0:
                 break
@@ -71,6 +84,20 @@ class LogReader:
         if events:
             self._positions[stream] = events[-1][ROWID]
         return [entry_of(stream, event) for event in events]
+
+    async def with_retries(self, request: Callable[[], Awaitable[T]]) -> T:
+        """Make a request until the database answers it, for as long as a restart may take. One that never answered is
+        not waited for."""
+        patience = Patience()
+        while True:
+            try:
+                reply = await request()
+                self._answered = True
+                return reply
+            except ConnectionFailedError as error:
+                if not self._answered:
+                    raise
+                await asyncio.sleep(patience.pause_after(error))
 
     async def close(self) -> None:
         """The connection is the project's, and stays open."""
@@ -97,6 +124,7 @@ class LogGroupReader(LogReader):
         self.skipped = 0
         self.recovered = 0
         self._backlogs: dict[str, list[tuple[str, int]]] = {}
+        self._asking_as: dict[str, str] = {}
 
     def _as_read(self, declared: Stream) -> Stream:
         if self._member.max_deliveries is None:
@@ -113,14 +141,18 @@ class LogGroupReader(LogReader):
             )
         if self._member.auto_create and not self._member.start_from_backlog:
             return
-        known = await groups(self._streams[stream], connection=self._connection)
-        group = next((each for each in known if each["consumer"] == self._group), None)
-        if group is None and not self._member.auto_create:
-            raise NotFoundError(
-                f"The stream {stream!r} has no group {self._group!r}.", hint="auto_create=True creates it."
-            )
+        if not self._member.auto_create:
+            known = await self.with_retries(lambda: groups(self._streams[stream], connection=self._connection))
+            if not any(each["consumer"] == self._group for each in known):
+                raise NotFoundError(
+                    f"The stream {stream!r} has no group {self._group!r}.", hint="auto_create=True creates it."
+                )
         if self._member.start_from_backlog:
-            self._backlogs[stream] = backlog_of(self._consumer, group)
+            self._backlogs[stream] = await self.with_retries(lambda: self._backlog(stream))
+
+    async def _backlog(self, stream: str) -> list[tuple[str, int]]:
+        ready = await open_stream_async(self._streams[stream], self._connection, to_read=True)
+        return backlog_of(self._consumer, await ready.hub.in_thread(ready.log.members, self._group))
 
     async def read(self, part: Part, count: int, wait: float) -> list[StreamEntry]:
         """Return what this member held before a restart, else what no member holds.
@@ -129,21 +161,29 @@ class LogGroupReader(LogReader):
         (stream,) = part
         backlog = self._backlogs.get(stream)
         if backlog:
-            member, pending = backlog.pop()
+            member, pending = backlog[-1]
             events = await self._consume(stream, min(pending, 100_000), member, 0)
+            backlog.pop()
             if events:
                 return events
-        return await self._consume(stream, count, new_member(self._consumer), wait)
+        # The same one until it has got something: what it was given in an answer that is lost, it gets again.
+        member = self._asking_as.setdefault(stream, new_member(self._consumer))
+        events = await self._consume(stream, count, member, wait)
+        if events:
+            del self._asking_as[stream]
+        return events
 
     async def _consume(self, stream: str, count: int, member: str, wait: float) -> list[StreamEntry]:
-        events = await consume(
-            self._streams[stream],
-            self._group,
-            count,
-            self._connection,
-            member,
-            lease=(self.held_for or 0) / 1000,
-            wait=min(wait / 1000, _LOOK_SECONDS),
+        events = await self.with_retries(
+            lambda: consume(
+                self._streams[stream],
+                self._group,
+                count,
+                self._connection,
+                member,
+                lease=(self.held_for or 0) / 1000,
+                wait=min(wait / 1000, _LOOK_SECONDS),
+            )
         )
         return [entry_of(stream, event) for event in events]
 
@@ -151,18 +191,23 @@ class LogGroupReader(LogReader):
         """Acknowledge the events, one transaction a delivery."""
         done = 0
         for stream, events in by_stream(entries, "field_values").items():
-            done += await ack(self._streams[stream], self._group, events, connection=self._connection)
+            acknowledge = partial(ack, self._streams[stream], self._group, events, connection=self._connection)
+            done += await self.with_retries(acknowledge)
         return done
 
     async def give_back(self, entries: Sequence[StreamEntry], *, undelivered: bool) -> int:
         done = 0
         for stream, events in by_stream(entries, "field_values").items():
             if undelivered:
-                ready = await self._opened(stream)
-                done += await ready.hub.in_thread(return_undelivered, ready, self._group, events)
+                done += await self.with_retries(partial(self._return, stream, events))
             else:
-                done += await nack(self._streams[stream], self._group, events, connection=self._connection)
+                release = partial(nack, self._streams[stream], self._group, events, connection=self._connection)
+                done += await self.with_retries(release)
         return done
+
+    async def _return(self, stream: str, events: list[Any]) -> int:
+        ready = await self._opened(stream)
+        return await ready.hub.in_thread(return_undelivered, ready, self._group, events)
 
 
 def entry_of(stream: str, event: dict[str, Any]) -> StreamEntry:
@@ -188,13 +233,11 @@ def new_member(consumer: str) -> str:
     return f"{consumer}{_MEMBER_SEPARATOR}{time.time_ns() // 1000:014x}{secrets.token_hex(3)}"
 
 
-def backlog_of(consumer: str, group: dict[str, Any] | None) -> list[tuple[str, int]]:
+def backlog_of(consumer: str, members: Sequence[Member]) -> list[tuple[str, int]]:
     """Return under which names a consumer holds events of a group, and how many each, the oldest last."""
-    members = [] if group is None else group["members"]
     # A consumer may be called as another one with more behind it.
     own = re.compile(re.escape(consumer) + f"({_MEMBER_SEPARATOR}[0-9a-f]{{20}})?")
-    held = [(each["member"], each["pending"]) for each in members if own.fullmatch(each["member"])]
-    return sorted(held, reverse=True)
+    return sorted([(each.member, each.pending) for each in members if own.fullmatch(each.member)], reverse=True)
 
 
 def as_text(name: Any) -> str:

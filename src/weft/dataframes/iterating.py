@@ -126,11 +126,11 @@ class StreamBatches:
             if batch is not None and len(batch) > 0:  # else all of it was put aside
                 self._in_hand = True
                 self._left = None if self._left is None else self._left - len(batch)
-                return join([batch], self._layout)
+                return join([batch], self._layout, self._feed)
             if self._feed.finished:
                 return None
             if time.monotonic() >= idle_at:
-                return join([], self._layout)
+                return join([], self._layout, self._feed)
         return None
 
     def hand_over(self, table: pa.Table) -> Any:

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from weft.columns import canonical_batch, canonical_schema
 from weft.errors import DeclarationError, MissingExtraError, SchemaError, SettingsError, did_you_mean
-from weft.systems.pages import FeedPage, FieldNames, Rejected, name_columns
+from weft.systems.pages import FeedPage, FieldNames, PageFeed, Rejected, name_columns
 from weft.types import FieldType, check_value
 
 OnError = Literal["null", "raise", "quarantine"]
@@ -400,10 +400,14 @@ def _checked(values: pa.Array, check: _Check, name: str, faults: list[Fault]) ->
     return pa.array(texts, values.type)
 
 
-def join(batches: list[pa.RecordBatch], layout: Layout) -> pa.Table:
-    """Return one table of all batches. Without a schema it has every field of any batch, as text or else as binary."""
+def join(batches: list[pa.RecordBatch], layout: Layout, feed: PageFeed) -> pa.Table:
+    """Return one table of all batches. Without a schema it has every field of any batch, as text or else as binary; of
+    no batch, the fields that the feed knows."""
     if layout.arrow_schema is not None:
         return pa.Table.from_batches(batches, layout.arrow_schema)
+    if not batches:
+        fields = [pa.field(name, kind) for name, kind in feed.known_fields().items()]
+        return pa.schema([*layout.own_schema, *fields]).empty_table()
     schema = pa.schema(list(types_of((batch.schema for batch in batches), layout).items()))
     if all(batch.schema.equals(schema) for batch in batches):
         return pa.Table.from_batches(batches, schema)

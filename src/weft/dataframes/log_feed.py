@@ -7,6 +7,7 @@ import logging
 import math
 import re
 from collections.abc import Callable, Container, Iterator, Sequence
+from operator import itemgetter
 from time import monotonic
 from types import NoneType
 from typing import Any
@@ -16,16 +17,17 @@ import pyarrow.compute as pc
 
 from weft.consumers.logs import as_text, backlog_of, new_member
 from weft.dataframes.layout import Layout
-from weft.errors import EventsLostError, SettingsError
-from weft.streams import ack_sync, consume_sync, groups_sync
+from weft.errors import ConnectionFailedError, EventsLostError, SettingsError
+from weft.streams import ack_sync, consume_sync
 from weft.streams.consuming import LONGEST_SECONDS, return_undelivered
 from weft.streams.declare import Stream
-from weft.streams.events import events_lost
+from weft.streams.events import events_lost, moved
 from weft.streams.runtime import Opened, open_stream
 from weft.systems.base import Connection
 from weft.systems.entries import Membership
 from weft.systems.log import EXTRA, META_TYPES, PUBLISHED_AT, ROWID
 from weft.systems.pages import FeedPage, PageFeed, name_columns
+from weft.systems.patience import patiently
 from weft.types import PYTHON_TYPES, FieldType, check_column, dump_json
 
 _log = logging.getLogger("weft.dataframes")
@@ -56,7 +58,10 @@ class EventPage(FeedPage):
 class _LogFeed(PageFeed):
     only_reads = True
 
-    def __init__(self, connection: Connection, stream: str | Stream, layout: Layout) -> None:
+    def __init__(
+        self, connection: Connection, stream: str | Stream, layout: Layout, stopped: Callable[[], bool]
+    ) -> None:
+        """`stopped` is asked while a database that is gone is waited for."""
         if layout.on_error == "quarantine":
             raise SettingsError(
                 'on_error="quarantine" is for keys of Redis. A declared stream checks its events when they come.',
@@ -64,24 +69,44 @@ class _LogFeed(PageFeed):
             )
         self.opened: Opened = open_stream(stream, connection, to_read=self.only_reads)
         self.layout = layout
+        self._stopped = stopped
 
     @property
     def name(self) -> str:
         return self.opened.stream.name
+
+    def known_fields(self) -> dict[str, pa.DataType]:
+        kinds = patiently(self._kinds, self._stopped)
+        columns = name_columns([name.encode() for name in kinds], self.layout.reserved)
+        return {column: kind.arrow for column, kind in zip(columns, kinds.values(), strict=True)}
+
+    def _kinds(self) -> dict[str, FieldType]:
+        """Return the type of each field: of its column, or as it is declared where there is no column yet."""
+        return {**self.opened.log.fields(fresh=True), **self._without_column()}
+
+    def _without_column(self) -> dict[str, FieldType]:
+        stored, declared = self.opened.log.fields(), self.opened.stream.fields
+        return {name: kind for name, kind in declared.items() if name not in stored}
 
     def _page(self, batch: pa.RecordBatch) -> FeedPage:
         columns = dict(zip(batch.schema.names, batch.columns, strict=True))
         rowids, published, extra = (columns.pop(name, None) for name in (ROWID, PUBLISHED_AT, EXTRA))
         fields = {name: array for name, array in columns.items() if name not in META_TYPES}
         reserved, wanted = self.layout.field_names
-        kinds, declared = self.opened.log.fields(), self.opened.stream.fields
+        missing, declared = self._without_column(), self.opened.stream.fields
+        kinds = self.opened.log.fields() | missing
+        for name in missing:
+            if wanted is None or name in wanted or name in reserved:
+                fields[name] = pa.nulls(len(batch), missing[name].arrow)
         unfit: dict[str, pa.Array] = {}
         for name, values in _of_extra(extra, reserved, wanted).items():
             kind = kinds.get(name) if name in fields else None
             if kind is not None:
                 # Stored before there was such a column; or it does not fit the column.
-                fitting = [value if _fit([value], kind) else None for value in values]
-                fields[name] = pc.coalesce(fields[name], _array(fitting, kind).cast(fields[name].type))
+                fitting = [value if _fitting([value], kind) is not None else None for value in values]
+                column = _fitting(fitting, kind)
+                assert column is not None
+                fields[name] = pc.coalesce(fields[name], column.cast(fields[name].type))
                 values = [value if fits is None else None for value, fits in zip(values, fitting, strict=True)]
                 if all(value is None for value in values):
                     continue
@@ -118,7 +143,9 @@ def _of_extra(extra: pa.Array | None, reserved: Container[str], wanted: Containe
 
 
 def _text(value: Any) -> str | None:
-    return value if isinstance(value, str) or value is None else json.dumps(value)
+    if not isinstance(value, str):
+        return None if value is None else json.dumps(value)
+    return value.encode(errors="backslashreplace").decode()  # JSON can hold half of a character
 
 
 class LogRangeFeed(_LogFeed):
@@ -126,9 +153,17 @@ class LogRangeFeed(_LogFeed):
 
     page_size = _EVENTS_A_PAGE
 
-    def __init__(self, connection: Connection, stream: str | Stream, layout: Layout, start: str, end: str) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        stream: str | Stream,
+        layout: Layout,
+        start: str,
+        end: str,
+        stopped: Callable[[], bool],
+    ) -> None:
         after, upto = offsets(start, end)
-        super().__init__(connection, stream, layout)
+        super().__init__(connection, stream, layout, stopped)
         self._after, self._upto = after, upto
         self._batches: Iterator[pa.RecordBatch] = iter(())
         self._rest: pa.RecordBatch | None = None
@@ -137,16 +172,16 @@ class LogRangeFeed(_LogFeed):
     def begin(self) -> None:
         """Fix where `$` is: after what is there now."""
         if self._after is None:
-            self._after = self.opened.log.head()
+            self._after, self._has_read = patiently(self.opened.log.head, self._stopped), True
 
     def fetch(self, limit: int, wait_seconds: float | None, more: bool = True) -> FeedPage | None:
         self.begin()
         watch, ends = self.opened.hub.watch, math.inf if wait_seconds is None else monotonic() + wait_seconds
         while True:
             # Asked first: what comes after this question is read with the next.
-            is_over = self._upto is not None and self.opened.log.head() >= self._upto
+            is_over = self._upto is not None and patiently(self.opened.log.head, self._stopped) >= self._upto
             # A watch wakes its readers for every stream of the database.
-            version, batch = watch.version, self._next()
+            version, batch = watch.version, patiently(self._next, self._stopped)
             left = ends - monotonic()
             if batch is not None or is_over or left <= 0:
                 break
@@ -157,15 +192,26 @@ class LogRangeFeed(_LogFeed):
         rows, rest = batch[:limit], batch[limit:]
         self._rest = rest if len(rest) > 0 else None
         self._after, self._has_read = rows[ROWID][-1].as_py(), True
-        return self._page(rows)
+        return patiently(lambda: self._page(rows), self._stopped)
 
     def _next(self) -> pa.RecordBatch | None:
         if self._rest is not None:
             return self._rest
+        try:
+            return self._read()
+        except ConnectionFailedError:
+            self._batches = iter(())  # read again, after the rows that were handed on
+            raise
+
+    def _read(self) -> pa.RecordBatch | None:
         batch = next(self._batches, None)
         if batch is None:
             log, after = self.opened.log, self._after or 0
-            upto = log.head() if self._upto is None else min(self._upto, log.head())
+            head = log.head()
+            if self._has_read and head < after:
+                warn_of_loss(moved("reader", self.name, after, head, 0))
+                self._after = after = head
+            upto = head if self._upto is None else min(self._upto, head)
             if upto > after:
                 if self._has_read and (lost := log.lost_after(after, None)[1]):
                     warn_of_loss(events_lost("reader", self.name, lost))
@@ -217,6 +263,7 @@ class LogGroupFeed(_LogFeed):
         *,
         iterates: bool = False,
         confirms: bool = False,
+        stopped: Callable[[], bool],
     ) -> None:
         """`iterates`: it is fetched from repeatedly, and no event comes twice. `confirms`: what was fetched is
         acknowledged before the next fetch."""
@@ -227,7 +274,7 @@ class LogGroupFeed(_LogFeed):
             )
         if layout.delivery_column is not None:
             raise SettingsError("include_delivery is for keys of Redis: declared streams count deliveries by range.")
-        super().__init__(connection, stream, layout)
+        super().__init__(connection, stream, layout, stopped)
         self._group, self._consumer = as_text(membership.group), as_text(membership.consumer)
         self._iterates, self._confirms = iterates, confirms
         self._backlog: list[tuple[str, int]] | None = None
@@ -244,14 +291,13 @@ class LogGroupFeed(_LogFeed):
         if not events:
             return None
         self._unconfirmed = events
-        return self._page(_batch(events, self.opened.log.fields(fresh=True)))
+        return patiently(lambda: self._page(_batch(events, self.opened.log.fields(fresh=True))), self._stopped)
 
     def _take(self, limit: int, wait_seconds: float | None) -> list[dict[str, Any]]:
         if not self._iterates:
-            return self._consume(self._consumer, limit, wait_seconds)
+            return self._take_all(limit, wait_seconds)
         if self._backlog is None:
-            stored = groups_sync(self.opened.stream, connection=self.opened.hub.connection)
-            self._backlog = backlog_of(self._consumer, next((g for g in stored if g["consumer"] == self._group), None))
+            self._backlog = self._held()
         while self._backlog:
             member, pending = self._backlog.pop()
             # All of it, as to ask again would bring the same events; but not where they are acknowledged in between:
@@ -268,20 +314,39 @@ class LogGroupFeed(_LogFeed):
             self._member = None
         return events
 
+    def _held(self) -> list[tuple[str, int]]:
+        members = patiently(lambda: self.opened.log.members(self._group), self._stopped)
+        return backlog_of(self._consumer, members)
+
+    def _take_all(self, limit: int, wait_seconds: float | None) -> list[dict[str, Any]]:
+        """Return what the consumer holds, also of its iterations, each of whose requests had a name of its own; then
+        what others released, and new events."""
+        events: list[dict[str, Any]] = []
+        for member, pending in reversed(self._held()):
+            if member != self._consumer and len(events) < limit:
+                events += self._consume(member, min(pending, limit - len(events)), 0)
+        if len(events) < limit:
+            events += self._consume(self._consumer, limit - len(events), 0 if events else wait_seconds)
+        return sorted(events, key=itemgetter(ROWID))
+
     def _consume(self, member: str, limit: int, wait_seconds: float | None) -> list[dict[str, Any]]:
         wait = LONGEST_SECONDS if wait_seconds is None else wait_seconds
         place = self.opened.stream, self._group, limit, self.opened.hub.connection, member
-        try:
+
+        def consume() -> list[dict[str, Any]]:
             return consume_sync(*place, lease=self._lease, wait=wait)
+
+        try:
+            return patiently(consume, self._stopped)
         except EventsLostError as error:  # which is raised once
             warn_of_loss(error)
-            return consume_sync(*place, lease=self._lease, wait=wait)
+            return patiently(consume, self._stopped)
 
     def give_back(self) -> None:
         """Return what no frame has."""
         events, self._unconfirmed = self._unconfirmed, []
         if events:
-            return_undelivered(self.opened, self._group, events)
+            patiently(lambda: return_undelivered(self.opened, self._group, events), self._stopped)
 
     def close(self) -> None:
         self._unconfirmed, self._taken = self._taken, []
@@ -296,7 +361,8 @@ class LogGroupFeed(_LogFeed):
     def confirm(self) -> None:
         events, self._unconfirmed = self._unconfirmed, []
         if events:
-            ack_sync(self.opened.stream, self._group, events, connection=self.opened.hub.connection)
+            place = self.opened.stream, self._group
+            patiently(lambda: ack_sync(*place, events, connection=self.opened.hub.connection), self._stopped)
 
 
 def _batch(events: Sequence[dict[str, Any]], fields: dict[str, FieldType]) -> pa.RecordBatch:
@@ -306,13 +372,15 @@ def _batch(events: Sequence[dict[str, Any]], fields: dict[str, FieldType]) -> pa
     for name in dict.fromkeys(name for event in events for name in event):
         values = [event.get(name) for event in events]
         kind = fields.get(name) or META_TYPES.get(name)
-        if kind is None or not _fit(values, kind):
+        column = None if kind is None else _fitting(values, kind)
+        if column is None:
             for row, value in enumerate(values):
-                if value is not None and (kind is None or not _fit([value], kind)):
+                if value is not None and (kind is None or _fitting([value], kind) is None):
                     extras.setdefault(row, {})[name] = value
                     values[row] = None
-        if kind is not None:
-            arrays[name] = _array(values, kind)
+            column = None if kind is None else _fitting(values, kind)
+        if column is not None:
+            arrays[name] = column
     if extras:
         texts = [json.dumps(extras[row]) if row in extras else None for row in range(len(events))]
         arrays[EXTRA] = pa.array(texts, pa.string())
@@ -322,20 +390,21 @@ def _batch(events: Sequence[dict[str, Any]], fields: dict[str, FieldType]) -> pa
 _TO_TEXT: dict[str, Callable[[Any], str]] = {"json": dump_json, "uuid": str}
 
 
-def _array(values: list[Any], kind: FieldType) -> pa.Array:
+def _fitting(values: list[Any], kind: FieldType) -> pa.Array | None:
+    """Return values as the column of a field; `None` if one of them is no value of it. That one did not fit when it was
+    published, or somebody else wrote it."""
+    if kind.base != "json":
+        python = PYTHON_TYPES[kind.base]
+        if not {*map(type, values)} <= {python, NoneType}:
+            return None
+        if python in (int, float) and check_column(values, kind)[0] is None:  # some are out of range
+            return None
     convert = _TO_TEXT.get(kind.base)
-    texts = values if convert is None else [None if value is None else convert(value) for value in values]
-    return pa.array(texts, kind.arrow)
-
-
-def _fit(values: list[Any], kind: FieldType) -> bool:
-    """Return whether these are values of a column. Others did not fit it when they were published."""
-    if kind.base == "json":
-        return True
-    python = PYTHON_TYPES[kind.base]
-    if not {*map(type, values)} <= {python, NoneType}:
-        return False
-    return python not in (int, float) or check_column(values, kind)[0] is not None  # of these, some are out of range
+    try:
+        texts = values if convert is None else [None if value is None else convert(value) for value in values]
+        return pa.array(texts, kind.arrow)
+    except (ValueError, OverflowError):
+        return None
 
 
 def warn_of_loss(error: EventsLostError) -> None:
@@ -349,4 +418,7 @@ def acknowledge(connection: Connection, stream: str | Stream, group: str, ids: S
         events = [{ROWID: int(each)} for each in ids]
     except ValueError as error:
         raise SettingsError(f"An id of an event is a number: {error}.") from None
-    return ack_sync(stream, group, events, connection=connection) if events else 0
+    if not events:
+        return 0
+    open_stream(stream, connection)  # one that never answered is not waited for
+    return patiently(lambda: ack_sync(stream, group, events, connection=connection))

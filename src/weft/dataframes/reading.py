@@ -55,8 +55,10 @@ def open_feed(
         from weft.dataframes.log_feed import LogGroupFeed, LogRangeFeed
 
         if membership is None:
-            return LogRangeFeed(connection, stream, layout, options.start_id, options.end_id)
-        return LogGroupFeed(connection, stream, layout, membership, iterates=iterates, confirms=options.auto_ack)
+            return LogRangeFeed(connection, stream, layout, options.start_id, options.end_id, stopped)
+        return LogGroupFeed(
+            connection, stream, layout, membership, iterates=iterates, confirms=options.auto_ack, stopped=stopped
+        )
     pages = open_pages(connection, "A key")
     if membership is None:
         return pages.read_range(stream, layout.field_names, options.start_id, options.end_id, stopped)
@@ -100,7 +102,10 @@ def _membership(options: Options) -> Membership | None:
 def is_declared(stream: object, connection: Connection) -> TypeGuard[str | Stream]:
     """Return whether this is a declared stream. Other names, or bytes, are those of the system's own streams; so is the
     name of a stream that is declared on another connection."""
-    has_own = system_for(connection.kind).pages is not None
+    system = system_for(connection.kind)
+    has_own = system.pages is not None
+    if not has_own and system.log is None:
+        system.load_log()  # raises, and says which systems hold streams
     if isinstance(stream, bytes) and not has_own:
         raise SettingsError(f"A declared stream has a name, not {stream!r}.")
     return isinstance(stream, Stream) or not has_own or is_declared_on(stream, connection)
@@ -137,7 +142,8 @@ def read_stream(
 def read_frame(feed: PageFeed, options: Options, wait_seconds: float | None = 0) -> Any:
     """Read what is there into one frame."""
     layout = options.layout
-    return frame_of(join(list(batches_of(feed, layout, options.count, wait_seconds)), layout), options.to, layout)
+    batches = list(batches_of(feed, layout, options.count, wait_seconds))
+    return frame_of(join(batches, layout, feed), options.to, layout)
 
 
 def batches_of(

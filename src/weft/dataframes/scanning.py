@@ -125,4 +125,4 @@ def _scan(open_it: Callable[[Layout], PageFeed], options: Options) -> Any:
 def _pages(open_it: Callable[[Layout], PageFeed], layout: Layout, count: int | None) -> Iterator[Any]:
     with closing(open_it(layout)) as feed:
         for batch in batches_of(feed, layout, count):
-            yield frame_of(join([batch], layout), "polars", layout)
+            yield frame_of(join([batch], layout, feed), "polars", layout)

@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -19,7 +18,6 @@ from starlette.routing import Match, Route
 
 from weft.server import (
     actions,
-    bodies,
     consuming,
     cors,
     dead_letters,
@@ -40,9 +38,10 @@ from weft.server import (
 from weft.server.access import opened_by
 from weft.server.audit import Audit
 from weft.server.consuming import moment, query, whole
+from weft.server.filters import filter_of
 from weft.server.limits import Limits
-from weft.server.live import EventStream, Filter
-from weft.server.problems import Problem, bad_parameter
+from weft.server.live import EventStream
+from weft.server.problems import Problem
 from weft.server.publishing import publish
 from weft.server.requests import QuickRequest, Requests
 from weft.server.run_log import in_thread
@@ -268,10 +267,11 @@ async def subscribe(request: Request) -> ASGIApp:
     # A browser that comes back sends a header that is newer than its address.
     since = request.headers.get("last-event-id") or parameters.get("since")
     position = await ready.hub.in_thread(_position, ready, since)
+    accepts = await ready.hub.in_thread(filter_of, ready, wheres)
     if request.method == "HEAD":  # its answer has an end
         return Response(media_type="text/event-stream")
     ended = partial(service.access.ended, opened_by(request))
-    answer = EventStream(service.feeds, ready, position, _filter(wheres), ended)
+    answer = EventStream(service.feeds, ready, position, accepts, ended)
     counts: metrics.ServerMetrics = request.app.state.metrics
     return counts.following(ready.stream.name, answer)
 
@@ -296,25 +296,6 @@ def _position(ready: Opened, since: str | None) -> int:
     if since.isdigit():
         return whole(since, "since", 0)
     return log.first_since(aware(moment(since, "since", "'start', an offset or "))) - 1
-
-
-def _filter(wheres: list[str]) -> Filter | None:
-    """Return the filter for events of which fields have these values: `where=action=click`."""
-    wanted = [where.partition("=") for where in wheres]
-    for name, equals, _ in wanted:
-        if not equals or not name:
-            raise bad_parameter("where needs a field and its value: where=action=click.", field="where")
-    if not wanted:
-        return None
-    return lambda event: all(_text(event.get(name)) == value for name, _, value in wanted)
-
-
-def _text(value: object) -> str | None:
-    """Return a value as its readers see it: in JSON, a text without its quotes."""
-    if value is None or isinstance(value, str):
-        return value
-    encoded = bodies.encode(value)
-    return str(msgspec.json.decode(encoded)) if encoded.startswith(b'"') else encoded.decode()
 
 
 async def _http_error(request: Request, error: Exception) -> Response:

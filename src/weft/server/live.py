@@ -19,7 +19,7 @@ from weft.server.answers import Answers
 from weft.server.keys import CACHED_SECONDS
 from weft.server.limits import Limits
 from weft.server.problems import Problem
-from weft.streams.events import read_after, with_texts
+from weft.streams.events import read_on, with_texts
 from weft.streams.runtime import Opened
 from weft.systems.log import ROWID
 
@@ -214,12 +214,9 @@ class Feed:
 def read(ready: Opened, after: int, limit: int) -> list[tuple[Event, bytes]]:
     """Read the events after an offset with their frames. `Moved`: retention removed some of them, or the log ends
     before the offset."""
-    log = ready.log
-    events, floor, lost = read_after(log, after, limit)
-    if floor:
-        raise Moved(floor, lost)
-    if not events and (head := log.head()) < after:
-        raise Moved(head)
+    events, other, lost = read_on(ready.log, after, limit)
+    if other is not None:
+        raise Moved(other, lost)
     name = ready.stream.name
     return [
         (event, frame("stream.event", {"stream": name, "event": with_texts(event, ROWID)}, event[ROWID]))

@@ -18,7 +18,7 @@ from itertools import count
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from weft.errors import EventsLostError, LeaseLostError, SchemaError, SettingsError, WeftError
+from weft.errors import ConnectionFailedError, EventsLostError, LeaseLostError, SchemaError, SettingsError, WeftError
 from weft.project import current
 from weft.streams import retention
 from weft.streams.declare import Stream
@@ -399,9 +399,16 @@ def _settle(ready: Opened, consumer: str, events: Consumed, member: str | None, 
         left = [rowid for rowid in rowids if rowid not in acked]
         token = None if lease is None else lease.token
         again = lease is not None and not lease.is_original and release is None
-        outcome = (
-            ready.log.settle(consumer, left, token=token, member=member, release=release, again=again) if left else 0
-        )
+        try:
+            outcome = (
+                ready.log.settle(consumer, left, token=token, member=member, release=release, again=again)
+                if left
+                else 0
+            )
+        except ConnectionFailedError:
+            if lease is not None:  # they may be acknowledged, and only the answer is lost: then the next ack repeats it
+                lease.is_original = False
+            raise
         if isinstance(outcome, Refused):
             refused.append(replace(outcome, rowids=left))  # all of a delivery or nothing
         else:

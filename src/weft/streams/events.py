@@ -102,6 +102,29 @@ def events_lost(reader: str, stream: str, lost: int) -> EventsLostError:
     )
 
 
+def moved(reader: str, stream: str, before: int, to: int, lost: int) -> EventsLostError:
+    """Return the error for a reader that goes on after another offset than the one that it had reached."""
+    if to > before:
+        return events_lost(reader, stream, lost)
+    return EventsLostError(
+        f"The stream {stream!r} ends at offset {to}, before {before}, after which a {reader} waits for events: an "
+        "older state was restored, or the stream was created again.",
+        lost=0,
+        hint=f"Iterate again to go on after offset {to}.",
+    )
+
+
+def read_on(log: Log, after: int, limit: int) -> tuple[list[dict[str, Any]], int | None, int]:
+    """Return the events after an offset; or none, the offset to go on after, and at most how many were removed: some
+    were, or the log ends before the offset."""
+    events, floor, lost = read_after(log, after, limit)
+    if floor:
+        return [], floor, lost
+    if not events and (head := log.head()) < after:
+        return [], head, 0
+    return events, None, 0
+
+
 def read_after(log: Log, after: int, limit: int) -> tuple[list[dict[str, Any]], int, int]:
     """Return the events after an offset; or none, the offset up to which they were removed, and at most how many."""
     head = log.head()

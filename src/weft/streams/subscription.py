@@ -13,13 +13,13 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
-from weft.errors import ConnectionFailedError, EventsLostError, SettingsError
+from weft.errors import ConnectionFailedError, SettingsError
 from weft.streams.declare import Stream
-from weft.streams.events import as_offset, events_lost, read_after
+from weft.streams.events import as_offset, moved, read_on
 from weft.streams.retention import aware
 from weft.streams.runtime import Opened, hub_of, open_stream
 from weft.systems.base import Connection
-from weft.systems.log import ROWID, Log
+from weft.systems.log import ROWID
 
 # At most this many events wait in memory for a slow reader; the others wait in the log.
 _PAGE_EVENTS = 500
@@ -180,11 +180,11 @@ class Subscription:
                     hint=f"Subscribe again with since={self.position} to go on.",
                 )
             version, after = watch.version, self._seen
-            page, moved, lost = await self._ready.hub.in_thread(_read, self._ready.log, after)
+            page, other, lost = await self._ready.hub.in_thread(read_on, self._ready.log, after, _PAGE_EVENTS)
             if self._page or self._seen != after:
                 continue  # another task that uses this subscription was faster
-            if moved is not None:
-                self._move(moved, lost)
+            if other is not None:
+                self._move(other, lost)
             if page:
                 self._page.extend(page)
             else:
@@ -198,24 +198,7 @@ class Subscription:
 
     def _move(self, to: int, lost: int) -> None:
         """Go on after another offset, and say so."""
-        before, self._seen, name = self._seen, to, self._ready.stream.name
+        before, self._seen = self._seen, to
         if not self._batch:
             self._position = to
-        if to > before:
-            raise events_lost("subscriber", name, lost)
-        raise EventsLostError(
-            f"The stream {name!r} ends at offset {to}, before {before}, after which a subscriber waits for events: an "
-            "older state was restored, or the stream was created again.",
-            lost=0,
-            hint=f"Iterate again to go on after offset {to}.",
-        )
-
-
-def _read(log: Log, after: int) -> tuple[list[dict[str, Any]], int | None, int]:
-    """Return the events after an offset; or none and where to go on, if some were removed or the log ends before it."""
-    page, floor, lost = read_after(log, after, _PAGE_EVENTS)
-    if floor:
-        return [], floor, lost
-    if not page and (head := log.head()) < after:
-        return [], head, 0
-    return page, None, 0
+        raise moved("subscriber", self._ready.stream.name, before, to, lost)

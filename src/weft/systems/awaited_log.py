@@ -22,6 +22,7 @@ _OF_NO_EVENTS: dict[str, Callable[..., Any]] = {
     "first_since": lambda moment: 1,
     "expired": lambda before, now: 0,
     "groups": list,
+    "members": lambda consumer: [],
     "nth_last": lambda n: None,
     "forget_consumer": lambda consumer: False,
     "trim": lambda upto, keeps_unread=False: 0,

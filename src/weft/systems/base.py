@@ -314,6 +314,8 @@ class System:
     endpoint: str = "weft.systems.endpoint:StoreEndpoint"
     extra: str | None = None
     describes: str = ""
+    instead: str = ""
+    """What to use instead, for those who take it for something that it is not."""
 
     def load(self, capability: Literal["stream_source", "target", "entries", "pages", "hashes", "api_keys"]) -> Any:
         """Return the class or function that this system names for a capability; `None` where it names none."""
@@ -355,7 +357,9 @@ class System:
 
     def _refuse(self, purpose: str, is_able: Callable[[System], str | None]) -> NoReturn:
         able = ", ".join(each.kind for each in systems().values() if is_able(each))
-        raise DeclarationError(f"A {self.kind} connection cannot {purpose}.", hint=f"These can: {able}.")
+        raise DeclarationError(
+            f"A {self.kind} connection cannot {purpose}.", hint=f"{self.instead} These can: {able}.".lstrip()
+        )
 
 
 def url_parameters(
@@ -484,6 +488,8 @@ _BUILT_IN = {
             endpoint="weft.systems.schema_registry.connection:SchemaRegistryEndpoint",
             extra="registry",
             describes="A schema registry: the schemas of Avro and Protobuf messages",
+            instead="An http:// URL is that of a schema registry. Pass the URL of the database that holds the stream, "
+            "such as postgres://…; the service (weft serve) is for clients of HTTP, not for connections.",
         ),
         System(
             kind="kinesis",

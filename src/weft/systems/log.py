@@ -247,6 +247,9 @@ class Log(Protocol):
     def groups(self) -> list[Group]:
         """Return every consumer of this stream."""
 
+    def members(self, consumer: str) -> list[Member]:
+        """Return the members that hold events of a consumer. Unlike `groups` this counts no event that nobody has."""
+
     def forget_consumer(self, consumer: str) -> bool:
         """Remove a consumer with its position and its leases; return whether there was one."""
 

@@ -76,6 +76,10 @@ class PageFeed:
     def begin(self) -> None:
         """Fix where to start, and make what must be there."""
 
+    def known_fields(self) -> dict[str, pa.DataType]:
+        """Return the columns of fields that are known without an entry, for a frame that has none."""
+        return {}
+
     def fetch(self, limit: int, wait_seconds: float | None, more: bool = True) -> FeedPage | None:
         """Return the next entries, up to `limit`; `None` if none came in time (`None` waits indefinitely). `more`:
         there will be another fetch."""

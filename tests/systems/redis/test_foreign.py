@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Any
@@ -11,7 +13,10 @@ import pytest
 
 import weft
 from weft import DeclarationError, SchemaError, WeftError
+from weft.engine.readers import stream_reader
+from weft.engine.streaming.log_source import EventRows
 from weft.project import Project
+from weft.systems.stream_source import EVENT_TIME
 from workers import declare, drain, log_of
 
 FIELDS = {
@@ -59,8 +64,27 @@ def test_entries_of_others(streams: Project, client: Any) -> None:
     assert first["_weft_publish_id"] is None
     assert abs(first["_weft_published_at"] - datetime.now(UTC)) < timedelta(minutes=5)
     assert {name: second[name] for name in MISFITS} == MISFITS
-    assert (third["n"], third["note"]) == ("1_000", "\\xff")
+    assert (third["n"], third["note"]) == ("1_000", {"base64": "/w=="})
     assert weft.ack_sync("orders", "worker", [first, second, third]) == 3
+
+
+def test_bytes_that_are_no_text_make_a_bad_event_of_their_own(streams: Project, client: Any) -> None:
+    """The others are read, whoever reads. Nobody takes escaped bytes for the text of the field."""
+    stream = declare(fields={"n": "int64", "note": "string"})
+    weft.publish_sync(stream, {"n": 0, "note": "a"})
+    client.xadd("orders", {"n": 1, "note": b"\xff\xfe"})
+    weft.publish_sync(stream, {"n": 2, "note": "b"})
+    ids = [str(event["_weft_rowid"]) for event in weft.consume_sync(stream, "worker")]
+    for member in ({}, {"group": "g", "consumer": "c"}):
+        assert weft.read_stream("default", stream, **member)["note"].to_list() == ["a", None, "b"]
+        with pytest.raises(weft.SchemaError, match=f"entry {ids[1]} of 'orders': 'note'"):
+            weft.read_stream("default", stream, on_error="raise", **member)
+    log = log_of(stream)
+    rows = EventRows("orders", replace(stream_reader(stream), time_column=EVENT_TIME), 3, log=log).split()
+    assert rows.gather()["note"].to_pylist() == ["a", "b"]
+    (letter,) = rows.bad
+    assert letter.offset == ids[1]
+    assert json.loads(letter.payload)["note"] == {"base64": "//4="}
 
 
 def test_ours_are_read_by_others(streams: Project, client: Any) -> None:
@@ -246,12 +270,19 @@ def test_entries_that_pretend_to_be_ours(streams: Project, client: Any) -> None:
         {"n": 3, "_weft_publish_id": "p", "_weft_extra": "[1]"},
         {"n": 4, "_weft_publish_id": "p", "_weft_extra": '{"_weft_rowid": 123}'},
         {"n": 5, "_weft_rowid": "123", "_weft_published_at": "never"},
+        {"n": 6, "_weft_publish_id": "p", "body": r'"\ud800"'},
+        {"n": 7, "_weft_publish_id": "p", "_weft_extra": r'{"a": "\ud800"}'},
+        {"n": 8, "_weft_publish_id": "p", "body": "NaN"},
+        {"n": 10**30, "_weft_publish_id": "p"},
     ):
         client.xadd("orders", fields)
+    numbers = [*range(9), 10**30]
     events = weft.consume_sync("orders", "worker")
-    assert [event["n"] for event in events] == list(range(6))
+    assert [event["n"] for event in events] == numbers
     assert events[5]["_weft_rowid#2"] == "123"
-    assert weft.ack_sync("orders", "worker", events) == 6
+    for member in ({}, {"group": "g", "consumer": "c"}):
+        assert weft.read_stream("default", "orders", **member)["n"].to_list() == [*numbers[:-1], None]
+    assert weft.ack_sync("orders", "worker", events) == 10
 
 
 @pytest.mark.parametrize("system", ["redis", "redis-cluster"], indirect=True)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import weft
+from servers import wait_until
 from weft.project import Project
 from weft.types import FieldType
 from workers import declare, log_of
@@ -90,6 +91,30 @@ def test_offsets_of_a_deleted_stream_are_not_given_again(streams: Project, clien
     log.highest = 0  # as another process
     assert weft.publish_sync(stream, [{"n": 2}, {"n": 3}])["first_rowid"] > before
     assert [event["n"] for event in weft.consume_sync(stream, "worker")] == [2, 3]
+
+
+def test_readers_of_a_stream_that_others_made_again_with_lower_ids(streams: Project, client: Any, caplog: Any) -> None:
+    """They are told, and go on with what is added to it."""
+    stream = declare(fields={"n": "int64"})
+    weft.publish_sync(stream, {"n": 0})
+    connection = weft.get_connection("default")
+
+    async def listen() -> list[int]:
+        async with connection.xconsumer(streams=[stream], timeout=60_000) as consumer, weft.subscribe(stream) as live:
+            with weft.iter_stream("default", stream, start_id="$") as batches:
+                client.delete("orders")
+                client.xadd("orders", {"n": 1}, id="5-1")
+                with pytest.raises(weft.EventsLostError, match="was created again"):
+                    await consumer.get_entry()
+                with pytest.raises(weft.EventsLostError, match="was created again"):
+                    await anext(live)
+                batch = asyncio.create_task(asyncio.to_thread(next, batches))
+                await asyncio.to_thread(wait_until, lambda: "It goes on" in caplog.text, "the warning", 120)
+                client.xadd("orders", {"n": 2}, id="5-2")
+                found = [(await consumer.get_entry())[1].field_values["n"], (await anext(live))["n"]]
+                return [*found, *(await batch)["n"]]
+
+    assert asyncio.run(asyncio.wait_for(listen(), 300)) == [2, 2, 2]
 
 
 def test_a_server_that_went_back(streams: Project, client: Any, caplog: pytest.LogCaptureFixture) -> None:

@@ -104,6 +104,9 @@ class MySQLStore(MySQLSessions, SqlStore):
         number = secrets.randbelow(_MAX_STREAM) + 1
         session.run(self.insert_ignore(self.streams, ("id", "name", "head")), (number, f"{schema}.{name}", highest))
 
+    def folds_names(self, session: Session) -> bool:
+        return bool(session.value("SELECT @@lower_case_table_names"))
+
     def add_columns(self, log: SqlLog, columns: dict[str, FieldType]) -> None:
         """ALTER TABLE in short tries: behind one that waits for a long reader, every publisher would wait too."""
         deadline = time.monotonic() + LOCK_SECONDS

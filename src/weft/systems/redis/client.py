@@ -238,9 +238,11 @@ def explain(connection: Connection, error: BaseException) -> WeftError:
         text = "TRYAGAIN the slot moves to a node that had none"
     what = f"Redis ({connection.target}): {text}"
     if isinstance(error, exceptions.BusyLoadingError) or text.startswith(_BUSY):
-        return BusyError(what, hint=f"{NOTHING_STORED} The server is busy, or moves this slot; try again.")
+        hint = f"{NOTHING_STORED} The server is busy, or moves this slot; try again."
+        return BusyError(what, hint=hint, passes=True)
     if refuses(error) or isinstance(error, exceptions.NoPermissionError):
-        return ConnectionFailedError(what, hint="Check username and password, and what the user may do (ACL).")
+        hint = "Check username and password, and what the user may do (ACL)."
+        return ConnectionFailedError(what, hint=hint, passes=False)
     if isinstance(error, (exceptions.OutOfMemoryError, exceptions.ReadOnlyError)) or text.startswith(_FULL):
         return StorageError(what, hint=f"{NOTHING_STORED} Free memory or disk, or use a server that can be written.")
     if isinstance(error, exceptions.ResponseError) and not isinstance(error, exceptions.ClusterError):

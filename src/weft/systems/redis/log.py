@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weft.errors import SettingsError, unknown
-from weft.systems.log import META_TYPES, Group, Leased, LogPage, Member, Refused, Release, Sample, Span
+from weft.systems.log import META_TYPES, ROWID, Group, Leased, LogPage, Member, Refused, Release, Sample, Span
 from weft.systems.pages import FieldNames
 from weft.systems.redis import ids, values
 from weft.systems.redis.group_member import GIVEN_BACK
@@ -307,12 +307,12 @@ class RedisLog:
             self._added.note(self._offset(entries[-1][0]), before + len(entries))
         return self._page(entries)
 
-    def _page(self, entries: list[values.Entry]) -> LogPage:
+    def _page(self, entries: list[values.Entry], *, is_trusted: bool = True) -> LogPage:
         fields = self.fields()
         names = {name for entry in entries for name in entry[1][::2]}
         if not {name.decode(errors="backslashreplace") for name in names} <= fields.keys() | META_TYPES.keys():
             fields = self.fields(fresh=True)  # another process may have added some
-        return values.page_of(entries, fields, self.keys.stream)
+        return values.page_of(entries, fields, self.keys.stream, is_trusted=is_trusted)
 
     def read_arrow(self, after: int, upto: int, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
         types = {**self.fields(fresh=True), **META_TYPES}
@@ -354,15 +354,10 @@ class RedisLog:
                 yield feed.reply, page
 
     def _batch(self, entries: list[values.Entry], wanted: dict[str, FieldType], schema: pa.Schema) -> pa.RecordBatch:
-        import pyarrow as pa
-
-        page = self._page(entries)
-        columns = dict(zip(page.names, page.columns, strict=True))
-        arrays = [
-            pa.array(_texts(columns[name], kind), kind.arrow) if name in columns else pa.nulls(len(entries), kind.arrow)
-            for name, kind in wanted.items()
-        ]
-        return pa.RecordBatch.from_arrays(arrays, schema=schema)
+        try:
+            return _arrays(self._page(entries), wanted, schema)
+        except (ValueError, OverflowError):  # of an entry that Weft did not write, although it says so
+            return _arrays(self._page(entries, is_trusted=False), wanted, schema)
 
     # -------------------------------------------------------------------------------------------------------- consumers
 
@@ -441,6 +436,11 @@ class RedisLog:
             groups.append(Group(consumer, self._offset(position), int(lag), int(pending), int(lost), members))
         return sorted(groups, key=lambda group: group.consumer)
 
+    def members(self, consumer: str) -> list[Member]:
+        _, _, rows = self.store.script("groups", [self.keys.stream, self.keys.meta], f"{self.keys.meta}:")
+        held = next((row for row in rows if row[0] == consumer.encode() and row[2]), None)
+        return [] if held is None else self._members(held[0], dict(held[5]))
+
     def sample(self) -> Sample:
         """Return the stream's size. A lag that would have to be counted entry by entry is left out."""
         state = self._state()
@@ -486,6 +486,18 @@ class RedisLog:
             if newest:
                 moment = max(moment, int(min(float(newest[1]), young * 1e6)))
         self.store.command("ZREMRANGEBYSCORE", self.keys.seen, "-inf", f"({moment}")
+
+
+def _arrays(page: LogPage, wanted: dict[str, FieldType], schema: pa.Schema) -> pa.RecordBatch:
+    import pyarrow as pa
+
+    columns = dict(zip(page.names, page.columns, strict=True))
+    rows = len(columns[ROWID])
+    arrays = [
+        pa.array(_texts(columns[name], kind), kind.arrow) if name in columns else pa.nulls(rows, kind.arrow)
+        for name, kind in wanted.items()
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 def _texts(column: Sequence[Any], kind: FieldType) -> Sequence[Any]:

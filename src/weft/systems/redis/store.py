@@ -53,7 +53,9 @@ class RedisStore:
         """Raise where this was closed."""
         if self._closed:
             raise ConnectionFailedError(
-                f"Nothing was done: {self.connection.label} was closed.", hint="The next use of the stream opens it."
+                f"Nothing was done: {self.connection.label} was closed.",
+                hint="The next use of the stream opens it.",
+                passes=False,
             )
 
     def _open_client(self) -> client.Client:
@@ -118,7 +120,7 @@ class RedisStore:
         if isinstance(error, AttributeError) and client.NO_SUCH_NODE not in str(error):
             return error
         if self._closed:
-            return ConnectionFailedError(f"{self.connection.label} was closed.")
+            return ConnectionFailedError(f"{self.connection.label} was closed.", passes=False)
         explained = client.explain(self.connection, error)
         if self._client is None and type(explained) is ConnectionFailedError:
             return self.connection.unreachable(error, answered=client.answered(error))

@@ -1,11 +1,13 @@
 """Values as the texts of entries, and back.
 
 What Weft wrote reads back the same. What others wrote is read as the declared types say, and what does not fit goes to
-`_weft_extra` as the text it is.
+`_weft_extra` as the text it is. Bytes that are not UTF-8 in a field of texts go there as `{"base64": …}`: an escaped
+text would be taken for the field's value.
 """
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 from collections.abc import Callable, Sequence
@@ -26,6 +28,7 @@ Entry = tuple[bytes, list[bytes]]
 """An id, and names and values in turn."""
 
 _OWN = {PUBLISH_ID, EXTRA}
+_JSON = FieldType("json")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 # From the canonical value to text. Texts, JSON and bytes are themselves.
@@ -57,6 +60,15 @@ def to_texts(values: list[Any], kind: FieldType) -> list[Any]:
     return values if write is None else [None if v is None else write(v) for v in values]
 
 
+def _document(raw: bytes) -> Any:
+    """Return JSON that Weft wrote, or somebody in its name: an escape may be half of a character, which no answer can
+    hold."""
+    value = json.loads(raw)
+    if b"\\u" in raw:
+        check_value(value, _JSON)
+    return value
+
+
 # From a text that Weft wrote.
 _FROM_TEXT: dict[str, Callable[[bytes], Any]] = {
     "string": bytes.decode,
@@ -68,7 +80,7 @@ _FROM_TEXT: dict[str, Callable[[bytes], Any]] = {
     "decimal": lambda raw: Decimal(raw.decode()),
     "date": lambda raw: date.fromisoformat(raw.decode()),
     "timestamp": lru_cache(maxsize=4096)(lambda raw: datetime.fromisoformat(raw.decode())),
-    "json": json.loads,
+    "json": _document,
     "bytes": lambda raw: raw,
     "uuid": lambda raw: UUID(raw.decode()),
 }
@@ -101,8 +113,9 @@ def read_foreign(raw: bytes, kind: FieldType) -> Any:
     return check_value(value, kind)
 
 
-def page_of(entries: Sequence[Entry], fields: dict[str, FieldType], stream: str) -> LogPage:
-    """Entries as columns: the fields, then what Weft adds."""
+def page_of(entries: Sequence[Entry], fields: dict[str, FieldType], stream: str, *, is_trusted: bool = True) -> LogPage:
+    """Entries as columns: the fields, then what Weft adds. An entry that looks like one of Weft is taken as it is if
+    `is_trusted`; else its values are checked too, as somebody may have copied and changed it."""
     offsets = [ids.to_offset(entry[0], stream) for entry in entries]
     published: dict[int, datetime] = {}
     for ms in {ids.milliseconds_of(offset) for offset in offsets}:
@@ -115,7 +128,7 @@ def page_of(entries: Sequence[Entry], fields: dict[str, FieldType], stream: str)
         values = list(zip(*(entries[row][1][1::2] for row in rows), strict=True))
         is_own = PUBLISH_ID.encode() in names
         for name, column in zip(name_columns(names, ()), values, strict=True):
-            _place(name, column, rows, is_own, fields, columns)
+            _place(name, column, rows, is_own, fields, columns, is_trusted)
     return LogPage(
         (*fields, ROWID, PUBLISHED_AT, PUBLISH_ID, EXTRA),
         [
@@ -135,6 +148,7 @@ def _place(
     is_own: bool,
     fields: dict[str, FieldType],
     columns: dict[str, list[Any]],
+    is_trusted: bool,
 ) -> None:
     kind = fields.get(name)
     if name in _OWN and is_own:
@@ -143,13 +157,19 @@ def _place(
                 if name == PUBLISH_ID:
                     columns[PUBLISH_ID][row] = raw.decode()
                 else:
-                    columns[EXTRA][row] = {**_extra(raw), **(columns[EXTRA][row] or {})}
+                    extra = _extra(raw)
+                    if not is_trusted:
+                        check_value(extra, _JSON)
+                    columns[EXTRA][row] = {**extra, **(columns[EXTRA][row] or {})}
             except _NOT_OURS:
                 _keep(columns[EXTRA], row, name, raw)
         return
     if is_own and kind is not None:
         try:
             decoded = list(map(_FROM_TEXT[kind.base], values))
+            if not is_trusted:
+                for value in decoded:
+                    check_value(value, kind)
         except _NOT_OURS:
             pass  # another writer's entry after all
         else:
@@ -165,17 +185,22 @@ def _place(
                 raise ValueError("no such field")
             columns[name][row] = read_foreign(raw, kind)
         except _NOT_OURS:
-            _keep(columns[EXTRA], row, name, raw)
+            _keep(columns[EXTRA], row, name, raw, kind)
 
 
 def _extra(raw: bytes) -> dict[str, Any]:
-    extra = json.loads(raw)
+    extra = _document(raw)
     if not isinstance(extra, dict) or any(name.startswith(RESERVED_PREFIX) for name in extra):
         raise ValueError("Weft did not write it")
     return extra
 
 
-def _keep(extra: list[Any], row: int, name: str, raw: bytes) -> None:
+def _keep(extra: list[Any], row: int, name: str, raw: bytes, kind: FieldType | None = None) -> None:
     """Keep a text that fits nowhere; under another name where it would take the place of what Weft adds."""
     name = f"{name}#2" if name.startswith(RESERVED_PREFIX) else name
-    extra[row] = {**(extra[row] or {}), name: raw.decode(errors="backslashreplace")}
+    try:
+        value: Any = raw.decode()
+    except UnicodeDecodeError:
+        is_text = kind is not None and kind.base == "string"
+        value = {"base64": base64.b64encode(raw).decode()} if is_text else raw.decode(errors="backslashreplace")
+    extra[row] = {**(extra[row] or {}), name: value}

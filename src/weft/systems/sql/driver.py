@@ -173,7 +173,9 @@ class SqlDriver(ABC):
         """Raise where this was closed: a caller that still holds it must not open connections that nobody closes."""
         if self._closed:
             raise ConnectionFailedError(
-                f"Nothing was done: {self.connection.label} was closed.", hint="The next use of the stream opens it."
+                f"Nothing was done: {self.connection.label} was closed.",
+                hint="The next use of the stream opens it.",
+                passes=False,
             )
 
     def _borrow(self, role: Role) -> Any:

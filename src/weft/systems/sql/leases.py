@@ -413,19 +413,30 @@ def groups(session: Session, log: SqlLog) -> list[Group]:
         f"SELECT consumer, position, lost FROM {store.groups} WHERE stream = ? AND consumer <> ? ORDER BY consumer",
         (log.number, _GATE),
     )
-    held = session.rows(
-        f"SELECT consumer, member, sum(events), max(expires), max(deliveries) FROM {store.leases} "
+    held = _holders(session, log)
+    consumers = []
+    for consumer, position, lost in rows:
+        mine = held.get(consumer, [])
+        lag = log.count_between(session, int(position) + 1, fence)
+        members, pending = [each for each in mine if each.member], sum(each.pending for each in mine)
+        consumers.append(Group(consumer, int(position), lag, pending, int(lost), members))
+    return consumers
+
+
+def members(session: Session, log: SqlLog, consumer: str) -> list[Member]:
+    """The members of a consumer that hold events."""
+    return [each for each in _holders(session, log).get(consumer, []) if each.member]
+
+
+def _holders(session: Session, log: SqlLog) -> dict[str, list[Member]]:
+    """By consumer, who holds events; without a name, what was given back."""
+    rows = session.rows(
+        f"SELECT consumer, member, sum(events), max(expires), max(deliveries) FROM {session.store.leases} "
         "WHERE stream = ? GROUP BY consumer, member ORDER BY consumer, member",
         (log.number,),
     )
-    consumers = []
-    for consumer, position, lost in rows:
-        mine = [row for row in held if row[0] == consumer]
-        members = [
-            Member(member, int(events), _EPOCH + timedelta(microseconds=int(expires)), int(deliveries))
-            for _, member, events, expires, deliveries in mine
-            if member
-        ]
-        lag = log.count_between(session, int(position) + 1, fence)
-        consumers.append(Group(consumer, int(position), lag, sum(int(row[2]) for row in mine), int(lost), members))
-    return consumers
+    held: dict[str, list[Member]] = {}
+    for consumer, member, events, expires, deliveries in rows:
+        moment = _EPOCH + timedelta(microseconds=int(expires))
+        held.setdefault(consumer, []).append(Member(member, int(events), moment, int(deliveries)))
+    return held

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from weft.errors import StorageError, unknown
-from weft.systems.log import META_TYPES, PUBLISHED_AT, ROWID, Group, Leased, LogPage, Refused, Release
+from weft.systems.log import META_TYPES, PUBLISHED_AT, ROWID, Group, Leased, LogPage, Member, Refused, Release
 from weft.systems.sql import leases
 from weft.systems.sql.leases import ConsumerLeases
 from weft.systems.sql.literals import literal
@@ -253,6 +253,12 @@ class SqlLog:
         self.floor()  # where the number is that of a deleted stream, this finds the one that took its place
         with self.store.session("read") as session:
             return leases.groups(session, self)
+
+    def members(self, consumer: str) -> list[Member]:
+        """The members of a consumer that hold events."""
+        self.floor()  # as in `groups`
+        with self.store.session("read") as session:
+            return leases.members(session, self, consumer)
 
     # -------------------------------------------------------------------------------------------------------- retention
 

@@ -232,8 +232,24 @@ class SqlStore(SqlDriver):
         with self.session("publish") as session:
             if ROWID not in (self.reflect(session, log.schema, log.name) or columns):
                 raise _not_a_stream(log.full)
+            if self.folds_names(session):
+                for (full,) in session.rows(f"SELECT name FROM {self.streams}"):
+                    self._check_spelling(log.full, full)
             self.create_stream(session, log.schema, log.name, columns)
         log.types(fresh=True)
+
+    def folds_names(self, session: Session) -> bool:
+        """Return whether names of tables that differ in upper and lower case alone are one name, and in the catalogue
+        are two."""
+        return False
+
+    def _check_spelling(self, full: str, stored: str) -> None:
+        if full != stored and full.lower() == stored.lower():
+            raise DeclarationError(
+                f"The streams {full} and {stored}, which exists, would be one table: {self.connection.label} ignores "
+                "upper and lower case in the names of tables.",
+                hint=f"Call it {stored}, or give it another name.",
+            )
 
     def _check(self, log: SqlLog) -> None:
         if ROWID not in log.types():
@@ -249,8 +265,14 @@ class SqlStore(SqlDriver):
 
     def _number(self, full: str) -> int | None:
         with self.session("read") as session:
-            number = session.value(f"SELECT id FROM {self.streams} WHERE name = ?", (full,))
-        return None if number is None else int(number)
+            return self._number_in(session, full)
+
+    def _number_in(self, session: Session, full: str) -> int | None:
+        row = session.row(f"SELECT id, name FROM {self.streams} WHERE name = ?", (full,))
+        if row is None:
+            return None
+        self._check_spelling(full, row[1])
+        return int(row[0])
 
     def names(self) -> list[tuple[str, str]]:
         """Return (schema, name) of every stream stored here; create nothing."""
@@ -267,7 +289,7 @@ class SqlStore(SqlDriver):
         if not self._is_prepared():
             return False
         with self.session("publish") as session:
-            number = session.value(f"SELECT id FROM {self.streams} WHERE name = ?", (f"{schema}.{name}",))
+            number = self._number_in(session, f"{schema}.{name}")
             if number is not None:
                 for table in (self.groups, self.leases, self.keys):
                     session.run(f"DELETE FROM {table} WHERE stream = ?", (number,))

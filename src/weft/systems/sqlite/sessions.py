@@ -81,7 +81,7 @@ class SqliteSessions(SqlDriver):
                 os.makedirs(os.path.dirname(os.path.abspath(self.path)), exist_ok=True)
             except OSError as error:
                 raise ConnectionFailedError(
-                    f"The folder of the SQLite database {self.path} cannot be made: {error.strerror}."
+                    f"The folder of the SQLite database {self.path} cannot be made: {error.strerror}.", passes=False
                 ) from None
         while True:
             location = MEMORY if self.in_memory else os.path.realpath(self.path)
@@ -306,6 +306,7 @@ class SqliteSessions(SqlDriver):
                 f"{where} cannot be opened: {error}.",
                 hint="Is it a SQLite file that you may read and write?"
                 + (f" Try: weft connections check {self.connection.name}" if self.connection.name else ""),
+                passes=False,
             )
         if code in (sqlite3.SQLITE_TOOBIG, sqlite3.SQLITE_MISMATCH):
             return SchemaError(f"{where} refused a value: {error}.")

@@ -92,7 +92,7 @@ class SqliteStore(SqliteSessions, SqlStore):
         return {column: from_sql("sqlite", kind) for column, kind in rows} or None
 
     def create_catalogue(self, session: Session) -> None:
-        # Without case, as SQLite compares the names of the tables: one table is one stream.
+        # Without case, as SQLite compares the names of the tables: `_number` refuses another spelling of a name.
         texts = {"stream": "TEXT COLLATE NOCASE", "name": "TEXT", "text": "TEXT"}
         numbers = dict.fromkeys(("id", "number", "offset"), "INTEGER")
         self.create_tables(session, **numbers, **texts, key="BLOB", clustered=" WITHOUT ROWID")

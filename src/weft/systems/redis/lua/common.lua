@@ -57,6 +57,14 @@ local function last_of(stream, meta)
   return last
 end
 
+-- The last id that readers may see. Where somebody deleted the stream and others add entries with lower ids, these are the
+-- stream: a reader that waited at the end of the old one is told.
+local function end_of(stream, meta)
+  if not stream or stream['length'] == 0 then return last_of(stream, meta) end
+  local last, floor = stream['last-generated-id'], call('HGET', meta, 'floor') or '0-0'
+  return is_before(last, floor) and floor or last
+end
+
 local function group_of(key, name)
   if call('EXISTS', key) == 0 then return nil end
   for _, flat in ipairs(call('XINFO', 'GROUPS', key)) do

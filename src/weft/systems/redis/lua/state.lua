@@ -2,7 +2,7 @@
 -- are, how many were ever added up to that last id (false where the stream is another than the one it was given out in), and
 -- the first entry's id or false.
 local stream = stream_of(KEYS[1])
-local last, floor = last_of(stream, KEYS[2]), call('HGET', KEYS[2], 'floor') or '0-0'
+local last, floor = end_of(stream, KEYS[2]), call('HGET', KEYS[2], 'floor') or '0-0'
 if not stream then return {last, floor, 0, false, false} end
 local added = last == stream['last-generated-id'] and stream['entries-added']
 local first = stream['first-entry']
