@@ -187,7 +187,7 @@ class Targets:
         """Return the tables of the targets with the columns that they have now, or one of them; none where a stream is
         a target too, which gets the changes as they are. Of columns with normalizers any value may be one."""
         found: list[StoredTable] = []
-        if any(each.table is None for each in self._pipeline.targets):
+        if any(each.stream is not None for each in self._pipeline.targets):
             return found
         for target in self._pipeline.targets:
             connection, load = self._planned(target, BatchId("", 0))

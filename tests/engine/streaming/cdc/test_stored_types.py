@@ -4,6 +4,7 @@ and databases."""
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -30,6 +31,15 @@ COLUMNS = [
 ]
 TABLE = StoredTable({each.name: each for each in COLUMNS})
 LAKE = StoredTable({each.name: each for each in COLUMNS}, refuses_rows=False)
+
+
+def test_a_lake_by_its_path_is_a_table_too(tmp_path: Path) -> None:
+    with use(Project()):
+        broker = weft.KafkaConnection(name="broker", bootstrap_servers="nowhere:9092")
+        lake = weft.DeltaLocalConnection(name="lake", path=str(tmp_path))
+        cdc = weft.CDC(envelope="debezium", route={"public.t": "shop/t"}, key_field="id")
+        (source,) = resolved(make(name="m", source=broker, source_query="t", target=lake, cdc=cdc)).sources
+    assert {"before", "after"} <= source.columns.keys()
 
 
 def read(cdc: weft.CDC, rows: list[dict[str, Any]], form: str, table: StoredTable = TABLE) -> Opened:

@@ -26,7 +26,7 @@ def resolved(pipeline: StreamingPipeline) -> StreamingPipeline:
     cdc = pipeline.cdc
     if cdc is not None and cdc.snapshot == "copy":
         pipeline = replace(pipeline, sources=tuple(map(_from_its_end, pipeline.sources)))
-    if cdc is not None and cdc.row_sql is None and all(each.table is not None for each in pipeline.targets):
+    if cdc is not None and cdc.row_sql is None and all(each.stream is None for each in pipeline.targets):
         pipeline = replace(pipeline, sources=tuple(_with_rows_as_json(each, cdc) for each in pipeline.sources))
     if cdc is None or cdc.route is None:
         return pipeline
