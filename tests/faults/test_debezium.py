@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 from collections.abc import Iterator
@@ -161,3 +162,108 @@ def _is_free(mirrored: Mirrored) -> bool:
     with closing(mirrored.server.connect()) as connection:
         query = f"SELECT bool_or(active) FROM pg_replication_slots WHERE slot_name = '{mirrored.prefix}'"
         return not connection.execute(query).fetchone()[0]
+
+
+TABLES = (
+    "CREATE TABLE orders (id int PRIMARY KEY, state varchar(20), price numeric(8,2))",
+    "CREATE TABLE items (order_id int, line int, note varchar(20), PRIMARY KEY (order_id, line))",
+)
+
+
+class Shop:
+    """Two tables of one database, and Debezium, which sends the changes of each to a topic of its own."""
+
+    def __init__(self, kafka: Any, **properties: str) -> None:
+        self.kafka, self.server = kafka, PostgresServer()
+        self.server.start()
+        self.source, self.mirror = (
+            weft.connect(name=each, url=self.server.create_database(each)) for each in ("shop", "copy")
+        )
+        self.run(*TABLES)
+        self.prefix, self.debezium = f"faults{next(_numbers)}", Debezium(kafka.bootstrap)
+        self.tables = ["public.orders", "public.items"]
+        self.topics = [kafka.create_topic(name=f"{self.prefix}.{each}") for each in self.tables]
+        self.debezium.capture(self.prefix, self.source.url, self.tables, **properties)
+
+    def run(self, *statements: str, where: Any = None) -> None:
+        with closing(open_tables(where or self.source)) as tables, tables.driver.session("publish") as session:
+            for each in statements:
+                session.run(each)
+
+    def rows(self, connection: Any, table: str) -> list[tuple[Any, ...]]:
+        with closing(open_tables(connection)) as tables, tables.driver.session("read") as session:
+            return sorted(session.rows(f"SELECT * FROM {tables.table(None, table)}"))
+
+    def wait(self) -> None:
+        """Wait for all changes of both tables so far to be in the topics."""
+        number = next(_numbers)
+        self.run(f"INSERT INTO orders VALUES ({number}, 'mark', 0)", f"INSERT INTO items VALUES ({number}, 0, 'mark')")
+        for topic in self.topics:
+            wait_until(functools.partial(self._has, topic, b"%d" % number), f"{number} in {topic}", 120)
+
+    def _has(self, topic: str, mark: bytes) -> bool:
+        return any(mark in (each.value() or b"") for each in self.kafka.messages(topic))
+
+    def follow(self, **options: Any) -> None:
+        broker = weft.KafkaConnection(bootstrap_servers=self.kafka.bootstrap)
+        cdc = CDC(
+            envelope="debezium",
+            route=dict(zip(self.tables, ("orders", "items"), strict=True)),
+            key_field={self.tables[0]: "id", self.tables[1]: ["order_id", "line"]},
+            **options,
+        )
+        sources = [weft.Source(connection=broker, query=each) for each in self.topics]
+        run_once(name="shop", sources=sources, target=self.mirror, cdc=cdc)
+
+    def check(self) -> None:
+        for table in ("orders", "items"):
+            assert self.rows(self.mirror, table) == self.rows(self.source, table)
+
+
+CHANGES = (
+    "UPDATE orders SET state = 'paid', price = 2.75 WHERE id = 1",
+    "INSERT INTO items VALUES (1, 2, 'cup')",
+    "UPDATE items SET line = 3 WHERE line = 1",
+    "DELETE FROM orders WHERE id = 2",
+    "INSERT INTO orders VALUES (3, NULL, 3.00)",
+)
+
+
+@pytest.mark.parametrize("snapshot", ["debezium", "copy"])
+def test_two_tables_by_a_route(plain_spark: Any, kafka: Any, need_server: Any, snapshot: str) -> None:
+    """The rows that were there come by Debezium itself, or by a copy while it goes on."""
+    need_server("debezium")
+    need_server("postgres")
+    is_copied = snapshot == "copy"
+    mode = {"snapshot.mode": "no_data" if is_copied else "initial", "decimal.handling.mode": "string"}
+    shop = Shop(kafka, **mode)
+    try:
+        shop.run("INSERT INTO orders VALUES (1, 'new', 1.50), (2, 'new', 2.00)")
+        shop.run("INSERT INTO items VALUES (1, 1, 'tea')")
+        if not is_copied:
+            shop.run(*TABLES, where=shop.mirror)
+        options = {"snapshot": "copy", "snapshot_connection": shop.source} if is_copied else {}
+        shop.debezium.start()
+        # Without a snapshot it sends what comes after its slot is made.
+        wait_until(lambda: _is_used(shop), "the slot", 120)
+        for changes in ((), CHANGES):
+            shop.run(*changes)
+            shop.wait()
+            shop.follow(**options)
+            shop.check()
+        # What was sent already comes again.
+        shop.debezium.kill()
+        shop.run("UPDATE orders SET state = 'sent' WHERE id = 1")
+        shop.debezium.start()
+        shop.wait()
+        shop.follow(**options)
+        shop.check()
+    finally:
+        shop.debezium.kill()
+        shop.server.kill()
+
+
+def _is_used(shop: Shop) -> bool:
+    with closing(shop.server.connect()) as connection:
+        query = f"SELECT bool_or(active) FROM pg_replication_slots WHERE slot_name = '{shop.prefix}'"
+        return bool(connection.execute(query).fetchone()[0])
