@@ -13,7 +13,11 @@ import servers
 import weft
 from engine.streaming.conftest import declare, here, rows, run_once  # noqa: F401 - fixture
 from faults.test_disk_full import mounted
-from operate.test_supervisor import server  # noqa: F401 - fixture
+from operate.test_supervisor import PATIENCE, QUICK, Witness, running, server  # noqa: F401 - fixture
+from servers import wait_until
+from weft.engine.streaming.spark_engine import SparkEngine
+from weft.operate.supervisor import Supervisor
+from weft.pipelines.streaming.declare import make
 
 pytestmark = pytest.mark.usefixtures("plain_spark", "here")
 START = datetime(2026, 11, 1, 12, tzinfo=UTC)
@@ -77,6 +81,31 @@ def test_the_database_of_the_state_is_down(step: dict[str, Any], server: servers
     server.start()
     run_once(**options)
     assert results(step) == EXPECTED[next(iter(step))]
+
+
+@pytest.mark.timing
+@pytest.mark.parametrize("step", [WINDOW, JOIN], ids=["window", "join"])
+@pytest.mark.brief("join")
+def test_the_database_of_the_state_is_killed_for_a_while(step: dict[str, Any], server: servers.Server) -> None:  # noqa: F811
+    """A pipeline that runs goes on by itself: what the process remembers of its rows may not be what is stored."""
+    store = weft.StateStore(connection=weft.PostgresConnection(server.create_database("state"), name="state"))
+    witness, options = Witness(), pipeline(step, store)
+    publish(1, 2, second=0)
+    supervisor = Supervisor(SparkEngine(make(target="default", **options)), QUICK, [witness])
+    with running(supervisor):
+        wait_until(lambda: consumed(witness) == 4, "the first rows", PATIENCE)
+        server.kill()
+        publish(3, second=1)
+        wait_until(lambda: len(witness.failures) >= 2, "failures", PATIENCE)
+        server.start()
+        wait_until(lambda: consumed(witness) == 6, "the rows of then", PATIENCE)
+        publish(9, second=100)
+        wait_until(lambda: consumed(witness) == 8, "the last rows", PATIENCE)
+    assert results(step) == EXPECTED[next(iter(step))]
+
+
+def consumed(witness: Witness) -> int:
+    return sum(each.consumed for each in witness.batches)
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "files"])

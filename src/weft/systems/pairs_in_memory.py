@@ -12,6 +12,8 @@ _Places = np.ndarray
 """Numbers of rows."""
 # Rows that may have a key of others are found by so many bits of it, before keys are compared.
 _BITS = 22
+# Key and time are one number, as long as it is smaller than this.
+_ROOM = 1 << 62
 
 
 def pairs_in_memory(rows: pa.Table, wanted: Pairs) -> pa.Table:
@@ -32,7 +34,7 @@ def pairs_in_memory(rows: pa.Table, wanted: Pairs) -> pa.Table:
             places = search.alone(search.due[side], search.sides != side, *bounds)
             parts.append(rows.select(names).take(pa.array(places)))
     names = (*wanted.left, *wanted.right)
-    schema = pa.schema([rows.schema.field(name) for name in names])
+    schema = pa.schema([rows.schema.field(name).with_nullable(True) for name in names])
     return pa.concat_tables(parts, promote_options="default").select(names).cast(schema)
 
 
@@ -62,7 +64,7 @@ class _Search:
         self._numbers[places] = _numbered(keys[places], checks[places])
         least, most = (int(each(self.times[places])) if len(places) else 0 for each in (np.min, np.max))
         self._first, self._span = least, most - least + 2
-        self._is_wide = (len(places) + 1) * self._span >= 1 << 62
+        self._is_wide = (len(places) + 1) * self._span >= _ROOM
         """Whether key and time do not fit into one number: times are then counted, not measured."""
         self._moments = np.unique(self.times[places]) if self._is_wide else None
         if self._moments is not None:

@@ -56,6 +56,12 @@ def rows(table: str, columns: str = "*", connection: Any = None) -> list[tuple[A
         tables.close()
 
 
+def rows_in_lake(table: str, *columns: str) -> list[tuple[Any, ...]]:
+    """The rows of a table of Delta in the folder `lake`, in order."""
+    found = weft.read(table, source=weft.DeltaLocalConnection("lake")).toArrow()
+    return sorted((tuple(row.values()) for row in found.select(columns or found.column_names).to_pylist()), key=repr)
+
+
 def forget_last_commit(pipeline: str) -> None:
     """Have Spark forget that the last batch was done, as after a crash between the targets' commits and its own."""
     log = Checkpoint(pipeline).path / "commits"

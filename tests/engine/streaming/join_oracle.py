@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-SECOND = 1_000_000
+from engine.streaming.window_oracle import ERAS, SECOND
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Case:
         lateness = chance.choice([0, 0, 3, 20])
         times = (each * SECOND for each in (least, most, lateness, allowed))
         case = cls(seed, kind, *times, late_data)
-        first = chance.randrange(-100, 100) * SECOND
+        first = ERAS[seed % 3] + chance.randrange(-100, 100) * SECOND
         reached = [first, first + chance.choice([0, 0, 4, -4, 50]) * SECOND]
         number = 0
         for _ in range(chance.randrange(1, 7)):

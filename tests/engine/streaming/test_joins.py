@@ -13,6 +13,7 @@ import pytest
 import weft
 from engine.streaming.conftest import compiled, compiling, declare
 from engine.streaming.join_oracle import Case, Oracle, Row
+from engine.streaming.states import CLOCK_MS
 from weft.engine.readers import open_tables
 from weft.engine.streaming.joins import Joins
 from weft.pipelines.streaming.declare import make
@@ -66,7 +67,7 @@ def check(case: Case, spark: Any, open_store: Callable[[], StateStore]) -> None:
     oracle, found = Oracle(case), Counter[tuple[Any, Any]]()
     for number, batch in enumerate(case.batches):
         joins = joins_of(case, open_store())
-        assert not joins.begin(number)
+        assert not joins.begin(number, begun_ms=CLOCK_MS)
         sides = {name: [each for each in batch if each.side == side] for side, name in enumerate(("a", "b"))}
         rows = [(name, frame_of(spark, events)) for name, events in sides.items() if events]
         joins.add(number, joins.reduce(rows) if rows else joins.nothing(), spark)

@@ -42,15 +42,18 @@ def publish(stream: Any, *events: tuple[str, float, int]) -> None:
     )
 
 
-@pytest.mark.brief("mysql")
+@pytest.mark.parametrize("kind", ["tumbling", "session"])
+@pytest.mark.brief("sqlite-session", "mysql-tumbling")
 @pytest.mark.usefixtures("plain_spark", "streams")
-def test_values_that_a_database_refuses() -> None:
+def test_values_that_a_database_refuses(kind: str) -> None:
     events = declare(user="string", at="timestamp", v="int64")
     sql = (
         "SELECT concat(user, char(0), 'é', char(26), '0') AS user, double('NaN') AS f, repeat('x', 1000000) AS big, "
         "at, IF(v = 1, double('-Infinity'), double('Infinity')) AS v FROM source"
     )
+    of_session = {"kind": kind, "gap_ms": 10_000, "max_session_duration_ms": 60_000, "duration_ms": None}
     own = window(
+        **(of_session if kind == "session" else {}),
         group_by=("user", "f", "big"),
         aggregations=[
             weft.Aggregation(agg="min", column="v", as_="least"),

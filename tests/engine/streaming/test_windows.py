@@ -12,9 +12,11 @@ import pytest
 
 import weft
 from engine.streaming.conftest import compiled, compiling, declare
-from engine.streaming.window_oracle import SECOND, Case, Event, Oracle, SessionOracle
+from engine.streaming.states import CLOCK_MS, choose_limits, remembered
+from engine.streaming.window_oracle import ERAS, SECOND, Case, Event, Oracle, SessionOracle
 from weft.engine.readers import open_tables
 from weft.engine.streaming import sessions
+from weft.engine.streaming import windows as windows_module
 from weft.engine.streaming.sessions import Sessions
 from weft.engine.streaming.windows import Windows
 from weft.pipelines.streaming.declare import make
@@ -27,6 +29,8 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 SCHEMA = pa.schema([("at", pa.timestamp("us", "UTC")), ("key", pa.string()), ("value", pa.int64())])
 REPLAYED = 3
 """One of so many batches is carried out a second time."""
+RESTARTS = [1, 1, 3, 1000]
+"""One of so many batches begins, and ends, with a restart."""
 AGGREGATIONS = [
     weft.Aggregation(agg="count", as_="n"),
     weft.Aggregation(agg="count", column="value", as_="values"),
@@ -95,38 +99,57 @@ def emitted(table: pa.Table | None, seed: int) -> dict[tuple[int, Any], tuple[An
 
 
 def check(case: Case, spark: Any, open_store: Callable[[], StateStore]) -> None:
-    """Run a case, with a restart before each batch and a replay of each batch, and compare it with the oracle."""
+    """Run a case, with a restart before batches and a replay of batches, and compare it with the oracle."""
     oracle, table, written = Oracle(case), {}, set()
+    chance = random.Random(case.seed)
+    windows, restarts = windows_of(case, open_store()), chance.choice(RESTARTS)
     for number, batch in enumerate(case.batches):
-        windows = windows_of(case, open_store())
-        assert not windows.begin(number)
+        if not chance.randrange(restarts):
+            windows.close()
+            windows = windows_of(case, open_store())
+        assert not windows.begin(number, begun_ms=CLOCK_MS)
         sources = {name: [each for each in batch if each.source == name] for name in case.sources}
         rows = [(name, frame_of(spark, events)) for name, events in sources.items() if events]
         windows.add(number, windows.reduce(rows) if rows else windows.nothing(), spark)
         once = emitted(windows.closed(spark), case.seed)
-        windows.close()
-        # As after a crash: the state has the batch, and what it emits is the same.
-        again = windows_of(case, open_store())
-        assert again.begin(number) == (again.last is not None)
-        assert (case.seed + number) % REPLAYED or emitted(again.closed(spark), case.seed) == once
-        again.close()
+        if not chance.randrange(restarts):
+            # As after a crash: the state has the batch, and what it emits is the same.
+            windows.close()
+            windows = windows_of(case, open_store())
+            assert windows.begin(number) == (windows.last is not None)
+        assert (case.seed + number) % REPLAYED or emitted(windows.closed(spark), case.seed) == once
         if case.late_data != "reopen":
             assert written.isdisjoint(once), "a window was emitted twice"
         written |= set(once)
         table.update(once)
         oracle.add(batch)
         assert table == values_of(oracle.closed(), case.seed), f"case {case.seed}, batch {number}"
+    windows.close()
+
+
+def store_of(seed: int, monkeypatch: pytest.MonkeyPatch) -> Callable[[], StateStore]:
+    """Return what opens the state of a case: in memory, or in a database of which a process remembers rows."""
+    if seed % 2:
+        choose_limits(random.Random(seed), monkeypatch)
+        return lambda: remembered(f"case {seed}")
+    store = InMemoryState()
+    return lambda: store
 
 
 @pytest.mark.brief("tumbling-drop", "hopping-reopen")
 @pytest.mark.parametrize("late_data", ["drop", "reopen"])
 @pytest.mark.parametrize("kind", ["tumbling", "hopping"])
 @pytest.mark.usefixtures("here")
-def test_as_in_plain_python(kind: str, late_data: str, small_spark: Any, count: Callable[..., int]) -> None:
+def test_as_in_plain_python(
+    kind: str, late_data: str, small_spark: Any, count: Callable[..., int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     for seed in range(count(1000, 2)):  # 2,000 of each kind
         current().streams.clear()
-        store = InMemoryState()
-        check(Case.random(seed, late_data, kind, 0 if seed % 4 == 1 else 30), small_spark, lambda store=store: store)  # type: ignore[misc]
+        # Of some cases windows are folded by nearly every batch.
+        monkeypatch.setattr(windows_module, "_COMPACT_ROWS", 0 if seed % 5 == 1 else 20_000)
+        monkeypatch.setattr(windows_module, "_COMPACT_RATIO", 1 if seed % 5 == 1 else 4)
+        open_store = store_of(seed, monkeypatch)
+        check(Case.random(seed, late_data, kind, 0 if seed % 4 == 1 else 30), small_spark, open_store)
 
 
 @pytest.mark.parametrize("late_data", ["drop", "reopen"])
@@ -144,7 +167,7 @@ def test_state_in_a_database(late_data: str, small_spark: Any, count: Callable[.
 
 
 def check_sessions(seed: int, spark: Any, open_store: Callable[[], StateStore], kind: str = "drop") -> None:
-    """Run batches with sessions, with a restart before each one and a replay of each, and compare with the oracle."""
+    """Run batches with sessions, with restarts before and replays of them, and compare with the oracle."""
     chance = random.Random(seed)
     gap, limit = chance.choice([2, 5]) * SECOND, chance.choice([8, 20, 1000]) * SECOND
     oracle = SessionOracle(gap, limit, chance.choice([0, 3, 10]) * SECOND)
@@ -174,8 +197,9 @@ def check_sessions(seed: int, spark: Any, open_store: Callable[[], StateStore], 
         **({"mode": "merge", "keys": list(window.keys)} if options else {}),
     )
     table: dict[tuple[Any, int], Any] = {}
-    reached = chance.randrange(-100, 100) * SECOND
+    reached = ERAS[seed % 3] + chance.randrange(-100, 100) * SECOND
     batches = chance.choice([1, 1, 1, 2, 2, 5])
+    windows, restarts = Sessions(pipeline, open_store()), chance.choice(RESTARTS)
     for number in range(batches + 1):
         batch = []
         before, reached = reached, reached + chance.choice([1, 3, 10, 40]) * SECOND + chance.randrange(SECOND)
@@ -188,17 +212,19 @@ def check_sessions(seed: int, spark: Any, open_store: Callable[[], StateStore], 
                 batch.append(Event("a", at, None if key is None else str(key), value))
         if number == batches:
             batch = [Event("a", reached + 10_000 * SECOND, "last", 1)]  # everything else closes
-        windows = Sessions(pipeline, open_store())
-        assert not windows.begin(number)
+        if not chance.randrange(restarts):
+            windows.close()
+            windows = Sessions(pipeline, open_store())
+        assert not windows.begin(number, begun_ms=CLOCK_MS)
         windows.add(number, windows.reduce([("a", frame_of(spark, batch))]) if batch else windows.nothing(), spark)
         once, removed = sessions_of(windows.closed(spark), seed), windows.removed(spark)
-        windows.close()
-        again = Sessions(pipeline, open_store())
-        assert again.begin(number) == (again.last is not None)
+        if not chance.randrange(restarts):
+            windows.close()
+            windows = Sessions(pipeline, open_store())
+            assert windows.begin(number) == (windows.last is not None)
         if not (seed + number) % REPLAYED:
-            assert sessions_of(again.closed(spark), seed) == once
-            assert sorted(map(repr, again.removed(spark))) == sorted(map(repr, removed))
-        again.close()
+            assert sessions_of(windows.closed(spark), seed) == once
+            assert sorted(map(repr, windows.removed(spark))) == sorted(map(repr, removed))
         for each in removed:
             del table[each["key"], each["session_id"]]  # which must be there
         assert options or not table.keys() & once.keys(), "a session was emitted twice"
@@ -210,8 +236,9 @@ def check_sessions(seed: int, spark: Any, open_store: Callable[[], StateStore], 
         wanted = {where: each for where, each in values_of(oracle.written, seed).items() if where[2] not in late}
         assert found == wanted, f"case {seed}, batch {number}"
     assert len(table) == len(oracle.written)
-    report = again.report(0)
+    report = windows.report(0)
     assert report is not None and report.open == 1  # others are kept, or gone
+    windows.close()
 
 
 def sessions_of(table: pa.Table | None, seed: int) -> dict[tuple[Any, int], Any]:
@@ -239,9 +266,8 @@ def test_sessions_as_in_plain_python(
     for seed in range(count(500, 2)):  # 2,000 of all kinds
         current().streams.clear()
         # Groups are named one by one, or everything is read.
-        monkeypatch.setattr(sessions, "_NAMED_KEYS", 1000 if seed % 2 else 10)
-        store = InMemoryState()
-        check_sessions(seed, small_spark, lambda store=store: store, kind)  # type: ignore[misc]
+        monkeypatch.setattr(sessions, "_NAMED_KEYS", 1000 if seed % 4 < 2 else 10)
+        check_sessions(seed, small_spark, store_of(seed, monkeypatch), kind)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from engine.streaming.conftest import declare, rows, run_killed
-from engine.streaming.test_window_pipelines import START, minutes, publish
+from engine.streaming.conftest import declare, rows, rows_in_lake, run_killed
+from engine.streaming.test_window_pipelines import START, publish
 
 PROGRAM = """
 import sys
@@ -22,7 +22,7 @@ from weft.operate.run_options import Running
 from weft.operate.supervisor import supervise
 from weft.pipelines.streaming.declare import make
 
-kind, place = sys.argv[1:]
+kind, place, folder = sys.argv[1:]
 events = weft.stream(name="events", fields={"user": "string", "at": "timestamp"})(lambda: None)
 common = {
     "group_by": "user",
@@ -34,27 +34,32 @@ if kind == "session":
     more = {"late_data": "reopen", "allowed_lateness_ms": 86_400_000}
     window = weft.Window(kind="session", gap_ms=40_000, max_session_duration_ms=86_400_000, **common, **more)
     how = {"mode": "merge", "primary_key": ["user", "session_id"]}
-store = {"state_store": weft.StateStore(connection=weft.SQLiteConnection(place))} if place else {}
+stores = {
+    "two": {"connection": weft.SQLiteConnection(f"{folder}/state.db")},
+    "files": {"kind": "files"},
+    "delta": {"connection": "default"},
+}
+target = weft.DeltaLocalConnection(f"{folder}/lake", name="lake") if place == "delta" else "default"
 pipeline = make(
     name="per_minute",
     source=weft.Source(query=events, max_rows=20),
-    targets=[weft.Target(connection="default", table=each, **how) for each in ("counts", "copies")],
+    targets=[weft.Target(connection=target, table=each, **how) for each in ("counts", "copies")],
     window=window,
-    **store,
+    **({"state_store": weft.StateStore(**stores[place])} if place in stores else {}),
 )
 supervise(SparkEngine(pipeline), Running(once=True))
 """
 
 
 @pytest.mark.timing
-@pytest.mark.parametrize("place", ["same", "two"])
+@pytest.mark.parametrize("place", ["same", "two", "files", pytest.param("delta", marks=pytest.mark.delta)])
 @pytest.mark.parametrize("kind", ["tumbling", "session"])
 @pytest.mark.parametrize("system", ["sqlite", "postgres"], indirect=True)
 @pytest.mark.brief("sqlite-session-two")
 @pytest.mark.usefixtures("plain_spark", "streams")
 def test_the_driver_killed_at_each_step(kind: str, place: str, project: Path, count: Callable[..., int]) -> None:
     events = declare(user="string", at="timestamp")
-    arguments = (kind, str(project / "state.db") if place == "two" else "")
+    arguments = (kind, place, str(project))
     points = [("begun", 2), ("stored", 1), ("stored", 3), ("loaded", 1), ("loaded", 2), ("done", 2)]
     chosen = points * count(10, 1) if count(10, 1) > 1 else [("stored", 1), ("loaded", 1)]
     seen: dict[str, list[float]] = {}
@@ -70,14 +75,11 @@ def test_the_driver_killed_at_each_step(kind: str, place: str, project: Path, co
     publish(events, ("last", len(chosen) * 300 + 100))
     ended = run_killed(PROGRAM, "none", 0, *arguments)
     assert ended.returncode == 0, ended.stderr
-    wanted: list[tuple[Any, ...]]
+    wanted: list[tuple[Any, ...]] = []
     if kind == "tumbling":
         in_minutes = Counter((int(each // 60), user) for user, times in seen.items() for each in times)
-        wanted = sorted((minute, user, n) for (minute, user), n in in_minutes.items())
-        assert minutes("counts") == minutes("copies") == wanted
-        return
-    wanted = []
-    for user, times in seen.items():
+        wanted = [(user, minute * 60, minute * 60 + 60, n) for (minute, user), n in in_minutes.items()]
+    for user, times in seen.items() if kind == "session" else ():
         session: list[float] = []
         for each in [*sorted(times), float("inf")]:
             if session and each > session[-1] + 40:
@@ -87,6 +89,6 @@ def test_the_driver_killed_at_each_step(kind: str, place: str, project: Path, co
     for table in ("counts", "copies"):
         found = [
             (user, (start - START).total_seconds(), (end - START).total_seconds(), n)
-            for start, end, _, user, n in rows(table)
+            for start, end, *_, user, n in (rows_in_lake(table) if place == "delta" else rows(table))
         ]
         assert sorted(found) == sorted(wanted)

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 SECOND = 1_000_000
+ERAS = (0, -2_208_988_800 * SECOND, 7_258_118_400 * SECOND)
+"""The years 1970, 1900 and 2200."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,7 @@ class Case:
             late_data,
             ("a", "b")[: chance.choice([1, 1, 2])],
         )
-        reached = {name: chance.randrange(-100, 100) * SECOND for name in case.sources}
+        reached = {name: ERAS[seed % 3] + chance.randrange(-100, 100) * SECOND for name in case.sources}
         for _ in range(chance.randrange(1, 7)):
             batch = []
             for _ in range(chance.choice([0, 1, 5, 20]) * max(groups, 1)):

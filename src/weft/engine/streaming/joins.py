@@ -269,11 +269,11 @@ class Joins(Stateful):
             if at < 0:
                 side = next(each for each in self._sides if field.name.startswith(each.prefix))
                 added[side.number] += any(name.startswith(side.prefix) for name in known.names) if known else 0
-                schema = schema.append(stored_field(field))
+                schema = schema.append(_stored_field(field))
             elif is_void(schema.field(at)) and not pa.types.is_null(field.type):
-                schema = schema.set(at, stored_field(field))
+                schema = schema.set(at, _stored_field(field))
             elif (wider := wider_type(schema.field(at).type, field.type)) is not None:
-                schema = schema.set(at, stored_field(pa.field(field.name, wider)))
+                schema = schema.set(at, _stored_field(pa.field(field.name, wider)))
         if known is not None and not schema.equals(known, check_metadata=True):
             schema = schema.with_metadata({**(schema.metadata or {}), _ADDED: json.dumps(added).encode()})
             self._retype(schema)
@@ -281,6 +281,10 @@ class Joins(Stateful):
             if field.name not in rows.column_names:
                 rows = rows.append_column(field, pa.nulls(len(rows), field.type))
         return self._cast(rows, schema)
+
+    def _first_schema(self, rows: pa.Schema) -> pa.Schema:
+        schema = super()._first_schema(rows)
+        return pa.schema(map(_stored_field, rows), metadata=schema.metadata)
 
     def _added(self, known: pa.Schema | None) -> list[int]:
         """Return how many columns each side has got after its first rows."""
@@ -298,6 +302,12 @@ class Joins(Stateful):
     def _fingerprints(self) -> list[str]:
         named = {name: value for name, value in asdict(self.join).items() if name != "late_data"}
         return [hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()]
+
+
+def _stored_field(field: pa.Field) -> pa.Field:
+    """Return the column of the state for a column of one side: rows of the other side have null there, also where this
+    side never has."""
+    return stored_field(field).with_nullable(True)
 
 
 def _in_calendar(rows: pa.Table) -> tuple[pa.Table, list[tuple[dict[str, Any], str]]]:

@@ -36,7 +36,9 @@ _CENTURY_MS = 36_525 * _DAY_MS
 
 def _from_zero(value: Any, option: str, where: str) -> int:
     if type(value) is not int or not 0 <= value <= _CENTURY_MS:
-        raise DeclarationError(f"{where}: {option} must be a whole number of milliseconds from 0, not {value!r}.")
+        raise DeclarationError(
+            f"{where}: {option} must be a whole number of milliseconds from 0 to {_CENTURY_MS:,}, not {value!r}."
+        )
     return value
 
 

@@ -215,7 +215,7 @@ class SqlState(StateStore):
             with self._tables.driver.session("publish") as session:
                 self._index(session, self._name, _OF_PAIRS)
             self._is_indexed = True
-        schema = pa.schema([self._schema.field(name) for name in (*wanted.left, *wanted.right)])
+        schema = pa.schema([self._schema.field(name).with_nullable(True) for name in (*wanted.left, *wanted.right)])
         sql, stored = pairs_sql(wanted, self._table, self._tables.quote), _as_stored(schema)
         return _decoded(pa.Table.from_batches(self._tables.read(Slice(sql), stored), stored), schema)
 
