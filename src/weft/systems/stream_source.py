@@ -171,6 +171,11 @@ class StreamSource(ABC):
         """Return the publishes that the rows of a batch are from, where rows name them: some if there are many."""
         return ()
 
+    def planned(self, position: Any | None, source_log: Location) -> Any:
+        """Return what tells the end of a batch from that of any other one, also of one that was planned after an older
+        checkpoint was brought back. For JSON."""
+        return position
+
     @abstractmethod
     def stay(self, position: Any | None, source_log: Location) -> Rewind:
         """Return the position itself, for a source that goes on where it is while another one is moved back."""
