@@ -138,6 +138,8 @@ class Load:
     pipeline: str = ""
     checkpoint_id: str = ""
     batch_id: int = 0
+    positions: str | None = None
+    """What a batch of a streaming pipeline is: recorded with it, so that another one of its number is found."""
     declared: Declared | None = None
     replaces: str | None = None
     """The table whose place this one will take: rejected rows are put aside next to that."""

@@ -175,6 +175,11 @@ class StreamSource(ABC):
         """Return the same where messages name a span, as W3C writes it. Called when the rows have been read."""
         return ()
 
+    def planned(self, position: Any | None, source_log: Location) -> Any:
+        """Return what tells the end of a batch from that of any other one, also of one that was planned after an older
+        checkpoint was brought back. For JSON."""
+        return position
+
     @abstractmethod
     def stay(self, position: Any | None, source_log: Location) -> Rewind:
         """Return the position itself, for a source that goes on where it is while another one is moved back."""

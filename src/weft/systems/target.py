@@ -57,6 +57,8 @@ class Kept:
     """What was stored with that load."""
     at: datetime | None = None
     """When that was."""
+    positions: str | None = None
+    """What that load was, of a batch of a streaming pipeline."""
     is_complete: bool = True
     """Whether the last load is in place. One that was cut off is completed by the next, or by `SparkTarget.has`."""
 

@@ -131,9 +131,12 @@ def test_a_window_that_was_changed() -> None:
     events = declare(user="string", at="timestamp")
     publish(events, ("ann", 1))
     run_once(name="per_minute", source=events, target_table="counts", window=window())
-    publish(events, ("ann", 61))
+    # When it starts, though no rows wait.
     with pytest.raises(DeclarationError, match="another one than that of its state"):
         run_once(name="per_minute", source=events, target_table="counts", window=window(duration_ms=30_000))
+    elsewhere = weft.StateStore(kind="files")
+    with pytest.raises(DeclarationError, match=r"The windows of per_minute are in .*, and now its state would be in"):
+        run_once(name="per_minute", source=events, target_table="counts", window=window(), state_store=elsewhere)
 
 
 @pytest.mark.usefixtures("plain_spark", "here")

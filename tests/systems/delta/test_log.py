@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -80,6 +81,14 @@ def test_newest_load_of_the_writer_counts(table: Table) -> None:
     table.commit(label='["a list"]')
     assert table.kept() == Kept(3, SCHEMA, None, 1, "b", AT)
     assert table.kept(with_columns=False) == Kept(3, None, None, 1, "b", AT)
+
+
+def test_positions_of_the_newest_batch(table: Table) -> None:
+    table.commit(replace(table.load(0, "a"), positions="[3]"))
+    table.commit(replace(table.load(1, "b"), positions="[5]"))
+    assert table.kept() == Kept(1, None, None, 1, "b", AT, "[5]")
+    table.commit(table.load(2, "c"))  # of a version that recorded none
+    assert table.kept() == Kept(2, None, None, 2, "c", AT)
 
 
 def test_table_of_others(table: Table) -> None:

@@ -77,6 +77,17 @@ def row(
     return {"id": number, "name": name, "amount": amount, "at": at}
 
 
+def test_what_a_batch_was_is_in_its_commit(spark: Any, lake: DeltaLocalConnection) -> None:
+    """However it is written: a checkpoint that was brought back plans another batch of its number."""
+    target = DeltaTarget(lake)
+    for number, mode in enumerate(("append", "merge")):
+        batch = load(mode, commit_key="stream", batch_id=number, pipeline="p")
+        write(spark, lake, [row(number)], dataclasses.replace(batch, positions=f"[{number}]"))
+        kept = target.kept(batch)
+        assert kept is not None
+        assert (kept.batch_id, kept.positions) == (number, f"[{number}]")
+
+
 def agree(spark: Any, lake: Any, table: list[dict[str, Any]], given: list[dict[str, Any]], planned: Load) -> Any:
     """Load, and compare table and counts with the oracle; gives the table."""
     expected, counts = oracle.apply(table, given, planned)

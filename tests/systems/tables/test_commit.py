@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -68,6 +69,26 @@ def test_the_ledger_forgets_batches_that_nobody_repeats(tables: SqlTables, monke
     with tables.driver.session("read") as session:
         found = session.rows(f"SELECT checkpoint_id, batch_id FROM {ledger.table(tables)}")
     assert sorted(found) == [("other", 0), *(("stream", number) for number in range(7, 12))]
+
+
+def test_the_ledger_says_what_a_batch_was(tables: SqlTables) -> None:
+    """Also a ledger of before it did: its batches stay, and count as done."""
+
+    def batch(number: int, positions: str | None = None) -> Load:
+        planned = Load.declare(target="t", commit_key="stream", batch_id=number, moment=DAY)
+        return replace(planned, positions=positions)
+
+    load(tables, [{"id": 0}], commit_key="stream", batch_id=0)
+    run(tables, f"ALTER TABLE {ledger.table(tables)} DROP COLUMN positions")
+    rows = pa.table({"id": [1]})
+    for _ in range(2):
+        sql_commit.prepare(tables, batch(1, "[5]"), rows.schema)
+        sql_commit.commit(tables, batch(1, "[5]"), sql_commit.Batches(rows.schema, rows.to_batches()))
+    assert ledger.is_committed(tables, batch(0))
+    assert ledger.last_batch(tables, batch(0)) == ledger.last_batch(tables, batch(1)) == (1, "[5]")
+    assert ledger.last_batch(tables, batch(2)) is None
+    run(tables, f"DELETE FROM {ledger.table(tables)} WHERE batch_id = 1")
+    assert ledger.last_batch(tables, batch(0)) == (0, None)
 
 
 def test_columns_that_must_be_there(tables: SqlTables) -> None:

@@ -93,6 +93,8 @@ class Batches:
         """Whether each target has what the last batch emits."""
         self._owes_tick = False
         """Whether targets may not have what a tick emits, which the state has decided."""
+        self._is_resumed = False
+        """Whether the targets were asked if they have more than the checkpoint."""
         self._sees_extra = EXTRA in (pipeline.transform_sql or "").lower()
         """Whether the SQL itself has the values that fit no column of a stream."""
 
@@ -110,6 +112,10 @@ class Batches:
 
     def _carried_out(self, frame: Any, batch: BatchId) -> BatchResult:
         _steps.debug("begun")
+        if not self._is_resumed:
+            # Once: from here on each batch follows the one before.
+            self.targets.refuse_older_checkpoint(batch, self._columns.home.path)
+            self._is_resumed = True
         try:
             result = self._attempted(frame, batch)
         except WeftError as error:
@@ -124,6 +130,13 @@ class Batches:
             self._box.remove(self._written.superseded(batch))
         _steps.debug("done")
         return result
+
+    def check_state(self, query_id: str | None) -> None:
+        """Raise for a window or a join that is another one than that of its state, before rows come. A database that is
+        away now is left to the batches."""
+        if query_id is not None:
+            with suppress(ConnectionFailedError):
+                self._opened_step(query_id).store.release()
 
     def _note_stored(self, error: WeftError, batch: BatchId) -> None:
         """Add to an error which targets have the batch: after a reset they would get its rows a second time."""

@@ -9,6 +9,9 @@ class BatchId(NamedTuple):
     query_id: str
     """Of Spark's query, which its checkpoint keeps; or the name of a replay."""
     number: int
+    positions: str | None = None
+    """How far it reaches in each source, or a digest of that: two batches of one number that differ in it have other
+    rows. `None` where nothing was planned, as of a replay."""
 
     @property
     def checkpoint(self) -> str | None:

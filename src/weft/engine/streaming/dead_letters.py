@@ -92,7 +92,7 @@ class DeadLetterBox:
             seen[each] += 1
             # By what it says: a batch that is tried again under other SQL may have other letters, in another order.
             again = (self.withdrawn,) if self.withdrawn else ()
-            letter_id = digest(repr((*batch, part, tuple(vars(each).values()), seen[each], *again)))
+            letter_id = digest(repr((*batch[:2], part, tuple(vars(each).values()), seen[each], *again)))
             stored.append(
                 StoredLetter(
                     **vars(each),

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cached_property
+from hashlib import sha256
 from typing import Any, ClassVar
 
 from weft.engine.streaming.checkpoint import Checkpoint
@@ -25,6 +26,8 @@ _log = logging.getLogger("weft.engine")
 _LOOK_SECONDS = 1.0
 # Nor is more than one part in so many of the time spent on looking: a bucket of many files takes seconds to be listed.
 _LOOK_SHARE = 20
+# A ledger keeps a thousand of them.
+_LONGEST_PLAN = 1000
 _STREAMING = "org.apache.spark.sql.streaming"
 
 
@@ -133,6 +136,17 @@ class SourceLag:
             if behind is not None:
                 known[name] = behind
         self._known = known
+
+
+def planned(opened: Sequence[OpenedSource], checkpoint: Checkpoint, batch_id: int) -> str:
+    """Return how far Spark has planned a batch to reach in each source, or a digest of that where it is long."""
+    positions = checkpoint.positions(batch_id)
+    ends = [
+        each.source.planned(position, checkpoint.source_log(number))
+        for number, (each, position) in enumerate(zip(opened, positions, strict=False))
+    ]
+    text = json.dumps(ends, separators=(",", ":"), sort_keys=True)
+    return text if len(text) <= _LONGEST_PLAN else f"sha256 {sha256(text.encode()).hexdigest()}"
 
 
 def warn_of_removed(opened: Sequence[OpenedSource], checkpoint: Checkpoint, batch_id: int) -> None:

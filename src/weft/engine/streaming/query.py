@@ -18,7 +18,7 @@ from weft.engine.streaming.batch_id import BatchId
 from weft.engine.streaming.cdc.copying import copied
 from weft.engine.streaming.cdc.routes import resolved
 from weft.engine.streaming.checkpoint import Checkpoint, prepared_session
-from weft.engine.streaming.progress import OpenedSource, listen, warn_of_removed
+from weft.engine.streaming.progress import OpenedSource, listen, planned, warn_of_removed
 from weft.engine.streaming.source_state import Columns, Sources, Starts
 from weft.engine.streaming.sources import open_source, refuse_unreachable
 from weft.engine.streaming.start_checks import check_start
@@ -112,6 +112,8 @@ class Query:
             for source in opened:
                 refuse_unreachable(source)
             check_start(self.pipeline, opened, spark)
+            if self.pipeline.step is not None:
+                self._batches.check_state(self.checkpoint.state().query_id)
             if self._noted is not None and self.pipeline.cdc is not None and self.pipeline.cdc.snapshot == "copy":
                 # Before the first row: the changes of other sources would not follow what was copied.
                 self._noted.note(self.pipeline)
@@ -242,7 +244,8 @@ class Query:
                 if self._noted is not None:
                     self._noted.note(self.pipeline)
                     self._noted = None
-                result = self._batches.run(frame, BatchId(str(self._query.id), batch_id))
+                positions = planned(self.sources, self.checkpoint, batch_id)
+                result = self._batches.run(frame, BatchId(str(self._query.id), batch_id, positions))
                 warn_of_removed(self.sources, self.checkpoint, batch_id)
                 self.checkpoint.lock.check()  # after it Spark writes to its log
             except BaseException as error:

@@ -24,7 +24,7 @@ from weft.systems.objects.paths import LogFiles, understood
 from weft.systems.target import Kept
 
 _COMMIT = re.compile(r"(\d{20})\.json")
-_Last = tuple[int, str | None, datetime | None]
+_Last = tuple[int, str | None, datetime | None, str | None]
 _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint(\.[\w.-]+)?\.parquet")
 # How many parts it has.
 _PARTS = re.compile(r"\.\d{10}\.(\d{10})")
@@ -34,8 +34,8 @@ _Rows = dict[tuple[str, str | None], int | None]
 
 def label_of(load: Load) -> str:
     """Return a text for the information about the commit of a load, which no other one has."""
-    named = {"weft": str(uuid4())}
-    return json.dumps(named if load.state is None else {**named, "state": load.state})
+    named = {"weft": str(uuid4()), "state": load.state, "positions": load.positions}
+    return json.dumps({name: value for name, value in named.items() if value is not None})
 
 
 def version(files: LogFiles, path: str) -> int | None:
@@ -63,7 +63,7 @@ def kept(files: LogFiles, path: str, load: Load, *, with_columns: bool) -> Kept 
             # What is older than it is looked through only for the commit that it knows to be there.
             in_checkpoint, batch = _in_checkpoint(files, log, sorted(names), checkpoint, writer(load))
             columns, checkpoint = columns or in_checkpoint, None
-            last = last or (None if batch >= 0 else (-1, None, None))
+            last = last or (None if batch >= 0 else (-1, None, None, None))
             forgotten = batch
         if last is not None and (columns is not None or not with_columns):
             break
@@ -71,7 +71,7 @@ def kept(files: LogFiles, path: str, load: Load, *, with_columns: bool) -> Kept 
         # Delta may have removed it since it was listed: then a checkpoint has what it said.
         said = understood(name, files.read(name) or b"", partial(_said, writer(load)))
         columns, last = columns or said[0], last or said[1]
-    return Kept(commits[0], columns, None, *(last or (forgotten, None, None)))
+    return Kept(commits[0], columns, None, *(last or (forgotten, None, None, None)))
 
 
 def rows(files: LogFiles, path: str) -> int | None:
@@ -136,15 +136,16 @@ def _said(by: str, commit: bytes) -> tuple[str | None, _Last | None]:
     if batch < 0:
         return columns, None
     moment = datetime.fromtimestamp(int(info.get("timestamp", 0)) / 1000, UTC)
-    return columns, (batch, _state(info.get("userMetadata")), moment)
+    label = info.get("userMetadata")
+    return columns, (batch, _labelled(label, "state"), moment, _labelled(label, "positions"))
 
 
-def _state(text: str | None) -> str | None:
+def _labelled(text: str | None, name: str) -> str | None:
     try:
-        state = json.loads(text or "null")["state"]
+        value = json.loads(text or "null")[name]
     except (ValueError, TypeError, KeyError):  # what somebody else wrote there
         return None
-    return str(state)
+    return str(value)
 
 
 def _in_checkpoint(files: LogFiles, log: str, names: list[str], version: str, by: str) -> tuple[str | None, int]:

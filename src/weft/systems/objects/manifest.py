@@ -52,7 +52,7 @@ class TableState:
     """Before the table got more columns: so many of the first files have so many of the first columns."""
     rows: int = 0
     ledger: dict[str, list[Any]] = field(default_factory=dict)
-    """By writer: its last batch, and when that was."""
+    """By writer: its last batch, when that was, and its positions, of those that have some."""
     states: dict[str, str] = field(default_factory=dict)
     """By writer: the state of its last batch, of those that have one."""
 
@@ -97,7 +97,7 @@ class ReadManifest:
         if not last:
             return None
         state = self._state(published) or TableState()
-        batch, at = state.ledger.get(_writer(load), (-1, None))
+        batch, at, *positions = state.ledger.get(_writer(load), (-1, None))
         return Kept(
             state.version,
             state.schema,
@@ -105,6 +105,7 @@ class ReadManifest:
             int(batch),
             state.states.get(_writer(load)),
             None if at is None else datetime.fromisoformat(at),
+            positions[0] if positions else None,
             is_complete=published == last,
         )
 
@@ -198,6 +199,8 @@ class Manifest(ReadManifest):
             }
             if load.state is not None:
                 entry["stored"] = load.state
+            if load.positions is not None:
+                entry["positions"] = load.positions
             if entry["version"] % _WHOLE_EVERY == 0:
                 whole = _after(state, entry)
                 entry["state"] = {name: getattr(whole, name) for name in _WHOLE}
@@ -296,7 +299,8 @@ def _whole(entry: dict[str, Any]) -> TableState:
 
 def _after(state: TableState, entry: dict[str, Any]) -> TableState:
     replaces = entry["mode"] == "truncate"
-    ledger = {**state.ledger, entry["writer"]: [entry["batch"], entry["at"]]}
+    batch = [entry["batch"], entry["at"], *([entry["positions"]] if "positions" in entry else [])]
+    ledger = {**state.ledger, entry["writer"]: batch}
     at = datetime.fromisoformat(entry["at"])
     narrow = () if replaces else state.narrow
     if not replaces and state.files and state.schema != entry["schema"]:

@@ -8,6 +8,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 from weft.errors import DeclarationError, NotFoundError, StorageError
@@ -207,6 +208,14 @@ class FileSource(StreamSource):
     def end(self) -> str:
         """Files are read from the first on."""
         raise AssertionError("refused where it is declared")
+
+    def planned(self, position: Any | None, source_log: Location) -> Any:
+        """Return the position with a digest of its files: by itself it is a number in Spark's own log of them."""
+        if not isinstance(position, Mapping) or "logOffset" not in position:
+            return position
+        upto = position["logOffset"]
+        files = [[each["path"], each["timestamp"]] for each in entries(source_log, upto, upto - 1)]
+        return {**position, "files": sha256(json.dumps(files).encode()).hexdigest()[:16]}
 
     def stay(self, position: Any | None, source_log: Location) -> Rewind:
         """Return a position before which all files that were read stay read."""

@@ -14,6 +14,7 @@ from weft.systems.sql.tables import SqlTables
 
 _KEY = ("pipeline", "checkpoint_id", "batch_id")
 _COUNTS = ("rows_read", "inserted", "updated", "unchanged", "deleted", "quarantined")
+_POSITIONS = "positions"
 _FIELDS = pa.schema(
     [
         pa.field("pipeline", pa.string(), nullable=False),
@@ -21,6 +22,7 @@ _FIELDS = pa.schema(
         pa.field("batch_id", pa.int64(), nullable=False),
         pa.field("committed_at", pa.timestamp("us", "UTC"), nullable=False),
         *(pa.field(name, pa.int64()) for name in _COUNTS),
+        pa.field(_POSITIONS, pa.string()),
     ]
 )
 _OF_LOAD = " AND ".join(f"{name} = ?" for name in _KEY)
@@ -43,7 +45,7 @@ def table(tables: SqlTables) -> str:
 
 def create(tables: SqlTables) -> None:
     """Create the ledger where it is missing."""
-    create_system_table(tables, "commits", _FIELDS, _KEY)
+    create_system_table(tables, "commits", _FIELDS, _KEY, later=_POSITIONS)
 
 
 def is_committed(tables: SqlTables, load: Load) -> bool:
@@ -52,6 +54,17 @@ def is_committed(tables: SqlTables, load: Load) -> bool:
         return False
     with tables.driver.session("read") as session:
         return session.row(f"SELECT 1 FROM {table(tables)} WHERE {_OF_LOAD}", _key(load)) is not None
+
+
+def last_batch(tables: SqlTables, load: Load) -> tuple[int, str | None] | None:
+    """Return the last batch of those that the ledger has from this load on under its key, and its positions."""
+    with tables.driver.session("read") as session:
+        row = session.row(
+            f"SELECT batch_id, {_POSITIONS} FROM {table(tables)} WHERE pipeline = ? AND checkpoint_id = ? "
+            "AND batch_id >= ? ORDER BY batch_id DESC",
+            _key(load),
+        )
+    return None if row is None else (int(row[0]), row[1])
 
 
 def check_committed(tables: SqlTables, load: Load, refused: ClaimRefusedError) -> None:
@@ -76,9 +89,9 @@ def claim(tables: SqlTables, session: Session, load: Load) -> None:
             (load.pipeline, load.checkpoint_id, load.batch_id - _BATCHES_KEPT),
         )
     names = tables.listed(_FIELDS.names)
-    values = ", ".join([*"?" * len(_KEY), tables.moment(load.moment), *"0" * len(_COUNTS)])
+    values = ", ".join([*"?" * len(_KEY), tables.moment(load.moment), *"0" * len(_COUNTS), "?"])
     try:
-        session.run(f"INSERT INTO {table(tables)} ({names}) VALUES ({values})", _key(load))
+        session.run(f"INSERT INTO {table(tables)} ({names}) VALUES ({values})", (*_key(load), load.positions))
     except Exception as error:
         if tables.is_rejection(error):
             raise ClaimRefusedError(error) from None

@@ -18,11 +18,13 @@ def system_table(tables: SqlTables, name: str) -> str:
     return tables.driver.table("weft", name)
 
 
-def create_system_table(tables: SqlTables, name: str, fields: pa.Schema, key: Sequence[str]) -> None:
-    """Create a table of Weft where it is missing."""
+def create_system_table(
+    tables: SqlTables, name: str, fields: pa.Schema, key: Sequence[str], later: str | None = None
+) -> None:
+    """Create a table of Weft where it is missing. `later`: a column that its first version did not have, which is
+    added."""
     table = system_table(tables, name)
-    with suppress(WeftError), tables.driver.session("read") as session:
-        session.rows(f"SELECT 1 FROM {table} WHERE 1 = 0")
+    if _has(tables, table, later):
         return
     definitions = [
         # Of a key only texts need a type that can be indexed.
@@ -36,6 +38,24 @@ def create_system_table(tables: SqlTables, name: str, fields: pa.Schema, key: Se
     except WeftError:
         # Two processes created it at once, and the other one was faster.
         _create(tables, table, definitions)
+    if later is None or _has(tables, table, later):
+        return
+    try:
+        with tables.driver.session("publish") as session:
+            kind = tables.sql_type(fields.field(later))
+            session.run(f"ALTER TABLE {table} ADD COLUMN {tables.quote(later)} {kind}")
+    except WeftError:
+        # Two processes added it at once, and the other one was faster.
+        if not _has(tables, table, later):
+            raise
+
+
+def _has(tables: SqlTables, table: str, column: str | None) -> bool:
+    """Return whether there is a table, with a column. Its name is not quoted: SQLite takes a quoted one for a text."""
+    with suppress(WeftError), tables.driver.session("read") as session:
+        session.rows(f"SELECT {column or 1} FROM {table} WHERE 1 = 0")
+        return True
+    return False
 
 
 def _create(tables: SqlTables, table: str, definitions: Sequence[str]) -> None:
