@@ -15,6 +15,7 @@ from weft.errors import LeaseLostError, NotFoundError, SchemaError, SettingsErro
 from weft.streams import Stream
 from workers import declare
 
+ALL = pytest.mark.parametrize("system", ["sqlite", "postgres", "mysql", "redis"], indirect=True)
 FIELDS = {"user_id": "string", "amount": "decimal(10,2)", "n": "int64", "at": "timestamp?", "more": "json?"}
 
 
@@ -53,6 +54,7 @@ def test_a_range(sales: Stream) -> None:
     assert weft.read_stream("default", "sales", start_id=f"({ids[97]}")["n"].to_list() == [98, 99]
 
 
+@ALL
 @pytest.mark.parametrize("member", [{}, {"group": "g", "consumer": "c"}], ids=["alone", "group"])
 def test_a_frame_without_events_has_the_declared_columns(sales: Stream, member: dict[str, Any]) -> None:
     """As one with events has them; nobody has published yet, or nothing new came."""
@@ -71,6 +73,7 @@ def test_a_frame_without_events_has_the_declared_columns(sales: Stream, member: 
     assert [*pandas.columns] == ["amount", "_ts", "user_id", "amount#2", *list(FIELDS)[2:]]
 
 
+@ALL
 @pytest.mark.parametrize("member", [{}, {"group": "g", "consumer": "c"}], ids=["alone", "group"])
 def test_a_declared_field_that_has_no_column_yet(streams: Any, member: dict[str, Any]) -> None:
     """A reader adds none to the table."""
@@ -318,6 +321,7 @@ def test_iterating_without_an_ack(sales: Stream) -> None:
     assert (group["lag"], group["pending"]) == (0, 0)
 
 
+@ALL
 def test_a_read_begins_with_what_an_iteration_of_its_consumer_holds(sales: Stream) -> None:
     publish(sales, range(10))
     one: dict[str, Any] = {"group": "g", "consumer": "c"}

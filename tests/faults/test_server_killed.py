@@ -166,6 +166,15 @@ class Load:
             raise self.broken[0]
         return all(self.progress[thread.name] > since[thread.name] for thread in self.threads)
 
+    def wait_for_all(self, since: collections.Counter[str]) -> None:
+        """Wait until every thread has done something since. If one has not: which, where it is, and what it met."""
+        try:
+            wait_until(lambda: self.went_on(since), "every thread to go on", 120)
+        except TimeoutError as error:
+            faulthandler.dump_traceback()
+            idle = [thread.name for thread in self.threads if self.progress[thread.name] <= since[thread.name]]
+            raise AssertionError(f"{idle} did not go on; errors so far: {dict(self.errors)}") from error
+
     def wait_for_readers(self, seconds: float = 120) -> None:
         """Wait for all threads, for as long as they get anywhere: how much is left to read depends on the machine. Show
         where one hangs."""
@@ -203,14 +212,14 @@ def test_load_goes_on_after_a_crash(server: servers.Server, count: Callable[[int
         for thread in load.threads:
             thread.start()
         try:
-            wait_until(lambda: load.went_on(collections.Counter()), "the load to begin", 120)
+            load.wait_for_all(collections.Counter())
             for _ in range(kills):
                 time.sleep(choose.uniform(0, 0.3))
                 server.kill()
                 before = load.progress.copy()
                 time.sleep(choose.choice([0, 0, 0.1]))
                 server.start()
-                wait_until(lambda before=before: load.went_on(before), "everybody to go on after the restart", 120)
+                load.wait_for_all(before)
         finally:
             load.stopping.set()
             for thread in load.threads[:PUBLISHERS]:
