@@ -53,8 +53,6 @@ SLOW = (
 # Kafka.
 STREAMING = (
     "tests/cli/test_checkpoints.py",
-    "tests/cli/test_dlq.py",
-    "tests/cli/test_validate_streaming.py",
     "tests/engine/streaming/",
     "tests/engine/test_udf.py",
     "tests/faults/",
