@@ -15,7 +15,6 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -85,20 +84,17 @@ def watch(job: dict[str, Any]) -> None:
 
 def _watch_offsets(killer: Killer) -> None:
     """Spark asks for the offsets of the next batch, and gets no answer."""
-    from weft.systems.kinesis.shards import Shards
-    from weft.systems.log_offsets import Offsets
+    from weft.engine.streaming.log_source import Offsets
 
-    def watched(following: Callable[..., Any], is_more: Callable[[Any, Any], bool]) -> Any:
-        def asked(self: Any, after: Any) -> Any:
-            found = following(self, after)
-            if is_more(after, found):
-                killer.seen()
-            return found
+    following = Offsets.following
 
-        return asked
+    def asked(self: Offsets, after: int) -> int:
+        upto = following(self, after)
+        if upto > after:
+            killer.seen()
+        return upto
 
-    Offsets.following = watched(Offsets.following, lambda after, upto: upto > after)  # type: ignore[method-assign]
-    Shards.following = watched(Shards.following, lambda _, found: bool(found[0]))  # type: ignore[method-assign]
+    Offsets.following = asked  # type: ignore[method-assign]
 
 
 # ----------------------------------------------------------------------------------------------------------- the driver
@@ -205,12 +201,10 @@ def main(job: dict[str, Any]) -> None:
         _watch_publishes(killer)
     if job["point"] == AFTER_COMMIT:
         _watch_commits(killer)
-    source: Any = weft.stream(name="events", fields={"n": "int64", "name": "string"})(lambda: None)
-    if job["source"] is not None:
-        source = weft.Source(connection=weft.connect(**job["source"]["connection"]), query=job["source"]["query"])
+    events = weft.stream(name="events", fields={"n": "int64", "name": "string"})(lambda: None)
     pipeline = make(
         name="copy",
-        source=source,
+        source=events,
         targets=declared(job["targets"]),
         transform_sql="SELECT n, name FROM source" if job["has_sql"] else None,
     )
