@@ -267,6 +267,49 @@ def test_expressions_of_duckdb(project: Path, tmp_path: Path) -> None:
     check_all(schema, "duckdb", model, "duck")
 
 
+OTHER_KINDS = pa.schema(
+    {
+        "i": pa.int64(),
+        "f": pa.float64(),
+        "r": pa.float32(),
+        "n": pa.decimal128(10, 2),
+        "s": pa.string(),
+        "t": pa.string(),
+    }
+)
+# Each was compared with Spark, value by value.
+UNLIKE_SPARK: dict[str, Computed] = {
+    "sum of a float32": lambda e: e.r + e.i,
+    "quotient of a float32": lambda e: e.r / 3,
+    "float32 or integer": lambda e: ibis.coalesce(e.r, e.i),
+    "case of a float32": lambda e: (e.i > 0).ifelse(e.r, e.i),
+    "integer unless it is a float": lambda e: e.i.nullif(e.f),
+    "decimal or integer": lambda e: ibis.coalesce(e.n, e.i),
+    "case of a decimal": lambda e: (e.i > 0).ifelse(e.n, e.f),
+    "replaced by a column": lambda e: e.s.replace("a", e.t),
+}
+LIKE_SPARK: dict[str, Computed] = {
+    "sum": lambda e: e.f + e.i,
+    "integer or float": lambda e: ibis.coalesce(e.i, e.f),
+    "float32 or 0": lambda e: e.r.fill_null(0),
+    "unless it is 0": lambda e: e.i.nullif(0),
+    "float unless it is 0": lambda e: e.f.nullif(0),
+    "replaced": lambda e: e.s.replace("a", "b"),
+}
+
+
+def test_numbers_of_several_kinds(streams: Project) -> None:
+    table = ibis.table(ibis.Schema.from_pyarrow(OTHER_KINDS), name="ev")
+    with closing(open_tables(current().connection())) as tables:
+
+        def is_pushed(of: Computed) -> bool:
+            expression = pushdown.cleared(table.select(x=of(table)))
+            return pushdown.why_not(expression, tables, {"ev": OTHER_KINDS}) is None
+
+        assert [name for name, of in UNLIKE_SPARK.items() if is_pushed(of)] == []
+        assert [name for name, of in LIKE_SPARK.items() if not is_pushed(of)] == []
+
+
 COLLATED = {
     "sqlite": "text COLLATE NOCASE",
     "postgres": 'text COLLATE "en-x-icu"',

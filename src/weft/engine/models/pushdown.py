@@ -7,7 +7,7 @@ that were compared with Spark.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import date, datetime, time
 from typing import Any
 from uuid import UUID
@@ -244,18 +244,36 @@ class _Check:
     def _alike(self, values: Iterable[Any]) -> bool:
         return len({self._class(each.dtype) for each in values} - {"null"}) <= 1
 
+    def chosen(self, op: Any) -> bool:
+        """One of some values, whose kind is that of the result."""
+        return self._chosen(_values_of(op), op)
+
+    def _chosen(self, values: Sequence[Any], op: Any) -> bool:
+        """Numbers of several kinds have no common one as Spark has it: a decimal needs more digits than Ibis says, and
+        a float32 fewer. Whole numbers and floats of 64 bits have, and so has a whole number in the query itself."""
+        given = [each.dtype for each in (*values, op) if not (_is_literal(each) and each.dtype.is_integer())]
+        kinds = {kind.copy(nullable=True) for kind in given if kind.is_numeric()}
+        is_plain = all(kind.is_integer() or kind == dt.float64 for kind in kinds)
+        return self._alike((*values, op)) and (is_plain or len(kinds) <= 1)
+
+    def null_if(self, op: Any) -> bool:
+        """The result is of the kind of the first value, which Ibis widens by the second."""
+        return self.chosen(op) and op.dtype.is_floating() == op.arg.dtype.is_floating()
+
     def results_alike(self, op: Any) -> bool:
         """The values that a case chooses from are of the class of the result, and so is what it compares."""
         if isinstance(op, ops.IfElse):
-            return self._alike((op.true_expr, op.false_null_expr, op))
-        is_one = self._alike((*op.results, op.default, op))
+            return self._chosen((op.true_expr, op.false_null_expr), op)
+        is_one = self._chosen((*op.results, op.default), op)
         return is_one and (isinstance(op, ops.SearchedCase) or self._alike((op.base, *op.cases)))
 
     def numbers(self, op: Any) -> bool:
         kinds = [each.dtype for each in _values_of(op)]
         decimals = [kind for kind in kinds if kind.is_decimal()]
         if not decimals:
-            return all(kind.is_signed_integer() or kind.is_floating() for kind in kinds)
+            return not any(map(_is_float32, kinds)) and all(
+                kind.is_signed_integer() or kind.is_floating() for kind in kinds
+            )
         # The result has more digits than Ibis says: in a sum there is room for them.
         others = [kind for kind in kinds if not kind.is_decimal()]
         is_whole = all(kind.is_signed_integer() for kind in others)
@@ -272,9 +290,9 @@ class _Check:
         return self.is_exact and all(each.dtype.is_signed_integer() for each in _values_of(op))
 
     def floats(self, op: Any) -> bool:
-        return op.dtype.is_floating() and all(
-            each.dtype.is_signed_integer() or each.dtype.is_floating() for each in _values_of(op) if each is not op
-        )
+        kinds = [each.dtype for each in _values_of(op) if each is not op]
+        is_plain = all(kind.is_signed_integer() or kind.is_floating() for kind in kinds)
+        return op.dtype.is_floating() and is_plain and not any(map(_is_float32, kinds))
 
     def summable(self, op: Any) -> bool:
         kind = op.arg.dtype
@@ -302,7 +320,9 @@ class _Check:
         )
 
     def replacing(self, op: Any) -> bool:
-        return self.texts(op) and _is_literal(op.pattern) and bool(op.pattern.value)
+        # By a null MariaDB replaces nothing where the pattern is not found.
+        is_known = _is_literal(op.replacement) and op.replacement.value is not None
+        return self.texts(op) and is_known and _is_literal(op.pattern) and bool(op.pattern.value)
 
     def truncated(self, op: Any) -> bool:
         return bool(op.unit.short in (_UNITS if op.arg.dtype.is_timestamp() else _UNITS[:3]))
@@ -366,6 +386,11 @@ def _is_never_zero(divisor: Any) -> bool:
     return _is_literal(divisor) and divisor.value != 0
 
 
+def _is_float32(kind: Any) -> bool:
+    """Whether Spark computes with it as a float of 64 bits, and databases do not."""
+    return bool(kind.is_floating() and kind.nbytes < dt.float64.nbytes)
+
+
 def _compares_uuids(op: Any, kind: str, is_uuid: Callable[[Any], bool]) -> bool:
     """Whether UUIDs are compared with each other, or with one that is written as all are stored."""
     if kind != "uuid":
@@ -402,7 +427,9 @@ def _rules() -> dict[type, _Rule]:
         ),
         _Check.field: (ops.Field,),
         _Check.literal: (ops.Literal,),
-        _Check.alike: (*_COMPARISONS, ops.Between, ops.InValues, ops.Coalesce, ops.NullIf, ops.Least, ops.Greatest),
+        _Check.alike: (*_COMPARISONS, ops.Between, ops.InValues),
+        _Check.chosen: (ops.Coalesce, ops.Least, ops.Greatest),
+        _Check.null_if: (ops.NullIf,),
         _Check.results_alike: (ops.IfElse, ops.SearchedCase, ops.SimpleCase),
         _Check.numbers: (ops.Add, ops.Subtract, ops.Multiply, ops.Negate, ops.Abs),
         _Check.whole: (ops.Modulus, ops.FloorDivide),
