@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 import weft
 from engine.streaming.conftest import declare, rows, run_once
 from engine.streaming.letters import letters_of, replay_all
+from weft.engine.load import open_tables
 from weft.engine.streaming import transform
 from weft.engine.streaming.query import Query
 from weft.engine.streaming.spark_engine import SparkEngine
@@ -221,6 +223,45 @@ def test_columns_that_the_table_does_not_have(kafka: Any, broker: Any, caplog: p
     assert rows("skipped") == [(1, "Anna")]
     run_once(name="grows", target_table=(None, "skipped"), cdc=weft.CDC(**CDC, schema_evolution="evolve"), **declared)
     assert rows("skipped", "id, name, age") == [(1, "Anna", 5)]
+
+
+def test_the_table_decides_about_values(kafka: Any, broker: Any, warehouse: Any) -> None:
+    """Not what most messages of a batch have; a value that it cannot have makes its message a letter alone."""
+    tables = open_tables(warehouse)
+    with closing(tables), tables.driver.session("publish") as session:
+        session.run("CREATE TABLE copies (id int PRIMARY KEY, name text, n int, day date, doc jsonb)")
+    topic = kafka.create_topic()
+    rows_sent = (
+        {"id": 1, "name": 5, "n": "7", "day": 19782, "doc": {"a": 1}},
+        {"id": 2, "name": 6, "n": 8, "day": "2024-02-29", "doc": [1]},
+        {"id": 3, "name": "c", "n": 9, "day": None, "doc": {"b": 2.5}},
+        {"id": 3, "name": "d", "n": "a lot", "day": None, "doc": None},
+    )
+    kafka.produce(topic, encoded(*(change("c", None, row, at) for at, row in enumerate(rows_sent, 1))))
+    declared: dict[str, Any] = {
+        "name": "decides",
+        "source": broker,
+        "source_query": topic,
+        "target": warehouse,
+        "target_table": ("public", "copies"),
+        "dead_letter_stream": "failed",
+        "cdc": weft.CDC(**CDC),
+    }
+    run_once(**declared)
+    assert rows("copies", "id, name, n, day::text, doc::text", warehouse) == [
+        (1, "5", 7, "2024-02-29", '{"a": 1}'),
+        (2, "6", 8, "2024-02-29", "[1]"),
+        (3, "c", 9, None, '{"b": 2.5}'),
+    ]
+    (letter,) = letters_of(make(**declared))
+    assert (letter.offset, letter.stage) == ("0:3", "transform")
+    assert "Its 'n' is a lot, which the table cannot have as int32" in letter.error
+    # It fails again, and is not lost by that.
+    assert replay_all(make(**declared)).again == 1
+    # A batch of other types is read as the first one was.
+    kafka.produce(topic, encoded(change("u", None, {"id": 2, "name": "b", "n": 1.0, "day": 19783, "doc": "x"}, 9)))
+    run_once(**declared)
+    assert rows("copies", "name, n, day::text, doc::text", warehouse)[1] == ("b", 1, "2024-03-01", '"x"')
 
 
 def test_what_is_wrong_at_the_start(kafka: Any, broker: Any) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 import weft
 from engine.streaming.conftest import declare, forget_last_commit, run_once
-from systems.tables.test_change_histories import Batches, Source, check_versions, checked
+from systems.tables.test_change_histories import Batches, Source, check_versions, checked, together
 from systems.tables.test_changes import DEBEZIUM, MESSAGES, NOW, change, milliseconds
 from systems.tables.test_changes import row as whole_row
 from weft import CDC
@@ -198,42 +198,74 @@ class _Applied:
         return [each.asDict() for each in self.spark.sql(f"SELECT * FROM delta.`{self.path}` ORDER BY id").collect()]
 
 
+WAYS = pytest.mark.parametrize(
+    "options",
+    [{}, {"unsaid": True, "moves": False}, {"unsaid": True, "in_order": True}],
+    ids=["whole", "unsaid", "moved"],
+)
+
+
+def _check_mirror(table: _Applied, batches: Batches, source: Source) -> None:
+    first = [change("c", None, whole_row(100, "x", 1.5), 0), change("d", whole_row(100), None, 0, 1)]
+    for messages in [first, *batches, source.log]:
+        report = table.apply(messages)
+        told = (report.creates, report.updates, report.deletes, report.idempotent_skipped)
+        assert sum(told) == sum(each["op"] != "t" for each in messages)
+    assert told[:3] == (0, 0, 0)
+    assert table.rows() == sorted(source.stored.values(), key=lambda each: each["id"])
+
+
+def _check_history(table: _Applied, batches: Batches, source: Source, *, back: bool) -> None:
+    for messages in [[change("c", None, whole_row(100, "x", 1.5), 0)], *batches, source.log]:
+        report = table.apply(messages)
+    # All of it again: no version is there twice.
+    assert (report.creates, report.updates, report.deletes) == (0, 0, 0)
+    check_versions(table.rows(), source, back=back)
+
+
 @pytest.mark.full
 @pytest.mark.timeout(4 * 3600)
-@pytest.mark.parametrize("options", [{}, {"unsaid": True, "in_order": True}], ids=["whole", "moved"])
+@WAYS
 def test_the_mirror_is_what_the_source_has(
+    spark: Any, project: Path, count: Callable[..., int], options: dict[str, bool]
+) -> None:
+    _check_mirror(_Applied(spark, project, "mirror", "merge"), *together(count(2000), **options))
+
+
+@pytest.mark.full
+@pytest.mark.timeout(4 * 3600)
+@WAYS
+def test_the_mirror_of_a_source_that_is_truncated(
     spark: Any, project: Path, count: Callable[..., int], options: dict[str, bool]
 ) -> None:
     tables = numbers()
 
     def check(batches: Batches, source: Source) -> None:
-        table = _Applied(spark, project, f"mirror_{next(tables)}", "merge")
-        first = [change("c", None, whole_row(100, "x", 1.5), 0), change("d", whole_row(100), None, 0, 1)]
-        for messages in [first, *batches, source.log]:
-            report = table.apply(messages)
-            told = (report.creates, report.updates, report.deletes, report.idempotent_skipped)
-            assert sum(told) == sum(each["op"] != "t" for each in messages)
-        assert told[:3] == (0, 0, 0)
-        assert table.rows() == sorted(source.stored.values(), key=lambda each: each["id"])
+        _check_mirror(_Applied(spark, project, f"mirror_{next(tables)}", "merge"), batches, source)
 
-    checked(count(200), check, **options)
+    checked(count(100), check, **options)
 
 
 @pytest.mark.full
 @pytest.mark.timeout(4 * 3600)
 @pytest.mark.parametrize("back", [False, True])
 def test_a_history_has_every_version(spark: Any, project: Path, count: Callable[..., int], back: bool) -> None:
+    batches, source = together(count(2000), back=back)
+    _check_history(_Applied(spark, project, "history", "scd2"), batches, source, back=back)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(4 * 3600)
+@pytest.mark.parametrize("back", [False, True])
+def test_a_history_of_a_source_that_is_truncated(
+    spark: Any, project: Path, count: Callable[..., int], back: bool
+) -> None:
     tables = numbers()
 
     def check(batches: Batches, source: Source) -> None:
-        table = _Applied(spark, project, f"history_{next(tables)}", "scd2")
-        for messages in [[change("c", None, whole_row(100, "x", 1.5), 0)], *batches, source.log]:
-            report = table.apply(messages)
-        # All of it again: no version is there twice.
-        assert (report.creates, report.updates, report.deletes) == (0, 0, 0)
-        check_versions(table.rows(), source, back=back)
+        _check_history(_Applied(spark, project, f"history_{next(tables)}", "scd2"), batches, source, back=back)
 
-    checked(count(200), check, back=back)
+    checked(count(100), check, back=back)
 
 
 @pytest.mark.parametrize("has_positions", [True, pytest.param(False, marks=pytest.mark.full)])

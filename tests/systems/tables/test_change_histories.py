@@ -56,12 +56,17 @@ class Source:
 
 @st.composite
 def histories(
-    draw: st.DrawFn, unsaid: bool = False, moves: bool = True, in_order: bool = False, back: bool = False
+    draw: st.DrawFn,
+    unsaid: bool = False,
+    moves: bool = True,
+    in_order: bool = False,
+    back: bool = False,
+    truncates: bool = True,
 ) -> tuple[Batches, Source]:
     """Batches of messages, repeated and in any order, and the source that they are of. `unsaid`: whether updates leave
     out what they do not change; `back`: whether its clock may go back."""
     source = Source()
-    steps = ["write", "write", "write", "delete", "truncate", *(["move"] if moves else [])]
+    steps = ["write", "write", "write", "delete", *(["truncate"] if truncates else []), *(["move"] if moves else [])]
     for lsn in range(1, draw(st.integers(1, 14)) + 1):
         # Several changes of a millisecond.
         source.lsn, source.ts = lsn, source.ts + draw(st.sampled_from([0, 0, 1, 2, *([-2] if back else [])]))
@@ -106,6 +111,31 @@ def checked(examples: int, check: Callable[[Batches, Source], None], **options: 
         check(*history)
 
     all_of_them()
+
+
+def together(examples: int, **options: bool) -> tuple[Batches, Source]:
+    """So many histories without truncates as one, each with its own keys: where a batch takes a second, as in Delta,
+    these take as long as one of them."""
+    drawn: list[tuple[Batches, Source]] = []
+    checked(examples, lambda *history: drawn.append(history), **options, truncates=False)
+    batches: Batches = []
+    whole = Source()
+    for number, (own, source) in enumerate(drawn):
+        first = 1000 + 10 * number
+        for place, each in enumerate(own):
+            batches += [[]] if place == len(batches) else []
+            batches[place] += [_of_others(message, first) for message in each]
+        whole.log += [_of_others(message, first) for message in source.log]
+        whole.stored |= {first + key: {**row, "id": first + key} for key, row in source.stored.items()}
+        whole.versions += [(each[0], first + each[1], *each[2:]) for each in source.versions]
+    return batches, whole
+
+
+def _of_others(message: dict[str, Any], first: int) -> dict[str, Any]:
+    rows = {
+        name: each and {**each, "id": first + each["id"]} for name in ("before", "after") for each in [message[name]]
+    }
+    return {**message, **rows}
 
 
 @pytest.mark.parametrize(

@@ -235,11 +235,10 @@ class Batches:
         try:
             if transformed is not None and cdc is not None:
                 if is_routed:
-                    changes = routed(list(zip(apart, filled, strict=True)), cdc, self.targets.documents)
+                    changes = routed(list(zip(apart, filled, strict=True)), cdc, self.targets.stored)
                     transformed = transformed._replace(with_origins=partial(_origins, apart))
                 else:
-                    run, documents = self._run_sql(spark), self.targets.documents
-                    changes = changes_of(transformed, filled, cdc, run, documents)
+                    changes = changes_of(transformed, filled, cdc, self._run_sql(spark), self.targets.stored)
                 self._check_malformed(changes)
                 transformed = transformed._replace(rejected=changes.rejected)
             # Not before the SQL was understood: the batch may be read again under other types.
@@ -476,9 +475,9 @@ class Batches:
         if self.pipeline.cdc is None:
             return None
         if self.pipeline.cdc.route is not None:
-            return well_formed(messages, self.pipeline.cdc, self.targets.documents)
+            return well_formed(messages, self.pipeline.cdc, self.targets.stored)
         as_they_are = Transformed(memory_of(messages), [], lambda: messages)
-        return changes_of(as_they_are, (), self.pipeline.cdc, self._run_sql(spark), self.targets.documents)
+        return changes_of(as_they_are, (), self.pipeline.cdc, self._run_sql(spark), self.targets.stored)
 
     def _run_sql(self, spark: Any) -> RunSql:
         return lambda sql, rows: self.transform.over(sql, spark).attempt(rows)

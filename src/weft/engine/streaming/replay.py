@@ -258,9 +258,10 @@ class Replay:
         failed = [_again(letters[number], "read", why) for number, why in bad.items()]
         if self.pipeline.cdc is not None and len(rows):
             if self.pipeline.cdc.route is None:
-                malformed = envelopes.opened(rows, self.pipeline.cdc).bad
+                stored = batches.targets.stored if self.pipeline.cdc.row_sql is None else tuple
+                malformed = envelopes.opened(rows, self.pipeline.cdc, stored).bad
             else:
-                malformed = routing.malformed(rows, self.pipeline.cdc)
+                malformed = routing.malformed(rows, self.pipeline.cdc, batches.targets.stored)
             failed += [_again(letters[numbers[number]], "transform", why) for number, why in malformed.items()]
             kept = [number for number in range(len(rows)) if number not in malformed]
             rows, numbers = rows.take(pa.array(kept, pa.int64())), [numbers[number] for number in kept]

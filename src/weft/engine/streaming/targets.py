@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 from weft import tracing
-from weft.columns import hint_of, python_rows
+from weft.columns import python_rows
 from weft.engine import connectors, files, frames, inputs, session
 from weft.engine.frame_projection import schema_of
 from weft.engine.inputs import Input
@@ -23,6 +23,7 @@ from weft.engine.readers import open_tables, stored_columns
 from weft.engine.streaming import dead_letters, new_columns
 from weft.engine.streaming.batch_id import BatchId
 from weft.engine.streaming.cdc.applying import ChangeBatch
+from weft.engine.streaming.cdc.envelopes import StoredTable
 from weft.engine.streaming.cdc.routing import Routed
 from weft.engine.streaming.dead_letters import NO_STORE
 from weft.engine.streaming.source_state import Written
@@ -182,18 +183,24 @@ class Targets:
                 self._finish_load(each, counts[each.target.name], batch, with_origins)
             yield from ((each, counts.get(each.name, Counts())) for each in changed)
 
-    def documents(self, table: str | None = None) -> set[str]:
-        """Return the columns, in small letters, that are JSON in the tables of the targets, or in one of them."""
-        found: set[str] = set()
-        if any(each.table is None for each in self._pipeline.targets):
-            return found  # a stream gets objects as they are
+    def stored(self, table: str | None = None) -> list[StoredTable]:
+        """Return the tables of the targets with the columns that they have now, or one of them; none where a stream is
+        a target too, which gets the changes as they are. Of columns with normalizers any value may be one."""
+        found: list[StoredTable] = []
+        if any(each.stream is not None for each in self._pipeline.targets):
+            return found
         for target in self._pipeline.targets:
-            connection = target.connection_with_options(current().connection(target.connection))
-            if target.table is None or table not in (None, target.name) or connection.is_missing():
+            connection, load = self._planned(target, BatchId("", 0))
+            if table not in (None, target.name) or connection.is_missing():
                 continue
             with self._opened(connection) as tables:
-                columns = None if tables is None else stored_columns(tables, *target.table)
-            found |= {each.name.lower() for each in columns or () if hint_of(each.field) == "json"}
+                is_lake = tables is None
+                columns = _typed_columns(connection, load) if is_lake else _columns(connection, tables, load)
+            made = target.declared.columns if target.declared is not None else ()
+            any_value = {each.name.lower() for each in made if each.normalizers}
+            fields = {name: each.field for name, each in (columns or {}).items() if each is not None}
+            known = {name: each for name, each in fields.items() if name not in any_value}
+            found.append(StoredTable(known, refuses_rows=not is_lake))
         return found
 
     def _by_connection(self, targets: Sequence[Target]) -> dict[Connection, list[Target]]:

@@ -44,6 +44,7 @@ _ESCAPED_KEY = r'\\[^"]*"\s*:'
 _TOO_DEEP = f"It is nested deeper than {MAX_DEPTH} levels."
 _decode = msgspec.json.Decoder().decode
 _decode_exactly = msgspec.json.Decoder(float_hook=Decimal).decode
+_decode_parts = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
 class JsonCodec:
@@ -84,6 +85,14 @@ class JsonDecoder:
     def _at_once(self, values: pa.Array) -> Parsed | None:
         if not len(values) or not _is_regular(values):
             return None
+        documents: dict[str, pa.Array] = {}
+        if names := {name for name, kind in self.known.items() if isinstance(kind, pa.JsonType)}:
+            lifted = _lifted(values, names)
+            if lifted is None:
+                return None
+            values, documents = lifted
+            if pc.all(pc.equal(values, b"{}")).as_py():  # of which Arrow's reader makes no rows
+                return Parsed(documents, range(len(values)), {}, {})
         joined = pc.binary_join(pa.ListArray.from_arrays(pa.array([0, len(values)], pa.int32()), values), b"\n")
         text = joined[0].as_buffer()
         for _ in range(3):
@@ -102,7 +111,8 @@ class JsonDecoder:
                 return None
             self.seen = {name: kind for name, kind in wanted.items() if kind is not None and not pa.types.is_null(kind)}
             if all(each.type.equals(wanted[each.name]) for each in table.schema):
-                return self._checked(table)
+                parsed = self._checked(table)
+                return parsed if parsed is None else parsed._replace(columns={**parsed.columns, **documents})
         return None
 
     def _read_as(self, field: pa.Field) -> pa.DataType | None:
@@ -221,6 +231,43 @@ def _object(value: bytes) -> dict[str, Any]:
         twice = [name for name, times in Counter(name.lower() for name in row).items() if times > 1]
         raise ValueError(f"It has two keys that are one column: {twice[0]!r} in upper and lower case.")
     return row
+
+
+def _lifted(values: pa.Array, names: Collection[str]) -> tuple[pa.Array, dict[str, pa.Array]] | None:
+    """Return messages without the keys of these names, and what they have there as JSON: of whatever types it is, it
+    does not decide how the rest is read. `None` where a message must be looked at by itself."""
+    rest: list[bytes] = []
+    found: dict[str, list[str | None]] = {}
+    spelled, keys = dict[str, str](), dict[str, bytes]()
+    last: dict[str, tuple[bytes, str | None]] = {}  # the schemas of messages are the same
+    try:
+        for number, value in enumerate(values.to_pylist()):
+            parts = []
+            for name, part in _decode_parts(value).items():
+                if name not in keys:
+                    lowered = name.lower()
+                    if spelled.setdefault(lowered, name) != name:
+                        return None
+                    keys[name] = b"" if lowered in names else msgspec.json.encode(name) + b":"
+                if key := keys[name]:
+                    parts.append(key + part)
+                    continue
+                raw = bytes(part)
+                if name not in last or last[name][0] != raw:
+                    document = _decode(raw)
+                    if raw.count(b"{") + raw.count(b"[") >= MAX_DEPTH and _is_deep({name: document}):
+                        return None
+                    last[name] = raw, None if document is None else json_of(document)
+                texts = found.setdefault(name, [])
+                texts += [None] * (number - len(texts))
+                texts.append(last[name][1])
+            rest.append(b"{" + b",".join(parts) + b"}")
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    documents = {
+        name: pa.array([*each, *[None] * (len(rest) - len(each))], pa.string()) for name, each in found.items()
+    }
+    return pa.array(rest, pa.binary()), documents
 
 
 def _text(value: Any, message: bytes, column: str) -> str | None:

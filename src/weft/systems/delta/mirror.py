@@ -8,6 +8,7 @@ batch that is tried again, wherever it was cut off, makes the same file, or find
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,7 @@ from weft.systems.changes import (
     is_after,
     is_late,
 )
+from weft.systems.delta import unsaid
 from weft.systems.delta.table import writer
 from weft.systems.frame_checks import column
 from weft.systems.load import Load
@@ -37,8 +39,10 @@ from weft.systems.load import Load
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-STAYS = -1
-"""The operation of a row that only says that a truncate came before the last change of its key."""
+STAYS, FILLS = -1, -2
+"""The operations of a row that only says that a truncate came before the last change of its key, and of one that came
+late and says values that the last change does not."""
+_FILLS = "_weft_fills_"
 _FOLDER, _TRUNCATED = "_weft_cdc", b"truncated"
 
 
@@ -48,6 +52,11 @@ class Gated:
 
     late: pa.Array
     """The keys of changes that are older than what the table has, as texts."""
+    decided: pa.Table | None
+    """By the key of each change that does something what that is, and of each value whether the table keeps its own,
+    or is filled in; `None` where all values are said."""
+    fills: Mapping[str, str]
+    """By the columns that are filled in, the column of `decided` that says of which keys."""
     late_ops: tuple[int, ...]
     """How many creates, updates and deletes of the batch are late, also of those that another one replaces."""
     truncates: bool
@@ -93,11 +102,13 @@ class Gate:
     def __init__(self, notes: Notes, load: Load) -> None:
         self._notes, self._load = notes, load
 
-    def pass_through(self, changes: pa.Table) -> Gated:
-        """Let the newer changes of a batch through and note them. `changes`: the key columns, and those of the gate."""
+    def pass_through(self, changes: pa.Table, names: Sequence[str]) -> Gated:
+        """Let the newer changes of a batch through and note them. `changes`: the key columns, and those of the gate;
+        `names`: all columns of the batch."""
         load = self._load
         assert load.changes is not None
-        entries, place_before = self._notes.before()
+        noted, place_before = self._notes.before()
+        entries, values = unsaid.apart(noted)
         last: Place | None = None if place_before is None else (place_before[0], place_before[1])
         late = pa.nulls(changes.num_rows, pa.bool_()).fill_null(False)
         if entries is not None:
@@ -109,18 +120,29 @@ class Gate:
             late = pc.or_(late, is_late(changes, *place, load.changes.tolerance_ms))
             if truncated is not None and not is_after(truncated, last, load.changes.tolerance_ms):
                 truncated = None
-        new = changes.filter(pc.invert(late))
-        stays = changes.select(load.keys).slice(0, 0)
+        new, dropped = changes.filter(pc.invert(late)), changes.filter(late)
+        known = changes.slice(0, 0) if entries is None else entries
+        stays = changes.slice(0, 0)
         if truncated is not None and entries is not None:
             stays = self._after(entries, truncated, new)
-        self._notes.write(_merged(entries, new, load), truncated or last)
-        dropped = changes.filter(late)
-        known = changes.slice(0, 0) if entries is None else entries
+        filled = unsaid.fills(values, known, dropped, load, names, last)
+        if truncated is not None:
+            # A row that is filled in stays by that; one that does not stay is not filled in.
+            here = {*stays[KEY].to_pylist()}
+            filled = {name: {key: at for key, at in keys.items() if key in here} for name, keys in filled.items()}
+            in_place = {key for keys in filled.values() for key in keys}
+            stays = stays.filter(pc.invert(pc.is_in(stays[KEY], value_set=pa.array(sorted(in_place), pa.string()))))
+        new = unsaid.settled(new, values, known, load, names)
+        values = unsaid.noted(values, new, filled, load, names)
+        after = _merged(entries, new.select([*load.keys, OP, KEY, POSITION, TS]), load)
+        self._notes.write(pa.concat_tables([after, values], promote_options="permissive"), truncated or last)
         return Gated(
             dropped[KEY].combine_chunks(),
+            _decided(new, dropped, filled, load, names),
+            {name: f"{_FILLS}{number}" for number, name in enumerate(filled)},
             load.changes.late_of(known, last),
             truncated is not None,
-            stays,
+            stays.select(load.keys),
         )
 
     def _after(self, entries: pa.Table, truncated: Place, new: pa.Table) -> pa.Table:
@@ -132,7 +154,25 @@ class Gate:
         in_batch = pc.is_in(entries[KEY], value_set=new[KEY].combine_chunks())
         is_there = pc.not_equal(entries[OP], DELETE)
         kept = entries.filter(pc.and_(pa.array(after, pa.bool_()), pc.and_(is_there, pc.invert(in_batch))))
-        return kept.select(self._load.keys)
+        return kept
+
+
+def _decided(
+    new: pa.Table, late: pa.Table, filled: Mapping[str, Mapping[str, str]], load: Load, names: Sequence[str]
+) -> pa.Table | None:
+    kept = unsaid.unsaid_in(load, names)
+    if not kept and not filled:
+        return None
+    columns = [KEY, OP, *(each.flag for each in kept)]
+    keys = {key for of_column in filled.values() for key in of_column}
+    filling = late.filter(pc.is_in(late[KEY], value_set=pa.array(sorted(keys), pa.string()))).select(columns)
+    filling = filling.set_column(1, OP, pa.repeat(pa.scalar(FILLS, pa.int64()), filling.num_rows))
+    decided = pa.concat_tables([new.select(columns), filling], promote_options="permissive")
+    is_filling = pc.equal(decided[OP], FILLS)
+    for number, of_column in enumerate(filled.values()):
+        is_one = pc.is_in(decided[KEY], value_set=pa.array(list(of_column), pa.string()))
+        decided = decided.append_column(f"{_FILLS}{number}", pc.and_(is_filling, is_one))
+    return decided
 
 
 def _merged(entries: pa.Table | None, new: pa.Table, load: Load) -> pa.Table:
@@ -155,6 +195,8 @@ def with_origins(frame: DataFrame, stored: DataFrame, load: Load) -> DataFrame:
     values = [column(each.name).alias(f"_weft_value_{number}") for number, each in enumerate(kept)]
     keys = [column(key).alias(f"_weft_key_{number}") for number, key in enumerate(load.keys)]
     same = [column(origin) == column(f"_weft_key_{number}") for number, origin in enumerate(changes.origins)]
+    if (soft := changes.soft_delete_column) is not None:
+        stored = stored.where(_is_there(soft, stored, ""))
     joined = frame.join(stored.select(*keys, *values), same, "left")
     replaced = {}
     # Where no row has the old key, it may have the new one: by a copy, or because the change comes again.
@@ -168,11 +210,21 @@ def with_origins(frame: DataFrame, stored: DataFrame, load: Load) -> DataFrame:
     return joined.withColumns(replaced).select(*map(column, frame.columns))
 
 
-def merge_statement(table: str, view: str, frame: DataFrame, load: Load, *, truncates: bool) -> str:
-    """Return the MERGE of changes: rows that are there are written, those that are gone removed or marked so."""
+def gate_columns(load: Load, names: Sequence[str]) -> list[str]:
+    """Return the columns of a batch that the gate looks at."""
+    assert load.changes is not None
+    kept = (name for each in unsaid.unsaid_in(load, names) for name in (each.flag, each.position))
+    return [*load.keys, OP, KEY, POSITION, TS, *([FROM] if load.changes.origins else []), *kept]
+
+
+def merge_statement(
+    table: str, view: str, frame: DataFrame, load: Load, *, truncates: bool, fills: Mapping[str, str]
+) -> str:
+    """Return the MERGE of changes: rows that are there are written, those that are gone removed or marked so. `fills`:
+    as `Gated` has it."""
     changes = load.changes
     assert changes is not None
-    names = [name for name in frame.columns if name not in changes.own]
+    names = [name for name in frame.columns if name not in (*changes.own, *fills.values())]
     kept = {each.name: each.flag for each in changes.kept if each.name in names}
     soft = changes.soft_delete_column
 
@@ -184,14 +236,18 @@ def merge_statement(table: str, view: str, frame: DataFrame, load: Load, *, trun
         return f"IF({is_kept}, t.{quoted(name)}, {said})"
 
     on = " AND ".join(f"t.{quoted(key)} = s.{quoted(key)}" for key in load.keys)
-    is_row = f"s.{quoted(OP)} NOT IN ({DELETE}, {STAYS})"
+    is_row = f"s.{quoted(OP)} NOT IN ({DELETE}, {STAYS}, {FILLS})"
     updates = ", ".join(f"t.{quoted(name)} = {value(name)}" for name in names if name not in load.keys)
+    filled = (
+        f"t.{quoted(name)} = IF(s.{quoted(flag)}, s.{quoted(name)}, t.{quoted(name)})" for name, flag in fills.items()
+    )
     gone = "DELETE" if soft is None else f"UPDATE SET t.{quoted(soft)} = s.{quoted(soft)}"
     is_first = "" if soft is None else f" AND {_is_there(soft, frame)}"
     parts = [
         f"MERGE INTO {table} AS t USING {quoted(view)} AS s ON {on}",
         f"WHEN MATCHED AND s.{quoted(OP)} = {DELETE}{is_first} THEN {gone}",
         f"WHEN MATCHED AND {is_row} THEN UPDATE SET {updates}" if updates else "",
+        f"WHEN MATCHED AND s.{quoted(OP)} = {FILLS} THEN UPDATE SET {', '.join(filled)}" if fills else "",
         f"WHEN NOT MATCHED AND {is_row} THEN INSERT ({', '.join(map(quoted, names))}) "
         f"VALUES ({', '.join(f's.{quoted(name)}' for name in names)})",
     ]
@@ -201,9 +257,9 @@ def merge_statement(table: str, view: str, frame: DataFrame, load: Load, *, trun
     return "\n".join(parts)
 
 
-def _is_there(soft: str, frame: DataFrame) -> str:
+def _is_there(soft: str, frame: DataFrame, alias: str = "t.") -> str:
     is_flag = frame.schema[soft].dataType.typeName() == "boolean"
-    return f"NOT coalesce(t.{quoted(soft)}, false)" if is_flag else f"t.{quoted(soft)} IS NULL"
+    return f"NOT coalesce({alias}{quoted(soft)}, false)" if is_flag else f"{alias}{quoted(soft)} IS NULL"
 
 
 def _marked(soft: str, frame: DataFrame, load: Load) -> str:

@@ -16,7 +16,7 @@ from weft.spark_support import sessions
 from weft.spark_support.folder import LocalFolder, folder_for
 from weft.spark_support.lazy import F
 from weft.systems.base import Connection
-from weft.systems.changes import KEY, OP, ORDER, POSITION, TS
+from weft.systems.changes import KEY, OP, ORDER, POSITION
 from weft.systems.delta import changes, copy, history, log, mirror
 from weft.systems.delta.table import DeltaTable, needs_mapping, properties, read, retried, writer
 from weft.systems.frame_checks import cast_to_table, checked_keys, column, extended_schema, refuse_empty, without_void
@@ -332,10 +332,13 @@ class _Write:
 
     def _mirrored(self) -> Counts:
         load, table, frame = self.load, self.table, self.frame
-        known = frame.select(*map(column, load.keys), OP, KEY, POSITION, TS).toArrow()
-        gated = mirror.Gate(self._notes, load).pass_through(known)
+        known = frame.select(*map(column, mirror.gate_columns(load, frame.columns))).toArrow()
+        gated = mirror.Gate(self._notes, load).pass_through(known, frame.columns)
         sessions.reached("checked")
-        if len(gated.late):
+        if gated.decided is not None:
+            decided = self.spark.createDataFrame(gated.decided)
+            frame = frame.drop(*decided.drop(KEY).columns).join(decided, KEY)
+        elif len(gated.late):
             late = self.spark.createDataFrame(pa.table({KEY: gated.late}))
             frame = frame.join(F.broadcast(late), KEY, "left_anti")
         if len(gated.stays):
@@ -343,7 +346,7 @@ class _Write:
             frame = frame.unionByName(stays, allowMissingColumns=True)
         if load.changes is not None and load.changes.origins:
             frame = mirror.with_origins(frame, table.read(), load)
-        statement = mirror.merge_statement(table.name, _VIEW, frame, load, truncates=gated.truncates)
+        statement = mirror.merge_statement(table.name, _VIEW, frame, load, truncates=gated.truncates, fills=gated.fills)
 
         def commit() -> list[Any]:
             frame.createOrReplaceTempView(_VIEW)

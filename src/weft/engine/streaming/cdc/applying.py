@@ -16,7 +16,7 @@ from weft.engine.inputs import Input
 from weft.engine.streaming import dead_letters
 from weft.engine.streaming.cdc import envelopes
 from weft.engine.streaming.cdc.debezium_types import typed
-from weft.engine.streaming.cdc.envelopes import Documents, Opened
+from weft.engine.streaming.cdc.envelopes import Opened, Stored
 from weft.engine.streaming.cdc.newest import Newest, is_unavailable, newest, ordered, versions
 from weft.engine.streaming.cdc.row_sql import RunSql, selected
 from weft.engine.streaming.row_origin import ORIGIN, origin_of
@@ -175,18 +175,18 @@ def _wider(rows: pa.Table, columns: Mapping[str, Column | None]) -> Iterator[pa.
 
 
 def changes_of(
-    transformed: Transformed, parts: Sequence[TypedRows], cdc: CDC, run: RunSql, documents: Documents = tuple
+    transformed: Transformed, parts: Sequence[TypedRows], cdc: CDC, run: RunSql, stored: Stored = tuple
 ) -> ChangeBatch:
     """Open the messages of a batch. `run` runs the SQL over their rows."""
     messages = gathered(transformed.rows, parts)
     if cdc.row_sql is not None:
-        documents = tuple  # SQL names the keys of objects
-    opened = envelopes.opened(messages, cdc, documents)
+        stored = tuple  # the columns are those of the SQL
+    opened = envelopes.opened(messages, cdc, stored)
     rejected: list[DeadLetter] = []
     if opened.bad:
         # Again with the origin of each, which takes longer.
         messages = transformed.with_origins()
-        opened = envelopes.opened(messages, cdc, documents)
+        opened = envelopes.opened(messages, cdc, stored)
         unknown = origin_of(", ".join(each.source for each in parts), None)
         for row, why in zip(python_rows(messages.take(list(opened.bad))), opened.bad.values(), strict=True):
             rejected.append(dead_letters.letter_of({ORIGIN: unknown, **row}, why))

@@ -15,16 +15,21 @@ from decimal import Decimal, InvalidOperation
 from typing import Any, NamedTuple
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from weft.columns import LOCAL_TIME, UTC_TIME, hint_of, hinted
-from weft.systems.codecs.columns import json_of
+from weft.systems.codecs.columns import json_of, type_name
 
 _log = logging.getLogger("weft.engine")
 # A count of milliseconds below this is a time before the year 5138, one of microseconds above it a time after 1973.
 _MICROS, _NANOS = 10**14, 10**17
 _DAY = 86_400_000_000
+# What Debezium sends for a large value that an update did not change: as a text, and as bytes in base64.
+_UNAVAILABLE = pa.array(["__debezium_unavailable_value", "X19kZWJleml1bV91bmF2YWlsYWJsZV92YWx1ZQ=="])
+# And as the numbers of its letters, for an array of integers.
+_LETTERS = list(b"__debezium_unavailable_value")
 _ANY_DECIMAL = pa.decimal128(38, 18)
 _PLAIN = {
     "boolean": pa.bool_(),
@@ -36,7 +41,7 @@ _PLAIN = {
     "double": pa.float64(),
     "string": pa.string(),
 }
-_WHOLE = re.compile(r"[+-]?\d+", re.ASCII)
+_WHOLE = re.compile(r"([+-]?\d+)(\.0+)?", re.ASCII)
 _TRUTH = {"true": 1, "t": 1, "1": 1, "false": 0, "f": 0, "0": 0}
 _NUMBER = re.compile(r"[+-]?\d+(\.\d+)?([eE][+-]?\d+)?", re.ASCII)
 
@@ -94,6 +99,89 @@ def typed(
         if convert is not None:
             rows = rows.set_column(at, *_converted(name, array, convert))
     return rows
+
+
+def misfits(
+    array: pa.Array,
+    wanted: pa.Field,
+    meaning: Meaning | None,
+    time_unit: str | None = None,
+    *,
+    has_bits: bool = True,
+    refuses_rows: bool = True,
+) -> dict[int, str]:
+    """Return the values that cannot be one of the column of the mirror, by their numbers, each with the reason.
+    `refuses_rows`: whether the mirror refuses a row by itself. A database does: what only it knows is left to it, such
+    as a date of the year 0, or the length of a text."""
+    known = said(array)
+    array = array if known is None else pc.if_else(pa.array(known), array, pa.scalar(None, array.type))
+    convert = None
+    if not refuses_rows or pa.types.is_integer(wanted.type) or pa.types.is_boolean(wanted.type):
+        convert = None if meaning is None else _by_meaning(meaning, wanted)
+        convert = convert or _by_target(array, wanted, time_unit, has_bits and meaning is None)
+
+    def check(values: pa.Array) -> None:
+        if convert is None:
+            _check_kind(wanted.type, values, refuses_rows)
+        else:
+            values = convert.values(values)
+        if not refuses_rows and pa.types.is_integer(wanted.type):
+            values.cast(wanted.type)
+
+    if array.null_count == len(array) or _failure(check, array) is None:
+        return {}
+    found = {}
+    for row in np.flatnonzero(pc.is_valid(array).to_numpy(zero_copy_only=False)).tolist():
+        one = array.slice(row, 1)
+        if (why := _failure(check, one)) is not None:
+            value, kind = one[0].as_py(), hint_of(wanted) or type_name(wanted.type)
+            shown = value if isinstance(value, str) else json_of(value)
+            found[row] = f"Its {wanted.name!r} is {shown:.100}, which the table cannot have as {kind}: {why}"
+    return found
+
+
+def _failure(check: Callable[[pa.Array], object], array: pa.Array) -> str | None:
+    try:
+        check(array)
+    except _FAILURES as error:
+        return str(error) or type(error).__name__
+    return None
+
+
+def _check_kind(kind: pa.DataType, array: pa.Array, refuses_rows: bool) -> None:
+    """Raise for values of a kind of which a column has none: one of a database may know more of them."""
+    given, wanted = _family(array.type), _family(kind)
+    if wanted not in (given, "text") and not (refuses_rows and given in (*_TAKES.get(wanted, ()), "text")):
+        raise ValueError(f"it is a value of the kind {given}")
+
+
+def _family(kind: pa.DataType) -> str:
+    types = pa.types
+    if types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind):
+        return "number"
+    if types.is_list(kind) or types.is_struct(kind):
+        return "object or array"
+    named = ((types.is_boolean, "boolean"), (types.is_temporal, "time"), (types.is_binary, "bytes"))
+    return next((name for matches, name in named if matches(kind)), "text")
+
+
+# MySQL has booleans as numbers.
+_TAKES = {"number": ("boolean",), "boolean": ("number",), "time": ("number",)}
+
+
+def said(column: pa.Array) -> np.ndarray | None:
+    """Return which values are said, and do not stand for one that did not change; `None` where all are."""
+    if pa.types.is_list(column.type) and pa.types.is_integer(column.type.value_type):
+        if not pc.any(pc.equal(pc.list_value_length(column), len(_LETTERS))).as_py():
+            return None
+        is_known = np.array([each != _LETTERS for each in column.to_pylist()])
+        return None if is_known.all() else is_known
+    if pa.types.is_list(column.type) and pa.types.is_string(column.type.value_type):
+        column = pc.list_element(pc.if_else(pc.equal(pc.list_value_length(column), 1), column, None), 0)
+    if not pa.types.is_string(column.type) and not pa.types.is_binary(column.type):  # bytes come in Avro
+        return None
+    unknown = pc.is_in(column, value_set=_UNAVAILABLE.cast(column.type))
+    return None if not pc.any(unknown).as_py() else ~unknown.to_numpy(zero_copy_only=False)
 
 
 # ---------------------------------------------------------------------------------------------------------- conversions
@@ -165,14 +253,14 @@ def _by_target(array: pa.Array, wanted: pa.Field | None, time_unit: str | None, 
     types, kind, given = pa.types, wanted.type, array.type
     is_number, is_text = types.is_integer(given), types.is_string(given)
     if types.is_date(kind) and (is_number or is_text):
-        return _NAMED["Date"] if is_number else _NAMED["IsoDate"]
+        return _NAMED["Date"] if is_number else _either(_NAMED["Date"], _NAMED["IsoDate"])
     if types.is_timestamp(kind) and (is_number or is_text):
         zone = UTC_TIME if kind.tz else LOCAL_TIME
-        if is_text:
-            return Conversion(lambda array: _moments(array).cast(zone), zone)
-        return _instants(time_unit, zone)
-    if hint_of(wanted) == "time" and is_number:
-        return _times(time_unit or "us")
+        numbers = _instants(time_unit, zone)
+        return numbers if is_number else _either(numbers, Conversion(lambda array: _moments(array).cast(zone), zone))
+    if hint_of(wanted) == "time" and (is_number or is_text):
+        times = _times(time_unit or "us")
+        return times if is_number else _either(times, Conversion(_same, kind, "time"))
     if hint_of(wanted) == "uuid" and is_text:
         return Conversion(_same, kind, "uuid")
     if hint_of(wanted) == "json" and not types.is_nested(given):
@@ -180,12 +268,16 @@ def _by_target(array: pa.Array, wanted: pa.Field | None, time_unit: str | None, 
     if types.is_decimal(kind):
         if types.is_struct(given):
             return _scaled_decimals(wanted)
-        if is_text or types.is_floating(given):
+        if is_text or is_number or types.is_floating(given):
             return Conversion(lambda array: _decimals_of_text(array, kind), kind)
     if types.is_binary(kind) and is_text:
         return _BYTES
     if types.is_floating(kind) and is_text:
         return Conversion(lambda array: array.cast(kind), kind)
+    if types.is_integer(kind) and types.is_floating(given):
+        return Conversion(lambda array: array.cast(pa.int64()), pa.int64())  # not of fractions
+    if _is_text(wanted) and (is_number or types.is_floating(given) or types.is_boolean(given)):
+        return Conversion(_same)
     is_text = is_text or types.is_binary(given)
     if types.is_boolean(kind) and is_text:
         return Conversion(lambda array: pc.not_equal(_numbers_of_text(array, has_bits, _TRUTH), 0), kind)
@@ -196,6 +288,21 @@ def _by_target(array: pa.Array, wanted: pa.Field | None, time_unit: str | None, 
     if types.is_list(kind) and types.is_list(given):
         return _lists(_by_target(array.values, _element(wanted), time_unit, has_bits))
     return None
+
+
+def _either(numbers: Conversion, texts: Conversion) -> Conversion:
+    """Texts, of which some are numbers: a batch with values of both kinds has them as texts."""
+
+    def convert(array: pa.Array) -> pa.Array:
+        is_number = pc.match_substring_regex(array, r"^[+-]?[0-9]+$")
+        nothing = pa.scalar(None, pa.string())
+        digits, others = pc.if_else(is_number, array, nothing), pc.if_else(is_number, nothing, array)
+        # What has no number is read as it always was.
+        if digits.null_count == len(array):
+            return texts.values(array)
+        return pc.coalesce(numbers.values(digits.cast(pa.int64())), texts.values(others))
+
+    return Conversion(convert, texts.kind, texts.hint)
 
 
 def _is_text(wanted: pa.Field | None) -> bool:
@@ -353,6 +460,7 @@ def _decimals_of_text(array: pa.Array, kind: pa.DataType) -> pa.Array:
                     "no number; Debezium's bytes of a decimal need the schema of the message, "
                     "or decimal.handling.mode=string in its connector"
                 )
+    if not pa.types.is_floating(array.type):
         return pa.array([None if each is None else Decimal(each) for each in array.to_pylist()], kind)
     return array.cast(kind)
 
@@ -369,8 +477,8 @@ def _numbers_of_text(array: pa.Array, has_bits: bool, words: Mapping[str, int] |
     def number(text: str) -> int:
         if words is not None and text.lower() in words:
             return words[text.lower()]
-        if words is None and _WHOLE.fullmatch(text):
-            return int(text)
+        if words is None and (whole := _WHOLE.fullmatch(text)) is not None:
+            return int(whole[1])
         if not has_bits:
             raise ValueError("no whole number" if words is None else "neither true nor false")
         return int.from_bytes(a2b_base64(text, strict_mode=True), "little")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from types import MappingProxyType
 from typing import Any
 
@@ -12,8 +13,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from weft.columns import is_nested, nested_to_json
-from weft.engine.streaming.cdc.debezium_types import Meaning, meanings
+from weft.columns import hint_of, is_nested, nested_to_json
+from weft.engine.streaming.cdc.debezium_types import Meaning, meanings, misfits
 from weft.pipelines.streaming.cdc import CDC
 from weft.systems.changes import CREATE, DELETE, READ, TRUNCATE, UPDATE
 from weft.systems.codecs.json import JsonDecoder
@@ -63,14 +64,25 @@ class Opened:
     """By the number of a malformed message what is wrong with it."""
 
 
-Documents = Callable[[], Collection[str]]
-"""Returns the columns that are JSON in the targets, in small letters."""
+@dataclass(frozen=True)
+class StoredTable:
+    """A table that changes go to."""
+
+    columns: Mapping[str, pa.Field]
+    """By their names in small letters."""
+    refuses_rows: bool = True
+    """Whether it refuses a row by itself, as a database does."""
 
 
-def opened(messages: pa.Table, cdc: CDC, documents: Documents = tuple) -> Opened:
-    """Open the envelopes of these messages."""
-    paths, size = cdc.paths, messages.num_rows
-    parts, bad = _Parts(messages, paths.op), dict[int, str]()
+Stored = Callable[[], Sequence[StoredTable]]
+"""Returns the tables that changes go to, as far as they are there."""
+
+
+def opened(messages: pa.Table, cdc: CDC, stored: Stored = tuple) -> Opened:
+    """Open the envelopes of these messages. A value that a column of `stored` cannot have makes its message a bad
+    one."""
+    paths, size, stored = cdc.paths, messages.num_rows, cache(stored)
+    parts, bad = _Parts(messages, cdc), dict[int, str]()
     op = parts.at(paths.op)
     code = _codes(op, cdc, size)
     if parts.payload is not None:
@@ -80,7 +92,7 @@ def opened(messages: pa.Table, cdc: CDC, documents: Documents = tuple) -> Opened
         word = None if op is None else op[number].as_py()
         why = f"It has no operation at {paths.op!r}." if word is None else f"{word!r} is no operation."
         bad[number] = parts.unread.get(number, why)
-    (before, unread_before), (after, unread_after) = parts.rows(paths.before), parts.rows(paths.after, documents)
+    (before, unread_before), (after, unread_after) = parts.rows(paths.before), parts.rows(paths.after, stored)
     is_row = np.isin(code, (CREATE, READ, UPDATE))
     missing = is_row & _mask(_is_null(after, size))
     for number in np.flatnonzero(missing).tolist():
@@ -102,6 +114,15 @@ def opened(messages: pa.Table, cdc: CDC, documents: Documents = tuple) -> Opened
         for number in np.flatnonzero(absent).tolist():
             bad[number] = unread_before.get(number, f"It has no key at {path!r}.")
         code[absent] = _BAD
+    meant = parts.meanings()
+    of_rows, of_keys = np.isin(code, (CREATE, READ, UPDATE)), np.isin(code, (CREATE, READ, UPDATE, DELETE))
+    for name, each, is_written in (
+        *((name, each, of_rows) for name, each in after_columns.items() if name not in keys),
+        *((name, each, of_keys) for name, each in keys.items()),
+    ):
+        for number, why in _misfits(name, each, is_written, meant.get(name), stored, cdc).items():
+            bad.setdefault(number, why)
+            code[number] = _BAD
     moved = np.flatnonzero((code == UPDATE) & _moved(old, keys, size))
     numbers = np.flatnonzero(code >= 0)
     order = np.concatenate([moved, numbers])
@@ -121,7 +142,7 @@ def opened(messages: pa.Table, cdc: CDC, documents: Documents = tuple) -> Opened
         ts=ts.take(chosen),
         before=None if before is None else before.take(chosen),
         after=None if after is None else after.take(pa.array(order, mask=is_old | (code[order] == DELETE))),
-        meanings=parts.meanings(),
+        meanings=meant,
         skipped=int((code == _SKIP).sum()),
         bad=dict(sorted(bad.items())),
     )
@@ -129,9 +150,7 @@ def opened(messages: pa.Table, cdc: CDC, documents: Documents = tuple) -> Opened
 
 def table_names(messages: pa.Table, cdc: CDC) -> pa.Array:
     """Return of each message the table that it is about; null where it does not say it."""
-    # The rows stay texts: those of several tables are of no type.
-    rows = {path.rpartition(".")[2]: pa.json_() for path in (cdc.paths.before, cdc.paths.after)}
-    parts, names = _Parts(messages, cdc.paths.op, rows), list[pa.Array]()
+    parts, names = _Parts(messages, cdc), list[pa.Array]()
     for paths in cdc.paths.tables:
         found = [each.cast(pa.string()) for path in paths if (each := parts.at(path)) is not None]
         if len(found) == len(paths):
@@ -139,20 +158,36 @@ def table_names(messages: pa.Table, cdc: CDC) -> pa.Array:
     return pc.coalesce(*names) if names else pa.nulls(messages.num_rows, pa.string())
 
 
+def _misfits(
+    name: str, array: pa.Array, is_written: np.ndarray, meaning: Meaning | None, stored: Stored, cdc: CDC
+) -> dict[int, str]:
+    """Return which of the written values of a column its tables cannot have."""
+    found: dict[int, str] = {}
+    if pa.types.is_null(array.type):
+        return found
+    written = array if is_written.all() else pc.if_else(pa.array(is_written), array, pa.scalar(None, array.type))
+    for each in stored():
+        if (column := each.columns.get(name.lower())) is not None:
+            how = {"has_bits": cdc.envelope == "debezium", "refuses_rows": each.refuses_rows}
+            found |= misfits(written, column, meaning, cdc.time_unit, **how)
+    return found
+
+
 class _Parts:
     """The parts of messages, by their paths."""
 
-    def __init__(self, messages: pa.Table, op: str, known: Mapping[str, pa.DataType] = MappingProxyType({})) -> None:
-        self._known = known
+    def __init__(self, messages: pa.Table, cdc: CDC) -> None:
+        paths = (cdc.paths.before, cdc.paths.after)
+        self._rows = {path.removeprefix(f"{_PAYLOAD}.") for path in paths}
         self._columns = {name: _combined(messages.column(name)) for name in messages.column_names}
         self.size = messages.num_rows
         self.payload: pa.Array | None = None
         self.unread: dict[int, str] = {}
         """By the number of a message why its payload could not be read."""
         # A row, or a part of another envelope, may be called so too.
-        inner = None if op.split(".")[0] in self._columns else self._columns.get(_PAYLOAD)
+        inner = None if cdc.paths.op.split(".")[0] in self._columns else self._columns.get(_PAYLOAD)
         if inner is not None:
-            payload, self.unread = _parsed(inner, known)
+            payload, self.unread = _parsed(inner, self._texts_in(""))
             if payload is not None:
                 self.payload = inner
                 self._columns = {**self._columns, **_fields(payload, self.size)}
@@ -169,20 +204,25 @@ class _Parts:
 
     def at(self, path: str) -> pa.Array | None:
         """Return what messages have at a path; `None` where none has it."""
-        first, *rest = path.removeprefix(f"{_PAYLOAD}.").split(".")
-        found = self._columns.get(first)
+        so_far, *rest = path.removeprefix(f"{_PAYLOAD}.").split(".")
+        found = self._columns.get(so_far)
         for name in rest:
-            inner = None if found is None else _parsed(found, self._known)[0]
+            inner = None if found is None else _parsed(found, self._texts_in(f"{so_far}."))[0]
             if inner is None or inner.type.get_field_index(name) < 0:
                 return None
-            found = pc.struct_field(inner, name)
+            found, so_far = pc.struct_field(inner, name), f"{so_far}.{name}"
         return found
 
-    def rows(self, path: str, documents: Documents = tuple) -> tuple[pa.Array | None, dict[int, str]]:
+    def rows(self, path: str, stored: Stored = tuple) -> tuple[pa.Array | None, dict[int, str]]:
         """Return the rows at a path, `None` where no message has one; and why some could not be read."""
         found = self.at(path)
-        rows, unread = (None, {}) if found is None else _parsed(found, self._known, documents)
+        rows, unread = (None, {}) if found is None else _parsed(found, {}, stored, self.meanings())
         return rows, {number: f"Its row at {path!r} cannot be read. {why}" for number, why in unread.items()}
+
+    def _texts_in(self, place: str) -> dict[str, pa.DataType]:
+        """Return what stays a text in an object at a place: rows, which are of no type before their table is known."""
+        inside = (path.removeprefix(place) for path in self._rows if path.startswith(place))
+        return {path.split(".")[0]: pa.json_() for path in inside}
 
 
 def _combined(column: pa.ChunkedArray) -> pa.Array:
@@ -191,9 +231,13 @@ def _combined(column: pa.ChunkedArray) -> pa.Array:
 
 
 def _parsed(
-    array: pa.Array, known: Mapping[str, pa.DataType], documents: Documents = tuple
+    array: pa.Array,
+    known: Mapping[str, pa.DataType],
+    stored: Stored = tuple,
+    meant: Mapping[str, Meaning] = MappingProxyType({}),
 ) -> tuple[pa.Array | None, dict[int, str]]:
-    """Return objects, of JSON too that is kept as a text, `None` where there are none; and why others are none."""
+    """Return objects, of JSON too that is kept as a text, `None` where there are none; and why others are none.
+    `meant`: the columns of which the messages say what they are."""
     if pa.types.is_struct(array.type):
         return array, {}
     if isinstance(array, pa.ExtensionArray):
@@ -207,9 +251,8 @@ def _parsed(
         return None, {}
     # Of whatever types: the column of the target decides about values, not most of the others.
     parsed = JsonDecoder(known, takes_all=True).parse(texts)
-    nested = {name.lower() for name, each in parsed.columns.items() if is_nested(each.type)}
-    if nested and (whole := nested.intersection(documents())):
-        # As objects of one type, each would have the keys of all.
+    unlike = {name.lower() for name, each in parsed.columns.items() if name not in meant and _alters(each.type)}
+    if unlike and (whole := {name for each in stored() for name in unlike if _takes_texts(each.columns.get(name))}):
         parsed = JsonDecoder(known, takes_all=True, texts=whole).parse(texts)
     unread = {int(there[number]): why for number, why in parsed.bad.items()}
     if not len(parsed.good):
@@ -220,6 +263,17 @@ def _parsed(
     index = pa.array(places, mask=places < 0)
     columns = [each.take(index) for each in parsed.columns.values()]
     return pa.StructArray.from_arrays(columns, list(parsed.columns), mask=pa.array(places < 0)), unread
+
+
+def _alters(kind: pa.DataType) -> bool:
+    """Return whether a value of this type may have another text than it had in its message: as objects of one type each
+    has the keys of all, and a whole number among others is one with a fraction."""
+    is_point = pa.types.is_struct(kind) and kind.get_field_index("wkb") >= 0  # of Debezium, which has its own text
+    return (is_nested(kind) and not is_point) or pa.types.is_floating(kind)
+
+
+def _takes_texts(column: pa.Field | None) -> bool:
+    return column is not None and pa.types.is_string(column.type) and hint_of(column) in (None, "json")
 
 
 def _fields(array: pa.Array | None, size: int) -> dict[str, pa.Array]:

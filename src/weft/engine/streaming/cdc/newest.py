@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from weft.engine.streaming.cdc.debezium_types import said
 from weft.engine.streaming.cdc.envelopes import Opened, as_text
 from weft.systems.changes import (
     AT,
@@ -38,10 +39,6 @@ from weft.systems.changes import (
 )
 from weft.systems.load import KEY_LENGTH
 
-# What Debezium sends for a large value that an update did not change: as a text, and as bytes in base64.
-_UNAVAILABLE = pa.array(["__debezium_unavailable_value", "X19kZWJleml1bV91bmF2YWlsYWJsZV92YWx1ZQ=="])
-# And as the numbers of its letters, for an array of integers.
-_LETTERS = list(b"__debezium_unavailable_value")
 _KEPT, _FROM = "_weft_keeps_", "_weft_from_"
 
 
@@ -88,7 +85,7 @@ def newest(changes: Opened) -> Newest:
     chosen = chosen[np.argsort(places[chosen])]
     taken, first = pa.array(chosen), pa.array(first_of[number[chosen]])
     columns = {name: each.take(taken) for name, each in changes.keys.items()}
-    known = {name: is_known for name, each in changes.columns.items() if (is_known := _known(each)) is not None}
+    known = {name: is_known for name, each in changes.columns.items() if (is_known := said(each)) is not None}
     found = last_values(changes, order[~is_repeated[order]], number, known, last_truncate) if known else None
     kept: list[Unsaid] = []
     for name, each in changes.columns.items():
@@ -227,7 +224,7 @@ def _escaped(text: pa.Array) -> pa.Array:
 
 def is_unavailable(column: pa.Array) -> bool:
     """Return whether some changes do not say the value of a column."""
-    return _known(column) is not None
+    return said(column) is not None
 
 
 @dataclass(frozen=True)
@@ -253,9 +250,9 @@ def last_values(
     flags = {name: np.full(size, start[0], dtype=np.int64) for name in known}
     origins = np.full(size, -1, dtype=np.int64)
     for name, is_known in known.items():
-        said = order[is_known[order]]
-        places[name][number[said]] = said
-        flags[name][number[said]] = SAID
+        saying = order[is_known[order]]
+        places[name][number[saying]] = saying
+        flags[name][number[saying]] = SAID
     # Only rows that came or went need to be followed one by one.
     is_part = ~_last_of_messages(changes.message)
     parts = np.isin(changes.message, changes.message[is_part])
@@ -282,18 +279,3 @@ def last_values(
             if is_known[place]:
                 places[name][key], flags[name][key] = place, SAID
     return LastValues(places, flags, origins)
-
-
-def _known(column: pa.Array) -> np.ndarray | None:
-    """Return which values are said; `None` where all are."""
-    if pa.types.is_list(column.type) and pa.types.is_integer(column.type.value_type):
-        if not pc.any(pc.equal(pc.list_value_length(column), len(_LETTERS))).as_py():
-            return None
-        is_known = np.array([each != _LETTERS for each in column.to_pylist()])
-        return None if is_known.all() else is_known
-    if pa.types.is_list(column.type) and pa.types.is_string(column.type.value_type):
-        column = pc.list_element(pc.if_else(pc.equal(pc.list_value_length(column), 1), column, None), 0)
-    if not pa.types.is_string(column.type) and not pa.types.is_binary(column.type):  # bytes come in Avro
-        return None
-    unknown = pc.is_in(column, value_set=_UNAVAILABLE.cast(column.type))
-    return None if not pc.any(unknown).as_py() else ~unknown.to_numpy(zero_copy_only=False)

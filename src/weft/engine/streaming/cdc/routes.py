@@ -21,10 +21,13 @@ _WRAPPED = ("schema", "payload")
 
 def resolved(pipeline: StreamingPipeline) -> StreamingPipeline:
     """Return a pipeline whose routed tables all have a key: what it says itself, or the primary key of the table. With
-    a copy its sources begin at their ends."""
+    a copy its sources begin at their ends. Rows for tables are read as JSON; a stream, and SQL over rows, need columns
+    with types."""
     cdc = pipeline.cdc
     if cdc is not None and cdc.snapshot == "copy":
         pipeline = replace(pipeline, sources=tuple(map(_from_its_end, pipeline.sources)))
+    if cdc is not None and cdc.row_sql is None and all(each.stream is None for each in pipeline.targets):
+        pipeline = replace(pipeline, sources=tuple(_with_rows_as_json(each, cdc) for each in pipeline.sources))
     if cdc is None or cdc.route is None:
         return pipeline
     keys: dict[str, tuple[str, ...]] = {}
@@ -41,7 +44,6 @@ def resolved(pipeline: StreamingPipeline) -> StreamingPipeline:
         pipeline,
         cdc=replace(cdc, key_field=keys),
         targets=tuple(targets),
-        sources=tuple(_with_own_columns(each, cdc) for each in pipeline.sources),
     )
 
 
@@ -89,9 +91,10 @@ def _primary_key(target: Target, source: str) -> tuple[str, ...]:
     return primary
 
 
-def _with_own_columns(source: Source, cdc: CDC) -> Source:
-    """Return a source whose rows are JSON until it is known of which table each is: read at once, all of them would
-    have the columns of all tables, and one type where two tables have a column of one name."""
+def _with_rows_as_json(source: Source, cdc: CDC) -> Source:
+    """Return a source whose rows are JSON until it is known of which table each is: the columns of that decide about
+    values, not what most messages of a batch have. Read at once, the rows of several tables would have the columns of
+    all, and one type where two of them have a column of one name."""
     connection = current().connection(source.connection)
     endpoint = endpoint_of(connection)
     if isinstance(source.query, Stream) or endpoint.why_no_columns(source.connection_with_options(connection)):

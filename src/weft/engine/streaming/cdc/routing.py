@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -15,6 +15,7 @@ from weft.columns import python_rows
 from weft.engine.streaming import dead_letters
 from weft.engine.streaming.cdc import envelopes
 from weft.engine.streaming.cdc.applying import ChangeBatch, gathered
+from weft.engine.streaming.cdc.envelopes import StoredTable
 from weft.engine.streaming.cdc.newest import newest
 from weft.engine.streaming.row_origin import ORIGIN, origin_of
 from weft.engine.streaming.transform import Transformed, TypedRows
@@ -24,12 +25,12 @@ from weft.pipelines.streaming.execution import CdcReport
 from weft.systems.dead_letter_store import DeadLetter
 from weft.systems.load import Counts
 
-DocumentsOf = Callable[[str], Collection[str]]
-"""Returns the columns that are JSON in a table of the targets, in small letters."""
+StoredOf = Callable[[str], Sequence[StoredTable]]
+"""Returns a table of the targets, if it is there."""
 _COUNTED = ("creates", "updates", "deletes", "skipped", "idempotent_skipped")
 
 
-def _none(table: str) -> Collection[str]:
+def _none(table: str) -> Sequence[StoredTable]:
     return ()
 
 
@@ -65,13 +66,13 @@ class _Split:
     """How many messages each table has that `route` does not name."""
 
 
-def routed(parts: Sequence[tuple[Transformed, TypedRows]], cdc: CDC, documents: DocumentsOf = _none) -> Routed:
+def routed(parts: Sequence[tuple[Transformed, TypedRows]], cdc: CDC, stored: StoredOf = _none) -> Routed:
     """Open the messages of a batch, given by source."""
-    found, skipped, bad = _opened([gathered(transformed.rows, [rows]) for transformed, rows in parts], cdc, documents)
+    found, skipped, bad = _opened([gathered(transformed.rows, [rows]) for transformed, rows in parts], cdc, stored)
     rejected: list[DeadLetter] = []
     if bad:
         # Again with the origin of each, which takes longer.
-        found, skipped, bad = _opened([transformed.with_origins() for transformed, _ in parts], cdc, documents)
+        found, skipped, bad = _opened([transformed.with_origins() for transformed, _ in parts], cdc, stored)
         unknown = origin_of(", ".join(rows.source for _, rows in parts), None)
         for messages, reasons in bad:
             for row, why in zip(python_rows(messages), reasons, strict=True):
@@ -79,24 +80,26 @@ def routed(parts: Sequence[tuple[Transformed, TypedRows]], cdc: CDC, documents: 
     return Routed(cdc, found, rejected, skipped)
 
 
-def well_formed(messages: pa.Table, cdc: CDC, documents: DocumentsOf = _none) -> Routed:
+def well_formed(messages: pa.Table, cdc: CDC, stored: StoredOf = _none) -> Routed:
     """Return the changes of messages, of which those are left out that are none."""
-    found, skipped, _ = _opened([messages], cdc, documents)
+    found, skipped, _ = _opened([messages], cdc, stored)
     return Routed(cdc, found, skipped=skipped)
 
 
-def malformed(messages: pa.Table, cdc: CDC) -> dict[int, str]:
+def malformed(messages: pa.Table, cdc: CDC, stored: StoredOf = _none) -> dict[int, str]:
     """Return by the number of each malformed message what is wrong with it."""
     split, bad = _split(messages, cdc), dict[int, str]()
+    assert cdc.route is not None
     for table, numbers in split.tables.items():
-        found = envelopes.opened(messages.take(pa.array(numbers)), cdc.of_table(table)).bad
+        own = partial(stored, cdc.route[table])
+        found = envelopes.opened(messages.take(pa.array(numbers)), cdc.of_table(table), own).bad
         bad |= {int(numbers[number]): why for number, why in found.items()}
     reasons, _ = _nameless(messages.take(pa.array(split.nameless)), cdc)
     return bad | {int(split.nameless[number]): why for number, why in reasons.items()}
 
 
 def _opened(
-    parts: Sequence[pa.Table], cdc: CDC, documents: DocumentsOf
+    parts: Sequence[pa.Table], cdc: CDC, stored: StoredOf
 ) -> tuple[dict[str, ChangeBatch], int, list[tuple[pa.Table, list[str]]]]:
     """Return the changes of each table, how many messages are skipped, and the malformed ones with the reasons."""
     of_tables: dict[str, list[pa.Table]] = {}
@@ -115,7 +118,7 @@ def _opened(
         messages = _together(several, table)
         own = cdc.of_table(table)
         assert cdc.route is not None
-        opened = envelopes.opened(messages, own, partial(documents, cdc.route[table]))
+        opened = envelopes.opened(messages, own, partial(stored, cdc.route[table]))
         if opened.bad:
             bad.append((messages.take(pa.array(list(opened.bad))), list(opened.bad.values())))
         found[cdc.route[table]] = ChangeBatch(own, opened, newest(opened), [], opened.skipped)

@@ -1,0 +1,133 @@
+"""The columns of the table decide about the values of messages, not what most messages of a batch have; without Spark
+and databases."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import weft
+from weft.columns import hinted
+from weft.engine.streaming.cdc.debezium_types import typed
+from weft.engine.streaming.cdc.envelopes import Opened, StoredTable, opened
+from weft.engine.streaming.cdc.routes import resolved
+from weft.engine.streaming.cdc.routing import well_formed
+from weft.pipelines.streaming.declare import make
+from weft.project import Project, use
+from weft.systems.codecs.json import JsonCodec
+
+CDC: dict[str, Any] = {"envelope": "debezium", "key_field": "after.id"}
+COLUMNS = [
+    pa.field("id", pa.int64()),
+    pa.field("name", pa.string()),
+    pa.field("n", pa.int32()),
+    pa.field("day", pa.date32()),
+    pa.field("at", pa.timestamp("us")),
+    hinted("doc", "json"),
+]
+TABLE = StoredTable({each.name: each for each in COLUMNS})
+LAKE = StoredTable({each.name: each for each in COLUMNS}, refuses_rows=False)
+
+
+def test_a_lake_by_its_path_is_a_table_too(tmp_path: Path) -> None:
+    with use(Project()):
+        broker = weft.KafkaConnection(name="broker", bootstrap_servers="nowhere:9092")
+        lake = weft.DeltaLocalConnection(name="lake", path=str(tmp_path))
+        cdc = weft.CDC(envelope="debezium", route={"public.t": "shop/t"}, key_field="id")
+        (source,) = resolved(make(name="m", source=broker, source_query="t", target=lake, cdc=cdc)).sources
+    assert {"before", "after"} <= source.columns.keys()
+
+
+def read(cdc: weft.CDC, rows: list[dict[str, Any]], form: str, table: StoredTable = TABLE) -> Opened:
+    """Messages with these rows, as a pipeline reads them."""
+    messages = [{"op": "c", "after": row, "source": {"lsn": number}} for number, row in enumerate(rows)]
+    if form == "wrapped":
+        messages = [{"schema": {"type": "struct"}, "payload": each} for each in messages]
+    with use(Project()):
+        broker = weft.KafkaConnection(name="broker", bootstrap_servers="nowhere:9092")
+        mirror = weft.SQLiteConnection("mirror.db", name="mirror")
+        declared = make(name="m", source=broker, source_query="t", target=mirror, target_table="mirror", cdc=cdc)
+        (source,) = resolved(declared).sources
+    assert {"before", "after"} <= source.columns.keys()
+    known = {name: pa.json_() for name in source.columns}
+    parsed = JsonCodec().decoder(known).parse(pa.array([json.dumps(each).encode() for each in messages]))
+    assert not parsed.bad
+    return opened(pa.table(parsed.columns), cdc, lambda: [table])
+
+
+def stored(found: Opened) -> list[dict[str, Any]]:
+    table = typed(pa.table({**found.keys, **found.columns}), found.meanings, COLUMNS)
+    return [{name: each for name, each in row.items() if each is not None} for row in table.to_pylist()]
+
+
+@pytest.mark.parametrize("form", ["plain", "wrapped"])
+def test_each_value_is_what_it_is_alone(form: str) -> None:
+    """Whatever other messages the batch has."""
+    rows: list[dict[str, Any]] = [
+        {"id": 1, "name": 5, "n": 7, "day": 19782, "doc": {"a": 1}},
+        {"id": 2, "name": 6.5, "n": "8", "day": "2024-02-29", "at": 1_770_000_000_000},
+        {"id": 3, "name": "x", "n": 9.0, "doc": [1, 2.5], "at": "2026-02-02T02:40:00Z"},
+        {"id": 4, "name": {"b": 1}, "doc": {"c": 2.50}},
+        {"id": 5, "name": True, "doc": 5},
+    ]
+    cdc = weft.CDC(**CDC)
+    together = stored(read(cdc, rows, form))
+    assert together == [one for row in rows for one in stored(read(cdc, [row], form))]
+    assert [each.get("name") for each in together] == ["5", "6.5", "x", '{"b":1}', "true"]
+    assert [each.get("doc") for each in together] == ['{"a":1}', None, "[1,2.5]", '{"c":2.5}', "5"]
+    assert [each.get("n") for each in together] == [7, 8, 9, None, None]
+    assert together[0]["day"] == together[1]["day"]
+    assert together[1]["at"] == together[2]["at"]
+
+
+@pytest.mark.parametrize("form", ["plain", "wrapped"])
+def test_a_value_that_does_not_fit_makes_its_message_a_bad_one_alone(form: str) -> None:
+    rows: list[dict[str, Any]] = [
+        {"id": 1, "n": 1, "day": 19782},
+        {"id": 1, "n": "a lot", "day": 19783},
+        {"id": 2, "n": 1.5},
+        {"id": 3, "n": {"much": 1}},
+        {"id": "three", "n": 3},
+        {"id": 4, "n": 1 << 40, "day": "2024-02-29"},
+        {"id": 5, "day": "soon"},
+    ]
+    found = read(weft.CDC(**CDC), rows, form)
+    assert list(found.bad) == [1, 2, 3, 4]
+    assert "Its 'n' is a lot, which the table cannot have as int32" in found.bad[1]
+    # A database knows more than we do of its dates, and of the width of its numbers. A lake would refuse the batch.
+    assert list(read(weft.CDC(**CDC), rows, form, LAKE).bad) == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_value_that_is_not_said_fits() -> None:
+    field = pa.field("codes", pa.list_(pa.date32()))
+    table = StoredTable({"id": COLUMNS[0], "codes": field}, refuses_rows=False)
+    rows = [{"id": 1, "codes": ["__debezium_unavailable_value"]}, {"id": 2, "codes": ["2024-02-29"]}]
+    assert not read(weft.CDC(**CDC), rows, "plain", table).bad
+
+
+def test_a_route_and_one_table_are_read_in_one_way() -> None:
+    rows = [{"id": 1, "name": 5, "n": "x"}, {"id": 2, "name": "b", "n": "4"}]
+    alone = read(weft.CDC(**CDC), rows, "plain")
+    source = {"schema": "public", "table": "t"}
+    messages = [{"op": "c", "after": json.dumps(row), "source": {"lsn": at, **source}} for at, row in enumerate(rows)]
+    cdc = weft.CDC(envelope="debezium", route={"public.t": "mirror"}, key_field="id")
+    led = well_formed(pa.Table.from_pylist(messages), cdc, lambda table: [TABLE]).by_table["mirror"].opened
+    assert (led.bad, stored(led)) == (alone.bad, stored(alone))
+
+
+def test_columns_of_messages_have_types_for_streams_and_sql() -> None:
+    with use(Project()):
+        broker = weft.KafkaConnection(name="broker", bootstrap_servers="nowhere:9092")
+        mirror = weft.SQLiteConnection("mirror.db", name="mirror")
+        declared: dict[str, Any] = {"name": "m", "source": broker, "source_query": "t"}
+        topic = weft.Target(connection=broker, stream="clean")
+        for more in (
+            {"targets": [topic, weft.Target(connection=mirror, table="mirror")], "cdc": weft.CDC(**CDC)},
+            {"target": mirror, "target_table": "t", "cdc": weft.CDC(**CDC, row_sql="SELECT * FROM source")},
+        ):
+            (source,) = resolved(make(**declared, **more)).sources
+            assert not source.columns
