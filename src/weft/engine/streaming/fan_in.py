@@ -69,7 +69,7 @@ def united(one: DataType, other: DataType) -> DataType | None:
     whole = [name for name in names if name in _DIGITS]
     if len(whole) == 2:
         return one if _DIGITS[names[0]] > _DIGITS[names[1]] else other
-    for kind, name, another in ((one, *names), (other, *reversed(names))):
+    for kind, name, another in ((one, names[0], names[1]), (other, names[1], names[0])):
         if another in _EXACT_IN.get(name, ()):
             return kind
     digits = [_precision(each) for each in (one, other)]
