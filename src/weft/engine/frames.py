@@ -75,7 +75,9 @@ def of(
 
 def from_memory(spark: Any, rows: inputs.Memory) -> Any:
     """Return a DataFrame of rows that this process has."""
-    return spark.createDataFrame(pa.Table.from_batches(list(rows.batches), rows.schema))
+    # PySpark makes no lists of a column without a chunk.
+    batches = list(rows.batches) or [pa.RecordBatch.from_pylist([], rows.schema)]
+    return spark.createDataFrame(pa.Table.from_batches(batches, rows.schema))
 
 
 def transformed(frame: Any, sql: str, table: str = "source", option: str = "transform_sql") -> Any:

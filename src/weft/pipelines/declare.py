@@ -245,7 +245,7 @@ def _make(function: Callable[..., Any], options: Mapping[str, Any]) -> Pipeline:
     name = options.get("name", getattr(function, "__name__", ""))
     where = f"Pipeline {name!r}"
     refuse_unknown(options, OPTIONS, where)
-    if not isinstance(name, str) or not name or len(name) > 200 or not name.isprintable():
+    if not isinstance(name, str) or not name.strip() or len(name) > 200 or not name.isprintable():
         raise DeclarationError(f"{where}: a pipeline's name has 1 to 200 printable characters.")
     values = {name: each.checked(options[name], where) for name, each in _KEPT.items() if name in options}
     shared = {key: value for key, value in options.items() if key in _TARGET_OPTIONS and value is not None}

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import reduce
 from typing import Any, Literal
 
 # Tests stop a process at each step of a load, by a handler on this logger.
@@ -101,6 +102,18 @@ def active(spark: Any) -> Iterator[None]:
 def moved_to(frame: Any, spark: Any) -> Any:
     """Return a DataFrame as one of another session, whose settings then count for it."""
     return of_plan(spark, frame._jdf.queryExecution().analyzed())
+
+
+def union_of(frames: Sequence[Any]) -> Any:
+    """Return one DataFrame of several, with the columns of all. `Id` and `id` of two of them are one column, as in most
+    databases, also in a session in which they are two."""
+    names: dict[str, str] = {}
+    alike = []
+    for frame in frames:
+        spelled = {name: names.setdefault(name.lower(), name) for name in frame.columns}
+        changed = {name: other for name, other in spelled.items() if other not in (name, *frame.columns)}
+        alike.append(frame.withColumnsRenamed(changed) if changed else frame)
+    return reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), alike)
 
 
 def of_plan(spark: Any, plan: Any) -> Any:

@@ -59,8 +59,9 @@ class Messages(UntypedRows):
         self._source, self._frame = source, frame
         self._rows: MessageRows | None = None
 
-    def read(self, known: Mapping[str, DataType], *, widens: bool) -> MessageRows:
-        if self._rows is None:
+    def read(self, known: Mapping[str, DataType], *, widens: bool, again: bool = False) -> MessageRows:
+        if self._rows is None or again:
+            self.close()
             self._rows = self._source.read(self._frame, known, widens=widens)
             self.size = self._rows.size
         return self._rows

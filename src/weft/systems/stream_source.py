@@ -280,8 +280,9 @@ class UntypedRows(ABC):
         self.source, self.files = source, files
 
     @abstractmethod
-    def read(self, known: Mapping[str, DataType], *, widens: bool) -> FrameRows | None:
+    def read(self, known: Mapping[str, DataType], *, widens: bool, again: bool = False) -> FrameRows | None:
         """Return the rows; `None` where there are none. `widens`: a column of integers may become one of wider numbers.
+        `again`: those that were read before are not used, for they had other types.
 
         A row that cannot be parsed fails the job that reads it, or is apart already."""
 

@@ -7,11 +7,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import weft
 from engine.streaming.conftest import declare, rows, run_once
 from servers import wait_until
+from weft.engine.frames import from_memory
+from weft.engine.inputs import Memory
 from weft.engine.streaming.query import Query
 from weft.errors import WeftError
 from weft.pipelines.streaming.declare import make
@@ -112,3 +115,8 @@ def _named() -> set[str | None]:
         return {name for _, name in rows("named")}
     except WeftError:
         return set()
+
+
+def test_a_column_of_lists_in_a_table_without_rows(plain_spark: Any) -> None:
+    schema = pa.schema([("id", pa.int64()), ("tags", pa.list_(pa.int32()))])
+    assert from_memory(plain_spark, Memory(schema, [])).dtypes == [("id", "bigint"), ("tags", "array<int>")]

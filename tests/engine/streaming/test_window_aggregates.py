@@ -110,18 +110,19 @@ def test_aggregates_of_nothing_and_of_much() -> None:
     assert found["bob"][1] == "[0,1]"
 
 
-def test_the_empty_text_is_a_value(plain_spark: Any) -> None:
+def test_which_values_are_distinct(plain_spark: Any) -> None:
     from pyspark.sql import functions as F
 
     frame = plain_spark.sql(
-        "SELECT * FROM VALUES ('', X'', X'ff'), ('a', X'01', X'fe'), (NULL, NULL, NULL) AS t(s, b, c)"
+        "SELECT * FROM VALUES ('', X'', X'ff', 0D), ('a', X'01', X'fe', -0D), (NULL, NULL, NULL, double('NaN')) "
+        "AS t(s, b, c, d)"
     )
     exact = {"mode": "exact", "max_distinct_values_per_group": 9}
     made = [
         steps(
             weft.Aggregation(agg="count_distinct", column=column, as_=f"{column}_{len(mode)}", **mode), frame.schema, F
         )
-        for column in "sbc"
+        for column in "sbcd"
         for mode in ({}, exact)
     ]
     stored = frame.agg(*(each.alias(name) for step in made for name, each in step.stored.items()))

@@ -325,6 +325,7 @@ LOOKUP = Lookup(connection=WAREHOUSE, table="users")
         ({"bootstrap_servers": "h:1"}, "no option 'bootstrap_servers'"),
         ({"name": None}, "name has 1 to 200"),
         ({"name": "a/b"}, "cannot hold a slash"),
+        ({"name": " "}, "1 to 200 printable characters, not blanks alone"),
         ({"name": ".."}, "begin with a dot"),
         ({"source": None}, "needs source, sources or source_kind, not none"),
         ({"sources": [Source(query="a")]}, "not source and sources"),

@@ -199,6 +199,9 @@ def test_csv_of_a_text_that_means_null(spark: Any) -> None:
     with pytest.raises(LoadRefusedError, match=r"1 rows of sales\.orders have the value 'NULL' in 'name'"):
         write(given, connection("csv", csv_null_value="NULL"), load())
     assert everything() == []
+    given = spark.createDataFrame([(1, "\\N")], "rows long, name string")
+    with pytest.raises(LoadRefusedError, match='for example "NULL"'):
+        write(given, connection("csv", csv_null_value="\\N"), load())
 
 
 def test_parquet_compression(spark: Any) -> None:

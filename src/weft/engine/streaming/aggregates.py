@@ -221,6 +221,8 @@ def _exact(each: Aggregation, value: Any, own: Any, groups: Sequence[str], kind:
 
     # Bytes in base64: those that are no text would all be the same one. Of nested values the texts can be the same.
     is_text = kind is None or kind.typeName() not in ("binary", "array", "struct", "map")
+    if kind is not None and kind.typeName() in ("float", "double"):
+        value = F.when(value == 0, F.lit(0).cast(kind)).otherwise(value)  # 0.0 and -0.0 are one number
     text = value.cast("string") if is_text else F.when(value.isNotNull(), F.to_json(F.array(value), TIME_FORMATS))
     stored = F.to_json(within(F.collect_set(text)))
     values = F.flatten(F.collect_list(F.from_json(own, "array<string>")))

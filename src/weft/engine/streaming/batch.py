@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from weft import tracing
 from weft.engine import inputs
+from weft.engine.streaming import fan_in
 from weft.engine.streaming.batch_id import BatchId
 from weft.engine.streaming.cdc.applying import ChangeBatch, changes_of, tombstones
 from weft.engine.streaming.cdc.routing import Routed, routed, well_formed
@@ -36,7 +37,6 @@ from weft.engine.streaming.transform import (
     TypedRows,
     WithOrigins,
     memory_of,
-    together,
 )
 from weft.engine.streaming.windows import Windows
 from weft.errors import ConnectionFailedError, DeclarationError, LoadRefusedError, WeftError
@@ -44,12 +44,13 @@ from weft.pipelines.streaming.endpoints import label_of
 from weft.pipelines.streaming.execution import CdcReport, WindowReport
 from weft.pipelines.streaming.spec import StreamingPipeline, Target
 from weft.project import current
+from weft.spark_support.sessions import union_of
 from weft.systems.dead_letter_store import DeadLetter
 from weft.systems.load import Counts
 from weft.systems.log import EXTRA
 from weft.systems.sql.quarantine import payload
 from weft.systems.state_store import StateStore
-from weft.systems.stream_source import BatchRows, FrameRows, UntypedRows
+from weft.systems.stream_source import BatchRows, FrameRows, ReaderRows, UntypedRows
 
 # Tests stop a process at each of these steps, by a handler on this logger.
 _steps = logging.getLogger("weft.streaming")
@@ -95,6 +96,10 @@ class Batches:
         """Whether targets may not have what a tick emits, which the state has decided."""
         self._is_resumed = False
         """Whether the targets were asked if they have more than the checkpoint."""
+        is_routed = pipeline.cdc is not None and pipeline.cdc.route is not None
+        is_apart = pipeline.join is not None or (pipeline.window is not None and pipeline.transform_sql is not None)
+        self._unites = not is_routed and not is_apart
+        """Whether columns of one name are one column, whichever source has them."""
         self._sees_extra = EXTRA in (pipeline.transform_sql or "").lower()
         """Whether the SQL itself has the values that fit no column of a stream."""
 
@@ -162,7 +167,7 @@ class Batches:
             try:
                 return self._run(parts, frame.sparkSession, batch)
             except WeftError as error:
-                failure = error
+                failure = first = error
             # A row of a file that cannot be parsed, which Spark does not report; or a number, or a key of an object,
             # that makes its column wider than the SQL or a target takes. A target that has the batch has its rows as
             # they were.
@@ -187,6 +192,9 @@ class Batches:
             # A load that could not be reached may have been committed.
             if is_split and not isinstance(failure, ConnectionFailedError):
                 self._withdraw_letters(batch)
+            if failure is not first:
+                # The rows that were put apart may be those that a target refused.
+                failure.add_note(f"at first: {first}")
             raise failure
         finally:
             self._box.note = None
@@ -479,7 +487,7 @@ class Batches:
                 what, otherwise = "events", f"take their values from {EXTRA} in transform_sql"
             raise WeftError(
                 f"{len(rows.bad):,} {what} of {rows.source} cannot be parsed, the first at {first.offset}: "
-                f"{first.error}",
+                f"{first.error} {first.payload[:200]}",
                 hint=f"{NO_STORE} Or {otherwise}.",
             )
 
@@ -508,9 +516,12 @@ class Batches:
     def _typed(self, parts: Sequence[BatchRows], query_id: str) -> Iterator[TypedRows]:
         """Yield the rows of each source, those of files and messages under the types that their columns had, those of
         streams without events that have values of other types."""
+        alike = self._read_alike(parts, query_id) if self._unites and len(parts) > 1 else {}
         for each in parts:
             rows: TypedRows | None
-            if isinstance(each, UntypedRows):
+            if id(each) in alike:
+                rows = alike[id(each)]
+            elif isinstance(each, UntypedRows):
                 rows = each.read(self._columns.types(each.source, query_id), widens=self._widens)
             elif isinstance(each, EventRows) and not self._sees_extra:
                 rows = each.split()
@@ -518,6 +529,34 @@ class Batches:
                 rows = each
             if rows is not None:
                 yield rows
+
+    def _read_alike(self, parts: Sequence[BatchRows], query_id: str) -> dict[int, FrameRows | None]:
+        """Return the rows of files and messages, by the identity of what is read. A column that another source has too
+        is of its type; a value that does not fit makes its row a bad one, as where one source has two types."""
+        untyped = [each for each in parts if isinstance(each, UntypedRows)]
+        if not untyped:
+            return {}
+        types: dict[str, dict[str, Any]] = {}
+        fixed: dict[str, dict[str, Any]] = {}
+        for each in parts:
+            if isinstance(each, UntypedRows):
+                types[each.source] = self._columns.types(each.source, query_id)
+                fixed[each.source] = self._columns.declared(each.source)
+            elif not isinstance(each, ReaderRows) or each.reader is not None:
+                types[each.source] = fixed[each.source] = fan_in.types_of_rows(each)
+        read: dict[int, FrameRows | None] = {}
+        found: dict[str, dict[str, Any]] = {}
+        for each in untyped:
+            self._columns.agree(each.source, fan_in.missing(each.source, (*fixed.values(), *types.values()), types))
+            read[id(each)] = rows = each.read(self._columns.types(each.source, query_id), widens=self._widens)
+            found[each.source] = {} if rows is None else fan_in.types_of_rows(rows)
+            types[each.source] = fan_in.updated(types[each.source], found[each.source])
+        for source, others in fan_in.settled(types, fixed, widens=self._widens).items():
+            self._columns.agree(source, others)
+            for each in untyped:
+                if each.source == source and others.keys() & found[source].keys():
+                    read[id(each)] = each.read(self._columns.types(source, query_id), widens=False, again=True)
+        return read
 
     def _split(self, parts: Sequence[BatchRows], query_id: str, widens: bool, grows: bool) -> list[BatchRows]:
         """Return the rows again, with those apart that cannot be parsed, if that is worth a try."""
@@ -562,4 +601,4 @@ def joined(streams: Sequence[Any]) -> Any:
         each.select(F.lit(number).alias("source"), F.struct("*").alias(f"s{number}"))
         for number, each in enumerate(streams)
     ]
-    return together(packed)
+    return union_of(packed)

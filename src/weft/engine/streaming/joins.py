@@ -37,12 +37,11 @@ from weft.engine.streaming.stateful import (
     stored_field,
     wider_type,
 )
-from weft.engine.streaming.transform import together
 from weft.errors import DeclarationError
 from weft.pipelines.streaming.execution import WindowReport
 from weft.pipelines.streaming.spec import StreamingPipeline
 from weft.spark_support import outcome
-from weft.spark_support.sessions import quoted
+from weft.spark_support.sessions import quoted, union_of
 from weft.streams.declare import MAX_NEW_COLUMNS
 from weft.systems.load import Columns
 from weft.systems.log import RESERVED_PREFIX
@@ -108,7 +107,7 @@ class Joins(Stateful):
         hints: dict[str, str] = {}
         parts = [self._selected(next(e for e in self._sides if e.source == name), frame, hints) for name, frame in rows]
         with outcome.explained(f"run the batch of {self.pipeline.name}"):
-            return self.reduced(together(parts).toArrow(), hints)
+            return self.reduced(union_of(parts).toArrow(), hints)
 
     def reduced(self, table: pa.Table, hints: Mapping[str, str]) -> Reduced:
         """Return what the state gets of the rows that Spark has selected."""

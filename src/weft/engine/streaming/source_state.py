@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
@@ -276,6 +276,8 @@ class Columns(Kept):
         self._known: dict[str, dict[str, Any]] = {}
         self._found: dict[str, dict[str, Any]] = {}
         """The new ones of the batch in hand."""
+        self._agreed: dict[str, dict[str, Any]] = {}
+        """By source, the types of columns that another source decides for the batch in hand."""
         self._declared = {each.name: dict(each.columns) for each in sources}
 
     def complete(self, frame: Any, source: str, query_id: str, found: Any = None) -> Any:
@@ -288,7 +290,9 @@ class Columns(Kept):
         # SQL takes `Id` and `id` for one column.
         here = {name.lower(): name for name in fields}
         missing = {}
-        for name, kind in self.types(source, query_id).items():
+        agreed = self._agreed.get(source, {})
+        for name, kind in self._typed(self._of(source, query_id), source).items():
+            kind = agreed.get(name, kind)
             spelled = here.get(name.lower(), name)
             if spelled not in fields or isinstance(fields[spelled].dataType, NullType):
                 missing[spelled] = F.lit(None).cast(_storable(kind))
@@ -310,7 +314,11 @@ class Columns(Kept):
 
     def begin(self) -> None:
         """Forget what a batch found that was not carried out."""
-        self._found = {}
+        self._found, self._agreed = {}, {}
+
+    def agree(self, source: str, types: Mapping[str, Any]) -> None:
+        """Read columns of a source under these types in the batch in hand."""
+        self._agreed.setdefault(source, {}).update(types)
 
     def has_news(self, source: str) -> bool:
         """Return whether the batch in hand has new columns or types."""
@@ -354,8 +362,12 @@ class Columns(Kept):
         self._found = {}
 
     def types(self, source: str, query_id: str) -> dict[str, Any]:
-        """Return the types that the columns of a source had last, or have by declaration."""
-        return self._typed(self._of(source, query_id), source)
+        """Return the types that the columns of a source had last, or have by declaration or as was agreed."""
+        return {**self._typed(self._of(source, query_id), source), **self._agreed.get(source, {})}
+
+    def declared(self, source: str) -> dict[str, Any]:
+        """Return the types that columns of a source have by declaration."""
+        return self._typed({}, source)
 
     def kept(self, source: str) -> list[pa.Field]:
         """Return all columns that a source has had."""

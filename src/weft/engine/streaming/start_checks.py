@@ -11,10 +11,9 @@ import pyarrow as pa
 from weft.engine import files, inputs, session
 from weft.engine.frames import from_memory, transformed
 from weft.engine.readers import opened_tables, stored_columns
-from weft.engine.streaming import functions, lookups
+from weft.engine.streaming import fan_in, functions, lookups
 from weft.engine.streaming.target_columns import is_own
 from weft.engine.streaming.targets import topic_target
-from weft.engine.streaming.transform import together
 from weft.errors import ConnectionFailedError, DeclarationError, WeftError, did_you_mean, nearest
 from weft.pipelines.streaming.cdc import CDC
 from weft.pipelines.streaming.joins import Join
@@ -22,7 +21,7 @@ from weft.pipelines.streaming.spec import StreamingPipeline, Target
 from weft.pipelines.streaming.windows import SESSION_ID, WINDOW_END, WINDOW_START, WINDOWS, Window
 from weft.project import current
 from weft.spark_support import outcome
-from weft.spark_support.sessions import active, quoted
+from weft.spark_support.sessions import active, quoted, union_of
 from weft.systems.base import system_for
 from weft.systems.load import KEYED_MODES, Load
 from weft.systems.log import RESERVED_PREFIX
@@ -36,6 +35,7 @@ _NO_COLUMNS = pa.schema([(EVENT_TIME, pa.timestamp("us", "UTC"))])
 def check_start(pipeline: StreamingPipeline, sources: Sequence[StreamSource], spark: Any) -> None:
     """Raise for what would fail every batch. A database that is away now is left to the batches."""
     schemas = [known_schema(each) for each in sources]
+    check_united(pipeline, sources, schemas)
     columns = columns_of_rows(schemas)
     if pipeline.transform_sql is not None:
         joined: dict[str, pa.Schema] = {}
@@ -70,6 +70,25 @@ def known_schema(source: StreamSource) -> pa.Schema | None:
     return None if schema is None or all(map(is_own, schema.names)) else schema
 
 
+def check_united(
+    pipeline: StreamingPipeline, sources: Sequence[StreamSource], schemas: Sequence[pa.Schema | None]
+) -> None:
+    """Raise for a column of several sources whose declared or stored types cannot be one."""
+    is_routed = pipeline.cdc is not None and pipeline.cdc.route is not None
+    by_itself = pipeline.join is not None or is_routed or (pipeline.window is not None and pipeline.transform_sql)
+    if by_itself or len(sources) == 1:
+        return  # each is read by itself, or has its own SQL
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    window, types = pipeline.window, []
+    for source, schema in zip(sources, schemas, strict=True):
+        declared = [(name, kind.arrow) for name, kind in source.settings.columns.items()]
+        fields = pa.schema([*(schema or ()), *declared])
+        types.append((source.name, fan_in.types_of(from_arrow_schema(fields, prefer_timestamp_ntz=True))))
+    is_read = fan_in.read_by(pipeline.transform_sql) if window is None else fan_in.read_by_window(window)
+    fan_in.refuse_clashes(types, is_read)
+
+
 def columns_of_rows(schemas: Sequence[pa.Schema | None]) -> list[str] | None:
     """Return the columns of all sources; `None` where rows bring some."""
     known = [each for each in schemas if each is not None]
@@ -102,7 +121,12 @@ def sql_columns(
         with outcome.explained("understand transform_sql"), active(spark):
             for name, schema in joined.items():
                 _empty(spark, schema).createOrReplaceTempView(name)
-            rows = together([_empty(spark, _NO_COLUMNS if each is None else each) for each in schemas])
+            empty = [_empty(spark, _NO_COLUMNS if each is None else each) for each in schemas]
+            if pipeline.step is None:
+                named = [(each.name, rows) for each, rows in zip(pipeline.sources, empty, strict=True)]
+                rows = fan_in.rows_of_all(named, fan_in.read_by(sql))
+            else:  # each source by itself
+                rows = union_of(empty)
             columns: list[str] = functions.transformed(rows, sql, pipeline.aggregate_udfs).columns
     except WeftError as error:
         # Of ours, it was raised while Spark's own was handled.

@@ -15,7 +15,7 @@ import pyarrow as pa
 from weft.columns import python_rows
 from weft.engine import frames, inputs
 from weft.engine.inputs import Input
-from weft.engine.streaming import dead_letters, functions
+from weft.engine.streaming import dead_letters, fan_in, functions
 from weft.engine.streaming.failing_rows import FailingRows, without_rows
 from weft.engine.streaming.log_source import SMALL
 from weft.engine.streaming.lookups import LookupTable
@@ -259,9 +259,9 @@ class Transform:
         sql = self._pipeline.transform_sql
 
         def whole(timed: bool) -> Any:
-            rows = [self._frame(each, spark, is_small, query_id, timed=timed) for each in parts]
+            rows = [(each.source, self._frame(each, spark, is_small, query_id, timed=timed)) for each in parts]
             # The session of the query, in which the lookups are.
-            frame = moved_to(together(rows), spark)
+            frame = moved_to(fan_in.rows_of_all(rows, fan_in.read_by(sql)), spark)
             if sql is None or all(each.size is not None for each in parts):
                 return frame
             if all(each.stream is not None for each in self._pipeline.targets):
@@ -300,8 +300,8 @@ class Transform:
             column = next((name for name in (OFFSET, ROWID) if name in rows.columns), None)
             offset = F.lit(None) if column is None else F.col(column)
             origin = F.struct(F.lit(each.source).alias("source"), offset.cast("string").alias("offset"))
-            named.append(rows.withColumn(ORIGIN, F.to_json(origin)).drop(OFFSET))
-        return moved_to(together(named), spark)
+            named.append((each.source, rows.withColumn(ORIGIN, F.to_json(origin)).drop(OFFSET)))
+        return moved_to(fan_in.rows_of_all(named, fan_in.read_by(self._pipeline.transform_sql)), spark)
 
     def _frame(
         self,
@@ -366,11 +366,6 @@ def _observed_rows(observation: Any, rows: Any) -> int:
     while not future.isCompleted() and time.monotonic() < deadline:
         time.sleep(0.01)
     return int(observation.get["rows"] if future.isCompleted() else rows.count())
-
-
-def together(parts: Sequence[Any]) -> Any:
-    """Return one DataFrame of several, with the columns of all."""
-    return functools.reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), parts)
 
 
 def memory_of(table: pa.Table) -> inputs.Memory:

@@ -25,6 +25,7 @@ from weft.spark_support.sessions import quoted_names
 from weft.streams import runtime
 from weft.systems.base import system_for
 from weft.systems.load import KEYED_MODES
+from weft.systems.stream_source import StreamSource
 
 
 def validate(pipeline: StreamingPipeline) -> Iterator[ValidationResult]:
@@ -32,7 +33,13 @@ def validate(pipeline: StreamingPipeline) -> Iterator[ValidationResult]:
     name = pipeline.name
     schemas: list[pa.Schema | None] = []
     joined: dict[str, pa.Schema] = {}
-    read = [run_check(name, f"source {each.name}", partial(_source, each, schemas)) for each in pipeline.sources]
+    opened: list[StreamSource] = []
+    read = [
+        run_check(name, f"source {each.name}", partial(_source, each, schemas, opened)) for each in pipeline.sources
+    ]
+    if all(each.problem is None for each in read):
+        united = run_check(name, "sources", partial(_united, pipeline, opened, schemas))
+        read += [united] if united.problem is not None else []
     for key, lookup in pipeline.lookups.items():
         read.append(run_check(name, f"lookup {key}", partial(_lookup, key, lookup, joined)))
     yield from read
@@ -66,12 +73,18 @@ def validate(pipeline: StreamingPipeline) -> Iterator[ValidationResult]:
         yield run_check(name, "dead letters", partial(_letters, pipeline, pipeline.dead_letters))
 
 
-def _source(source: Source, schemas: list[pa.Schema | None]) -> str:
+def _source(source: Source, schemas: list[pa.Schema | None], sources: list[StreamSource]) -> str:
     there, opened = open_connection(current().connection(source.connection)), open_source(source)
     refuse_unreachable(opened)
     detail = opened.validate()
     schemas.append(start_checks.known_schema(opened))
+    sources.append(opened)
     return f"{there}, {detail}" if detail else there
+
+
+def _united(pipeline: StreamingPipeline, sources: list[StreamSource], schemas: list[pa.Schema | None]) -> str:
+    start_checks.check_united(pipeline, sources, schemas)
+    return ""
 
 
 def _lookup(name: str, lookup: Lookup, joined: dict[str, pa.Schema]) -> str:

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from weft.columns import python_rows
 from weft.engine import frames
-from weft.engine.streaming import functions
+from weft.engine.streaming import fan_in, functions
 from weft.engine.streaming.aggregates import OF_NUMBERS, OF_VALUES, Steps, lost, plain, steps
 from weft.engine.streaming.failing_rows import FailingRows
 from weft.engine.streaming.stateful import (
@@ -35,7 +35,6 @@ from weft.engine.streaming.stateful import (
     stored_field,
     wider_type,
 )
-from weft.engine.streaming.transform import together
 from weft.errors import DeclarationError, LoadRefusedError
 from weft.pipelines.streaming.execution import WindowReport
 from weft.pipelines.streaming.spec import StreamingPipeline
@@ -269,7 +268,9 @@ class Windows(Stateful):
         """Return the rows of all sources, with their time and window, and why one of them is in none."""
         from pyspark.sql import functions as F
 
-        frame = together([frame if len(rows) == 1 else frame.withColumn(_SOURCE, F.lit(name)) for name, frame in rows])
+        if len(rows) > 1:
+            rows = [(name, frame.withColumn(_SOURCE, F.lit(name))) for name, frame in rows]
+        frame = fan_in.rows_of_all(rows, fan_in.read_by_window(self.window))
         self._check_columns(frame)
         frame = self._dated(frame, rows[0][0])
         # What is left out is one group for each reason, and must not be too much for an aggregate.

@@ -50,8 +50,8 @@ _MOST_NEW_COLUMNS = 1000
 
 
 def _name(value: Any, option: str, where: str) -> str:
-    if not isinstance(value, str) or not value or len(value) > 200 or not value.isprintable():
-        raise DeclarationError(f"{where}: {option} has 1 to 200 printable characters.")
+    if not isinstance(value, str) or not value.strip() or len(value) > 200 or not value.isprintable():
+        raise DeclarationError(f"{where}: {option} has 1 to 200 printable characters, not blanks alone.")
     if re.search(r"[/\\]", value) or value.startswith("."):
         raise DeclarationError(
             f"{where}: {option} cannot hold a slash or begin with a dot.",

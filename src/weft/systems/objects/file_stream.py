@@ -71,7 +71,7 @@ def read_files(
     """
     connection.configure(spark)
     own: Any = sessions.own_session(spark)
-    parts = []
+    parts, before = [], {name.lower(): name for name in known}
     for kind, heads in _group_files(own, connection, f"{connection.root}/{prefix.strip('/')}", paths).items():
         options, alike = connection.options.with_format(kind.format), list(heads)
         read = functools.partial(
@@ -89,6 +89,10 @@ def read_files(
         for rows in _read(read, alike, list(heads.values())):
             if not rows.columns:
                 continue
+            # A key or header in another case is the column that was there before.
+            spelled = {name: before[name.lower()] for name in rows.columns if name.lower() in before}
+            changed = {name: other for name, other in spelled.items() if other not in rows.columns}
+            rows = rows.withColumnsRenamed(changed) if changed else rows
             added = {}
             if with_offsets:
                 place = rows.metadataColumn(FILE_METADATA)["file_path"]
@@ -115,7 +119,8 @@ def read_files(
             if is_dated:
                 at = rows.metadataColumn(FILE_METADATA)["file_modification_time"]
             frames.append(rows.withColumns({EVENT_TIME: at, **added}))
-        return functools.reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), frames)
+        whole: DataFrame = sessions.union_of(frames)
+        return whole
 
     return dated
 

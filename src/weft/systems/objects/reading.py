@@ -19,6 +19,7 @@ from weft.systems.codec import codec_of
 from weft.systems.codecs import kinds
 from weft.systems.codecs.columns import storable
 from weft.systems.frame_checks import column
+from weft.systems.objects.encoding import EMPTY
 from weft.systems.objects.formats import SPARK_FORMAT
 from weft.systems.objects.options import FileOptions
 from weft.systems.objects.sampling import Head, known_schema
@@ -76,8 +77,10 @@ def read_format(
         most = read.get("schema_infer_max_records", _INFER)
         schema = known_schema(heads, read, options.csv_null_value or "", known or {}, most)
         folders = partitions.names if partitions else ()
-        if schema is None or not set(schema.names).isdisjoint(folders):
-            return _csv(spark, reader, paths, read, folders, None if known is None else final_types, bad)
+        has_empty = known is not None and _has_empty_texts(spark, paths, heads, read["quote"])
+        if schema is None or has_empty or not set(schema.names).isdisjoint(folders):
+            types = None if known is None else final_types
+            return _csv(spark, reader, paths, read, folders, types, bad, declared, has_empty=has_empty)
         frame = reader.option("enforceSchema", False).schema(_with(schema, bad)).load(paths)
         return frame
     if options.format == "json_lines":
@@ -145,22 +148,37 @@ def _csv(
     partitions: Collection[str],
     final_types: Any | None,
     bad: str | None,
+    declared: Collection[str] = (),
+    *,
+    has_empty: bool = False,
 ) -> DataFrame:
-    """Read CSV files with types that are inferred from their first rows.
+    """Read CSV files with types that are inferred from their first rows. Without a header the `declared` columns are
+    the first ones.
 
-    Where Spark's reader cannot do what is asked (nulls by a pattern, rows that are cut off), all is read as texts and
-    converted here. A value that does not fit is an error either way, or its row is a bad one."""
+    Where Spark's reader cannot do what is asked (nulls by a pattern, rows that are cut off, empty texts that are no
+    nulls), all is read as texts and converted here. A value that does not fit is an error either way, or its row is a
+    bad one."""
     # A file with another header is an error: its columns would be read by position, not by name.
     reader = reader.option("enforceSchema", False)
+    if has_empty:
+        reader = reader.option("emptyValue", EMPTY)
     texts: DataFrame = reader.option("inferSchema", False).load(paths)
     names = [name for name in texts.columns if name not in partitions]
+    if not read["has_header"] and set(names).isdisjoint(declared):
+        # Spark numbers them: _c0, _c1.
+        spelled = dict(zip(names, declared, strict=False))
+        texts, names = texts.withColumnsRenamed(spelled), [spelled.get(name, name) for name in names]
     pattern, is_cut = read.get("null_regex"), read.get("truncated_rows_ok", False)
-    is_converted = pattern is not None or is_cut
+    is_converted = pattern is not None or is_cut or has_empty
     if is_converted and (is_cut or bad is not None):
         wanted = [*names, _MORE] if is_cut else names
         schema = _with(T.StructType([T.StructField(name, T.StringType()) for name in wanted]), bad)
         lenient = reader.option("mode", "PERMISSIVE").option("enforceSchema", True) if is_cut else reader
         texts = lenient.schema(schema).load(paths)
+    if has_empty:
+        texts = texts.withColumns(
+            {name: F.when(column(name) == EMPTY, F.lit("")).otherwise(column(name)) for name in names}
+        )
     if is_cut and bad is None:
         too_many = F.raise_error(F.lit(f"A row has more than {len(names)} values"))
         kept = F.when(column(_MORE).isNull(), column(names[0])).otherwise(too_many)
@@ -189,6 +207,10 @@ def _csv(
         schema, void = final_types(schema, sample=sample, rows=rows)
         if len(void) == len(names) and rows.isEmpty():
             return texts.select()
+    if has_empty:
+        # Of a number or a time it is a null, as it is in files in which every value has quotes.
+        others = [each.name for each in schema if not isinstance(each.dataType, T.StringType)]
+        texts = texts.withColumns({name: F.nullif(column(name), F.lit("")) for name in others})
     if not is_converted:
         texts = reader.schema(_with(schema, bad)).load(paths)
     elif bad is None:
@@ -199,6 +221,14 @@ def _csv(
         why = F.coalesce(column(bad), F.when(fails, column(_LINE)))
         texts = texts.withColumns({**converted, bad: why}).drop(_LINE)
     return _without_types(texts, void)
+
+
+def _has_empty_texts(spark: Any, paths: list[str], heads: Sequence[Head | None], quote: str) -> bool:
+    """Return whether files may have an empty text in quotes: Spark's reader takes it for a null."""
+    if heads and all(head is not None and head.is_whole for head in heads):
+        return any(head is not None and quote.encode() * 2 in head.text for head in heads)
+    lines = spark.read.text(paths).where(F.contains(F.col("value"), F.lit(quote * 2)))
+    return not lines.isEmpty()
 
 
 def _without_types(frame: DataFrame, names: Collection[str]) -> DataFrame:
@@ -250,7 +280,12 @@ def _final_types(
     empty = _empty(sample, [name for name in doubtful if known.get(name) != T.StringType()])
     new = [name for name in empty if name not in known]
     void = set(new) if rows is sample else _empty(rows, new)
-    types = {each.name: known.get(each.name, each.dataType) if each.name in empty else each.dataType for each in schema}
+    types: dict[str, DataType] = {}
+    for each in schema:
+        kind = known.get(each.name, each.dataType) if each.name in empty else each.dataType
+        # Of 64 bits, as in JSON: a table does not get a wider column when a later file has a larger number.
+        is_small = isinstance(kind, T.IntegerType) and each.name not in known
+        types[each.name] = T.LongType() if is_small else kind
     inferred = T.StructType([T.StructField(name, type) for name, type in types.items()])
     return _keep_known_types(spark, inferred, known, fixed, widens, grows), void
 

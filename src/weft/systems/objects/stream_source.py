@@ -45,7 +45,7 @@ class FileRows(UntypedRows):
         self._connection, self._spark = source.connection, spark
         self._declared = tuple(source.settings.columns)
 
-    def read(self, known: Mapping[str, DataType], *, widens: bool) -> TypedFileRows | None:
+    def read(self, known: Mapping[str, DataType], *, widens: bool, again: bool = False) -> TypedFileRows | None:
         dated = self._read(known, widens=widens) if self.files else None
         if dated is None:
             return None

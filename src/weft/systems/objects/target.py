@@ -262,10 +262,11 @@ class _Write(_Load):
             )
         for number, name in enumerate(frame.columns[: len(taken)]):
             if lost := counts[str(number)]:
+                other = '"NULL"' if null == "\\N" else '"\\\\N"'
                 raise LoadRefusedError(
                     f"{lost:,} rows of {self.load.name} have the value {null!r} in {name!r}: in these CSV files it "
                     "means null, and readers would find none.",
-                    hint='Set csv_null_value to a text that no value is, for example "\\\\N".',
+                    hint=f"Set csv_null_value to a text that no value is, for example {other}.",
                 )
         files = {
             name: size

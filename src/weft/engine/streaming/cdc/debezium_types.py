@@ -481,7 +481,11 @@ def _numbers_of_text(array: pa.Array, has_bits: bool, words: Mapping[str, int] |
             return int(whole[1])
         if not has_bits:
             raise ValueError("no whole number" if words is None else "neither true nor false")
-        return int.from_bytes(a2b_base64(text, strict_mode=True), "little")
+        try:
+            return int.from_bytes(a2b_base64(text, strict_mode=True), "little")
+        except ValueError:
+            what = "no whole number" if words is None else "neither true nor false"
+            raise ValueError(f"{what}, and no bits in base64") from None
 
     return pa.array([None if each is None else number(each) for each in array.to_pylist()], pa.int64())
 

@@ -1,0 +1,225 @@
+"""Columns that several sources have: one column of the rows of all, of a type that holds every value exactly.
+
+Spark would unite any two types: of an integer and a double it makes a double, of a number and a text a number.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from weft.engine.streaming.target_columns import is_own
+from weft.errors import DeclarationError
+from weft.pipelines.streaming.windows import Window
+from weft.spark_support.lazy import T
+from weft.spark_support.sessions import union_of
+from weft.systems.stream_source import FrameRows, ReaderRows
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import DataType, StructType
+
+# How many digits Spark gives to integers that become decimals, and up to which number a float holds each of them.
+_DIGITS = {"tinyint": 3, "smallint": 5, "int": 10, "bigint": 20}
+_EXACT_IN = {"float": ("tinyint", "smallint"), "double": ("tinyint", "smallint", "int", "float")}
+_NAMES = {"bigint": "int64", "int": "int32", "double": "float64", "float": "float32", "boolean": "bool"}
+_NAMES |= {"binary": "bytes", "timestamp_ntz": "timestamp without a time zone"}
+
+IsRead = Callable[[str], bool]
+"""Says whether a column of the sources is read."""
+
+
+class Clash(NamedTuple):
+    """A column for which no type holds the values of two sources exactly."""
+
+    column: str
+    one: tuple[str, DataType]
+    other: tuple[str, DataType]
+
+    def error(self) -> DeclarationError:
+        (one, kind), (other, another) = self.one, self.other
+        return DeclarationError(
+            f"The column {self.column!r} is {_shown(kind)} in {one} and {_shown(another)} in {other}, and no type "
+            "holds the values of both exactly.",
+            hint="Give it one type in both: in the fields of a stream, or for messages and files by "
+            f'weft.Source(…, columns={{"{self.column}": …}}). Or read them by two pipelines, each of which casts it in '
+            "its transform_sql.",
+        )
+
+
+def united(one: DataType, other: DataType) -> DataType | None:
+    """Return the type that Spark makes of two if it holds each value of both exactly; else `None`."""
+    names = one.simpleString(), other.simpleString()
+    if names[0] == names[1] or isinstance(other, T.NullType):
+        return one
+    if isinstance(one, T.NullType):
+        return other
+    if isinstance(one, T.StructType) and isinstance(other, T.StructType):
+        types: dict[str, DataType | None] = {each.name: each.dataType for each in one}
+        for each in other:
+            before = types.get(each.name)
+            types[each.name] = each.dataType if before is None else united(before, each.dataType)
+        fields = [T.StructField(name, kind) for name, kind in types.items() if kind is not None]
+        return T.StructType(fields) if len(fields) == len(types) else None
+    if isinstance(one, T.ArrayType) and isinstance(other, T.ArrayType):
+        inner = united(one.elementType, other.elementType)
+        # Spark adds the keys that one of them lacks to objects, not to those of arrays.
+        is_same = not isinstance(one.elementType, T.StructType)
+        return T.ArrayType(inner) if inner is not None and is_same else None
+    whole = [name for name in names if name in _DIGITS]
+    if len(whole) == 2:
+        return one if _DIGITS[names[0]] > _DIGITS[names[1]] else other
+    for kind, name, another in ((one, names[0], names[1]), (other, names[1], names[0])):
+        if another in _EXACT_IN.get(name, ()):
+            return kind
+    digits = [_precision(each) for each in (one, other)]
+    if None in digits:
+        return None
+    scale = max(each[1] for each in digits if each)
+    precision = max(each[0] - each[1] for each in digits if each) + scale
+    return T.DecimalType(precision, scale) if precision <= 38 else None
+
+
+def _precision(kind: DataType) -> tuple[int, int] | None:
+    if isinstance(kind, T.DecimalType):
+        return kind.precision, kind.scale
+    digits = _DIGITS.get(kind.simpleString())
+    return None if digits is None else (digits, 0)
+
+
+def _shown(kind: DataType) -> str:
+    text = kind.simpleString()
+    return _NAMES.get(text, text)
+
+
+def clashes(schemas: Iterable[tuple[str, Mapping[str, DataType]]]) -> list[Clash]:
+    """Return the columns whose types cannot be united exactly. Spark takes `Id` and `id` for one column."""
+    found: dict[str, tuple[str, DataType]] = {}
+    clashing: dict[str, Clash] = {}
+    for source, types in schemas:
+        for name, kind in types.items():
+            key = name.lower()
+            if key not in found:
+                found[key] = source, kind
+            elif (both := united(found[key][1], kind)) is None:
+                clashing.setdefault(key, Clash(name, found[key], (source, kind)))
+            else:
+                found[key] = found[key][0], both
+    return list(clashing.values())
+
+
+def refuse_clashes(schemas: Iterable[tuple[str, Mapping[str, DataType]]], is_read: IsRead) -> list[str]:
+    """Raise for a column whose types cannot be united exactly; return those of them that nothing reads."""
+    unread = []
+    for clash in clashes(schemas):
+        if is_read(clash.column):
+            raise clash.error()
+        unread.append(clash.column)
+    return unread
+
+
+def read_by(sql: str | None) -> IsRead:
+    """Return what says whether SQL may read a column; without SQL all columns are written."""
+    return functools.partial(_reads, sql)
+
+
+def read_by_window(window: Window) -> IsRead:
+    """Return what says whether a window reads a column."""
+    aggregated = (name for each in window.aggregations for name in each.columns)
+    names = {each.lower() for each in (window.event_time_column, *window.group_by, *aggregated)}
+    return lambda column: column.lower() in names
+
+
+def _reads(sql: str | None, column: str) -> bool:
+    from sqlglot import exp, parse_one
+    from sqlglot.errors import SqlglotError
+
+    if sql is None or column.lower() in sql.lower():
+        return True
+    try:
+        stars = parse_one(sql, read="spark").find_all(exp.Star)
+    except SqlglotError:
+        return True
+    return any(not isinstance(each.parent, exp.Count) for each in stars)
+
+
+def rows_of_all(parts: Sequence[tuple[str, Any]], is_read: IsRead) -> Any:
+    """Return one DataFrame of those of several sources, with the columns of all but those that clash and that nothing
+    reads."""
+    if len(parts) == 1:
+        return parts[0][1]
+    unread = refuse_clashes(((source, types_of(frame.schema)) for source, frame in parts), is_read)
+    rows, gone = [frame for _, frame in parts], {name.lower() for name in unread}
+    if gone:
+        rows = [each.drop(*(name for name in each.columns if name.lower() in gone)) for each in rows]
+    return union_of(rows)
+
+
+def types_of(schema: StructType) -> dict[str, DataType]:
+    """Return the types of columns by their names."""
+    return {each.name: each.dataType for each in schema}
+
+
+# ------------------------------------------------------------------------------------------- types that values decide
+
+
+def for_values(types: Mapping[str, DataType]) -> dict[str, DataType]:
+    """Return types under which the values of another source are read: the wide ones of those that JSON has."""
+    wide = {"tinyint": T.LongType(), "smallint": T.LongType(), "int": T.LongType(), "float": T.DoubleType()}
+    return {
+        name: wide.get(kind.simpleString(), kind)
+        for name, kind in types.items()
+        if not is_own(name) and not isinstance(kind, T.NullType)
+    }
+
+
+def types_of_rows(rows: FrameRows | ReaderRows) -> dict[str, DataType]:
+    """Return the types of the columns of a source in a batch; of one of nulls alone it is not known."""
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    if isinstance(rows, ReaderRows):
+        schema = from_arrow_schema(rows.reader.schema, prefer_timestamp_ntz=True)
+    else:
+        schema = rows.found or rows.frame().schema
+    return {name: kind for name, kind in types_of(schema).items() if not isinstance(kind, T.NullType)}
+
+
+def missing(
+    source: str, others: Iterable[Mapping[str, DataType]], types: Mapping[str, Mapping[str, DataType]]
+) -> dict[str, DataType]:
+    """Return the types that columns have in other sources, the first of each, and that this one has not had."""
+    own = {name.lower() for name in types[source]}
+    found: dict[str, tuple[str, DataType]] = {}
+    for each in others:
+        for name, kind in for_values(each).items():
+            if name.lower() not in own:
+                found.setdefault(name.lower(), (name, kind))
+    return dict(found.values())
+
+
+def updated(types: Mapping[str, DataType], newer: Mapping[str, DataType]) -> dict[str, DataType]:
+    """Return the types of columns, each as it was last, in the spelling that it had last."""
+    names = {name.lower() for name in newer}
+    return {**{name: kind for name, kind in types.items() if name.lower() not in names}, **newer}
+
+
+def settled(
+    types: Mapping[str, Mapping[str, DataType]], fixed: Mapping[str, Mapping[str, DataType]], *, widens: bool
+) -> dict[str, dict[str, DataType]]:
+    """Return by source the types of columns under which its values must be read again: the one that is `fixed` in some
+    source, else the double of an integer and a double, else that of the first."""
+    again: dict[str, dict[str, DataType]] = {}
+    for clash in clashes(types.items()):
+        key = clash.column.lower()
+        all_of_them = [kind for each in types.values() for name, kind in each.items() if name.lower() == key]
+        held = [kind for each in fixed.values() for name, kind in each.items() if name.lower() == key]
+        numbers = {each.simpleString() for each in all_of_them}
+        chosen = held[0] if held else all_of_them[0]
+        if not held and widens and numbers == {"bigint", "double"}:
+            chosen = T.DoubleType()
+        for source, columns in types.items():
+            own = {name.lower() for name in fixed.get(source, {})}
+            for name, kind in columns.items():
+                if name.lower() == key and key not in own and kind.simpleString() != chosen.simpleString():
+                    again.setdefault(source, {})[name] = for_values({name: chosen})[name]
+    return again
