@@ -16,7 +16,7 @@ from weft.systems.sql.tables import Column, SqlTables
 
 _log = logging.getLogger("weft.engine")
 # Tests stop a process here, by a handler on this logger.
-_steps = logging.getLogger("weft.commit")
+_steps = logging.getLogger("weft.tables")
 
 
 def ensure(tables: SqlTables, load: Load, written: pa.Schema) -> None:
