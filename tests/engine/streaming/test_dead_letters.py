@@ -364,7 +364,7 @@ def test_lines_of_files_that_are_no_rows(project: Path, count: Callable[..., int
     assert len(found) == len(_letters("path", project))
     assert {each["error"] for each in _letters("path", project)} == {
         "It is not a JSON object.",
-        "It cannot be parsed as a row of these columns: n int, text string.",
+        "It cannot be parsed as a row of these columns: n bigint, text string.",
     }
     assert {each[2] for each in found if each[0] == "bad"} == {"nothing", "5"}
     assert {each[2].strip() for each in found if each[0] == "csv"} == {"2,x,y", "3", "many,x"}
@@ -419,7 +419,7 @@ def test_rows_of_files_that_are_read_as_texts_first(
         assert len(letters) == len(bad)
         forget_last_commit("numbers")
     assert {each["payload"].strip() for each in letters} == bad
-    assert {each["error"] for each in letters} == {"It cannot be parsed as a row of these columns: n int, text string."}
+    assert {each["error"] for each in letters} == {"It cannot be parsed as a row of these columns: n bigint, text string."}
 
 
 def _offsets(events: Any, numbers: set[int]) -> list[str]:
