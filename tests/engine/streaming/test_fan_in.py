@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,8 +13,13 @@ from pyspark.sql import types as T
 
 import weft
 from engine.streaming.conftest import declare, rows, run_once
+from weft.engine.streaming import batch as batches
 from weft.engine.streaming import fan_in
-from weft.errors import DeclarationError
+from weft.engine.streaming.batch_id import BatchId
+from weft.engine.streaming.source_state import Columns
+from weft.errors import DeclarationError, WeftError
+from weft.systems.dead_letter_store import DeadLetter
+from weft.systems.stream_source import FrameRows, UntypedRows
 
 LONG, INT, DOUBLE, TEXT = T.LongType(), T.IntegerType(), T.DoubleType(), T.StringType()
 
@@ -53,10 +60,27 @@ def test_a_clash_is_refused_where_its_column_is_read() -> None:
     with pytest.raises(DeclarationError, match=r"'V' is int64 in a and string in b") as error:
         fan_in.refuse_clashes(schemas, fan_in.read_by(None))
     assert 'columns={"V": …}' in str(error.value)
+    # A column that drift brought into a stream can be given no other type.
+    assert "leave this one out" in str(error.value)
     for sql in ("SELECT * FROM source", "SELECT id, v FROM source", "SELECT s.* FROM source s"):
         with pytest.raises(DeclarationError):
             fan_in.refuse_clashes(schemas, fan_in.read_by(sql))
     assert fan_in.refuse_clashes(schemas, fan_in.read_by("SELECT count(*) AS n, id FROM source GROUP BY id")) == ["V"]
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "TABLE source",
+        "SELECT id FROM (TABLE source)",
+        "SELECT id FROM source NATURAL JOIN lookup",
+        "SELECT id, `a``b` FROM source",
+    ],
+)
+def test_sql_reads_columns_that_it_does_not_name(sql: str) -> None:
+    assert fan_in.read_by(sql)("v")
+    assert fan_in.read_by(sql)("a`b")
+    assert not fan_in.read_by("SELECT id FROM source JOIN lookup USING (id)")("v")
 
 
 def test_values_are_read_under_the_type_of_another_source() -> None:
@@ -67,6 +91,76 @@ def test_values_are_read_under_the_type_of_another_source() -> None:
     assert fan_in.settled({"a": {"v": LONG}, "b": {"v": DOUBLE}}, {}, widens=False) == {"b": {"v": LONG}}
     assert fan_in.settled({"a": {"v": TEXT}, "b": {"V": LONG}}, {}, widens=True) == {"b": {"V": TEXT}}
     assert fan_in.missing("b", [{"v": INT, "w": TEXT, "_event_ts": TEXT}], {"b": {"W": LONG}}) == {"v": LONG}
+
+
+class Lines(UntypedRows):
+    """Numbers in files: of JSON under the type that is known, of Parquet under their own."""
+
+    def __init__(self, source: str, *lines: str, own: Any = None) -> None:
+        super().__init__(source, ())
+        self.lines, self.own = lines, own
+
+    def kind(self, known: Mapping[str, Any], widens: bool) -> Any:
+        found = DOUBLE if "1.5" in self.lines else LONG
+        before = known.get("v", found)
+        return self.own or (DOUBLE if widens and {before.simpleString(), "double"} == {"bigint", "double"} else before)
+
+    def rows(self, kind: Any, *bad: str) -> FrameRows:
+        letters = tuple(DeadLetter("read", "", self.source, each, "") for each in bad)
+        return FrameRows(self.source, None, bad=letters, found=T.StructType().add("v", kind))
+
+    def unfit(self, kind: Any) -> list[str]:
+        return [each for each in self.lines if each == "no JSON" or (each == "1.5" and kind == LONG)]
+
+    def read(self, known: Mapping[str, Any], *, widens: bool, again: bool = False) -> FrameRows:
+        return self.rows(self.kind(known, widens and "1.5" in self.lines))
+
+    def split(self, known: Mapping[str, Any], *, widens: bool, grows: bool) -> FrameRows:
+        kind = self.kind(known, widens and "1.5" in self.lines)
+        return self.rows(kind, *self.unfit(kind))
+
+
+def columns() -> Columns:
+    nothing: Any = SimpleNamespace(at=lambda name: SimpleNamespace(read=lambda: None))
+    return Columns(nothing)
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_types_of_files_that_have_their_own_decide_in_any_order(is_first: bool) -> None:
+    parquet, lines = Lines("history", own=T.DecimalType(10, 2)), Lines("lines", "1", "1.5")
+    parts = [parquet, lines] if is_first else [lines, parquet]
+    stub: Any = SimpleNamespace(_columns=columns(), _widens=True)
+    read = batches.Batches._read_alike(stub, parts, "q")
+    found = [fan_in.types_of_rows(rows)["v"].simpleString() for rows in read.values() if rows is not None]
+    assert found == ["decimal(10,2)"] * 2
+
+
+def test_a_line_that_is_no_json_next_to_a_fraction_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put apart by itself, the fraction makes the column a double, which clashes with the stream; then it is put apart
+    too."""
+    stream = FrameRows("stream", None, found=T.StructType().add("v", LONG))
+    lines = Lines("lines", "1", "1.5", "no JSON")
+    stub: Any = object.__new__(batches.Batches)
+    stub._columns, stub._unites, stub._widens, stub._sees_extra = columns(), True, True, True
+    stub._box = SimpleNamespace(put_ids=set())
+    stub._written = SimpleNamespace(
+        withdrawn=lambda _: 0, note_letters=print, superseded=lambda _: set(), supersede=lambda *_: None
+    )
+    stub.sources = [SimpleNamespace(take=lambda _, part=part: part) for part in (stream, lines)]
+
+    def run(parts: Any, spark: Any, batch: Any) -> Any:
+        stub._columns.begin()
+        typed = list(stub._typed(parts, batch.query_id))
+        fan_in.refuse_clashes([(each.source, fan_in.types_of_rows(each)) for each in typed], fan_in.read_by(None))
+        if lines in parts:
+            raise WeftError("MALFORMED_RECORD")
+        return [each.payload for each in typed[1].bad]
+
+    monkeypatch.setattr(stub, "_run", run)
+    monkeypatch.setattr(stub, "_is_stored", lambda *_, **__: False)
+    monkeypatch.setattr(stub, "_supersede_letters", lambda _: None)
+    monkeypatch.setattr(batches, "split", lambda *_: [None, None])
+    assert stub._attempted(SimpleNamespace(sparkSession=None), BatchId("q", 1)) == ["1.5", "no JSON"]
 
 
 @pytest.mark.usefixtures("spark", "here")

@@ -80,6 +80,10 @@ def test_the_ledger_says_what_a_batch_was(tables: SqlTables) -> None:
 
     load(tables, [{"id": 0}], commit_key="stream", batch_id=0)
     run(tables, f"ALTER TABLE {ledger.table(tables)} DROP COLUMN positions")
+    # Who reads may not be its owner.
+    assert ledger.last_of(tables, ["t"])
+    with pytest.raises(WeftError):
+        ledger.last_batch(tables, batch(0))
     rows = pa.table({"id": [1]})
     for _ in range(2):
         sql_commit.prepare(tables, batch(1, "[5]"), rows.schema)
@@ -89,6 +93,20 @@ def test_the_ledger_says_what_a_batch_was(tables: SqlTables) -> None:
     assert ledger.last_batch(tables, batch(2)) is None
     run(tables, f"DELETE FROM {ledger.table(tables)} WHERE batch_id = 1")
     assert ledger.last_batch(tables, batch(0)) == (0, None)
+
+
+def test_a_ledger_that_others_own_says_what_to_run(tables: SqlTables) -> None:
+    """A view cannot get a column, just as a table of another owner."""
+    load(tables, [{"id": 0}], commit_key="stream", batch_id=0)
+    name, other = ledger.table(tables), tables.table(None, "kept")
+    run(tables, f"CREATE TABLE {other} AS SELECT * FROM {name}", f"DROP TABLE {name}")
+    run(tables, f"CREATE VIEW {name} AS SELECT pipeline, checkpoint_id, batch_id FROM {other}")
+    try:
+        with pytest.raises(WeftError, match="lacks the column 'positions'") as caught:
+            ledger.create(tables)
+        assert (caught.value.hint or "").startswith(f"Run `ALTER TABLE {name} ADD COLUMN ")
+    finally:
+        run(tables, f"DROP VIEW {name}")
 
 
 def test_columns_that_must_be_there(tables: SqlTables) -> None:

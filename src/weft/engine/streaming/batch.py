@@ -55,8 +55,6 @@ from weft.systems.stream_source import BatchRows, FrameRows, ReaderRows, Untyped
 # Tests stop a process at each of these steps, by a handler on this logger.
 _steps = logging.getLogger("weft.streaming")
 
-_NOT_READING = (ConnectionFailedError, DeclarationError)
-
 
 @dataclass(frozen=True)
 class BatchResult:
@@ -168,13 +166,17 @@ class Batches:
                 return self._run(parts, frame.sparkSession, batch)
             except WeftError as error:
                 failure = first = error
+            agreed = self._columns.agreed()
             # A row of a file that cannot be parsed, which Spark does not report; or a number, or a key of an object,
             # that makes its column wider than the SQL or a target takes. A target that has the batch has its rows as
-            # they were.
+            # they were. Of wider values read apart, types may clash that did not at first: then without widening.
             for widens, grows in ((self._widens, True), (False, False)):
                 is_refused = isinstance(failure, LoadRefusedError) and grows
-                if isinstance(failure, _NOT_READING) or is_refused or self._is_stored(batch):
+                is_unread = isinstance(failure, ConnectionFailedError) or isinstance(first, DeclarationError)
+                if is_unread or is_refused or self._is_stored(batch):
                     continue
+                # An attempt forgets them, and rows that are split already do not agree anew.
+                self._columns.agree_only(agreed)
                 again = self._split(parts, batch.query_id, widens, grows)
                 opened += again
                 if again == parts:
@@ -551,11 +553,23 @@ class Batches:
             read[id(each)] = rows = each.read(self._columns.types(each.source, query_id), widens=self._widens)
             found[each.source] = {} if rows is None else fan_in.types_of_rows(rows)
             types[each.source] = fan_in.updated(types[each.source], found[each.source])
-        for source, others in fan_in.settled(types, fixed, widens=self._widens).items():
-            self._columns.agree(source, others)
-            for each in untyped:
-                if each.source == source and others.keys() & found[source].keys():
-                    read[id(each)] = each.read(self._columns.types(source, query_id), widens=False, again=True)
+        # Files of Parquet have types of their own, which shows once they are read under others. Then these decide.
+        is_settled = False
+        for _ in range(2):
+            if is_settled:
+                break
+            is_settled = True
+            for source, others in fan_in.settled(types, fixed, widens=self._widens).items():
+                self._columns.agree(source, others)
+                for each in untyped:
+                    if each.source == source and others.keys() & found[source].keys():
+                        rows = each.read(self._columns.types(source, query_id), widens=False, again=True)
+                        read[id(each)], now = rows, {} if rows is None else fan_in.types_of_rows(rows)
+                        if own := fan_in.unchanged(others, found[source], now):
+                            fixed[source] = {**fixed[source], **own}
+                            self._columns.agree(source, own)
+                            is_settled = False
+                        found[source], types[source] = now, fan_in.updated(types[source], now)
         return read
 
     def _split(self, parts: Sequence[BatchRows], query_id: str, widens: bool, grows: bool) -> list[BatchRows]:

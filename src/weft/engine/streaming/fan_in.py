@@ -6,6 +6,7 @@ Spark would unite any two types: of an integer and a double it makes a double, o
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -42,8 +43,8 @@ class Clash(NamedTuple):
             f"The column {self.column!r} is {_shown(kind)} in {one} and {_shown(another)} in {other}, and no type "
             "holds the values of both exactly.",
             hint="Give it one type in both: in the fields of a stream, or for messages and files by "
-            f'weft.Source(…, columns={{"{self.column}": …}}). Or read them by two pipelines, each of which casts it in '
-            "its transform_sql.",
+            f'weft.Source(…, columns={{"{self.column}": …}}). Or name the columns in transform_sql and leave this '
+            "one out. Or read them by two pipelines, each of which casts it in its transform_sql.",
         )
 
 
@@ -136,11 +137,17 @@ def _reads(sql: str | None, column: str) -> bool:
 
     if sql is None or column.lower() in sql.lower():
         return True
+    # `TABLE source` has all columns, and a doubled backtick spells a name in another way than it is.
+    if re.search(r"\btable\b", sql, re.IGNORECASE) or "``" in sql:
+        return True
     try:
-        stars = parse_one(sql, read="spark").find_all(exp.Star)
+        tree = parse_one(sql, read="spark")
     except SqlglotError:
         return True
-    return any(not isinstance(each.parent, exp.Count) for each in stars)
+    # It joins by all columns that both have.
+    if any(str(each.args.get("method") or "").upper() == "NATURAL" for each in tree.find_all(exp.Join)):
+        return True
+    return any(not isinstance(each.parent, exp.Count) for each in tree.find_all(exp.Star))
 
 
 def rows_of_all(parts: Sequence[tuple[str, Any]], is_read: IsRead) -> Any:
@@ -223,3 +230,16 @@ def settled(
                 if name.lower() == key and key not in own and kind.simpleString() != chosen.simpleString():
                     again.setdefault(source, {})[name] = for_values({name: chosen})[name]
     return again
+
+
+def unchanged(
+    asked: Mapping[str, DataType], before: Mapping[str, DataType], now: Mapping[str, DataType]
+) -> dict[str, DataType]:
+    """Return the types of columns that were read again under other types, and have the ones of before nevertheless."""
+    return {
+        name: before[name]
+        for name, kind in asked.items()
+        if name in before
+        and name in now
+        and before[name].simpleString() == now[name].simpleString() != kind.simpleString()
+    }

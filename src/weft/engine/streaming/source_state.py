@@ -320,6 +320,14 @@ class Columns(Kept):
         """Read columns of a source under these types in the batch in hand."""
         self._agreed.setdefault(source, {}).update(types)
 
+    def agreed(self) -> dict[str, dict[str, Any]]:
+        """Return by source the types that were agreed for the batch in hand."""
+        return {source: dict(types) for source, types in self._agreed.items()}
+
+    def agree_only(self, agreed: Mapping[str, Mapping[str, Any]]) -> None:
+        """Have these types agreed for the batch in hand, and no others."""
+        self._agreed = {source: dict(types) for source, types in agreed.items()}
+
     def has_news(self, source: str) -> bool:
         """Return whether the batch in hand has new columns or types."""
         return bool(self._found.get(source))

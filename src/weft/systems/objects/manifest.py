@@ -111,8 +111,11 @@ class ReadManifest:
 
     def all_files(self) -> list[str]:
         """Return the names of the table's files, also of those that a load which is not finished adds or removes."""
-        last = _last(self._files.files_in(self.log))
-        states = (self._state(last - 1), self._state(last))
+        names = self._files.files_in(self.log)
+        last = _last(names)
+        # The one before may be gone: an entry with the whole state needs none.
+        before = self._state(last - 1) if _name(last - 1, _ENTRY) in names else None
+        states = (before, self._state(last))
         return list(dict.fromkeys(name for each in states if each is not None for name in each.files))
 
     def _published(self, names: Any) -> int:

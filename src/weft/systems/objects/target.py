@@ -90,6 +90,8 @@ class FileTarget(SparkTarget):
         manifest = ReadManifest(files, path)
         # The log last: as long as it is there, the table is found.
         files.remove(f"{path}/{name}" for name in manifest.all_files())
+        # Its newest entry first: what is left of a drop that is cut off can be read, and so be dropped.
+        files.remove(f"{manifest.log}/{name}" for name in sorted(files.files_in(manifest.log), reverse=True))
         files.remove_folder(manifest.home)
 
     def has_others_files(self, load: Load) -> bool:

@@ -110,7 +110,8 @@ def last_of(tables: SqlTables, pipelines: Sequence[str]) -> str:
     """Return a text that changes with each load of these pipelines."""
     if tables.connection.is_missing():
         return ""
-    create(tables)
+    # Not `create`: who reads need not own the ledger, and no column of it that came later is read.
+    create_system_table(tables, "commits", _FIELDS, _KEY)
     marks = ", ".join("?" * len(pipelines))
     with tables.driver.session("read") as session:
         row = session.row(

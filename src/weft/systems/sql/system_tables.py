@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from weft.errors import WeftError
+from weft.errors import ConnectionFailedError, WeftError
 from weft.systems.sql.tables import SqlTables
 
 
@@ -40,14 +40,19 @@ def create_system_table(
         _create(tables, table, definitions)
     if later is None or _has(tables, table, later):
         return
+    change = f"ALTER TABLE {table} ADD COLUMN {tables.quote(later)} {tables.sql_type(fields.field(later))}"
     try:
         with tables.driver.session("publish") as session:
-            kind = tables.sql_type(fields.field(later))
-            session.run(f"ALTER TABLE {table} ADD COLUMN {tables.quote(later)} {kind}")
-    except WeftError:
+            session.run(change)
+    except ConnectionFailedError:
+        raise
+    except WeftError as error:
         # Two processes added it at once, and the other one was faster.
         if not _has(tables, table, later):
-            raise
+            raise WeftError(
+                f"The table {table} lacks the column {later!r}, which could not be added: {error.what}",
+                hint=f"Run `{change}` as its owner.",
+            ) from error
 
 
 def _has(tables: SqlTables, table: str, column: str | None) -> bool:
