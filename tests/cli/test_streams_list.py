@@ -146,8 +146,25 @@ def test_stored_but_not_declared(streams, call) -> None:
     assert done.stderr.startswith("No stream is declared here. Name the module that declares them with --module,")
     (found,) = json.loads(call("streams", "list", "--format", "json").stdout)
     assert (found["role"], found["fields"]) == ("not declared here", {"id": "int64", "note": "string"})
+
+
+def test_stored_in_other_case(streams, system, call) -> None:
+    """Two streams, or a declaration that the database refuses: neither hides the other, nor the rest."""
+    declare("orders", schema="sales", fields={"id": "int64"})
+    weft.publish_sync("orders", {"id": 1})
+    del streams.streams["orders"]
     declare("ORDERS", schema="sales")
-    assert "orders" not in rows(call("streams", "list").stdout)
+    declare("zebras")
+    weft.publish_sync("zebras", {"id": 1})
+    done = call("streams", "list", "--format", "json")
+    found = {each["name"]: each for each in json.loads(done.stdout)}
+    assert {name: each["events"] for name, each in found.items() if name != "ORDERS"} == {"zebras": 1, "orders": 1}
+    assert found["orders"]["role"] == "not declared here"
+    if system.kind == "sqlite":
+        assert found["ORDERS"]["events"] is None
+        assert "would be one table" in found["ORDERS"]["problem"]
+        assert "warning: default: The streams sales.ORDERS and sales.orders" in done.stderr
+        assert found["zebras"]["problem"] is None
 
 
 def test_stored_elsewhere_is_not_declared_there(local, call, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 import weft
 from consumers.numbered import drained
+from weft.streams.runtime import open_stream
 from workers import declare, wait_until_expired
 
 
@@ -83,6 +84,26 @@ async def test_a_stream_that_was_created_again(connection: Any, system: Any) -> 
                 await consumer.get_entry()
         await fill("one", 1, first=2)
         assert numbers([await consumer.get_entry()]) == [2]
+
+
+async def test_a_nack_whose_answer_is_lost(connection: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = declare("one", fields={"n": "int64"})
+    await fill("one", 1)
+    async with connection.xconsumer(streams=["one"], group="g", consumer="c") as consumer:
+        _, entry = await consumer.get_entry()
+        kind, fails = type(open_stream(one).log), [True]
+        settle = kind.settle
+
+        def failing(*arguments: Any, **options: Any) -> Any:
+            outcome = settle(*arguments, **options)
+            if fails:
+                fails.pop()
+                raise weft.ConnectionFailedError("gone")
+            return outcome
+
+        monkeypatch.setattr(kind, "settle", failing)
+        assert await consumer.nack(entry) == 1
+        assert numbers([await consumer.get_entry()]) == [0]
 
 
 @pytest.mark.timing

@@ -11,7 +11,8 @@ import polars as pl
 import pytest
 
 import weft
-from weft.errors import LeaseLostError, NotFoundError, SchemaError, SettingsError
+from weft.dataframes.log_feed import LogGroupFeed, LogRangeFeed
+from weft.errors import ConnectionFailedError, LeaseLostError, NotFoundError, SchemaError, SettingsError
 from weft.streams import Stream
 from workers import declare
 
@@ -332,6 +333,68 @@ def test_a_read_begins_with_what_an_iteration_of_its_consumer_holds(sales: Strea
     assert held["n"].to_list() == list(range(10))
     assert weft.read_stream("default", "sales", group="g", consumer="c#other")["n"].to_list() == []
     assert weft.ack_entries("default", "sales", "g", held["_id"]) == 10
+
+
+def test_a_read_has_all_that_its_consumer_holds_under_one_lease(sales: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of several, the first could end before the frame is acknowledged."""
+    publish(sales, range(10))
+    one: dict[str, Any] = {"group": "g", "consumer": "c", "schema": {"n": pl.Int64}}
+    with weft.iter_stream("default", "sales", batch_size=3, **one) as batches:
+        assert [next(batches)["n"].to_list() for _ in range(2)] == [[0, 1, 2], [3, 4, 5]]
+    leases = []
+    confirm = LogGroupFeed.confirm
+
+    def confirmed(feed: Any) -> None:
+        leases.extend({event.lease.token for event in feed._unconfirmed})
+        confirm(feed)
+
+    monkeypatch.setattr(LogGroupFeed, "confirm", confirmed)
+    assert weft.read_stream("default", "sales", auto_ack=True, **one)["n"].to_list() == list(range(10))
+    assert len(leases) == 1
+    (group,) = weft.groups_sync(sales)
+    assert (group["lag"], group["pending"]) == (0, 0)
+
+
+def test_an_iteration_reads_a_stream_that_was_created_again(
+    sales: Stream, system: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    publish(sales, range(10))
+    with weft.iter_stream("default", "sales", count=14, schema={"n": pl.Int64}) as batches:
+        assert next(batches)["n"].to_list() == list(range(10))
+        weft.delete_stream_sync(sales)
+        publish(sales, range(100, 104))
+        assert [n for frame in batches for n in frame["n"]] == list(range(100, 104))
+    assert system.kind == "redis" or "read from its start" in caplog.text
+
+
+@pytest.mark.parametrize("group", [{}, {"group": "g", "consumer": "c"}], ids=["alone", "group"])
+def test_a_fetch_that_failed_can_be_made_again(
+    sales: Stream, group: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(sales, range(10))
+    if group:  # a backlog
+        weft.read_stream("default", "sales", **group)
+    kind, name = (LogGroupFeed, "_consume") if group else (LogRangeFeed, "_page")
+    original, fails = getattr(kind, name), [True]
+
+    def failing(*arguments: Any) -> Any:
+        if fails:
+            fails.pop()
+            raise ConnectionFailedError("gone", passes=False)
+        return original(*arguments)
+
+    fetch = kind.fetch
+
+    def fetch_again(*arguments: Any) -> Any:
+        if fails:
+            with pytest.raises(ConnectionFailedError):
+                fetch(*arguments)
+        return fetch(*arguments)
+
+    monkeypatch.setattr(kind, name, failing)
+    monkeypatch.setattr(kind, "fetch", fetch_again)
+    with weft.iter_stream("default", "sales", count=10, schema={"n": pl.Int64}, **group) as batches:
+        assert next(batches)["n"].to_list() == list(range(10))
 
 
 def test_a_batch_that_nobody_took_is_given_back(sales: Stream) -> None:

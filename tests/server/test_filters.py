@@ -15,13 +15,26 @@ pytestmark = pytest.mark.parametrize("system", ["sqlite", "redis"], indirect=Tru
 
 
 def test_a_mistyped_field(streams: Project, http: Any) -> None:
-    declare("clicks", fields={"action": "string", "user_id": "string"})
+    declare("clicks", fields={"action": "string", "user_id": "string"}, on_schema_drift="reject")
     for wrong, right in (("acton", "action"), ("Action", "action"), ("user", "user_id")):
         answer = http.get(f"{PREFIX}/clicks/subscribe", params={"where": f"{wrong}=x"})
         assert answer.status_code == 422
         assert answer.json()["field"] == "where"
         assert repr(wrong) in answer.json()["detail"]
         assert f"Did you mean {right!r}?" in answer.json()["hint"]
+
+
+def test_a_stream_that_takes_other_fields(streams: Project, http: Any) -> None:
+    """Only a name in other case is surely mistyped: no field to come can have it."""
+    declare("clicks", fields={"action": "string"})
+    path = f"{PREFIX}/clicks/subscribe"
+    answer = http.get(path, params={"where": "Action=x"})
+    assert (answer.status_code, answer.json()["hint"][:22]) == (422, "Did you mean 'action'?")
+    assert "None of the newest 100 events" in answer.json()["detail"]
+    assert http.request("HEAD", path, params={"where": "actions=x"}).status_code == 200
+    # A browser that comes back and is refused stops for good.
+    again = http.request("HEAD", path, params={"where": "Action=x"}, headers={"Last-Event-ID": "0"})
+    assert again.status_code == 200
 
 
 def test_a_stream_that_takes_no_other_fields(streams: Project, http: Any) -> None:

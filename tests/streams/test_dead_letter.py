@@ -13,6 +13,7 @@ import weft
 from marks import on_tables
 from weft import WeftError
 from weft.project import Project
+from weft.streams.runtime import open_stream
 from workers import declare, drain, execute, log_of, plain, rowids, started, wait_until_expired
 
 
@@ -352,3 +353,19 @@ async def test_async(streams: Project) -> None:
     assert len(await weft.consume("orders", "worker", member="a")) == 1
     assert await weft.consume("orders", "worker", member="a") == []
     assert len(await weft.consume("orders__dead_letter", "undertaker")) == 1
+
+
+def test_a_delivery_that_could_not_be_read_does_not_count(streams, monkeypatch: pytest.MonkeyPatch) -> None:
+    sales = declare("sales", fields={"n": "int64"}, max_deliveries=2)
+    weft.publish_sync(sales, [{"n": n} for n in range(4)])
+    kind = type(open_stream(sales).log)
+
+    def failing(*arguments: object) -> None:
+        raise weft.ConnectionFailedError("gone")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(kind, "read", failing)
+        for _ in range(4):
+            with pytest.raises(weft.ConnectionFailedError):
+                weft.consume_sync(sales, "g", member="m")
+    assert [event["n"] for event in weft.consume_sync(sales, "g", member="m")] == [0, 1, 2, 3]

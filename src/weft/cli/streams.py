@@ -24,7 +24,7 @@ from weft.cli.streams_common import (
 from weft.cli.streams_consume import ack, consume, forget, groups, nack, reset
 from weft.cli.streams_publish import publish
 from weft.cli.streams_tail import tail
-from weft.errors import WeftError
+from weft.errors import DeclarationError, WeftError
 from weft.project import DEFAULT, current
 from weft.streams import Stream, close, delete_stream_sync, trim_sync
 from weft.streams.events import with_texts
@@ -68,10 +68,11 @@ def list_(connection: str | None, output: str, tags: tuple[str, ...]) -> None:
         for each in (declared, *derived_streams(declared))
     ]
     problems: dict[str, WeftError] = {}
-    rows = [_listed(stream, declared, connection, problems) for stream, declared in known]
+    clashes: list[tuple[str, DeclarationError]] = []
+    rows = [_listed(stream, declared, connection, problems, clashes) for stream, declared in known]
     if not tags:  # those that are not declared have none
         for stream in _undeclared([each for each, _ in known], connection, problems):
-            rows.append(_listed(stream, None, None, problems))
+            rows.append(_listed(stream, None, None, problems, clashes))
     if output == "json":
         print_json(rows)
     elif rows:
@@ -83,7 +84,7 @@ def list_(connection: str | None, output: str, tags: tuple[str, ...]) -> None:
             "Name the module that declares them with --module, list it in weft.toml, or start with: weft init"
         )
         click.echo(f"No stream is declared here. {hint}", err=True)
-    for where, problem in problems.items():
+    for where, problem in [*problems.items(), *clashes]:
         click.echo(f"{click.style('warning:', fg='yellow', bold=True)} {where}: {problem.what}", err=True)
         if problem.hint:
             click.echo(f"  {problem.hint}", err=True)
@@ -102,12 +103,12 @@ def _undeclared(known: list[Stream], connection: str | None, problems: dict[str,
         if where not in places and not any(_is_same(place, each) for each in places.values()):
             places[where], declared[where] = place, []
     for where, place in places.items():
-        names = {(stream.schema.lower(), stream.name.lower()) for stream in declared[where]}
+        names = {(stream.schema, stream.name) for stream in declared[where]}
         if where in problems:
             continue
         try:
             for stream in stored_streams(place):
-                if (stream.schema.lower(), stream.name.lower()) not in names:
+                if (stream.schema, stream.name) not in names:
                     yield stream
         except WeftError as error:
             problems[where] = error
@@ -137,7 +138,11 @@ def _print_list(rows: list[dict[str, Any]]) -> None:
 
 
 def _listed(
-    stream: Stream, declared: Stream | None, connection: str | None, problems: dict[str, WeftError]
+    stream: Stream,
+    declared: Stream | None,
+    connection: str | None,
+    problems: dict[str, WeftError],
+    clashes: list[tuple[str, DeclarationError]],
 ) -> dict[str, Any]:
     where = _connection_name(stream.connection, connection)
     row: dict[str, Any] = {
@@ -170,9 +175,13 @@ def _listed(
                 row["last_published"] = _last_published(log)
                 if declared is None:
                     row["fields"] = {name: str(kind) for name, kind in log.fields().items()}
+        except DeclarationError as error:  # of this stream alone: its name is that of another one in other case
+            clashes.append((where, error))
+            row["problem"] = error.what
         except WeftError as error:
             problems[where] = error
-    row["problem"] = problems[where].what if where in problems else None
+    if where in problems:
+        row["problem"] = problems[where].what
     return row
 
 

@@ -12,7 +12,7 @@ from functools import partial
 from time import monotonic
 from typing import Any, TypeVar
 
-from weft.errors import ConnectionFailedError, NotFoundError, SettingsError
+from weft.errors import ConnectionFailedError, LeaseLostError, NotFoundError, SettingsError
 from weft.streams import Stream, ack, consume, groups, nack
 from weft.streams.consuming import return_undelivered
 from weft.streams.events import moved, read_on
@@ -201,9 +201,25 @@ class LogGroupReader(LogReader):
             if undelivered:
                 done += await self.with_retries(partial(self._return, stream, events))
             else:
-                release = partial(nack, self._streams[stream], self._group, events, connection=self._connection)
-                done += await self.with_retries(release)
+                done += await self._release(stream, events)
         return done
+
+    async def _release(self, stream: str, events: list[Any]) -> int:
+        may_be_done = False
+
+        async def release() -> int:
+            nonlocal may_be_done
+            try:
+                return await nack(self._streams[stream], self._group, events, connection=self._connection)
+            except ConnectionFailedError:
+                may_be_done = True
+                raise
+            except LeaseLostError:
+                if may_be_done:  # by a try whose answer was lost: nobody holds them any more
+                    return len(events)
+                raise
+
+        return await self.with_retries(release)
 
     async def _return(self, stream: str, events: list[Any]) -> int:
         ready = await self._opened(stream)

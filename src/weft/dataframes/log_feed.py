@@ -7,6 +7,7 @@ import logging
 import math
 import re
 from collections.abc import Callable, Container, Iterator, Sequence
+from functools import partial
 from operator import itemgetter
 from time import monotonic
 from types import NoneType
@@ -167,6 +168,7 @@ class LogRangeFeed(_LogFeed):
         self._after, self._upto = after, upto
         self._batches: Iterator[pa.RecordBatch] = iter(())
         self._rest: pa.RecordBatch | None = None
+        self._identity: str | None = None
         self._has_read = False
 
     def begin(self) -> None:
@@ -190,9 +192,11 @@ class LogRangeFeed(_LogFeed):
             self.finished = is_over
             return None
         rows, rest = batch[:limit], batch[limit:]
+        self._rest = batch  # which the next fetch has if this one fails
+        page = patiently(lambda: self._page(rows), self._stopped)
         self._rest = rest if len(rest) > 0 else None
         self._after, self._has_read = rows[ROWID][-1].as_py(), True
-        return patiently(lambda: self._page(rows), self._stopped)
+        return page
 
     def _next(self) -> pa.RecordBatch | None:
         if self._rest is not None:
@@ -209,8 +213,15 @@ class LogRangeFeed(_LogFeed):
             log, after = self.opened.log, self._after or 0
             head = log.head()
             if self._has_read and head < after:
-                warn_of_loss(moved("reader", self.name, after, head, 0))
-                self._after = after = head
+                what = moved("reader", self.name, after, head, 0).what
+                if self._identity is not None and self._identity != self._identify():
+                    after, goes_on = log.floor(), "It is another stream, which is read from its start."
+                else:
+                    after, goes_on = head, f"Events up to offset {head} are not read."
+                _log.warning("%s %s", what, goes_on)
+                self._after, self._identity = after, None
+            if self._identity is None and self._upto is None and head > 0:
+                self._identity = self._identify()
             upto = head if self._upto is None else min(self._upto, head)
             if upto > after:
                 if self._has_read and (lost := log.lost_after(after, None)[1]):
@@ -218,6 +229,10 @@ class LogRangeFeed(_LogFeed):
                 self._batches = log.read_arrow(after, upto, self._columns())
                 batch = next(self._batches, None)
         return batch
+
+    def _identify(self) -> str | None:
+        identity = getattr(self.opened.log, "identity", None)  # offsets of Redis never begin anew
+        return None if identity is None else str(identity())
 
     def _columns(self) -> list[str]:
         stored, (reserved, wanted) = self.opened.log.fields(fresh=True), self.layout.field_names
@@ -299,11 +314,13 @@ class LogGroupFeed(_LogFeed):
         if self._backlog is None:
             self._backlog = self._held()
         while self._backlog:
-            member, pending = self._backlog.pop()
+            member, pending = self._backlog[-1]
             # All of it, as to ask again would bring the same events; but not where they are acknowledged in between:
             # the lease of the last ones could end before it is their turn.
             portion = min(pending, limit if self._confirms else _EVENTS_A_LEASE)
-            if events := self._consume(member, portion, 0):
+            events = self._consume(member, portion, 0)
+            self._backlog.pop()  # only now: a request that failed is made again by the next fetch
+            if events:
                 if self._confirms and pending > len(events):  # events near max_deliveries come one by one
                     self._backlog.append((member, pending - len(events)))
                 return events
@@ -321,26 +338,35 @@ class LogGroupFeed(_LogFeed):
     def _take_all(self, limit: int, wait_seconds: float | None) -> list[dict[str, Any]]:
         """Return what the consumer holds, also of its iterations, each of whose requests had a name of its own; then
         what others released, and new events."""
-        events: list[dict[str, Any]] = []
+        # All under one lease: of several, the first could end before the frame is acknowledged, or even before the
+        # last is taken, and its events would be lost or come twice. So what iterations hold is given back first.
+        left = limit
         for member, pending in reversed(self._held()):
-            if member != self._consumer and len(events) < limit:
-                events += self._consume(member, min(pending, limit - len(events)), 0)
-        if len(events) < limit:
-            events += self._consume(self._consumer, limit - len(events), 0 if events else wait_seconds)
-        return sorted(events, key=itemgetter(ROWID))
+            if member != self._consumer and left > 0:
+                events = self._consume(member, min(pending, left), 0)
+                left -= len(events)
+                if events:
+                    patiently(partial(return_undelivered, self.opened, self._group, events), self._stopped)
+        return sorted(self._consume(self._consumer, limit, wait_seconds), key=itemgetter(ROWID))
 
     def _consume(self, member: str, limit: int, wait_seconds: float | None) -> list[dict[str, Any]]:
         wait = LONGEST_SECONDS if wait_seconds is None else wait_seconds
         place = self.opened.stream, self._group, limit, self.opened.hub.connection, member
 
-        def consume() -> list[dict[str, Any]]:
-            return consume_sync(*place, lease=self._lease, wait=wait)
+        ends = monotonic() + wait
 
-        try:
-            return patiently(consume, self._stopped)
-        except EventsLostError as error:  # which is raised once
-            warn_of_loss(error)
-            return patiently(consume, self._stopped)
+        def consume() -> list[dict[str, Any]]:
+            # In slices, each with a patience of its own: it is for a database that is gone, not for events to come.
+            return consume_sync(*place, lease=self._lease, wait=min(max(ends - monotonic(), 0), _LOOK_SECONDS))
+
+        while True:
+            try:
+                events = patiently(consume, self._stopped)
+            except EventsLostError as error:  # which is raised once
+                warn_of_loss(error)
+                continue
+            if events or monotonic() >= ends:
+                return events
 
     def give_back(self) -> None:
         """Return what no frame has."""

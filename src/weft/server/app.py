@@ -267,7 +267,8 @@ async def subscribe(request: Request) -> ASGIApp:
     # A browser that comes back sends a header that is newer than its address.
     since = request.headers.get("last-event-id") or parameters.get("since")
     position = await ready.hub.in_thread(_position, ready, since)
-    accepts = await ready.hub.in_thread(filter_of, ready, wheres)
+    resumes = "last-event-id" in request.headers
+    accepts = await ready.hub.in_thread(partial(filter_of, ready, wheres, resumes=resumes))
     if request.method == "HEAD":  # its answer has an end
         return Response(media_type="text/event-stream")
     ended = partial(service.access.ended, opened_by(request))

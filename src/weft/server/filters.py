@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from weft.errors import listed, nearest
+from weft.errors import listed
 from weft.server import bodies
 from weft.server.live import Filter
 from weft.server.problems import bad_parameter
@@ -16,15 +16,17 @@ from weft.systems.log import PUBLISH_ID, PUBLISHED_AT, ROWID
 _ASKED = 100
 
 
-def filter_of(ready: Opened, wheres: list[str]) -> Filter | None:
-    """Return the filter for events of which fields have these values. A field that no event has is refused."""
+def filter_of(ready: Opened, wheres: list[str], *, resumes: bool = False) -> Filter | None:
+    """Return the filter for events of which fields have these values. A field that no event has is refused; not of a
+    subscriber that comes back: a browser that is refused then stops for good."""
     wanted = [where.partition("=") for where in wheres]
     for name, equals, _ in wanted:
         if not equals or not name:
             raise bad_parameter("where needs a field and its value: where=action=click.", field="where")
     if not wanted:
         return None
-    _check_names(ready, {name for name, _, _ in wanted})
+    if not resumes:
+        _check_names(ready, {name for name, _, _ in wanted})
     return lambda event: all(_text(event.get(name)) == value for name, _, value in wanted)
 
 
@@ -32,12 +34,13 @@ def _check_names(ready: Opened, names: set[str]) -> None:
     stream, stored = ready.stream, ready.log.fields(fresh=True)
     fields = [*stored, *(name for name in stream.fields if name not in stored)]
     takes_others = not fields or (stream.on_schema_drift == "evolve" and not stream.validate_schema)
+    spelled = {field.lower() for field in fields}
     for name in names.difference(fields, (ROWID, ROWID_TEXT, PUBLISHED_AT, PUBLISH_ID)):
-        # A name that is like no other may be that of a field to come.
-        if (takes_others and nearest(name, fields) is None) or _has(ready, name):
+        # Another name may be that of a field to come; not one that differs from a field in case alone.
+        if (takes_others and name.lower() not in spelled) or _has(ready, name):
             continue
         raise bad_parameter(
-            f"No event of {stream.name!r} has a field {name[:60]!r}.",
+            f"None of the newest {_ASKED} events of {stream.name!r} has a field {name[:60]!r}.",
             hint=listed(name, fields, f"Fields: {', '.join(fields[:20])}{' …' if len(fields) > 20 else ''}."),
             field="where",
         )

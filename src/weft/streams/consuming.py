@@ -206,7 +206,15 @@ def _take(
         if leased.spans:
             # One for all spans: their ack is one transaction.
             lease = Lease(stream.name, consumer, leased.token, is_original=True)
-            events = _read_all(ready, consumer, leased.spans, lease, has_room)
+            try:
+                events = _read_all(ready, consumer, leased.spans, lease, has_room)
+            except ConnectionFailedError:
+                # Nobody saw them: without this, tries that fail would use up max_deliveries.
+                with suppress(WeftError):  # else they come back when the lease ends
+                    for span in leased.spans:
+                        rowids = range(span.first, span.last + 1)
+                        log.settle(consumer, rowids, token=lease.token, release=Release(undelivered=True))
+                raise
             if events:
                 retention.enforce_soon(ready)
                 return events

@@ -16,24 +16,22 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 0.5
 
 
 class Patience:
-    """That of one request, which is made again and again. `stopped` says that nobody waits for it any more."""
+    """That of one request, which is made again and again, and itself does not wait for events. `stopped` says that
+    nobody waits for it any more."""
 
     def __init__(self, stopped: Callable[[], bool] = lambda: False) -> None:
         self._stopped = stopped
-        self._began = time.monotonic()
         self._gone_since: float | None = None
         self._pause = _FIRST_PAUSE
 
     def pause_after(self, error: ConnectionFailedError) -> float:
         """Return for how many seconds to pause before the next try; raise the error if there is to be none."""
         now = time.monotonic()
-        # A request that waited for long before it failed waited for events, of a server that was there again.
-        if self._gone_since is None or now - self._began > PATIENCE_SECONDS:
-            self._gone_since, self._pause = now, _FIRST_PAUSE
+        if self._gone_since is None:
+            self._gone_since = now
         if not error.passes or self._stopped() or now - self._gone_since > PATIENCE_SECONDS:
             raise error
         pause, self._pause = self._pause, min(2 * self._pause, _LONGEST_PAUSE)
-        self._began = now + pause
         return pause
 
 

@@ -91,8 +91,11 @@ class PostgresSessions(SqlDriver):
     def explain_adbc(self, dbapi: Any, error: Exception) -> WeftError:
         """An error of the ADBC driver as one of Weft, without secrets."""
         text = " ".join(settings.redact(str(error), self.connection.secrets()).split())
-        kind = ConnectionFailedError if isinstance(error, dbapi.OperationalError) else WeftError
-        return kind(f"PostgreSQL ({self.connection.target}): {text}")
+        what = f"PostgreSQL ({self.connection.target}): {text}"
+        if not isinstance(error, dbapi.OperationalError):
+            return WeftError(what)
+        code = getattr(error, "sqlstate", None) or ""
+        return ConnectionFailedError(what, passes=not code or code.startswith(_LOST))
 
     def begin(self, driver: psycopg.Connection[Any], role: Role) -> None:
         if self.silent_seconds is not None and role != "read":
