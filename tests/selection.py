@@ -106,8 +106,12 @@ def pytest_pycollect_makeitem(collector: Any, name: str) -> Generator[None, Any,
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     others = _on_other_databases(items)
+    # A test that is named with its parameters is the one that is wanted, whatever else a run of this kind has.
+    named = {each.rpartition("::")[2] for each in config.args if "::" in each and "[" in each}
 
     def is_chosen(item: pytest.Item) -> bool:
+        if item.name in named:
+            return True
         if config.getoption("--full"):
             return item in others or _is_shortened(item)
         return item not in others and _is_brief(item)

@@ -50,16 +50,6 @@ CASES = [
     *((*each, "spark") for each in BY_SPARK),
     *((*each, "task") for each in BY_TASK),
 ]
-BRIEF = [
-    ("object_store_local", "truncate", "recorded", "here"),
-]
-
-
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "case" in metafunc.fixturenames:
-        # Each is a start of Spark.
-        cases = CASES if metafunc.config.getoption("--full") else BRIEF
-        metafunc.parametrize("case", cases, ids="-".join)
 
 
 def rows_of(connection: Any) -> list[tuple[Any, ...]]:
@@ -74,6 +64,9 @@ def in_order(rows: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
     return sorted(tuple(sorted((key, text(value)) for key, value in row.items())) for row in rows)
 
 
+# Each is a start of Spark.
+@pytest.mark.brief("object_store_local-truncate-recorded-here")
+@pytest.mark.parametrize("case", CASES, ids="-".join)
 def test_killed(spark: Any, case: tuple[str, str, str, str], pytestconfig: pytest.Config, tmp_path: Path) -> None:
     kind, mode, step, way = case
     fields = {"path": str(tmp_path / "lake")}

@@ -102,6 +102,32 @@ def test_removed_model_is_dropped(streams: Project) -> None:
     assert plan() == []
 
 
+@pytest.mark.every_system
+def test_a_table_that_another_pipeline_writes_by_now_is_not_dropped(streams: Project) -> None:
+    declare("base", "SELECT id FROM orders")
+    declare("more", "SELECT id FROM orders")
+    declare("gone", "SELECT id FROM orders")
+    apply()
+    streams.pipelines.clear()
+    broker = weft.KafkaConnection(name="broker", bootstrap_servers="nowhere:9092")
+    with Observer() as observer:
+        tables = observer.tables(None)
+        with tables.driver.session("read") as session:
+            schema = session.value(f"SELECT {tables.current_schema}") if tables.driver.has_schemas else None
+    weft.streaming_pipeline(
+        name="mirror",
+        source=broker,
+        source_query="orders",
+        # Pipelines may not name the schema weft, which is the one of the user weft.
+        targets=[
+            weft.Target(table=(None if schema == "weft" else schema, "base")),
+            weft.Target(table=("other", "gone")),
+        ],
+    )(lambda: None)
+    weft.pipeline(name="loads", target="more", source_table="orders")(lambda: None)
+    assert [each.table for each in plan()] == ["gone"]
+
+
 @pytest.mark.spark
 @pytest.mark.brief("sqlite")
 def test_sample_of_a_query_on_spark() -> None:

@@ -19,6 +19,7 @@ from weft.engine.models.lake import WRITER
 from weft.engine.models.planning import PlannedStep, drop, make_plan
 from weft.engine.models.state import State
 from weft.engine.models.survey import Survey
+from weft.project import current
 from weft.systems.delta.table import writer
 from weft.systems.load import Load
 
@@ -127,6 +128,18 @@ def test_what_is_declared_is_not_removed(kind: str, project: Path) -> None:
 
     built(kind, project / "lake", "inner/sales", 7)
     assert [(each.model, each.change, each.rows) for each in plan()] == [("sales", "changed", 7)]
+
+
+def test_what_a_streaming_pipeline_writes_by_now_is_not_removed(kind: str, project: Path) -> None:
+    lake = current().connection("lake")
+    how = {"target_table": "sales"} if kind == "delta" else {"targets": [weft.Target(connection=lake, prefix="sales")]}
+    if kind == "delta":
+        how["target"] = lake
+    broker = weft.KafkaConnection(name="broker", bootstrap_servers="nowhere:9092")
+    weft.streaming_pipeline(name="orders", source=broker, source_query="orders", **how)(lambda: None)
+    built(kind, project / "lake", "sales", 7)
+    built(kind, project / "lake", "others", 3)
+    assert [each.table for each in plan()] == ["others"]
 
 
 def test_damaged_table_of_another_is_named(kind: str, project: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -9,7 +9,8 @@ import pyarrow as pa
 import pytest
 
 import weft
-from weft.engine.streaming.cdc.envelopes import Opened, opened
+from weft.columns import hinted
+from weft.engine.streaming.cdc.envelopes import Opened, StoredTable, opened
 from weft.engine.streaming.cdc.newest import newest
 from weft.systems.codecs.json import JsonCodec
 
@@ -215,7 +216,9 @@ def test_a_column_that_is_json_in_the_target_has_its_values_as_they_are() -> Non
     values = [{"a": 1.10}, {"b": {"c": None}}, {}, [1, "x"]]
     rows = [change("c", None, {"id": n, "Doc": each, "other": {"a": 1}}) for n, each in enumerate(values)]
     messages = pa.Table.from_pylist(in_texts(*rows), pa.schema([("op", pa.string()), ("after", pa.string())]))
-    found = opened(messages, DEBEZIUM, lambda: {"doc", "id"})
+    found = opened(
+        messages, DEBEZIUM, lambda: [StoredTable({"doc": hinted("doc", "json"), "id": pa.field("id", pa.int64())})]
+    )
     assert [json.loads(each) for each in found.columns["Doc"].to_pylist()] == values
     assert found.columns["other"][0].as_py() == {"a": 1}
 

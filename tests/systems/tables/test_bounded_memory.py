@@ -22,9 +22,8 @@ def resident() -> int:
     raise AssertionError
 
 
-def test_reading_and_writing(tables: SqlTables, pytestconfig: pytest.Config) -> None:
-    if not pytestconfig.getoption("--full"):
-        pytest.skip("takes long: run with --full")
+@pytest.mark.full  # takes long
+def test_reading_and_writing(tables: SqlTables) -> None:
     rows, size = 2_000_000, 50_000
     batch = pa.record_batch({"id": pa.array(range(size), pa.int64()), "text": [f"some text {n}" for n in range(size)]})
 

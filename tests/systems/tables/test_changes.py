@@ -20,6 +20,7 @@ from weft.errors import LoadRefusedError, StorageError
 from weft.pipelines.streaming.cdc import CDC
 from weft.pipelines.streaming.execution import CdcReport
 from weft.systems.load import Counts, Declared, Load
+from weft.systems.sql import cdc_gate
 from weft.systems.sql import commit as sql_commit
 from weft.systems.sql.tables import Slice, SqlTables
 
@@ -125,6 +126,18 @@ def test_late_and_repeated_changes_do_nothing(tables: SqlTables) -> None:
     assert mirror(tables) == [row(1, "a")]
     # Those too that another one of the batch replaces.
     assert (report.creates, report.updates, report.deletes, report.idempotent_skipped) == (0, 0, 0, 3)
+
+
+def test_a_mirror_that_another_process_creates_meanwhile_keeps_its_gate(tables: SqlTables) -> None:
+    apply(tables, [change("c", None, row(1, "a"), 10), change("d", row(1), None, 11)])
+    known = gate(tables)
+    load = Load.declare(target="mirror", mode="merge", keys=("id",), pipeline="mirrors")
+    cdc_gate.forget(tables, load)  # as a process does that has seen no table before
+    assert (gate(tables), bool(known)) == (known, True)
+    with tables.driver.session("publish") as session:
+        session.run(f"DROP TABLE {tables.table(None, 'mirror')}")
+    cdc_gate.forget(tables, load)
+    assert gate(tables) == []
 
 
 def test_changes_of_one_time_without_a_position_come_in_their_order(tables: SqlTables) -> None:

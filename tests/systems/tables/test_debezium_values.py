@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from base64 import b64encode
+from collections.abc import Mapping
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pyarrow as pa
@@ -14,9 +16,10 @@ import pytest
 
 from systems.tables.test_changes import mirror
 from weft.columns import LOCAL_TIME, UTC_TIME, hinted
+from weft.engine.streaming.cdc import debezium_types
 from weft.engine.streaming.cdc.applying import ChangeBatch
-from weft.engine.streaming.cdc.debezium_types import Meaning, typed
-from weft.engine.streaming.cdc.envelopes import opened
+from weft.engine.streaming.cdc.debezium_types import Meaning, misfits, typed
+from weft.engine.streaming.cdc.envelopes import StoredTable, opened
 from weft.engine.streaming.cdc.newest import newest
 from weft.engine.streaming.cdc.row_sql import selected
 from weft.pipelines.streaming.cdc import CDC
@@ -59,13 +62,20 @@ EXPECTED: list[tuple[pa.Field, Any]] = [
 ]
 
 
-def batch_of(sample: str, cdc: CDC = CUSTOMERS, *, upto: int | None = None) -> ChangeBatch:
-    """The messages of a sample as a batch has them."""
+def messages_of(
+    sample: str, upto: int | None = None, *, known: Mapping[str, pa.DataType] = MappingProxyType({})
+) -> pa.Table:
+    """The messages of a sample."""
     schema, payloads = SAMPLES[sample]["schema"], [each for each in SAMPLES[sample]["messages"] if each is not None]
     messages = [{"schema": schema, "payload": each} if schema else each for each in payloads[:upto]]
-    parsed = JsonDecoder({}).parse(pa.array([json.dumps(each).encode() for each in messages], pa.binary()))
+    parsed = JsonDecoder(known).parse(pa.array([json.dumps(each).encode() for each in messages], pa.binary()))
     assert not parsed.bad
-    found = opened(pa.table(parsed.columns), cdc)
+    return pa.table(parsed.columns)
+
+
+def batch_of(sample: str, cdc: CDC = CUSTOMERS, *, upto: int | None = None) -> ChangeBatch:
+    """The messages of a sample as a batch has them."""
+    found = opened(messages_of(sample, upto), cdc)
     assert not found.bad
     return ChangeBatch(cdc, found, newest(found), [], found.skipped)
 
@@ -186,6 +196,51 @@ def test_decimals_of_bytes() -> None:
     rows = typed(pa.table({"x": [None, *given]}), {"x": meaning})
     assert rows["x"][0].as_py() is None
     assert [int(str(each).replace(".", "")) for each in rows["x"].to_pylist()[1:]] == numbers
+
+
+@pytest.mark.parametrize("known", [{}, dict.fromkeys(("payload", "schema", "before", "after"), pa.json_())])
+@pytest.mark.parametrize("sample", SAMPLES)
+def test_no_value_is_refused_before_its_table_sees_it(sample: str, known: dict[str, pa.DataType]) -> None:
+    fields = [pa.field("id", pa.int64()), *(each for each, _ in EXPECTED)]
+    stored = StoredTable({each.name: each for each in fields})
+    found = opened(messages_of(sample, known=known), CUSTOMERS, lambda: [stored])
+    assert found.bad == {}
+    if sample in ("postgres", "postgres_no_schema_precise"):
+        rows = typed(pa.table({**found.keys, **found.columns}), found.meanings, fields)
+        assert rows["free"][0].as_py() == Decimal("-0.00012")
+
+
+def test_an_object_that_is_no_decimal_is_refused() -> None:
+    given = pa.array([{"scale": 2, "value": "MDk="}, {"scale": 2, "value": "!"}, None])
+    for wanted in (pa.decimal128(20, 5), pa.float64()):
+        found = misfits(given, pa.field("n", wanted), Meaning("struct", "io.debezium.data.VariableScaleDecimal"))
+        assert list(found) == [1]
+    assert list(misfits(pa.array([{"a": 1}]), pa.field("n", pa.decimal128(20, 5)), None)) == [0]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "given", "read"),
+    [
+        (pa.field("x", pa.date32()), ["20240131", "19782"], ["20240131", "2024-02-29"]),
+        (pa.field("x", LOCAL_TIME), ["20240131", "1709210096000"], ["20240131", "2024-02-29 12:34:56.000000"]),
+        (pa.field("x", LOCAL_TIME), ["20240131120000"], ["20240131120000"]),
+        (hinted("x", "time"), ["235959", None], ["235959", None]),
+        (hinted("x", "time"), ["12:34:56", "45296000000"], ["12:34:56", "12:34:56.000000"]),
+    ],
+)
+def test_dates_and_times_of_digits_alone_are_left_to_the_table(wanted: pa.Field, given: Any, read: Any) -> None:
+    assert typed(pa.table({"x": given}), {}, [wanted])["x"].cast(pa.string()).to_pylist() == read
+
+
+def test_a_bad_value_among_many_is_found_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    convert = debezium_types._numbers_of_text
+    monkeypatch.setattr(debezium_types, "_numbers_of_text", lambda *given: asked.append(1) or convert(*given))
+    given = pa.array([*map(str, range(3000)), "a lot", None, "-", *map(str, range(3000))])
+    found = misfits(given, pa.field("n", pa.int32()), None, has_bits=False)
+    assert list(found) == [3000, 3002]
+    assert "a lot" in found[3000]
+    assert len(asked) < 100
 
 
 @pytest.mark.parametrize(

@@ -215,9 +215,11 @@ class Observer:
         return None if last is None else {"build": last.build}
 
     def _is_table(self, target: Any, relation: Relation) -> bool:
+        if target.table is None:  # a stream, or files
+            return False
         table = target.table if isinstance(target.table, tuple) else (target.table.schema, target.table.name)
         if isinstance(relation.data, inputs.Files):
-            is_same = table is not None and "/".join(filter(None, table)) == relation.data.path.strip("/")
+            is_same = "/".join(filter(None, table)) == relation.data.path.strip("/")
         else:
             is_same = table == relation.table
         return is_same and current().connection(target.connection) == relation.connection

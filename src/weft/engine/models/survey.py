@@ -13,7 +13,7 @@ import pyarrow as pa
 from weft.engine.models import freshness, left_out, lineage, state
 from weft.engine.models.build import Compiled, Result
 from weft.engine.models.inputs import Observer, Source
-from weft.engine.models.lake import Lake, lake_of
+from weft.engine.models.lake import lake_of
 from weft.engine.models.lake import sql_type as lake_type
 from weft.engine.models.state import Recorded, Stored, load_of
 from weft.engine.readers import SqlReader
@@ -22,7 +22,7 @@ from weft.pipelines.models import THIS, Model, ModelInput, by_names, models
 from weft.project import current
 from weft.settings import USER_FILE
 from weft.systems.base import Connection, system_for
-from weft.systems.load import SCD2_COLUMNS
+from weft.systems.load import SCD2_COLUMNS, full_name
 
 _MOMENT = pa.timestamp("us", "UTC")
 _SCD2 = tuple(
@@ -293,26 +293,56 @@ class Survey:
 
     def removed(self) -> Iterator[tuple[Connection, Recorded]]:
         """Yield the builds of models that are not declared any more: in the databases that models and streams use, and
-        in the Delta tables and files of the project's own connections."""
-        targets = [(each.name, target) for each in current().pipelines.values() for target in each.targets]
-        declared = {(name, target.name) for name, target in targets}
-        places = {lake.place(*table) for lake, table in self._in_lakes(target for _, target in targets)}
+        in the Delta tables and files of the project's own connections. A table that another declared pipeline writes
+        by now is that one's."""
+        declared = {(each.name, target.name) for each in current().pipelines.values() for target in each.targets}
+        written = list(self._written())
+        places = set[str]()
+        for connection, table in written:
+            with suppress(WeftError):  # a prefix of files that no table can have
+                if (lake := lake_of(connection)) is not None:
+                    places.add(lake.place(*table))
         for connection in self._connections():
             lake = lake_of(connection)
             if lake is None:
-                found: Iterable[Recorded] = state.recorded(self.observer.tables(connection))
+                recorded: Iterable[Recorded] = state.recorded(self.observer.tables(connection))
             else:
-                found = lake.all_recorded(places)
+                recorded = lake.all_recorded(places)
+            found = [each for each in recorded if (each.model, each.target) not in declared]
+            if found and lake is None:
+                found = self._without(found, connection, written)
             for each in found:
-                if (each.model, each.target) not in declared:
-                    yield connection, each
+                yield connection, each
 
-    def _in_lakes(self, targets: Iterable[Any]) -> Iterator[tuple[Lake, tuple[str | None, str]]]:
-        """Yield the Delta tables and files among the targets of pipelines, which several connections may lead to."""
-        for target in targets:
+    def _written(self) -> Iterator[tuple[Connection, tuple[str | None, str]]]:
+        """Yield the tables that declared pipelines write, streaming ones too; a prefix of files is the name of one."""
+        project = current()
+        pipelines: list[Any] = [*project.pipelines.values(), *project.streaming_pipelines.values()]
+        for target in (each for pipeline in pipelines for each in pipeline.targets):
+            table = target.table
+            if table is None and target.prefix is not None:
+                table = (None, target.prefix.strip("/"))
+            elif table is not None and not isinstance(table, tuple):
+                table = (table.schema, table.name)
             with suppress(WeftError):  # not defined here
-                if (lake := lake_of(current().connection(target.connection))) is not None:
-                    yield lake, (target.table.schema, target.table.name)
+                if table is not None:
+                    yield project.connection(target.connection), table
+
+    def _without(
+        self, found: list[Recorded], connection: Connection, written: Iterable[tuple[Connection, Any]]
+    ) -> list[Recorded]:
+        """Return the builds in a database but for those in tables that pipelines write."""
+        tables = self.observer.tables(connection)
+        default = ""
+        if tables.driver.has_schemas:
+            with tables.driver.session("read") as session:
+                default = f"{session.value(f'SELECT {tables.current_schema}')}."
+        names = set[str]()
+        for other, table in written:
+            with suppress(WeftError):
+                if other.is_same_place(connection):
+                    names.add(full_name(*table).removeprefix(default))
+        return [each for each in found if each.target.removeprefix(default) not in names]
 
     def _connections(self) -> list[Connection]:
         project = current()

@@ -6,6 +6,8 @@ written in the transaction of the rows.
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import pyarrow as pa
 
 from weft.errors import ConnectionFailedError, StorageError, WeftError
@@ -14,7 +16,7 @@ from weft.systems.load import Load
 from weft.systems.sql.driver import Session
 from weft.systems.sql.literals import literal
 from weft.systems.sql.merge import ComparedMove
-from weft.systems.sql.system_tables import create_system_table, system_table
+from weft.systems.sql.system_tables import CreatedError, create_system_table, refuse_created, system_table
 from weft.systems.sql.tables import SqlTables
 
 FIELDS = pa.schema(
@@ -63,10 +65,12 @@ def _has_form(tables: SqlTables) -> bool:
 
 
 def forget(tables: SqlTables, load: Load) -> None:
-    """Empty the gate of a target that is created again: its rows are gone."""
+    """Empty the gate of a target that is created again: its rows are gone. Not where another process has created and
+    loaded it since this one looked."""
     gate = Gate(tables, load)
-    with tables.driver.session("publish") as session:
+    with suppress(CreatedError), tables.driver.session("publish") as session:
         gate.empty(session)
+        refuse_created(tables, session, load)
 
 
 class Gate:

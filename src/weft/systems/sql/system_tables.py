@@ -10,6 +10,8 @@ from typing import Any
 import pyarrow as pa
 
 from weft.errors import ConnectionFailedError, WeftError
+from weft.systems.load import Load
+from weft.systems.sql.driver import Session
 from weft.systems.sql.tables import SqlTables
 
 
@@ -76,3 +78,14 @@ def instant(value: Any) -> datetime | None:
         return None
     moment: datetime = datetime.fromisoformat(value) if isinstance(value, str) else value
     return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
+
+
+class CreatedError(Exception):
+    """Another process has created the table of a load; what was done in the transaction is undone."""
+
+
+def refuse_created(tables: SqlTables, session: Session, load: Load) -> None:
+    """Raise `CreatedError` where the table of a load is there, after what is kept of it was removed: that may be of
+    its first loads."""
+    if tables.columns(session, load.schema, load.table) is not None:
+        raise CreatedError

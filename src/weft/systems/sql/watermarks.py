@@ -11,7 +11,7 @@ import pyarrow as pa
 from weft.errors import BusyError, ConnectionFailedError, StorageError, WeftError
 from weft.systems.load import Load
 from weft.systems.sql.driver import Session
-from weft.systems.sql.system_tables import create_system_table, instant, system_table
+from weft.systems.sql.system_tables import CreatedError, create_system_table, instant, refuse_created, system_table
 from weft.systems.sql.tables import SqlTables
 from weft.systems.watermark import Watermark
 
@@ -58,10 +58,6 @@ def _columns(tables: SqlTables) -> list[str] | None:
         return None
 
 
-class _CreatedError(Exception):
-    """Another process has created the table; what was done in the transaction is undone."""
-
-
 def forget(tables: SqlTables, load: Load) -> None:
     """Remove all watermarks of a target that is about to be created: before that, so that a process which dies in
     between leaves no table that seems to have rows which it lacks.
@@ -71,11 +67,10 @@ def forget(tables: SqlTables, load: Load) -> None:
     if _columns(tables) is None:
         return
     removed = 0
-    with suppress(_CreatedError), tables.driver.session("publish") as session:
+    with suppress(CreatedError), tables.driver.session("publish") as session:
         cursor = session.run(f"DELETE FROM {_table(tables)} WHERE target = ?", (load.name,))
         # After it: a watermark that it has found was stored after its table was created.
-        if tables.columns(session, load.schema, load.table) is not None:
-            raise _CreatedError
+        refuse_created(tables, session, load)
         removed = cursor.rowcount
     if removed > 0:
         _log.warning("The table %s is created again: its pipelines read their sources from the beginning.", load.name)

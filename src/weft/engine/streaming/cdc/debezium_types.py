@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import re
 from binascii import a2b_base64
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation
 from typing import Any, NamedTuple
@@ -43,6 +43,10 @@ _PLAIN = {
 }
 _WHOLE = re.compile(r"([+-]?\d+)(\.0+)?", re.ASCII)
 _TRUTH = {"true": 1, "t": 1, "1": 1, "false": 0, "f": 0, "0": 0}
+_DIGITS = r"^[+-]?[0-9]+$"
+# "20240131" is no number of days, nor of milliseconds, and "20240131120000" neither: the table may read them as dates.
+_DAYS = r"^[+-]?[0-9]{1,7}$"
+_INSTANTS = r"^([+-][0-9]+|[0-9]{1,7}|[0-9]{9,13}|[0-9]{15,})$"
 _NUMBER = re.compile(r"[+-]?\d+(\.\d+)?([eE][+-]?\d+)?", re.ASCII)
 
 
@@ -116,36 +120,44 @@ def misfits(
     known = said(array)
     array = array if known is None else pc.if_else(pa.array(known), array, pa.scalar(None, array.type))
     convert = None
-    if not refuses_rows or pa.types.is_integer(wanted.type) or pa.types.is_boolean(wanted.type):
+    is_scaled = pa.types.is_struct(array.type) and _family(wanted.type) == "number"  # a decimal with its scale
+    if not refuses_rows or is_scaled or pa.types.is_integer(wanted.type) or pa.types.is_boolean(wanted.type):
         convert = None if meaning is None else _by_meaning(meaning, wanted)
         convert = convert or _by_target(array, wanted, time_unit, has_bits and meaning is None)
 
-    def check(values: pa.Array) -> None:
+    def check(values: pa.Array) -> pa.Array:
         if convert is None:
             _check_kind(wanted.type, values, refuses_rows)
         else:
             values = convert.values(values)
         if not refuses_rows and pa.types.is_integer(wanted.type):
             values.cast(wanted.type)
+        return values
 
-    if array.null_count == len(array) or _failure(check, array) is None:
-        return {}
-    found = {}
-    for row in np.flatnonzero(pc.is_valid(array).to_numpy(zero_copy_only=False)).tolist():
-        one = array.slice(row, 1)
-        if (why := _failure(check, one)) is not None:
-            value, kind = one[0].as_py(), hint_of(wanted) or type_name(wanted.type)
+    found: dict[int, str] = {}
+    row = 0
+    for part, made in _parts(check, array):
+        if isinstance(made, str):
+            value, kind = part[0].as_py(), hint_of(wanted) or type_name(wanted.type)
             shown = value if isinstance(value, str) else json_of(value)
-            found[row] = f"Its {wanted.name!r} is {shown:.100}, which the table cannot have as {kind}: {why}"
+            found[row] = f"Its {wanted.name!r} is {shown:.100}, which the table cannot have as {kind}: {made}"
+        row += len(part)
     return found
 
 
-def _failure(check: Callable[[pa.Array], object], array: pa.Array) -> str | None:
+def _parts(convert: Callable[[pa.Array], pa.Array], array: pa.Array) -> Iterator[tuple[pa.Array, pa.Array | str]]:
+    """Yield an array in parts, each with what it is converted to, or with the reason where it is one value that cannot
+    be. Halves of halves: a batch has few such values, and one by one takes hundreds of times as long."""
     try:
-        check(array)
+        made = array if array.null_count == len(array) else convert(array)
     except _FAILURES as error:
-        return str(error) or type(error).__name__
-    return None
+        if len(array) == 1:
+            yield array, str(error) or type(error).__name__
+        else:
+            yield from _parts(convert, array.slice(0, len(array) // 2))
+            yield from _parts(convert, array.slice(len(array) // 2))
+    else:
+        yield array, made
 
 
 def _check_kind(kind: pa.DataType, array: pa.Array, refuses_rows: bool) -> None:
@@ -209,13 +221,12 @@ def _converted(name: str, array: pa.Array, convert: Conversion) -> tuple[pa.Fiel
     except _FAILURES:
         texts: list[str | None] = []
     why = ""
-    for row in range(len(array)):
-        one = array.slice(row, 1)
-        try:
-            texts += convert.values(one).cast(pa.string()).to_pylist()
-        except _FAILURES as error:
-            texts.append(None if one.null_count else str(one[0].as_py()))
-            why = why or f"{texts[-1]:.100}: {error}"
+    for part, made in _parts(lambda each: convert.values(each).cast(pa.string()), array):
+        if isinstance(made, str):
+            texts.append(str(part[0].as_py()))
+            why = why or f"{texts[-1]:.100}: {made}"
+        else:
+            texts += [None] * len(part) if part.null_count == len(part) else made.to_pylist()
     _log.warning("The column %r has values that are not %s, such as %s", name, convert.hint or convert.kind, why)
     return pa.field(name, pa.string()), pa.array(texts, pa.string())
 
@@ -253,14 +264,17 @@ def _by_target(array: pa.Array, wanted: pa.Field | None, time_unit: str | None, 
     types, kind, given = pa.types, wanted.type, array.type
     is_number, is_text = types.is_integer(given), types.is_string(given)
     if types.is_date(kind) and (is_number or is_text):
-        return _NAMED["Date"] if is_number else _either(_NAMED["Date"], _NAMED["IsoDate"])
+        return _NAMED["Date"] if is_number else _either(_NAMED["Date"], _NAMED["IsoDate"], _DAYS)
     if types.is_timestamp(kind) and (is_number or is_text):
         zone = UTC_TIME if kind.tz else LOCAL_TIME
         numbers = _instants(time_unit, zone)
-        return numbers if is_number else _either(numbers, Conversion(lambda array: _moments(array).cast(zone), zone))
+        moments = Conversion(lambda array: _moments(array).cast(zone), zone)
+        return numbers if is_number else _either(numbers, moments, _INSTANTS)
     if hint_of(wanted) == "time" and (is_number or is_text):
-        times = _times(time_unit or "us")
-        return times if is_number else _either(times, Conversion(_same, kind, "time"))
+        times, texts = _times(time_unit or "us"), Conversion(_same, kind, "time")
+        # Texts of digits alone are no numbers: "235959" may be a time. A batch of both kinds has texts with a colon.
+        has_clocks = is_text and pc.any(pc.match_substring(array, ":")).as_py()
+        return times if is_number else _either(times, texts, _DIGITS) if has_clocks else texts
     if hint_of(wanted) == "uuid" and is_text:
         return Conversion(_same, kind, "uuid")
     if hint_of(wanted) == "json" and not types.is_nested(given):
@@ -290,11 +304,12 @@ def _by_target(array: pa.Array, wanted: pa.Field | None, time_unit: str | None, 
     return None
 
 
-def _either(numbers: Conversion, texts: Conversion) -> Conversion:
-    """Texts, of which some are numbers: a batch with values of both kinds has them as texts."""
+def _either(numbers: Conversion, texts: Conversion, pattern: str) -> Conversion:
+    """Texts, of which some are numbers: a batch with values of both kinds has them as texts. `pattern`: what a number
+    looks like."""
 
     def convert(array: pa.Array) -> pa.Array:
-        is_number = pc.match_substring_regex(array, r"^[+-]?[0-9]+$")
+        is_number = pc.match_substring_regex(array, pattern)
         nothing = pa.scalar(None, pa.string())
         digits, others = pc.if_else(is_number, array, nothing), pc.if_else(is_number, nothing, array)
         # What has no number is read as it always was.
