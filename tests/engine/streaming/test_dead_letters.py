@@ -419,7 +419,9 @@ def test_rows_of_files_that_are_read_as_texts_first(
         assert len(letters) == len(bad)
         forget_last_commit("numbers")
     assert {each["payload"].strip() for each in letters} == bad
-    assert {each["error"] for each in letters} == {"It cannot be parsed as a row of these columns: n bigint, text string."}
+    assert {each["error"] for each in letters} == {
+        "It cannot be parsed as a row of these columns: n bigint, text string."
+    }
 
 
 def _offsets(events: Any, numbers: set[int]) -> list[str]:
