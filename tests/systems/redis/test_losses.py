@@ -109,7 +109,7 @@ def test_readers_of_a_stream_that_others_made_again_with_lower_ids(streams: Proj
                 with pytest.raises(weft.EventsLostError, match="was created again"):
                     await anext(live)
                 batch = asyncio.create_task(asyncio.to_thread(next, batches))
-                await asyncio.to_thread(wait_until, lambda: "It goes on" in caplog.text, "the warning", 120)
+                await asyncio.to_thread(wait_until, lambda: "are not read" in caplog.text, "the warning", 120)
                 client.xadd("orders", {"n": 2}, id="5-2")
                 found = [(await consumer.get_entry())[1].field_values["n"], (await anext(live))["n"]]
                 return [*found, *(await batch)["n"]]
