@@ -215,15 +215,6 @@ def place(published: Published, project: Path) -> Place:
     return Place(project, {"WEFT_DSN": os.environ["WEFT_DSN"]})
 
 
-@pytest.fixture
-def stopped() -> Iterator[list[int]]:
-    """Processes that are continued at the end, so that nothing waits for them for ever."""
-    found: list[int] = []
-    yield found
-    for pid in found:
-        os.kill(pid, signal.SIGCONT)
-
-
 @pytest.fixture(scope="session")
 def other_commands() -> Iterator[Commands]:
     """Those of another process, while one of the first is stopped."""

@@ -119,15 +119,6 @@ def test_told_to_stop_in_a_long_statement(place: Place, commands: Commands) -> N
 # ------------------------------------------------------------------------------------------------------------- SIGSTOP
 
 
-@pytest.fixture
-def stopped() -> Iterator[list[int]]:
-    """Processes that are continued at the end, so that nothing waits for them for ever."""
-    found: list[int] = []
-    yield found
-    for pid in found:
-        os.kill(pid, signal.SIGCONT)
-
-
 def expire(place: Place) -> None:  # noqa: F811
     """Let the lease of the claim be over, as if its time had passed."""
     with open_run_log(place.log, place.folder) as log, log._book.session("publish") as session:

@@ -231,7 +231,7 @@ class LogRangeFeed(_LogFeed):
         return batch
 
     def _identify(self) -> str | None:
-        identity = getattr(self.opened.log, "identity", None)  # offsets of Redis never begin anew
+        identity = getattr(self.opened.log, "identity", None)  # a log of Redis has none: its ids grow with the clock
         return None if identity is None else str(identity())
 
     def _columns(self) -> list[str]:

@@ -175,7 +175,7 @@ class Batches:
                 is_unread = isinstance(failure, ConnectionFailedError) or isinstance(first, DeclarationError)
                 if is_unread or is_refused or self._is_stored(batch):
                     continue
-                # An attempt forgets them, and rows that are split already do not agree anew.
+                # `_run` cleared the types on which the sources agreed, and rows that are split do not settle them.
                 self._columns.agree_only(agreed)
                 again = self._split(parts, batch.query_id, widens, grows)
                 opened += again
