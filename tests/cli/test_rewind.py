@@ -188,6 +188,7 @@ def test_files(call: Any, state: Any, folder: weft.Source) -> None:
     assert state("show", "copies")["lag"] == {"/": 0}
 
 
+@pytest.mark.full
 def test_files_of_a_bucket(call: Any, state: Any, s3: Any) -> None:
     lake = weft.ObjectStoreS3Connection(**s3.fields(), prefix="in", name="files", format="json_lines")
     weft.register_connection(lake)
@@ -225,6 +226,7 @@ def test_many_files(call: Any, state: Any, folder: weft.Source) -> None:
     assert rows() == sorted([*range(23), 20, 21, 22])
 
 
+@pytest.mark.full
 def test_columns_are_remembered(call: Any, folder: weft.Source) -> None:
     """Also by the checkpoint that a rewind begins; one that is reset takes them along."""
 

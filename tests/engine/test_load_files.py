@@ -31,6 +31,7 @@ def found(path: str, source: Any = None) -> list[tuple[Any, ...]]:
     return sorted((row.id, row.name) for row in weft.read(path, source=source).collect())
 
 
+@pytest.mark.full
 def test_from_rows_to_files_to_delta_to_files(spark: Any) -> None:
     lake = ObjectStoreLocalConnection("lake", format="csv", csv_delimiter=";")
     delta = DeltaLocalConnection("delta")
@@ -92,7 +93,7 @@ def test_a_folder_that_cannot_be_made(spark: Any) -> None:
         weft.load(ROWS, target="orders", connection=ObjectStoreLocalConnection("lake", name="lake"))
 
 
-@pytest.mark.brief("sqlite-parquet", "postgres-delta")
+@pytest.mark.full
 @pytest.mark.parametrize("target", ["parquet", "delta"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_task_writes_what_spark_would(

@@ -360,6 +360,7 @@ def test_the_vwap_of_the_guide(plain_spark: SparkSession) -> None:
     }
 
 
+@pytest.mark.full
 def test_beside_other_aggregates_and_conditions(plain_spark: SparkSession) -> None:
     made = aggregated(
         plain_spark,
@@ -383,6 +384,7 @@ def test_beside_other_aggregates_and_conditions(plain_spark: SparkSession) -> No
     assert made == sorted(expected, key=lambda row: -row[3].expected)
 
 
+@pytest.mark.full
 def test_everything_is_one_group(plain_spark: SparkSession) -> None:
     sql = "SELECT vwap(price, qty), count(*), count(DISTINCT minute), count(DISTINCT symbol), ways(symbol) FROM source"
     made = aggregated(plain_spark, sql)
@@ -448,6 +450,7 @@ def test_filter_distinct_and_windows(plain_spark: SparkSession) -> None:
         assert dict(seen) == by_minute
 
 
+@pytest.mark.full
 def test_subqueries_and_grouping_sets(plain_spark: SparkSession) -> None:
     by_symbol = {symbol: vwap(group) for (symbol,), group in grouped(ROWS, "symbol").items()}
     sql = """

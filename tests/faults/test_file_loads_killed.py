@@ -65,7 +65,7 @@ def in_order(rows: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
 
 
 # Each is a start of Spark.
-@pytest.mark.brief("object_store_local-truncate-recorded-here")
+@pytest.mark.full
 @pytest.mark.parametrize("case", CASES, ids="-".join)
 def test_killed(spark: Any, case: tuple[str, str, str, str], pytestconfig: pytest.Config, tmp_path: Path) -> None:
     kind, mode, step, way = case

@@ -223,7 +223,7 @@ def other_commands() -> Iterator[Commands]:
     made.close()
 
 
-@pytest.mark.brief("sqlite", "postgres")
+@pytest.mark.brief("sqlite")
 def test_stopped_at_each_step_of_the_first_build(
     published: Published, place: Place, commands: Commands, other_commands: Commands, stopped: list[int]
 ) -> None:

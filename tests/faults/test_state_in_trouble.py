@@ -65,7 +65,7 @@ def results(step: dict[str, Any]) -> list[tuple[Any, ...]]:
 EXPECTED = {"window": [(1, 2), (2, 2), (3, 2)], "join": [(1, 1), (2, 2), (3, 3), (9, 9)]}
 
 
-@pytest.mark.brief("window")
+@pytest.mark.full
 @pytest.mark.parametrize("step", [WINDOW, JOIN], ids=["window", "join"])
 def test_the_database_of_the_state_is_down(step: dict[str, Any], server: servers.Server) -> None:  # noqa: F811
     store = weft.StateStore(connection=weft.PostgresConnection(server.create_database("state"), name="state"))

@@ -90,6 +90,7 @@ def test_the_target_is_down_for_a_minute(server: servers.Server, count: Callable
     assert all(isinstance(error, weft.ConnectionFailedError) for error, _ in witness.failures)
 
 
+@pytest.mark.full
 def test_the_target_is_down_and_nobody_starts_it_again(server: servers.Server) -> None:  # noqa: F811
     events = declare(n="int64")
     target = weft.PostgresConnection(server.create_database("target"), name="target")

@@ -423,6 +423,7 @@ class Listening(Witness):
     wants_idle = True
 
 
+@pytest.mark.full
 @pytest.mark.spark
 @pytest.mark.timing
 def test_nothing_is_left_of_earlier_starts(numbers: Any, caplog: pytest.LogCaptureFixture) -> None:

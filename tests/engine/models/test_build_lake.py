@@ -244,6 +244,7 @@ def test_load_into_a_table_makes_a_model_stale(lake: Any) -> None:
     assert rows("reviewed", "n") == [(2,)]
 
 
+@pytest.mark.full
 def test_merge_and_history_in_delta(delta: Any, count: Callable[..., int]) -> None:
     @weft.model(connection="lake", materialise="merge", key="shop")
     def newest(orders: Any) -> Any:

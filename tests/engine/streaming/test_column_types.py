@@ -202,6 +202,7 @@ def test_odd_lines_of_json_stop_nothing(project: Path) -> None:
     assert payloads() == [odd, odd, odd, '{"id": 5, "Valid": true, "flags": 1.5}']
 
 
+@pytest.mark.full
 def test_odd_lines_of_csv_stop_nothing(project: Path) -> None:
     folder = Folder(project, "csv", transform_sql="SELECT id, year(day) AS year FROM source WHERE valid")
     folder.run("id,valid,day", "1,true,2026-01-31")

@@ -96,6 +96,7 @@ def test_a_new_column_that_is_not_wanted(kind: str, place: Place) -> None:
     assert stored(lake, "n", "more") == [(1, None), (2, None), (3, "y")]
 
 
+@pytest.mark.full
 def test_a_merge_into_delta_with_new_columns(place: Place) -> None:
     events = declare(id="int64", name="string")
     lake, _ = place("delta")

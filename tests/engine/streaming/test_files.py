@@ -433,6 +433,7 @@ def test_what_weft_adds_is_left_out_where_there_is_no_column_for_it(kind: str, p
     assert sorted(map(tuple, found.collect())) == [(0,), (1,)]
 
 
+@pytest.mark.full
 def test_a_delta_table_is_followed(project: Path) -> None:
     delta = weft.DeltaLocalConnection(str(project / "delta"), name="delta")
     weft.load([{"id": 1}, {"id": 2}], target="orders", connection=delta)

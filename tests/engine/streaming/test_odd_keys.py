@@ -201,7 +201,7 @@ def test_keys_are_left_out_where_drift_is_ignored(place: Place, kafka: Any) -> N
     assert [payload["id"] for _, _, payload in letters()] == [5]  # no source has a column with a zero in its name
 
 
-@pytest.mark.brief("tasks")
+@pytest.mark.full
 def test_rows_of_tasks(kafka: Any, way: str) -> None:
     place = Place("sqlite", None)
     topic = Topic(kafka, max_new_columns=2)

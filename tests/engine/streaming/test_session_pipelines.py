@@ -52,6 +52,7 @@ def test_a_late_row_makes_one_session_of_two(place: str, project: Path, count: C
     assert run(("bob'", 0), ("bob'", 7), ("ann", 25), ("ann", 35)) == [(0, 24, "bob'", 4), (1, 50, "ann", 6)]
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("plain_spark", "here")
 def test_every_batch_updates_its_sessions() -> None:
     events = declare(user="string", at="timestamp")

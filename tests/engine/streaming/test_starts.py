@@ -48,7 +48,7 @@ def test_offsets_of_a_topic(kafka: Any) -> None:
         )
 
 
-@pytest.mark.brief("1-expected1")
+@pytest.mark.full
 @pytest.mark.usefixtures("spark")
 @pytest.mark.parametrize(("start", "expected"), [("latest", [3]), (1, [1, 2, 3])])
 def test_versions_of_delta(start: Any, expected: list[int]) -> None:

@@ -130,6 +130,7 @@ def test_which_values_are_distinct(plain_spark: Any) -> None:
     assert list(merged.select(*(step.result for step in made)).first()) == [2] * len(made)
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("plain_spark", "here")
 def test_aggregates_of_sessions() -> None:
     events = declare(user="string", at="timestamp", v="int64")
@@ -246,7 +247,7 @@ class Fragile:
         return pa.array([1 // (self.rows - 3)]) if self.rows != 1 else pa.array([1])
 
 
-@pytest.mark.brief("session", "compacted")
+@pytest.mark.brief("session")
 @pytest.mark.parametrize("kind", ["tumbling", "session", "update", "compacted"])
 @pytest.mark.usefixtures("plain_spark", "here")
 def test_an_aggregate_that_fails_for_a_group(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,7 +43,7 @@ def publish(stream: Any, *events: tuple[str, float, int]) -> None:
 
 
 @pytest.mark.parametrize("kind", ["tumbling", "session"])
-@pytest.mark.brief("sqlite-session", "mysql-tumbling")
+@pytest.mark.brief("mysql-tumbling")
 @pytest.mark.usefixtures("plain_spark", "streams")
 def test_values_that_a_database_refuses(kind: str) -> None:
     events = declare(user="string", at="timestamp", v="int64")
@@ -361,7 +361,7 @@ NUMBERS = [weft.Aggregation(agg=each, column="v", as_=each) for each in ("sum", 
 NUMBERS += [weft.Aggregation(agg="approx_percentile", column="v", percentage=1.0, as_="most"), COUNT]
 
 
-@pytest.mark.brief("session-all")
+@pytest.mark.full
 @pytest.mark.parametrize("sql", [None, "SELECT * FROM source WHERE user <> 'bob'"], ids=["all", "some"])
 @pytest.mark.parametrize("kind", ["tumbling", "session"])
 @pytest.mark.usefixtures("plain_spark", "here")

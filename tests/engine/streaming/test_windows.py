@@ -136,7 +136,7 @@ def store_of(seed: int, monkeypatch: pytest.MonkeyPatch) -> Callable[[], StateSt
     return lambda: store
 
 
-@pytest.mark.brief("tumbling-drop", "hopping-reopen")
+@pytest.mark.brief("hopping-reopen")
 @pytest.mark.parametrize("late_data", ["drop", "reopen"])
 @pytest.mark.parametrize("kind", ["tumbling", "hopping"])
 @pytest.mark.usefixtures("here")

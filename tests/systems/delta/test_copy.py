@@ -122,6 +122,7 @@ def test_ranges_of_long_texts_hold_them(spark: Any, lake: DeltaLocalConnection) 
         assert stored.where(stored.name == text).count() == 1
 
 
+@pytest.mark.full
 def test_files_are_passed_by(spark: Any, lake: DeltaLocalConnection) -> None:
     for number in (1, 100):
         copy.copy(given(pa.table({"id": [number], "d": [math.nan]})), lake, load(), spark=spark)
@@ -173,7 +174,7 @@ def test_empty_source(spark: Any, lake: DeltaLocalConnection) -> None:
     assert ids(spark, lake) == [1]
 
 
-@pytest.mark.brief("constraint")
+@pytest.mark.full
 @pytest.mark.parametrize(
     "statements",
     [
@@ -220,6 +221,7 @@ def test_rows_that_are_left_to_delta(spark: Any, lake: DeltaLocalConnection) -> 
     assert not Path("lake").exists()
 
 
+@pytest.mark.full
 def test_the_columns_of_the_table_in_its_order(spark: Any, lake: DeltaLocalConnection) -> None:
     copy.copy(some(1), lake, load(), spark=spark)
     copy.copy(given(pa.table({"name": ["x"], "id": [2]})), lake, load(), spark=spark)
@@ -274,6 +276,7 @@ def test_loads_at_once(spark: Any, lake: DeltaLocalConnection) -> None:
     assert len(log()) == 5
 
 
+@pytest.mark.full
 def test_bucket(spark: Any, s3: Any) -> None:
     bucket = DeltaS3Connection(**s3.fields(), prefix="delta tables")
     for number in (1, 2):

@@ -77,6 +77,7 @@ def row(
     return {"id": number, "name": name, "amount": amount, "at": at}
 
 
+@pytest.mark.full
 def test_what_a_batch_was_is_in_its_commit(spark: Any, lake: DeltaLocalConnection) -> None:
     """However it is written: a checkpoint that was brought back plans another batch of its number."""
     target = DeltaTarget(lake)
@@ -98,6 +99,7 @@ def agree(spark: Any, lake: Any, table: list[dict[str, Any]], given: list[dict[s
     return expected
 
 
+@pytest.mark.full
 def test_append_and_truncate(spark: Any, lake: DeltaLocalConnection) -> None:
     table = agree(spark, lake, [], [row(1), row(2, None, None, None)], load())
     table = agree(spark, lake, table, [row(1), row(3)], load())
@@ -162,6 +164,7 @@ def test_keys_are_checked_before_anything_is_written(spark: Any, lake: DeltaLoca
     assert {each["name"] for each in rows_of(lake)} == {"new", "a"}
 
 
+@pytest.mark.full
 def test_scd2_by_load(spark: Any, lake: DeltaLocalConnection, count: Any) -> None:
     def at(hours: int, **options: Any) -> Load:
         return load("scd2", moment=MOMENT + timedelta(hours=hours), **options)
@@ -224,6 +227,7 @@ def test_scd2_by_event_at_random(spark: Any, lake: DeltaLocalConnection, count: 
         table = agree(spark, lake, table, given, planned)
 
 
+@pytest.mark.full
 def test_hostile_names(spark: Any, lake: DeltaLocalConnection, count: Any) -> None:
     names = ["select", "a b", 'q"uo`te', "ünï", "x" * 80, "a.b", "k=;{}()"]
     frame = spark.createDataFrame([tuple(range(7))], ", ".join(f"`{name.replace('`', '``')}` int" for name in names))

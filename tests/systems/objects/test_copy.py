@@ -146,6 +146,7 @@ def test_empty_source(spark: Any) -> None:
     assert list(Path("lake/sales/orders").iterdir()) == []
 
 
+@pytest.mark.full
 def test_row_groups(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from weft.systems.objects import parquet
 

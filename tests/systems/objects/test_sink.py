@@ -342,6 +342,7 @@ def test_a_failed_load_leaves_nothing(spark: Any) -> None:
     assert everything() == []
 
 
+@pytest.mark.full
 @pytest.mark.timing
 def test_loads_at_once(spark: Any) -> None:
     lake = connection()
