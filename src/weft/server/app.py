@@ -104,6 +104,7 @@ def app(
             Route(f"{one}/groups", consuming.groups),
             Route(f"{one}/events", consuming.events),
             Route(f"{one}/rejected", rejected.rejected),
+            Route(f"{one}/replay", rejected.replay, methods=["POST"]),
             Route(f"{one}/purge", rejected.purge, methods=["POST"]),
             Route(f"{one}/history", stream_history),
             Route(f"{one}/subscribe", subscribe),

@@ -407,7 +407,7 @@ SCHEMAS: dict[str, Schema] = {
         place=_TEXT,
         targets=array(_TEXT),
     ),
-    "PurgePlan": _object(
+    "RejectedPlan": _object(
         "`of`: the streams whose rejected events it holds; `upto` is the last offset.",
         at=_TIME,
         stream=_TEXT,
@@ -480,8 +480,9 @@ SCHEMAS: dict[str, Schema] = {
     ),
     "Audit": _object(actions=array(ref("Audited"))),
     "Me": _object(
-        "`why_not`: why actions are off.",
+        "`reads_all`: whether it may read every stream, and what is shown to those alone. `why_not`: why actions are off.",
         key=nullable(_object(id=_TEXT, name=nullable(_TEXT), scopes=array(_TEXT), streams=array(_TEXT))),
+        reads_all=_FLAG,
         may_act=_FLAG,
         why_not=nullable(_TEXT),
     ),
