@@ -282,6 +282,8 @@ def _operations() -> dict[str, Any]:
     refused = _answer(_REASONS[409], {_PROBLEM: {"schema": ref("Problem")}})
     plan = path("plan", "Show what has changed in a model since it was built", "ModelPlan", "pipeline")
     plan["get"]["responses"]["409"] = refused
+    aside = path("quarantine", "Group the rows that targets rejected by their errors", "Quarantined", "pipeline")
+    aside["get"]["responses"]["409"] = refused
     letter = path("letter", "Show a dead letter", "DeadLetter", "pipeline")
     letter["parameters"].append({"name": "letter_id", "in": "path", "required": True, "schema": text})
     letter["get"]["responses"]["409"] = refused
@@ -291,6 +293,7 @@ def _operations() -> dict[str, Any]:
             "pipeline", "Show a pipeline or model with its last runs", "PipelineDetails", "pipeline"
         ),
         "/api/v1/pipelines/{pipeline}/plan": plan,
+        "/api/v1/pipelines/{pipeline}/quarantine": aside,
         "/api/v1/pipelines/{pipeline}/backfill": command(
             "backfill", "Build again what came to a model in a range of time", "Backfill", "BackfillPlan"
         ),

@@ -269,6 +269,15 @@ SCHEMAS: dict[str, Schema] = {
         code=nullable(_TEXT),
         runs=array(ref("Attempt")),
     ),
+    "Quarantined": _object(
+        "`groups` has the newest `grouped` rows of a table, the commonest error first, with the newest row of each.",
+        at=_TIME,
+        pipeline=_TEXT,
+        grouped=_WHOLE,
+        tables=array(
+            _object(table=_TEXT, count=_WHOLE, groups=array(_object(error=_TEXT, count=_WHOLE, payload=_TEXT)))
+        ),
+    ),
     "ModelDetails": _object(
         "`comes_from` is null where the query is not known; a column of which nothing is read comes from nothing. "
         "`left_out` says which values of streams are null in the model, because their columns have no place for them.",
@@ -480,7 +489,7 @@ SCHEMAS: dict[str, Schema] = {
     ),
     "Audit": _object(actions=array(ref("Audited"))),
     "Me": _object(
-        "`reads_all`: whether it may read every stream, and what is shown to those alone. `why_not`: why actions are off.",
+        "`reads_all`: whether it may read every stream, and pipelines too. `why_not`: why actions are off.",
         key=nullable(_object(id=_TEXT, name=nullable(_TEXT), scopes=array(_TEXT), streams=array(_TEXT))),
         reads_all=_FLAG,
         may_act=_FLAG,

@@ -49,7 +49,7 @@ export class DeadLetters extends View {
           <${Table} label="Quarantined rows of pipelines" head=${[["Pipeline"], ["Rows", "number"], ["Where", "medium"]]}>
             ${quarantines.map((each) => html`
               <tr key=${each.pipeline}>
-                <th scope="row"><a class="strong" href=${to("runs", each.run_id)}>${each.pipeline}</a></th>
+                <th scope="row"><a class="strong" href=${to("pipelines", each.pipeline)}>${each.pipeline}</a></th>
                 <td class="number loud">${count(each.count)}</td>
                 <td class="medium">${each.tables.map((table) => html`<${Command} key=${table} text=${`weft sql ${quoted(`SELECT * FROM ${table}`)}`} />`)}</td>
               </tr>
