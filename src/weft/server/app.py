@@ -23,7 +23,6 @@ from weft.server import (
     dead_letters,
     graph,
     health,
-    history,
     metrics,
     model_actions,
     models,
@@ -50,6 +49,7 @@ from weft.server.service import Service, json_response, load_modules, service_of
 from weft.server.tickets import SECONDS as TICKET_SECONDS
 from weft.streams.declare import Stream
 from weft.streams.events import with_texts
+from weft.streams.rejected import places
 from weft.streams.retention import aware
 from weft.streams.runtime import Opened
 
@@ -221,7 +221,7 @@ async def details(request: Request) -> Response:
         state |= {"published": log.published(), "tail": overview.tail_of(log), "at": datetime.now(UTC)}
         return with_texts(state, "head", "floor")
 
-    letters, misfits = history.places(stream)
+    letters, misfits = places(stream)
     return json_response(
         _described(stream)
         | {

@@ -27,8 +27,7 @@ export function overview() {
   if (tail.stream) tail.open();
   return () => {
     polled.stop();
-    others?.forEach((each) => each.stop());
-    others = null;
+    leaveMore();
     tail.close();
     asked = false; // what was missed comes with the history
   };
@@ -46,10 +45,18 @@ function askForMore() {
   ];
 }
 
+function leaveMore() {
+  others?.forEach((each) => each.stop());
+  others = null;
+}
+
 function show(overview) {
   asked = true;
   if (overview.complete && !others) askForMore();
-  if (!overview.complete) more = { streaming: [], letters: [] };
+  if (!overview.complete) {
+    leaveMore();
+    more = { streaming: [], letters: [] };
+  }
   latest = overview;
   now = new Date(overview.at) / 1000;
   for (const stream of overview.streams) {
