@@ -38,7 +38,7 @@ export class Schedule extends View {
             ${running.map((each) => html`
               <tr key=${each.run_id}>
                 <th scope="row"><${Name} name=${each.pipeline} /></th>
-                <td><a href=${to("runs", each.run_id)}>${each.run_id}</a></td>
+                <td><a href=${to("runs", each.run_id)} title=${each.run_id}><code>${each.run_id.slice(0, 8)}</code></a></td>
                 <td class="number medium">${count(each.attempt)}</td>
                 <td class="medium">${each.host}</td>
                 <td class="number"><${Time} relative at=${each.started_at} now=${now} /></td>
@@ -49,14 +49,14 @@ export class Schedule extends View {
       `}
       <${Panel} id="queue" title="Queue" note=${queue.length ? count(queue.length) : "Nothing is due now."}>
         ${queue.length > 0 && html`
-          <${Table} label="Queue" head=${[["Pipeline"], ["State"], ["Waits for", "medium"], ["Pool", "medium"], ["Slot", "number"]]}>
+          <${Table} label="Queue" head=${[["Pipeline"], ["State"], ["Waits for", "medium"], ["Pool", "medium"], ["Slot", "number medium"]]}>
             ${queue.slice(0, MOST).map((each) => html`
               <tr key=${each.pipeline}>
                 <th scope="row"><${Name} name=${each.pipeline} /></th>
                 <td><${Chip} kind=${each.is_due ? "busy" : "warn"}>${each.waits_for.length ? "waiting on upstream" : each.why}<//></td>
                 <td class="medium">${each.waits_for.map((name, index) => html`${index ? ", " : ""}<a href=${to("pipelines", name)}>${name}</a>`)}</td>
                 <td class="medium">${each.pool}</td>
-                <td class="number"><${Time} at=${each.slot} /></td>
+                <td class="number medium"><${Time} at=${each.slot} /></td>
               </tr>
             `)}
           <//>
