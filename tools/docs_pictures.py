@@ -131,6 +131,11 @@ VIEWS = {
     "schedule": ("#/schedule", "Due next"),
     "streaming-pipeline": ("#/streaming/clean_orders", "The last day"),
     "graph": ("#/graph", "A click opens a node"),
+    "run": ("#/runs/RUN", "Attempt"),
+    "letters": ("#/letters", "quarantined"),
+    "letters-pipeline": ("#/letters/clean_orders", "By error"),
+    "audit": ("#/audit", "key"),
+    "api": ("docs", "/api/v1/streams"),
 }
 DOCS = ("overview", "streaming-pipeline", "graph")
 
@@ -236,19 +241,24 @@ def _publish(weft: Any, stopped: threading.Event) -> None:
     while not stopped.wait(0.25):
         weft.publish_sync("orders", [_order(number + each) for each in range(12)])
         number += 12
+        events = weft.consume_sync("orders", "billing", batch_size=13, lease=600)
+        weft.ack_sync("orders", "billing", events)
         weft.publish_sync("clicks", [{"user_id": number % 7, "amount": 1, "at": datetime.now(UTC)}] * 5)
 
 
 def take(url: str, folder: Path, *, everything: bool, only: str | None = None) -> None:
     """Take the pictures, after the service has sampled for a while."""
+    import httpx
     from playwright.sync_api import sync_playwright
 
     folder.mkdir(parents=True, exist_ok=True)
+    run = httpx.get(f"{url}/api/v1/pipelines/ledger").raise_for_status().json()["runs"][0]["run_id"]
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         for scheme in ("light", "dark"):
             for width in (1280, 360) if everything else (1280,):
-                context = browser.new_context(color_scheme=scheme, viewport={"width": width, "height": 820})
+                size = {"width": width, "height": 820}
+                context = browser.new_context(color_scheme=scheme, viewport=size, bypass_csp=everything)
                 page = context.new_page()
                 page.on("console", lambda message: print(message.type, message.text))
                 page.on("pageerror", lambda error: print("error", error))
@@ -256,9 +266,11 @@ def take(url: str, folder: Path, *, everything: bool, only: str | None = None) -
                     if (not everything and name not in DOCS) or (only and only not in name):
                         continue
                     page.goto("about:blank")
-                    page.goto(f"{url}/{address}")
+                    page.goto(f"{url}/{address.replace('RUN', run)}")
                     page.locator("main").get_by_text(text).first.wait_for(timeout=60_000)
                     page.wait_for_timeout(3_000 if everything else 12_000)
+                    if everything:  # what is below the window is not drawn otherwise
+                        page.add_style_tag(content=".tail li { content-visibility: visible }")
                     file = folder / (f"{name}-{scheme}-{width}.png" if everything else f"{name}-{scheme}.png")
                     page.screenshot(path=file, full_page=everything)
                     if not everything:
@@ -271,9 +283,14 @@ def _shrink(file: Path) -> None:
     """Reduce the colors of a picture: the page has few."""
     from PIL import Image
 
-    # By the range of colors, not by how many pixels have each: a mark of a few is what the picture is about.
-    picture, method = Image.open(file).convert("RGB"), Image.Quantize.MAXCOVERAGE
-    picture.quantize(128, method=method, dither=Image.Dither.NONE).save(file, optimize=True)
+    picture = Image.open(file).convert("RGB")
+    # The commonest as they are: grounds, edges, texts. The others by the range of colors, not by how many pixels have
+    # each: a mark of a few is what the picture is about.
+    common = [color for _, color in sorted(picture.getcolors(2**24), reverse=True)[:96]]
+    others = picture.quantize(160, method=Image.Quantize.MAXCOVERAGE).getpalette()[:480]
+    palette = Image.new("P", (1, 1))
+    palette.putpalette([*(part for color in common for part in color), *others])
+    picture.quantize(palette=palette, dither=Image.Dither.NONE).save(file, optimize=True)
 
 
 def main() -> None:

@@ -12,6 +12,7 @@ import weft
 from pipelines.conftest import Database
 from weft import DeclarationError, LoadRefusedError
 from weft.expectations import Expectation, accepted, freshness, not_null, range, row_count, sql, unique
+from weft.server.quarantine import read_quarantine
 
 ROWS = [
     {"id": 1, "kind": "a", "amount": 10},
@@ -64,6 +65,20 @@ def test_bad_rows_alone_are_put_aside(database: Database, expectation: Expectati
     assert sorted(json.loads(row["payload"])["amount"] for row in aside) == bad
     assert {row["_weft_error"] for row in aside} == {f"expectation {expectation}"}
     assert {row["_weft_pipeline"] for row in aside} == {"sales"}
+
+
+def test_the_service_groups_what_was_put_aside(database: Database) -> None:
+    declared = pipeline(not_null("kind"), range("amount", 0, 100), on_quality_failure="quarantine")
+    assert read_quarantine(declared) == []
+    for _ in ("once", "again"):
+        database.execute(declared)
+    (table,) = read_quarantine(declared)
+    assert (table["table"], table["count"]) == ("sales__quarantine", 4)
+    assert {each["error"]: each["count"] for each in table["groups"]} == {
+        "expectation not_null(kind)": 2,
+        "expectation range(amount, min=0, max=100)": 2,
+    }
+    assert {json.loads(each["payload"])["amount"] for each in table["groups"]} == {-5, 1000}
 
 
 def test_a_warning_loads_all(database: Database) -> None:

@@ -211,15 +211,17 @@ def test_a_list_takes_no_longer_than_one_store(streams: Project, monkeypatch: py
 def test_rejected_events_of_a_stream(letters: list[str], http: Any) -> None:
     # The service reads keys with the first request, and again after seconds.
     key, reader, asked = make_key("admin"), make_key("read", "write"), {"dry_run": True}
-    plan = http.post("/api/v1/streams/bad__quarantine/purge", headers=key, json=asked).json()
-    assert (plan["letters"], plan["of"], plan["upto"]) == (1, ["bad"], "1")
-    # A stream itself loses nothing here.
-    for wrong, status in (({"dry_run": True}, 409), ({"upto": "1"}, 409)):
-        assert http.post("/api/v1/streams/bad/purge", headers=key, json=wrong).status_code == status
-    for wrong in ({}, {"upto": 1}, {"upto": "-1"}, {"all": True}):
-        assert http.post("/api/v1/streams/bad__quarantine/purge", headers=key, json=wrong).status_code == 422, wrong
-    assert http.post("/api/v1/streams/bad__quarantine/purge", headers=reader, json=asked).status_code == 403
-    assert http.post("/api/v1/streams/bad__quarantine/purge", json=asked).status_code == 401
+    for action in ("replay", "purge"):
+        path = f"/api/v1/streams/bad__quarantine/{action}"
+        plan = http.post(path, headers=key, json=asked).json()
+        assert (plan["letters"], plan["of"], plan["upto"]) == (1, ["bad"], "1")
+        # A stream itself loses nothing here.
+        for wrong in ({"dry_run": True}, {"upto": "1"}):
+            assert http.post(f"/api/v1/streams/bad/{action}", headers=key, json=wrong).status_code == 409
+        for wrong in ({}, {"upto": 1}, {"upto": "-1"}, {"all": True}):
+            assert http.post(path, headers=key, json=wrong).status_code == 422, wrong
+        assert http.post(path, headers=reader, json=asked).status_code == 403
+        assert http.post(path, json=asked).status_code == 401
 
 
 def test_a_choice_is_exact_and_needs_a_key(letters: list[str], http: Any) -> None:
@@ -282,10 +284,10 @@ def test_what_a_command_says_is_reported(streams: Project) -> None:
 def test_who_may_act(letters: list[str], http: Any) -> None:
     reads, acts = make_key("read"), make_key("admin", name="Ann")
     nobody = http.get("/api/v1/me").json()
-    assert (nobody["key"], nobody["may_act"]) == (None, False)
+    assert (nobody["key"], nobody["may_act"], nobody["reads_all"]) == (None, False, False)
     assert "scope admin" in nobody["why_not"]
     reader = http.get("/api/v1/me", headers=reads).json()
-    assert (reader["key"]["scopes"], reader["may_act"]) == (["read"], False)
+    assert (reader["key"]["scopes"], reader["may_act"], reader["reads_all"]) == (["read"], False, True)
     assert "needs admin" in reader["why_not"]
     ann = http.get("/api/v1/me", headers=acts).json()
     assert (ann["key"]["name"], ann["may_act"], ann["why_not"]) == ("Ann", True, None)

@@ -28,6 +28,9 @@ def orders(): ...
 @weft.stream(fields={{"n": "int64"}}, on_schema_drift="quarantine")
 def visits(): ...
 
+@weft.stream(fields={{"n": "int64"}}, on_schema_drift="quarantine", max_deliveries=1)
+def calls(): ...
+
 @weft.table
 class Totals:
     id: Annotated[BigInt, pk()]
@@ -147,14 +150,36 @@ def test_dead_letters_are_replayed_and_purged(service: Any, key: str, show: Call
 
 
 @pytest.mark.full
-def test_rejected_events_of_a_stream_are_purged(service: Any, key: str, show: Callable[..., Page]) -> None:
-    service.publish("visits", [{"n": 1}, {"n": "two"}], authorization=f"Bearer {key}")
-    page = show("#/letters", key)
-    row = page.get_by_role("row", name="visits__quarantine")
-    act(page, row.get_by_role("button", name="Purge"), "Purge", "1 event of visits is removed from visits__quarantine")
-    expect(page.locator(".notice")).to_contain_text("removed 1 event from visits__quarantine", timeout=ENDS)
+def test_rejected_events_of_a_stream_are_replayed_and_purged(service: Any, key: str, show: Callable[..., Page]) -> None:
+    headers = {"authorization": f"Bearer {key}"}
+    service.publish("calls", [{"n": 1}, {"n": "two"}], **headers)
+    for count in (1, 0):  # then it was delivered once too often
+        asked = {"consumer": "worker", "member": "a"}
+        events = service.client.post("/api/v1/streams/calls/consume", json=asked, headers=headers).json()["events"]
+        assert len(events) == count
+    page = show("#/streams/calls", key)
+    panel = page.locator("section[aria-labelledby=rejected]")
+    act(
+        page,
+        panel.get_by_role("button", name="Replay calls__dead_letter"),
+        "Replay",
+        "1 event of calls__dead_letter is published to calls again",
+    )
+    notice = page.locator(".notice")
+    expect(notice).to_contain_text("replayed 1 event of calls__dead_letter; 0 still do not fit", timeout=ENDS)
+    assert [event["n"] for event in service.events("calls", **headers)] == [1, 1]
+    expect(panel.get_by_role("button", name="Replay calls__dead_letter")).to_have_count(0)
+    notice.get_by_role("button").click()
+    page.goto(f"{service.url}/#/letters")
+    row = page.get_by_role("row", name="calls__quarantine")
+    act(page, row.get_by_role("button", name="Replay"), "Replay", "what still does not fit is put back")
+    expect(notice).to_contain_text("replayed 0 events of calls__quarantine; 1 still does not fit", timeout=ENDS)
+    notice.get_by_role("button").click()
+    act(page, row.get_by_role("button", name="Purge"), "Purge", "1 event of calls is removed from calls__quarantine")
+    expect(notice).to_contain_text("removed 1 event from calls__quarantine", timeout=ENDS)
     expect(row.get_by_role("button")).to_have_count(0)
-    assert len(service.events("visits", authorization=f"Bearer {key}")) == 1
+    actions = service.client.get("/api/v1/audit", headers=headers).json()["actions"]
+    assert [each["action"] for each in actions[:3]] == ["trim", "replay", "replay"]
 
 
 @pytest.mark.full

@@ -58,6 +58,7 @@ def test_streams_and_pipelines_are_shown(service: Any, open_page: Callable[..., 
     row = page.locator("#streams tr", has_text="orders")
     expect(row.locator("td").nth(2)).to_have_text("1,200")
     expect(row.locator("td").nth(4)).to_have_text("1,000")
+    expect(page.locator("#tile-lag-note")).to_have_text("billing, on orders")
     expect(page.locator("#pipelines tr", has_text="nightly")).to_contain_text("never ran")
     expect(page.locator("#live-text")).to_have_text("Live")
     # A new value appears without a reload.

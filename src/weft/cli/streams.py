@@ -28,6 +28,7 @@ from weft.errors import DeclarationError, WeftError
 from weft.project import DEFAULT, current
 from weft.streams import Stream, close, delete_stream_sync, trim_sync
 from weft.streams.events import with_texts
+from weft.streams.rejected import owners, replay_sync
 from weft.streams.runtime import derived_streams, stored_log
 from weft.systems.base import Connection
 from weft.systems.log import PUBLISHED_AT, Log
@@ -336,6 +337,29 @@ def trim(
 
 @click.command()
 @click.argument("name")
+@click.option("--before", type=Moment(), metavar="WHEN", help="Replay what is before an offset, a time, or 30d (ago).")
+@yes_option
+@of_stream
+def replay(stream: Stream, before: int | datetime | None, yes: bool, connection: str | None, output: str) -> None:
+    """Publish the rejected events in NAME, a quarantine or dead letters, to their streams again.
+
+    Each is published once and removed from NAME, also if a replay was broken off before. All consumers of its stream
+    get it. What still does not fit is put back.
+    """
+    of = ", ".join(each.name for each in owners(stream.name))
+    if of:
+        what = f"the events before {before}" if before is not None else "all events"
+        confirm(f"Publish {what} of {stream.name} to {of} again, for all consumers?", yes)
+    done = replay_sync(stream, before=before, connection=connection)
+    if output == "json":
+        print_json(asdict(done))
+        return
+    still = "does" if done.refused == 1 else "do"
+    click.echo(f"replayed {plural(done.replayed, 'event')} of {stream.name}; {done.refused:,} still {still} not fit")
+
+
+@click.command()
+@click.argument("name")
 @yes_option
 @of_stored_stream
 def delete(stream: Stream, yes: bool, connection: str | None, output: str) -> None:
@@ -351,5 +375,5 @@ def delete(stream: Stream, yes: bool, connection: str | None, output: str) -> No
         click.echo(f"deleted {stream.name}" if was_there else f"{stream.name} is not stored: nothing to delete")
 
 
-for command in (list_, show, publish, tail, consume, ack, nack, groups, reset, forget, trim, delete):
+for command in (list_, show, publish, tail, consume, ack, nack, groups, reset, forget, replay, trim, delete):
     streams.add_command(command)

@@ -24,7 +24,7 @@ from weft.server.rates import Buckets, Rate
 from weft.server.tickets import Tickets
 from weft.settings import interpolate
 from weft.streams.declare import Stream
-from weft.streams.runtime import derived_streams
+from weft.streams.rejected import owners as owners_of
 
 logger = logging.getLogger("weft.server")
 
@@ -143,6 +143,17 @@ class Access:
             if problem.status != 403:
                 raise
             return await self._key(request), str(problem)
+
+    async def reads_all(self, request: Request) -> bool:
+        """Return whether a caller may read every stream. The token of a stream is no wrong key, and does not."""
+        if "authorization" in request.headers and not _bearer(request).startswith(PREFIX):
+            return False
+        try:
+            return len(await self.readable(request)) == len(current().streams)
+        except Problem as problem:
+            if problem.status != 401:
+                raise
+            return False
 
     async def issue_ticket(self, stream: Stream, opened_by: str) -> str:
         """Issue a ticket to a caller who was admitted to read."""
@@ -304,7 +315,7 @@ def unauthorized(text: str) -> Problem:
 
 
 def _protection(stream: Stream) -> _Protection:
-    owners, seen, guards = _owners(stream.name), {stream.name}, []
+    owners, seen, guards = owners_of(stream.name), {stream.name}, []
     pending = [stream] if stream.auth is not None else list(owners)
     while pending:
         each = pending.pop()
@@ -312,17 +323,8 @@ def _protection(stream: Stream) -> _Protection:
             guards.append(each)
         elif each.name not in seen:
             seen.add(each.name)
-            pending += _owners(each.name)
+            pending += owners_of(each.name)
     return _Protection(tuple(guards), frozenset(owner.name for owner in owners))
-
-
-def _owners(name: str) -> list[Stream]:
-    """Return the streams whose quarantine or dead letters have that name."""
-    return [
-        declared
-        for declared in current().streams.values()
-        if name == declared.dead_letter or name in (each.name for each in derived_streams(declared))
-    ]
 
 
 def _is_for(key: ApiKey, stream: Stream, owners: frozenset[str]) -> bool:

@@ -239,6 +239,8 @@ async def audited(request: Request) -> Response:
 async def me(request: Request) -> Response:
     """Show what the caller may do: the key that a request has, and why actions are off, if they are."""
     query(request)
-    key, why_not = await service_of(request).access.actor(request)
+    access = service_of(request).access
+    key, why_not = await access.actor(request)
     shown = None if key is None else {"id": key.id, "name": key.name, "scopes": key.scopes, "streams": key.streams}
-    return json_response({"key": shown, "may_act": why_not is None, "why_not": why_not})
+    answer = {"key": shown, "reads_all": await access.reads_all(request)}
+    return json_response(answer | {"may_act": why_not is None, "why_not": why_not})

@@ -23,7 +23,6 @@ from weft.server import (
     dead_letters,
     graph,
     health,
-    history,
     metrics,
     model_actions,
     models,
@@ -31,6 +30,7 @@ from weft.server import (
     overview,
     pages,
     pipelines,
+    quarantine,
     rejected,
     schedule,
     streaming,
@@ -49,6 +49,7 @@ from weft.server.service import Service, json_response, load_modules, service_of
 from weft.server.tickets import SECONDS as TICKET_SECONDS
 from weft.streams.declare import Stream
 from weft.streams.events import with_texts
+from weft.streams.rejected import places
 from weft.streams.retention import aware
 from weft.streams.runtime import Opened
 
@@ -104,6 +105,7 @@ def app(
             Route(f"{one}/groups", consuming.groups),
             Route(f"{one}/events", consuming.events),
             Route(f"{one}/rejected", rejected.rejected),
+            Route(f"{one}/replay", rejected.replay, methods=["POST"]),
             Route(f"{one}/purge", rejected.purge, methods=["POST"]),
             Route(f"{one}/history", stream_history),
             Route(f"{one}/subscribe", subscribe),
@@ -116,6 +118,7 @@ def app(
             Route("/api/v1/pipelines/{pipeline}/run", actions.run, methods=["POST"]),
             Route("/api/v1/pipelines/{pipeline}/pause", actions.pause, methods=["POST"]),
             Route("/api/v1/pipelines/{pipeline}/resume", actions.resume, methods=["POST"]),
+            Route("/api/v1/pipelines/{pipeline}/quarantine", quarantine.quarantine),
             Route("/api/v1/pipelines/{pipeline}/plan", model_actions.plan),
             Route("/api/v1/pipelines/{pipeline}/backfill", model_actions.backfill, methods=["POST"]),
             Route("/api/v1/runs", pipelines.runs),
@@ -218,7 +221,7 @@ async def details(request: Request) -> Response:
         state |= {"published": log.published(), "tail": overview.tail_of(log), "at": datetime.now(UTC)}
         return with_texts(state, "head", "floor")
 
-    letters, misfits = history.places(stream)
+    letters, misfits = places(stream)
     return json_response(
         _described(stream)
         | {

@@ -25,11 +25,11 @@ from weft.project import current
 from weft.server.actions import admit_body, start_command
 from weft.server.cached_probe import CachedProbe
 from weft.server.consuming import in_utc, query, whole
-from weft.server.history import places
 from weft.server.overview import Overview
 from weft.server.problems import Problem, bad_parameter
 from weft.server.run_log import in_thread, told
 from weft.server.service import json_response, service_of
+from weft.streams.rejected import places
 from weft.systems.dead_letter_store import STAGES, StoredLetter
 
 if TYPE_CHECKING:

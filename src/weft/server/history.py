@@ -22,6 +22,7 @@ from weft.project import current
 from weft.server.cached_probe import CachedProbe
 from weft.server.history_table import STREAMING, STREAMS, Flow, HistoryTable, Values, minute_of
 from weft.streams.declare import Stream
+from weft.streams.rejected import places
 from weft.streams.runtime import open_hub
 from weft.systems.base import Connection
 from weft.systems.log import Sample
@@ -46,15 +47,6 @@ class Point(NamedTuple):
     dead_letters: int | None
     quarantined: int | None
     """`None` where the stream has no place for them."""
-
-
-def places(stream: Stream) -> tuple[Stream | None, Stream | None]:
-    """Return where a stream has its dead letters and the events that did not fit; `None` where it has no such place."""
-    letters = current().streams.get(stream.dead_letter or "") or stream.dead_letters
-    return (
-        None if stream.max_deliveries is None else letters,
-        None if stream.on_schema_drift != "quarantine" else stream.quarantine,
-    )
 
 
 class History:

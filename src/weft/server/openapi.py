@@ -15,7 +15,7 @@ from weft.server import consuming, webhooks
 from weft.server.dead_letters import Chosen
 from weft.server.model_actions import Backfill
 from weft.server.overview import readable
-from weft.server.rejected import Purge
+from weft.server.rejected import UpTo
 from weft.server.schemas import SCHEMAS, array, event_schema, ref
 from weft.server.service import json_response
 from weft.streams.declare import Stream
@@ -82,7 +82,7 @@ async def openapi(request: Request) -> Response:
 def document(streams: Sequence[Stream]) -> dict[str, Any]:
     """Return the OpenAPI 3.1 document of the service with these streams."""
     _, bodies = msgspec.json.schema_components(
-        [consuming.Consume, consuming.Ack, consuming.Nack, consuming.Reset, Chosen, Backfill, Purge],
+        [consuming.Consume, consuming.Ack, consuming.Nack, consuming.Reset, Chosen, Backfill, UpTo],
         ref_template="#/components/schemas/{name}",
     )
     paths = _paths()
@@ -199,7 +199,8 @@ def _paths() -> dict[str, Any]:
             422,
             about="Of the newest 2,000 of each.",
         ),
-        f"{STREAM}/purge": _purge(),
+        f"{STREAM}/replay": _of_rejected("replayRejected", "Publish rejected events to their streams again"),
+        f"{STREAM}/purge": _of_rejected("purgeRejected", "Remove rejected events, from a quarantine or dead letters"),
         f"{STREAM}/history": _reading(
             "get",
             "streamHistory",
@@ -281,6 +282,8 @@ def _operations() -> dict[str, Any]:
     refused = _answer(_REASONS[409], {_PROBLEM: {"schema": ref("Problem")}})
     plan = path("plan", "Show what has changed in a model since it was built", "ModelPlan", "pipeline")
     plan["get"]["responses"]["409"] = refused
+    aside = path("quarantine", "Group the rows that targets rejected by their errors", "Quarantined", "pipeline")
+    aside["get"]["responses"]["409"] = refused
     letter = path("letter", "Show a dead letter", "DeadLetter", "pipeline")
     letter["parameters"].append({"name": "letter_id", "in": "path", "required": True, "schema": text})
     letter["get"]["responses"]["409"] = refused
@@ -290,6 +293,7 @@ def _operations() -> dict[str, Any]:
             "pipeline", "Show a pipeline or model with its last runs", "PipelineDetails", "pipeline"
         ),
         "/api/v1/pipelines/{pipeline}/plan": plan,
+        "/api/v1/pipelines/{pipeline}/quarantine": aside,
         "/api/v1/pipelines/{pipeline}/backfill": command(
             "backfill", "Build again what came to a model in a range of time", "Backfill", "BackfillPlan"
         ),
@@ -373,13 +377,10 @@ def _reading(method: str, name: str, summary: str, answer: _Answer, *refusals: i
     return {"parameters": [_NAME], method: operation}
 
 
-def _purge() -> dict[str, Any]:
-    """Return the path that removes rejected events."""
-    summary = "Remove rejected events, from a quarantine or dead letters"
-    path = _reading(
-        "post", "purgeRejected", summary, "Action", *_WITH_BODY, 409, status=202, body=ref("Purge"), about=_ACTION
-    )
-    path["post"]["responses"]["200"] = _answer("What it would do: `dry_run`.", "PurgePlan")
+def _of_rejected(name: str, summary: str) -> dict[str, Any]:
+    """Return a path that does something with rejected events."""
+    path = _reading("post", name, summary, "Action", *_WITH_BODY, 409, status=202, body=ref("UpTo"), about=_ACTION)
+    path["post"]["responses"]["200"] = _answer("What it would do: `dry_run`.", "RejectedPlan")
     path["post"]["security"] = [{"key": []}]
     return path
 

@@ -19,11 +19,11 @@ from weft.project import current
 from weft.server.bodies import encode
 from weft.server.cached_probe import CachedProbe
 from weft.server.consuming import query
-from weft.server.history import places
 from weft.server.run_log import open_log
 from weft.server.service import encoded_response, service_of
 from weft.streams.declare import Stream
 from weft.streams.events import with_texts
+from weft.streams.rejected import places
 from weft.streams.runtime import open_stream, stored_log
 from weft.systems.base import Connection
 from weft.systems.log import Log

@@ -1,5 +1,5 @@
 """`/api/v1/streams/{name}/rejected`: the dead letters of a stream and the events that did not fit, by their reasons;
-`/purge` removes them."""
+`/replay` publishes them again, `/purge` removes them."""
 
 from __future__ import annotations
 
@@ -14,16 +14,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from weft.operate.redaction import clean, project_secrets
-from weft.project import current
 from weft.server import bodies
 from weft.server.actions import admit_body, start_command
 from weft.server.consuming import query
-from weft.server.history import places
 from weft.server.problems import Problem, bad_parameter
 from weft.server.service import json_response, service_of
 from weft.streams.declare import Stream
 from weft.streams.encode import NO_SUCH_FIELD, OF_ALL_EXTRA
 from weft.streams.events import in_rounds
+from weft.streams.rejected import owners, places
 from weft.streams.runtime import Opened, open_stream_async
 from weft.systems.log import PUBLISHED_AT, ROWID
 
@@ -57,30 +56,39 @@ async def rejected(request: Request) -> Response:
     return json_response({"stream": ready.stream.name, "grouped": _GROUPED, "groups": groups[:_GROUPS]})
 
 
-class Purge(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """The body of `/purge`: the last offset, as a text. `dry_run` answers how many events there are."""
+class UpTo(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """The body of `/replay` and `/purge`: the last offset, as a text. `dry_run` answers how many events there are."""
 
     upto: Annotated[str, Meta(pattern="^[0-9]{1,19}$")] | None = None
     dry_run: bool = False
 
 
+async def replay(request: Request) -> Response:
+    """Publish rejected events to their streams again."""
+    return await _act(request, "replay")
+
+
 async def purge(request: Request) -> Response:
     """Remove rejected events for good, from the quarantine or dead letters of a stream; never of a stream itself."""
-    key, asked = await admit_body(request, Purge)
+    return await _act(request, "trim")
+
+
+async def _act(request: Request, command: str) -> Response:
+    key, asked = await admit_body(request, UpTo)
     ready = await service_of(request).open(request, "admin", to_read=True)
     name = ready.stream.name
-    owners = [each.name for each in current().streams.values() if name in {one.name for one in places(each) if one}]
-    if not owners:
+    of = [each.name for each in owners(name)]
+    if not of:
         text = f"{name} holds no rejected events of a stream."
-        raise Problem(409, "refused", "Refused", text, hint=f"Remove old events by: weft streams trim {name}")
+        raise Problem(409, "refused", "Refused", text, hint="Name a quarantine or dead letters of a stream.")
     if asked.dry_run:
         count, head = await ready.hub.in_thread(lambda: (ready.log.count(), ready.log.head()))
-        plan = {"at": datetime.now(UTC), "stream": name, "of": owners, "letters": count, "upto": str(head)}
+        plan = {"at": datetime.now(UTC), "stream": name, "of": of, "letters": count, "upto": str(head)}
         return json_response(plan)
     if asked.upto is None:
-        raise bad_parameter("upto is the last offset to remove: dry_run has it.", field="upto")
-    words = ["streams", "trim", name, f"--before={int(asked.upto) + 1}", "--yes"]
-    return await start_command(request, key, "trim", " ".join(words[2:4]), words, name)
+        raise bad_parameter("upto is the last offset: dry_run has it.", field="upto")
+    words = ["streams", command, name, f"--before={int(asked.upto) + 1}", "--yes"]
+    return await start_command(request, key, command, " ".join(words[2:4]), words, name)
 
 
 def _grouped(opened: Opened, owner: Stream, kind: str) -> list[dict[str, Any]]:

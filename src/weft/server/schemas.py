@@ -269,6 +269,15 @@ SCHEMAS: dict[str, Schema] = {
         code=nullable(_TEXT),
         runs=array(ref("Attempt")),
     ),
+    "Quarantined": _object(
+        "`groups` has the newest `grouped` rows of a table, the commonest error first, with the newest row of each.",
+        at=_TIME,
+        pipeline=_TEXT,
+        grouped=_WHOLE,
+        tables=array(
+            _object(table=_TEXT, count=_WHOLE, groups=array(_object(error=_TEXT, count=_WHOLE, payload=_TEXT)))
+        ),
+    ),
     "ModelDetails": _object(
         "`comes_from` is null where the query is not known; a column of which nothing is read comes from nothing. "
         "`left_out` says which values of streams are null in the model, because their columns have no place for them.",
@@ -407,7 +416,7 @@ SCHEMAS: dict[str, Schema] = {
         place=_TEXT,
         targets=array(_TEXT),
     ),
-    "PurgePlan": _object(
+    "RejectedPlan": _object(
         "`of`: the streams whose rejected events it holds; `upto` is the last offset.",
         at=_TIME,
         stream=_TEXT,
@@ -480,8 +489,9 @@ SCHEMAS: dict[str, Schema] = {
     ),
     "Audit": _object(actions=array(ref("Audited"))),
     "Me": _object(
-        "`why_not`: why actions are off.",
+        "`reads_all`: whether it may read every stream, and pipelines too. `why_not`: why actions are off.",
         key=nullable(_object(id=_TEXT, name=nullable(_TEXT), scopes=array(_TEXT), streams=array(_TEXT))),
+        reads_all=_FLAG,
         may_act=_FLAG,
         why_not=nullable(_TEXT),
     ),

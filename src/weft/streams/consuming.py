@@ -32,6 +32,8 @@ from weft.types import FieldType, check_value, to_json
 
 _MAX_BATCH = 100_000
 LONGEST_SECONDS = 365 * 86_400
+LEFT_OUT = "too long or deep for a dead letter, and left out"
+"""In the reason of a dead letter without some of its event: a replay leaves it where it is. Reasons are stored."""
 """The longest lease, wait or delay: a year."""
 # How often a call that waits for events also looks for leases that ran out and delays that ended.
 _LOOK_SECONDS = 0.5
@@ -278,7 +280,7 @@ def _move_to_dead_letters(ready: Opened, consumer: str, member: str, leased: Lea
             body, left_out = _body(event)
             reason = span.reason or f"delivered {span.deliveries} times and never acknowledged"
             if left_out:
-                reason += f" (too long or deep for a dead letter, and left out: {', '.join(map(repr, left_out))})"
+                reason += f" ({LEFT_OUT}: {', '.join(map(repr, left_out))})"
             records.append(
                 {
                     "stream": stream.name,

@@ -14,7 +14,7 @@ from weft.streams.declare import Stream
 from weft.streams.events import as_offset
 from weft.streams.runtime import Opened, find, for_asyncio, forget_opened, hub_of, open_stream
 from weft.systems.base import Connection
-from weft.systems.log import Store
+from weft.systems.log import Log, Store
 
 _log = logging.getLogger("weft.streams")
 # A process that publishes or consumes looks at most this often whether something is to be removed.
@@ -98,17 +98,21 @@ def _trim(
                 hint="Pass before=… or max_rows=…, or declare retention={…}.",
             )
         return enforce(ready)
-    offset = as_offset(before)
-    if before is not None and not isinstance(before, datetime) and offset is None:
-        raise SettingsError(f"before takes an offset or a datetime, not {before!r}.")
+    cut = 0 if before is None else last_before(ready.log, before)
     if max_rows is not None and (type(max_rows) is not int or max_rows < 0):
         raise SettingsError(f"max_rows must be a whole number of at least 0, not {max_rows!r}.")
-    cut = 0
-    if before is not None:
-        cut = (ready.log.first_since(aware(before)) if isinstance(before, datetime) else offset or 0) - 1
     if max_rows is not None:
         cut = max(cut, ready.log.nth_last(max_rows + 1) or 0)
     return ready.log.trim(cut) if cut > 0 else 0
+
+
+def last_before(log: Log, before: int | str | datetime) -> int:
+    """Return the last offset before an offset or a moment."""
+    if isinstance(before, datetime):
+        return log.first_since(aware(before)) - 1
+    if (offset := as_offset(before)) is None:
+        raise SettingsError(f"before takes an offset or a datetime, not {before!r}.")
+    return offset - 1
 
 
 trim = for_asyncio(trim_sync)

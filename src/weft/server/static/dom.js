@@ -39,8 +39,10 @@ export function duration(seconds) {
   if (seconds == null) return "–";
   if (seconds < 1) return `${whole.format(seconds * 1000)} ms`;
   if (seconds < 60) return `${oneDecimal.format(seconds)} s`;
-  if (seconds < 3600) return `${Math.floor(seconds / 60)} min ${Math.round(seconds % 60)} s`;
-  if (seconds < 86400) return `${Math.floor(seconds / 3600)} h ${Math.round((seconds % 3600) / 60)} min`;
+  const rounded = Math.round(seconds); // before it is taken apart: 119.7 s are no 1 min 60 s
+  if (rounded < 3600) return `${Math.floor(rounded / 60)} min ${rounded % 60} s`;
+  const minutes = Math.round(rounded / 60);
+  if (minutes < 1440) return `${Math.floor(minutes / 60)} h ${minutes % 60} min`;
   return `${Math.round(seconds / 86400)} d`;
 }
 

@@ -38,7 +38,7 @@ export class DeadLetters extends View {
                 <td>${each.kind}</td>
                 <td class=${`number ${each.count ? "loud" : ""}`}>${count(each.count)}</td>
                 <td class="medium"><a href=${to("streams", each.place)}>${each.place}</a></td>
-                <td class="end">${each.count > 0 && html`<${PurgePlace} place=${each.place} />`}</td>
+                <td class="end">${each.count > 0 && html`<${ReplayPlace} place=${each.place} /> <${PurgePlace} place=${each.place} />`}</td>
               </tr>
             `)}
           <//>
@@ -49,7 +49,7 @@ export class DeadLetters extends View {
           <${Table} label="Quarantined rows of pipelines" head=${[["Pipeline"], ["Rows", "number"], ["Where", "medium"]]}>
             ${quarantines.map((each) => html`
               <tr key=${each.pipeline}>
-                <th scope="row"><a class="strong" href=${to("runs", each.run_id)}>${each.pipeline}</a></th>
+                <th scope="row"><a class="strong" href=${to("pipelines", each.pipeline)}>${each.pipeline}</a></th>
                 <td class="number loud">${count(each.count)}</td>
                 <td class="medium">${each.tables.map((table) => html`<${Command} key=${table} text=${`weft sql ${quoted(`SELECT * FROM ${table}`)}`} />`)}</td>
               </tr>
@@ -140,9 +140,18 @@ const Purge = ({ pipeline, words, body, ...more }) => html`
   `} ...${more} />
 `;
 
-// Of a quarantine or the dead letters of a stream. Those that come after they were counted are not removed.
+// Of a quarantine or the dead letters of a stream. Those that come after they were counted stay.
+const upTo = (plan) => ({ upto: plan.upto });
+
+export const ReplayPlace = ({ place, ...more }) => html`
+  <${Action} plan path=${`api/v1/streams/${encodeURIComponent(place)}/replay`} body=${{}} decided=${upTo} label="Replay" of=${place} small command=${`weft streams replay ${quoted(place)}`} what=${(plan) => html`
+    <p>${plan.letters ? html`<strong>${plural(plan.letters, "event")}</strong> of ${place} ${plan.letters === 1 ? "is" : "are"} published to ${plan.of.join(", ")} again, at the end, once each. All consumers get them, also those that were done with them.` : "There is nothing to replay."}</p>
+    <p>What is published is removed from ${place}; what still does not fit is put back.</p>
+  `} ...${more} />
+`;
+
 export const PurgePlace = ({ place, ...more }) => html`
-  <${Action} plan path=${`api/v1/streams/${encodeURIComponent(place)}/purge`} body=${{}} decided=${(plan) => ({ upto: plan.upto })} label="Purge" of=${place} small command=${`weft streams trim ${quoted(place)} --max-rows 0`} what=${(plan) => html`
+  <${Action} plan path=${`api/v1/streams/${encodeURIComponent(place)}/purge`} body=${{}} decided=${upTo} label="Purge" of=${place} small command=${`weft streams trim ${quoted(place)} --max-rows 0`} what=${(plan) => html`
     <p>${plan.letters ? html`<strong>${plural(plan.letters, "event")}</strong> of ${plan.of.join(", ")} ${plan.letters === 1 ? "is" : "are"} removed from ${place}. This cannot be undone.` : "There is nothing to remove."}</p>
   `} ...${more} />
 `;

@@ -4,6 +4,7 @@ import { Series, lineChart, sparkline, sum } from "./chart.js";
 import { count, find, make, plural, rate, say } from "./dom.js";
 import { PipelineRows } from "./pipelines.js";
 import { poll } from "./status.js";
+import { behind } from "./streaming.js";
 import { Tail } from "./tail.js";
 import { Chip, Time, html, render, to } from "./ui.js";
 
@@ -12,6 +13,9 @@ const rows = new Map();
 let latest = { streams: [], pipelines: [] };
 let now = Date.now() / 1000; // by the server's clock
 let asked = false;
+// Streaming pipelines and their dead letters: of those who may read everything.
+let more = { streaming: [], letters: [] };
+let others = null;
 
 const draw = lineChart(find("chart"));
 const standing = (name) => latest.streams.find((stream) => stream.name === name) || { head: 0, floor: 0 };
@@ -23,6 +27,7 @@ export function overview() {
   if (tail.stream) tail.open();
   return () => {
     polled.stop();
+    leaveMore();
     tail.close();
     asked = false; // what was missed comes with the history
   };
@@ -31,8 +36,27 @@ export function overview() {
 // There is another key.
 export const reopen = () => tail.stream && tail.open();
 
+// Not with a key that opens some of the streams: these would be refused.
+function askForMore() {
+  const missing = () => {};
+  others = [
+    poll("api/v1/streaming", ({ pipelines }) => (more.streaming = pipelines), { every: 6000, missing }),
+    poll("api/v1/dead-letters", ({ pipelines }) => (more.letters = pipelines), { every: 20000, missing }),
+  ];
+}
+
+function leaveMore() {
+  others?.forEach((each) => each.stop());
+  others = null;
+}
+
 function show(overview) {
   asked = true;
+  if (overview.complete && !others) askForMore();
+  if (!overview.complete) {
+    leaveMore();
+    more = { streaming: [], letters: [] };
+  }
   latest = overview;
   now = new Date(overview.at) / 1000;
   for (const stream of overview.streams) {
@@ -50,7 +74,7 @@ function show(overview) {
   listStreams();
   render(html`<${PipelineRows} pipelines=${overview.pipelines} now=${now * 1000} />`, find("pipelines"));
   tiles(overview);
-  render(html`<${Attention} ...${overview} />`, find("attention"));
+  render(html`<${Attention} ...${overview} ...${more} />`, find("attention"));
   empty("streams", overview.streams, overview.complete ? noStreams : hiddenStreams);
   empty("pipelines", overview.pipelines, overview.complete ? noPipelines : hiddenPipelines);
   say(find("streams-note"), overview.complete || !overview.streams.length ? "" : "More streams are hidden: another key may show them.");
@@ -142,15 +166,19 @@ function streamRow({ name }) {
 const MOST = 6;
 
 // What is wrong, and what runs now: each a link to where it is mended.
-function Attention({ streams, pipelines }) {
+function Attention({ streams, pipelines, streaming, letters }) {
   const wrong = [
     ...streams.filter((each) => each.problem).map((each) => ["streams", each.name, "bad", "not answering", each.problem]),
     ...pipelines.filter((each) => ["failed", "interrupted"].includes(each.status)).map((each) => ["pipelines", each.name, "bad", each.status, (each.last?.error || "").split("\n")[0]]),
     ...streams.filter((each) => each.dead_letters || each.quarantined).map((each) => ["streams", each.name, "warn", "rejected", aside(each)]),
+    ...letters.filter((each) => each.count).map((each) => ["letters", each.pipeline, "warn", "dead letters", `${count(each.count)}: ${each.groups[0]?.error.split("\n")[0] ?? ""}`]),
     ...streams.flatMap((stream) => stream.consumers.filter((each) => each.lost).map((each) => ["streams", stream.name, "warn", "lost events", `${each.consumer} missed ${count(each.lost)} that retention removed`])),
     ...pipelines.filter((each) => each.state?.endsWith(", stale")).map((each) => ["pipelines", each.name, "warn", "stale", "no success within its freshness"]),
   ];
-  const running = pipelines.filter((each) => each.status === "running");
+  const running = [
+    ...pipelines.filter((each) => each.status === "running").map((each) => [to("runs", each.last.run_id), each.name, html`since <${Time} at=${each.last.started_at} />`]),
+    ...streaming.filter((each) => each.running).map((each) => [to("streaming", each.name), each.name, `streaming${each.activity ? `, lag ${count(behind(each))}` : ""}`]),
+  ];
   if (!wrong.length && !running.length) return null;
   return html`
     <div class="two">
@@ -167,7 +195,7 @@ function Attention({ streams, pipelines }) {
         <section class="panel" aria-labelledby="running-title">
           <div class="head"><h2 id="running-title">Running now</h2><p class="note">${count(running.length)}</p></div>
           <ul class="list">
-            ${running.slice(0, MOST).map((each) => html`<li key=${each.name}><a class="strong" href=${to("runs", each.last.run_id)}>${each.name}</a> <${Chip} kind="busy">… running<//><span class="note block">since <${Time} at=${each.last.started_at} /></span></li>`)}
+            ${running.slice(0, MOST).map(([address, name, note]) => html`<li key=${address}><a class="strong" href=${address}>${name}</a> <${Chip} kind="busy">… running<//><span class="note block">${note}</span></li>`)}
             ${running.length > MOST && html`<li class="note">and ${count(running.length - MOST)} more</li>`}
           </ul>
         </section>
@@ -183,9 +211,13 @@ function tiles({ streams, pipelines, complete }) {
   say(find("tile-rate"), rates.length ? rate(rates.reduce((a, b) => a + b, 0)) : "–");
   say(find("tile-rows"), streams.length ? count(streams.reduce((total, stream) => total + stream.rows, 0)) : "–");
   say(find("tile-rows-note"), `in ${plural(streams.length, "stream")}`);
-  const behind = streams.filter((stream) => stream.consumers.length).sort((a, b) => b.lag - a.lag)[0];
-  say(find("tile-lag"), behind ? count(behind.lag) : "–");
-  say(find("tile-lag-note"), !behind ? "no consumers" : behind.lag ? `on ${behind.name}` : "every consumer is up to date");
+  const consumers = [
+    ...streams.flatMap((stream) => stream.consumers.map((each) => [each.lag, `${each.consumer}, on ${stream.name}`])),
+    ...more.streaming.filter((each) => each.running && each.activity).map((each) => [behind(each) ?? 0, each.name]),
+  ];
+  const [lag, slowest] = consumers.sort(([a], [b]) => b - a)[0] ?? [null];
+  say(find("tile-lag"), count(lag));
+  say(find("tile-lag-note"), lag === null ? "no consumers" : lag ? slowest : "every consumer is up to date");
   const failing = pipelines.filter((pipeline) => ["failed", "interrupted"].includes(pipeline.status));
   const running = pipelines.filter((pipeline) => pipeline.status === "running");
   say(find("tile-runs"), pipelines.length ? (failing.length ? `${count(failing.length)} failing` : "all well") : "–");

@@ -5,6 +5,7 @@ import { askJson } from "./api.js";
 import { Chart } from "./chart.js";
 import { ago, briefDuration, count, duration, plural } from "./dom.js";
 import { ModelPanels } from "./models.js";
+import { poll } from "./status.js";
 import { Chip, Code, Command, Empty, Facts, Panel, Status, Table, Time, Timeline, Title, View, changed, html, quoted, to, until } from "./ui.js";
 
 const HEAD = [["Pipeline"], ["Last run"], ["Runs", "wide"], ["Took", "number medium"], ["Read", "number medium"], ["Changed", "number medium"], ["Next", "medium"]];
@@ -55,10 +56,25 @@ export class Pipelines extends View {
 }
 
 const FAILED = ["failed", "interrupted"];
+const api = (name) => `api/v1/pipelines/${encodeURIComponent(name)}`;
+
+export const Pause = ({ name, ...more }) => html`<${Action} label="Pause" path=${`${api(name)}/pause`} command=${`weft pause ${quoted(name)}`} what="Its schedule is not followed until somebody resumes it. What runs now goes on." ...${more} />`;
+export const Resume = ({ name, ...more }) => html`<${Action} label="Resume" path=${`${api(name)}/resume`} command=${`weft resume ${quoted(name)}`} what="Its schedule is followed again. Slots that passed meanwhile are run only with catchup." ...${more} />`;
 const RUNS = (name, targets) => `A process of the service's machine runs ${name}, whatever its schedule says.${targets} A run that failed is continued: what it had committed is not done twice.`;
 
 export class Pipeline extends View {
-  path = () => `api/v1/pipelines/${encodeURIComponent(this.props.name)}`;
+  path = () => api(this.props.name);
+
+  // What targets put aside, once a run that is shown did so.
+  componentDidUpdate() {
+    if (this.asked || !this.state.data?.runs.some((run) => run.quarantined)) return;
+    this.asked = poll(`${this.path()}/quarantine`, ({ tables }) => this.setState({ tables }), { every: 15000, missing: () => {} });
+  }
+
+  componentWillUnmount() {
+    super.componentWillUnmount();
+    this.asked?.stop();
+  }
 
   show(pipeline) {
     const { name, last, runs } = pipeline;
@@ -68,8 +84,8 @@ export class Pipeline extends View {
         <${Status} status=${pipeline.status} />
         ${pipeline.paused_at && html`<${Chip} kind="warn">paused <${Time} relative at=${pipeline.paused_at} /><//>`}
         ${pipeline.paused_at
-          ? html`<${Action} key="resume" label="Resume" path=${`${this.path()}/resume`} command=${`weft resume ${quoted(name)}`} what="Its schedule is followed again. Slots that passed meanwhile are run only with catchup." />`
-          : html`<${Action} key="pause" label="Pause" path=${`${this.path()}/pause`} command=${`weft pause ${quoted(name)}`} what="Its schedule is not followed until somebody resumes it. What runs now goes on." />`}
+          ? html`<${Resume} key="resume" name=${name} />`
+          : html`<${Pause} key="pause" name=${name} />`}
         ${model && html`<${Backfill} key="backfill" name=${name} path=${`${this.path()}/backfill`} />`}
         ${pipeline.status !== "running" && html`<${Action} key="run" primary label=${FAILED.includes(pipeline.status) ? "Retry" : "Run now"} path=${`${this.path()}/run`} command=${`weft run ${quoted(name)}`} what=${RUNS(name, ` It writes to ${pipeline.targets.join(", ")}.`)} />`}
       <//>
@@ -106,11 +122,22 @@ export class Pipeline extends View {
             `
           : html`<${Empty} title="It never ran."><p><${Command} text=${`weft run ${name}`} /></p><//>`}
       <//>
+      ${this.state.tables?.map((each) => html`<${Aside} key=${each.table} ...${each} />`)}
       ${model && html`<${Plan} name=${name} />`}
       ${pipeline.code && html`<${Panel} id="code" title="Code" note=${pipeline.declared}><${Code} label="Code" text=${pipeline.code} /><//>`}
     `;
   }
 }
+
+// The rows that a target rejected, by error.
+const Aside = ({ table, count: number, groups }) => html`
+  <${Panel} id=${`aside-${table}`} title="Quarantined rows" note=${`${count(number)} in ${table}`}>
+    <${Table} label=${`Rows in ${table} by error`} head=${[["Error"], ["Rows", "number"]]}>
+      ${groups.map((each) => html`<tr key=${each.error}><th scope="row">${each.error}<details class="why"><summary>One of them</summary><pre>${each.payload}</pre></details></th><td class="number">${count(each.count)}</td></tr>`)}
+    <//>
+    <p class="foot top-gap"><${Command} text=${`weft sql ${quoted(`SELECT * FROM ${table}`)}`} /></p>
+  <//>
+`;
 
 const iso = (value) => (value && !Number.isNaN(Date.parse(value)) ? new Date(value).toISOString() : null);
 

@@ -1,6 +1,8 @@
 // The scheduler: who leads, what runs, what waits, what is due next, and what is paused.
 
+import { ActionsOff } from "./actions.js";
 import { count } from "./dom.js";
+import { Pause, Resume } from "./pipelines.js";
 import { Chip, Command, Empty, Facts, Panel, Table, Time, Title, View, html, to, until } from "./ui.js";
 
 const Name = ({ name }) => html`<a class="strong" href=${to("pipelines", name)}>${name}</a>`;
@@ -13,10 +15,12 @@ export class Schedule extends View {
   show({ leader, running, queue, next, paused, at }) {
     const now = new Date(at);
     const nobody = !leader.leads;
+    const held = new Set(paused.map((each) => each.pipeline));
     return html`
       <${Title} name="Schedule" about="What the scheduler does, and when each pipeline is due.">
         ${nobody ? html`<${Chip} kind=${next.length ? "warn" : ""}>no scheduler leads<//>` : html`<${Chip} kind="good">● a scheduler leads<//>`}
       <//>
+      <${ActionsOff} commands=${["weft pause NAME", "weft resume NAME"]} />
       <${Panel} id="leader" title="Leader">
         ${leader.since
           ? html`<${Facts} facts=${[
@@ -34,7 +38,7 @@ export class Schedule extends View {
             ${running.map((each) => html`
               <tr key=${each.run_id}>
                 <th scope="row"><${Name} name=${each.pipeline} /></th>
-                <td><a href=${to("runs", each.run_id)}>${each.run_id}</a></td>
+                <td><a href=${to("runs", each.run_id)} title=${each.run_id}><code>${each.run_id.slice(0, 8)}</code></a></td>
                 <td class="number medium">${count(each.attempt)}</td>
                 <td class="medium">${each.host}</td>
                 <td class="number"><${Time} relative at=${each.started_at} now=${now} /></td>
@@ -45,14 +49,14 @@ export class Schedule extends View {
       `}
       <${Panel} id="queue" title="Queue" note=${queue.length ? count(queue.length) : "Nothing is due now."}>
         ${queue.length > 0 && html`
-          <${Table} label="Queue" head=${[["Pipeline"], ["State"], ["Waits for", "medium"], ["Pool", "medium"], ["Slot", "number"]]}>
+          <${Table} label="Queue" head=${[["Pipeline"], ["State"], ["Waits for", "medium"], ["Pool", "medium"], ["Slot", "number medium"]]}>
             ${queue.slice(0, MOST).map((each) => html`
               <tr key=${each.pipeline}>
                 <th scope="row"><${Name} name=${each.pipeline} /></th>
                 <td><${Chip} kind=${each.is_due ? "busy" : "warn"}>${each.waits_for.length ? "waiting on upstream" : each.why}<//></td>
                 <td class="medium">${each.waits_for.map((name, index) => html`${index ? ", " : ""}<a href=${to("pipelines", name)}>${name}</a>`)}</td>
                 <td class="medium">${each.pool}</td>
-                <td class="number"><${Time} at=${each.slot} /></td>
+                <td class="number medium"><${Time} at=${each.slot} /></td>
               </tr>
             `)}
           <//>
@@ -62,7 +66,7 @@ export class Schedule extends View {
         <div class="head"><h2 id="next">Due next</h2>${next.length > MOST && html`<p class="note">the first ${count(MOST)} of ${count(next.length)}</p>`}</div>
         ${next.length
           ? html`
-              <${Table} label="Due next" head=${[["Pipeline"], ["Schedule", "medium"], ["Its last slot", "medium"], ["Due", "number"], ["At", "number wide"]]}>
+              <${Table} label="Due next" head=${[["Pipeline"], ["Schedule", "medium"], ["Its last slot", "medium"], ["Due", "number"], ["At", "number wide"], ["Do", "end medium"]]}>
                 ${next.slice(0, MOST).map((each) => html`
                   <tr key=${each.pipeline}>
                     <th scope="row"><${Name} name=${each.pipeline} /></th>
@@ -70,6 +74,7 @@ export class Schedule extends View {
                     <td class="medium note">${each.state}</td>
                     <td class="number">${until(each.next_due, now)}</td>
                     <td class="number wide"><${Time} at=${each.next_due} /></td>
+                    <td class="end medium">${!held.has(each.pipeline) && html`<${Pause} name=${each.pipeline} of=${each.pipeline} small />`}</td>
                   </tr>
                 `)}
               <//>
@@ -77,9 +82,9 @@ export class Schedule extends View {
           : html`<${Empty} title="No pipeline has a schedule." />`}
       </section>
       ${paused.length > 0 && html`
-        <${Panel} id="paused" title="Paused" note="Open one to resume it.">
-          <${Table} label="Paused" head=${[["Pipeline"], ["Since", "number"]]}>
-            ${paused.map((each) => html`<tr key=${each.pipeline}><th scope="row"><${Name} name=${each.pipeline} /></th><td class="number"><${Time} relative at=${each.paused_at} now=${now} /></td></tr>`)}
+        <${Panel} id="paused" title="Paused" note=${count(paused.length)}>
+          <${Table} label="Paused" head=${[["Pipeline"], ["Since", "number"], ["Do", "end"]]}>
+            ${paused.map((each) => html`<tr key=${each.pipeline}><th scope="row"><${Name} name=${each.pipeline} /></th><td class="number"><${Time} relative at=${each.paused_at} now=${now} /></td><td class="end"><${Resume} name=${each.pipeline} of=${each.pipeline} small /></td></tr>`)}
           <//>
         <//>
       `}

@@ -1,11 +1,14 @@
 // One stream: its fields, size and rate, who reads it, what was rejected, and its events as they come.
 
+import { ActionsOff } from "./actions.js";
 import { Chart, SPAN_DAY, Series, rates } from "./chart.js";
 import { count, duration, plural, rate } from "./dom.js";
+import { PurgePlace, ReplayPlace } from "./letters.js";
 import { Publish } from "./publish.js";
-import { poll } from "./status.js";
+import { me, poll } from "./status.js";
+import { behind } from "./streaming.js";
 import { Tail } from "./tail.js";
-import { Chip, Component, Empty, Facts, Panel, Table, Time, Title, View, html, to } from "./ui.js";
+import { Chip, Component, Empty, Facts, Panel, Table, Time, Title, View, html, quoted, to } from "./ui.js";
 
 export class StreamView extends View {
   every = 2000;
@@ -28,8 +31,26 @@ export class StreamView extends View {
     this.others.forEach((each) => each.stop());
   }
 
+  // Pipelines and models that read it, with a key that may read every stream.
+  componentDidUpdate() {
+    if (this.asked || !me().reads_all) return;
+    this.asked = true;
+    const missing = () => {};
+    this.others.push(
+      poll("api/v1/graph", (graph) => this.setState({ graph }), { every: 60000, missing }),
+      poll("api/v1/streaming", ({ pipelines }) => this.setState({ streaming: pipelines }), { every: 6000, missing }),
+    );
+  }
+
+  readers({ name }) {
+    const { graph = { nodes: [], edges: [] }, streaming = [] } = this.state;
+    const ids = new Set(graph.edges.filter((each) => each.from === `stream:${name}`).map((each) => each.to));
+    return graph.nodes.filter((each) => ids.has(each.id)).map((each) => ({ ...each, standing: streaming.find((one) => each.kind === "streaming" && one.name === each.name) }));
+  }
+
   show(stream) {
     const { groups = [], rejected = [], day = [], dayAt = 0 } = this.state;
+    const readers = this.readers(stream);
     for (const [at, published] of stream.history || []) this.series.add(at, published);
     const at = new Date(stream.at) / 1000;
     this.series.add(at, stream.published);
@@ -66,8 +87,8 @@ export class StreamView extends View {
           `}
         <//>
       `}
-      <${Panel} id="consumers" title="Consumers" note=${groups.length ? "" : "Nobody has read it under a name yet."}>
-        ${groups.length > 0 && html`
+      <${Panel} id="consumers" title="Consumers" note=${groups.length + readers.length ? "" : "Nobody has read it under a name yet."}>
+        ${groups.length + readers.length > 0 && html`
           <${Table} label="Consumers" head=${[["Consumer"], ["Lag", "number"], ["Not acknowledged", "number medium"], ["Lost", "number medium"], ["Position", "number wide"], ["Members", "wide"]]}>
             ${groups.map((each) => html`
               <tr key=${each.consumer}>
@@ -79,11 +100,23 @@ export class StreamView extends View {
                 <td class="wide note">${each.members.map((member) => member.member).join(", ")}</td>
               </tr>
             `)}
+            ${readers.map(({ id, kind, name, standing }) => html`
+              <tr key=${id}>
+                <th scope="row"><a class="strong" href=${to(kind === "streaming" ? kind : "pipelines", name)}>${name}</a> <${Chip}>${kind}<//></th>
+                <td class=${`number ${standing && behind(standing) > 0 ? "loud" : ""}`}>${count(standing && behind(standing))}</td>
+                <td class="number medium">–</td>
+                <td class="number medium">–</td>
+                <td class="number wide">–</td>
+                <td class="wide note">${standing && !standing.running ? "not running here" : ""}</td>
+              </tr>
+            `)}
           <//>
         `}
       <//>
       ${rejected.length > 0 && html`
         <${Panel} id="rejected" title="Rejected events" note="by their reasons, of the newest 2,000">
+          ${aside.filter(([, number]) => number > 0).map(([title, number, place]) => html`<p key=${place} class="foot">${title}: ${count(number)} <${ReplayPlace} place=${place} /> <${PurgePlace} place=${place} /></p>`)}
+          <${ActionsOff} commands=${aside.filter(([, number]) => number > 0).map(([, , place]) => `weft streams replay ${quoted(place)}`)} />
           <${Table} label="Rejected events by reason" head=${[["Reason"], ["Events", "number"], ["Of", "medium"], ["Newest", "number medium"]]}>
             ${rejected.map((each) => html`
               <tr key=${`${each.kind} ${each.of} ${each.reason}`}>

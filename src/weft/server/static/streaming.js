@@ -30,7 +30,11 @@ class Flow {
   say = (series) => (this.running ? rate(series.now()) : "–");
 }
 
-const total = (lag) => (lag && Object.keys(lag).length ? Object.values(lag).reduce((a, b) => a + b, 0) : null);
+// Of all its sources, by what it wrote about itself; null where that is not known.
+export function behind({ activity }) {
+  const lags = Object.values(activity?.lag ?? {});
+  return lags.length ? lags.reduce((a, b) => a + b, 0) : null;
+}
 
 export class StreamingPipelines extends View {
   path = () => "api/v1/streaming";
@@ -60,7 +64,7 @@ export class StreamingPipelines extends View {
           ? html`
               <${Table} label="Streaming pipelines" head=${head}>
                 ${pipelines.map((each) => {
-                  const { activity } = each, flow = this.flows.get(each.name), lag = total(activity?.lag);
+                  const { activity } = each, flow = this.flows.get(each.name), lag = behind(each);
                   return html`
                     <tr key=${each.name}>
                       <th scope="row"><a class="strong" href=${to("streaming", each.name)}>${each.name}</a>${each.step && html` <${Chip}>${each.step}<//>`}<span class="note block">${each.description}</span></th>
@@ -166,11 +170,11 @@ export class StreamingPipeline extends View {
             ["Watermark", watermark.watermark ? html`<${Time} at=${watermark.watermark} />` : "none yet"],
             ["Held by", watermark.held_by.join(", ")],
             [pipeline.step === "join" ? "Oldest rows kept until" : "Next window ends", watermark.next_window_ends && html`<${Time} at=${watermark.next_window_ends} />`],
-            ["Closes with a row at", watermark.next_window_ends && html`<${Time} at=${new Date(new Date(watermark.next_window_ends).getTime() + watermark.lateness_ms)} />`],
+            ["Closes with a row at", watermark.next_window_ends && html`<${Time} at=${closes(watermark, watermark.next_window_ends)} />`],
             ["Windows open", state?.windows == null ? null : count(state.windows)],
             ["Rows in the state", count(state?.rows)],
           ]} />`}
-          ${pipeline.waiting.length > 0 && html`<${Waiting} step=${pipeline.step} waiting=${pipeline.waiting} total=${state.windows ?? pipeline.waiting.length} />`}
+          ${pipeline.waiting.length > 0 && html`<${Waiting} step=${pipeline.step} watermark=${watermark} waiting=${pipeline.waiting} total=${state.windows ?? pipeline.waiting.length} />`}
         <//>
       `}
       ${pipeline.verified && html`<${Mirror} name=${name} cdc=${activity?.cdc} verified=${pipeline.verified} now=${now} />`}
@@ -180,10 +184,13 @@ export class StreamingPipeline extends View {
   }
 }
 
+// A window closes when each source has had a row that is later than its end by the lateness.
+const closes = (watermark, end) => end && new Date(new Date(end).getTime() + watermark.lateness_ms);
+
 // What windows and joins keep, and what holds them up.
 const States = ({ states }) => html`
   <${Panel} id="states" title="State" note="what windows and joins keep between batches">
-    <${Table} label="State" head=${[["Pipeline"], ["Open", "number"], ["Rows", "number medium"], ["Watermark", "medium"], ["Held by"], ["Next closes", "number medium"]]}>
+    <${Table} label="State" head=${[["Pipeline"], ["Open", "number"], ["Rows", "number medium"], ["Watermark", "medium"], ["Held by"], ["Next closes with a row at", "number medium"]]}>
       ${states.map(({ pipeline, step, state, watermark, state_problem: problem }) => html`
         <tr key=${pipeline}>
           <th scope="row"><a class="strong" href=${to("streaming", pipeline)}>${pipeline}</a> <${Chip}>${step}<//>${problem && html`<span class="note block">${problem}</span>`}</th>
@@ -191,7 +198,7 @@ const States = ({ states }) => html`
           <td class="number medium">${count(state?.rows)}</td>
           <td class="medium"><${Time} at=${watermark?.watermark} /></td>
           <td>${watermark?.held_by.join(", ") || "–"}</td>
-          <td class="number medium"><${Time} at=${watermark?.next_window_ends} /></td>
+          <td class="number medium"><${Time} at=${closes(watermark, watermark?.next_window_ends)} /></td>
         </tr>
       `)}
     <//>
@@ -200,13 +207,14 @@ const States = ({ states }) => html`
 
 const OPEN = { window: "Open windows", session: "Open sessions", join: "Rows that wait" };
 
-const Waiting = ({ step, waiting, total }) => html`
+const Waiting = ({ step, watermark, waiting, total }) => html`
   <h3 class="sub">${OPEN[step]}${waiting.length < total ? `, the oldest ${count(waiting.length)} of ${count(total)}` : ""}</h3>
-  <${Table} label=${OPEN[step]} head=${[...(step === "window" ? [["Begins"]] : []), [step === "join" ? "Kept until" : "Ends"], ["Rows", "number"]]}>
+  <${Table} label=${OPEN[step]} head=${[...(step === "window" ? [["Begins"]] : []), [step === "join" ? "Kept until" : "Ends"], ["Closes with a row at", "medium"], ["Rows", "number"]]}>
     ${waiting.map((each) => html`
       <tr key=${each.window_end ?? each.kept_until}>
         ${each.window_start && html`<td><${Time} at=${each.window_start} /></td>`}
         <td><${Time} at=${each.window_end ?? each.kept_until} /></td>
+        <td class="medium"><${Time} at=${closes(watermark, each.window_end ?? each.kept_until)} /></td>
         <td class="number">${count(each.rows)}</td>
       </tr>
     `)}

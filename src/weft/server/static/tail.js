@@ -4,6 +4,10 @@ import { address, askJson, key, parseJson } from "./api.js";
 import { count, make, plural, say } from "./dom.js";
 
 const SHOWN = 200;
+// More rows take longer than a frame of 16 ms, where a machine stood still for a while; the others come with the next ones.
+const DRAWN_A_FRAME = 16;
+// Made once: toLocaleTimeString makes one for each call.
+const clock = new Intl.DateTimeFormat(undefined, { hour: "numeric", minute: "numeric", second: "numeric" });
 const MOST_PAUSE = 10_000;
 // So many of the last events are looked through for those that a filter wants.
 const FILTERED = 10_000;
@@ -100,6 +104,10 @@ export class Tail {
     this.waiting.push(event);
     // More than are shown are never held.
     if (this.waiting.length > SHOWN) this.waiting.shift();
+    this.drawSoon();
+  }
+
+  drawSoon() {
     if (!this.paused && !this.drawing) this.drawing = requestAnimationFrame(() => this.draw());
   }
 
@@ -113,9 +121,10 @@ export class Tail {
 
   draw() {
     this.drawing = null;
-    const rows = this.waiting.splice(0).map(row).reverse();
+    const rows = this.waiting.splice(0, DRAWN_A_FRAME).map(row).reverse();
     this.list.prepend(...rows);
     while (this.list.children.length > SHOWN) this.list.lastChild.remove();
+    if (this.waiting.length) this.drawSoon();
     this.showStatus();
   }
 
@@ -145,20 +154,23 @@ function row(message) {
     make("span", { class: "name" }, name),
     make("span", { class: "value" }, typeof value === "string" ? value : JSON.stringify(value)),
   ]);
+  // All of it when somebody looks: at hundreds a second few are looked at.
+  const all = make("pre");
+  const ontoggle = () => say(all, JSON.stringify(data.event, null, 2));
   return make(
     "li",
     {},
     make(
       "details",
-      {},
+      { ontoggle },
       make(
         "summary",
         {},
-        make("time", { datetime: at.toISOString() }, at.toLocaleTimeString()),
+        make("time", { datetime: at.toISOString() }, clock.format(at)),
         make("span", { class: "offset" }, message.lastEventId),
         make("span", { class: "fields" }, ...fields),
       ),
-      make("pre", {}, JSON.stringify(data.event, null, 2)),
+      all,
     ),
   );
 }

@@ -1,0 +1,195 @@
+"""Where a stream has its dead letters and the events that did not fit, and the replay that publishes them again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+from uuid import uuid4
+
+from weft.errors import DeclarationError, NotFoundError, SchemaError, SettingsError, WeftError
+from weft.project import current
+from weft.streams import retention
+from weft.streams.commit import Ticket
+from weft.streams.consuming import LEFT_OUT
+from weft.streams.declare import Stream
+from weft.streams.encode import Encoded, encode, to_batch
+from weft.streams.events import to_dicts
+from weft.streams.runtime import Opened, open_stream
+from weft.systems.base import Connection
+from weft.systems.log import PUBLISH_ID, RESERVED_PREFIX, ROWID, Batch, reused_key
+from weft.types import FieldType, from_json
+
+# So many are published by one commit, then removed.
+_PAGE = 100
+
+
+def places(stream: Stream) -> tuple[Stream | None, Stream | None]:
+    """Return where a stream has its dead letters and the events that did not fit; `None` where it has no such place."""
+    letters = current().streams.get(stream.dead_letter or "") or stream.dead_letters
+    return (
+        None if stream.max_deliveries is None else letters,
+        None if stream.on_schema_drift != "quarantine" else stream.quarantine,
+    )
+
+
+def owners(name: str) -> list[Stream]:
+    """Return the streams whose quarantine or dead letters have that name."""
+    return [each for each in current().streams.values() if name in {place.name for place in places(each) if place}]
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """How many events a replay published, and how many still do not fit and were put back."""
+
+    replayed: int = 0
+    refused: int = 0
+
+
+def replay_sync(
+    place: str | Stream,
+    *,
+    before: int | str | datetime | None = None,
+    connection: str | Connection | None = None,
+) -> Replayed:
+    """Publish the events of a quarantine or of dead letters to their streams again, and remove them from there.
+
+    Those that a stream still refuses are put back, at the end. `before`: only those before an offset or a moment.
+
+    What becomes of an event is decided once, by a key in its stream that says which of the two it was. A replay after
+    a crash, or beside this one, finds the decision: it publishes nothing twice, and puts nothing back that was
+    published.
+    """
+    source = open_stream(place, connection, to_read=True)  # nothing is made
+    name, log = source.stream.name, source.log
+    found = {each.name: each for each in owners(name)}
+    if not found:
+        kept = [each.name for each in places(source.stream) if each]
+        hint = f"Its rejected events are in {' and '.join(kept)}." if kept else "Name a quarantine or dead letters."
+        raise DeclarationError(f"{name} holds no rejected events of a stream.", hint=hint)
+    quarantined = next((each for each in found.values() if each.quarantine.name == name), None)
+    upto = log.head()
+    if before is not None:
+        upto = min(upto, retention.last_before(log, before))
+    done, after = Replayed(), log.floor()
+    while events := to_dicts(log.read(after, upto, _PAGE)):
+        by_stream: dict[str, list[_Rejected]] = {}
+        problem: WeftError | None = None
+        for event in events:
+            owner = quarantined or found.get(str(event.get("stream")))
+            if owner is None or not isinstance(event.get("event"), dict):
+                problem = _unknown(name, event, found)
+                break
+            ready = open_stream(owner, connection)
+            letters = by_stream.setdefault(owner.name, [])
+            letters.append(_Rejected(event, ready, is_first=not letters, of_consumer=quarantined is None))
+            after = event[ROWID]
+        for letters in by_stream.values():
+            back = _publish(letters)
+            if back:
+                _put_back(open_stream(source.stream, connection), back)
+            done = Replayed(done.replayed + len(letters) - len(back), done.refused + len(back))
+        if by_stream:
+            log.trim(after)
+        if problem is not None:
+            raise problem
+    return done
+
+
+def _unknown(place: str, event: dict[str, Any], found: Iterable[str]) -> NotFoundError:
+    rowid = event[ROWID]
+    return NotFoundError(
+        f"The event {rowid} of {place} is not a rejected event of {', '.join(found)}. "
+        "Those before it were replayed, it and those behind it were not.",
+        hint=f"Declare its stream, or remove what is up to this event: weft streams trim {place} --before {rowid + 1}",
+    )
+
+
+class _Rejected:
+    """One rejected event: its key, and either its columns for its stream or why that refuses it."""
+
+    def __init__(self, record: dict[str, Any], ready: Opened, *, is_first: bool, of_consumer: bool) -> None:
+        self.ready = ready
+        self.record = {name: value for name, value in record.items() if not name.startswith(RESERVED_PREFIX)}
+        # With the publish: a place that was deleted and created again has the same offsets again.
+        self.key = f"replay {record[PUBLISH_ID]} {record[ROWID]}"
+        # The event of a dead letter was published under the key of its fields before: it is no duplicate of itself.
+        self._key_fields: tuple[str, ...] | None = () if of_consumer else None
+        self._encoded = Encoded((), [], [])
+        stream, log = ready.stream, ready.log
+        # Not into the quarantine by itself: that would be under another key each time.
+        strict = replace(stream, on_schema_drift="reject") if stream.on_schema_drift == "quarantine" else stream
+        fields = log.fields(fresh=is_first)  # another process may have added columns
+        self.fits = False
+        if of_consumer and LEFT_OUT in str(self.record.get("reason")):
+            return  # what was left out would be lost
+        try:
+            self._encoded = encode(strict, log, [_event(self.record["event"], stream, fields)], fresh=False)
+            self.fits = True
+        except SchemaError as error:
+            known = {"field": error.field} if "field" in self.record else {}
+            self.record |= {"reason": error.what, **known}
+
+    def batch(self, publish_id: str) -> Batch:
+        """Return what decides over it: the event, or nothing but its key."""
+        return to_batch(
+            self.ready.stream,
+            self.ready.log,
+            [(publish_id, len(self._encoded.events))],
+            self._encoded,
+            self._key_fields,
+            publish_key=self.key,
+            published=[{"fits": self.fits}],
+        )
+
+
+def _event(body: dict[str, Any], stream: Stream, fields: dict[str, FieldType]) -> dict[str, Any]:
+    """Return an event of its JSON."""
+    event = {}
+    for name, value in body.items():
+        if value is None and name in fields and name not in stream.fields:
+            continue  # read of a column that the event did not have
+        try:
+            event[name] = from_json(value, fields[name]) if name in fields else value
+        except ValueError:  # the stream says what is wrong
+            event[name] = value
+    return event
+
+
+def _publish(letters: Sequence[_Rejected]) -> list[_Rejected]:
+    """Decide over rejected events of one stream, and return those to put back."""
+    ready, publish_id = letters[0].ready, str(uuid4())
+    try:
+        _commit(ready, publish_id, [each.batch(publish_id) for each in letters])
+    except SettingsError as error:
+        if error.what != reused_key(ready.log.name).what:
+            raise
+        # A replay before this one decided otherwise, when the declaration was another. That stands.
+        if len(letters) > 1:
+            return [back for each in letters for back in _publish([each])]
+        return [each for each in letters if each.fits]
+    return [each for each in letters if not each.fits]
+
+
+def _put_back(place: Opened, letters: Sequence[_Rejected]) -> None:
+    """Store rejected events at the end of their place. Its own rules do not apply, as when they came there."""
+    lenient, publish_id = replace(place.stream, validate_schema=False, on_schema_drift="evolve"), str(uuid4())
+    batches = [
+        to_batch(
+            lenient,
+            place.log,
+            [(publish_id, 1)],
+            encode(lenient, place.log, [each.record], fresh=False),
+            (),
+            publish_key=each.key,
+        )
+        for each in letters
+    ]
+    _commit(place, publish_id, batches)
+
+
+def _commit(ready: Opened, publish_id: str, batches: list[Batch]) -> None:
+    ready.keyed = True
+    ready.hub.committer.publish(Ticket(ready, publish_id, [], lambda _: batches, batches=batches))
+    retention.enforce_soon(ready)

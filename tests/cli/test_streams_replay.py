@@ -1,0 +1,27 @@
+"""`weft streams replay` publishes rejected events again, and asks first where somebody can answer."""
+
+from __future__ import annotations
+
+import json
+
+import weft
+from workers import declare, drain
+
+
+def test_replay(streams, call) -> None:
+    declare("numbers", fields={"n": "int64"}, on_schema_drift="quarantine")
+    weft.publish_sync("numbers", [{"n": 1}, {"n": 2, "unit": "m"}, {"n": "three"}])
+    declare("numbers", fields={"n": "int64", "unit": "string"}, on_schema_drift="quarantine")
+    replay = ["streams", "replay", "numbers__quarantine"]
+    asked = call(*replay, code=2).stderr
+    assert "Publish all events of numbers__quarantine to numbers again, for all consumers? Nobody can answer" in asked
+    done = call(*replay, "--yes").stdout
+    assert done == "replayed 1 event of numbers__quarantine; 1 still does not fit\n"
+    assert [event["n"] for event in drain("numbers")] == [1, 2]
+    assert json.loads(call(*replay, "--yes", "--before", "1h", "--format", "json").stdout) == {
+        "replayed": 0,
+        "refused": 0,
+    }
+    refused = call("streams", "replay", "numbers", "--yes", code=1).stderr
+    assert "numbers holds no rejected events of a stream." in refused
+    assert "numbers__quarantine" in refused

@@ -1,0 +1,173 @@
+"""A replay publishes quarantined events and dead letters to their streams, each once, wherever one ended before."""
+
+from __future__ import annotations
+
+import itertools
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+import weft
+from weft import DeclarationError, NotFoundError, SettingsError
+from weft.project import Project
+from weft.streams.rejected import Replayed, replay_sync
+from workers import declare, drain, plain, start, started
+
+PLACE = "orders__quarantine"
+_readers = map(str, itertools.count())
+
+
+def held(name: str) -> list[dict[str, Any]]:
+    """Everything that a stream has, as it was published."""
+    return [plain(event) for event in drain(name, f"reader {next(_readers)}")]
+
+
+def declare_orders(*more: str) -> None:
+    declare(fields={"n": "int64", **dict.fromkeys(more, "string")}, on_schema_drift="quarantine")
+
+
+def make_dead(*events: dict[str, Any], stream: str = "orders") -> None:
+    weft.publish_sync(stream, list(events))
+    weft.consume_sync(stream, "worker", member="a")
+    assert weft.consume_sync(stream, "worker", member="a") == []
+
+
+def test_quarantined_events(streams: Project) -> None:
+    declare_orders()
+    weft.publish_sync("orders", [{"n": 1}, {"n": 2, "colour": "red"}, {"n": "three"}, {"n": 4, "colour": "blue"}])
+    declare_orders("colour")
+    weft.publish_sync("orders", {"n": 5, "size": "L"})
+    last = drain(PLACE, "reader")[-1]["_weft_rowid"]
+    assert replay_sync(PLACE, before=last) == Replayed(replayed=2, refused=1)
+    expected = [{"n": 1}, {"n": 2, "colour": "red"}, {"n": 4, "colour": "blue"}]
+    assert held("orders") == expected
+    # The one that does not fit is behind those that came meanwhile, with why it does not.
+    later, back = held(PLACE)
+    assert later["event"] == {"n": 5, "size": "L"}
+    assert (back["event"], back["field"]) == ({"n": "three"}, "n")
+    assert "it must be int64" in back["reason"]
+    assert replay_sync(PLACE) == Replayed(refused=2)
+    assert held("orders") == expected
+    assert len(held(PLACE)) == 2
+    declare_orders("colour", "size")
+    assert replay_sync(PLACE, before=datetime(2020, 1, 1, tzinfo=UTC)) == Replayed()
+    assert replay_sync(PLACE) == Replayed(replayed=1, refused=1)
+    assert held("orders") == [*expected, {"n": 5, "size": "L"}]
+
+
+@pytest.mark.timing
+@pytest.mark.parametrize("step", ["put back", "trim"])
+def test_once_if_it_is_killed(streams: Project, step: str) -> None:
+    """Between the publish and the removal, and if the next replay has another declaration, by which more events fit."""
+    declare_orders("colour")
+    bad = [{"n": n, "size": "L"} for n in range(3)]
+    good = [{"n": n, "shape": "round"} for n in range(3, 6)]
+    weft.publish_sync("orders", [each for pair in zip(bad, good, strict=True) for each in pair])
+    last = drain(PLACE, "reader")[-1]["_weft_rowid"]
+    killed = start(
+        """
+        import os, signal
+        from weft.streams import rejected
+        die = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+        declare(fields={"n": "int64", "colour": "string", "shape": "string"}, on_schema_drift="quarantine")
+        if args[0] == "trim":
+            type(rejected.open_stream("orders__quarantine", to_read=True).log).trim = die
+        else:
+            rejected._put_back = die
+        rejected.replay_sync("orders__quarantine")
+        """,
+        step,
+    )
+    with pytest.raises(AssertionError, match="status -9"):
+        killed.answer()
+    declare_orders("colour", "shape", "size")
+    assert held("orders") == good
+    # What was decided stands: three were published, three did not fit.
+    assert replay_sync(PLACE, before=last + 1) == Replayed(replayed=3, refused=3)
+    assert held("orders") == good
+    assert [each["event"] for each in held(PLACE)] == bad
+    assert replay_sync(PLACE) == Replayed(replayed=3)
+    assert held("orders") == [*good, *bad]
+    assert held(PLACE) == []
+
+
+@pytest.mark.timing
+def test_once_with_several_processes(streams: Project) -> None:
+    declare_orders()
+    events = [{"n": n, "colour": "red"} for n in range(350)]
+    weft.publish_sync("orders", events)
+    code = """
+        from weft.streams.rejected import replay_sync
+        declare(fields={"n": "int64", "colour": "string"}, on_schema_drift="quarantine")
+        line()
+        replay_sync("orders__quarantine")
+    """
+    with started(3, code) as runs:
+        for run in runs:
+            run.ready()
+        for run in runs:
+            run.tell()
+        for run in runs:
+            run.answer()
+    assert sorted(held("orders"), key=lambda event: event["n"]) == events
+    assert held(PLACE) == []
+
+
+def test_dead_letters_of_a_stream_with_keys(streams: Project) -> None:
+    """They are no duplicates of themselves, and every value comes back."""
+    event = {
+        "n": 1,
+        "price": Decimal("1.500000000000000000"),
+        "day": date(2026, 1, 31),
+        "at": datetime(2026, 1, 31, tzinfo=UTC),
+        "doc": {"a": [None, 0.1]},
+        "raw": b"\x00\xff",
+        "id": UUID(int=5),
+        "huge": 2**70,
+    }
+    declare(fields={"n": "int64"}, idempotency_key="n", max_deliveries=1)
+    make_dead(event, {"n": 2})
+    assert replay_sync("orders__dead_letter") == Replayed(replayed=2)
+    assert held("orders") == [event, {"n": 2}] * 2
+    assert held("orders__dead_letter") == []
+    # Its consumer gets it again, and may fail again.
+    assert [each["n"] for each in weft.consume_sync("orders", "worker", member="a")] == [1, 2]
+    assert weft.consume_sync("orders", "worker", member="a") == []
+    assert replay_sync("orders__dead_letter") == Replayed(replayed=2)
+    assert len(held("orders")) == 6
+
+
+def test_a_dead_letter_without_all_of_its_event_stays(streams: Project) -> None:
+    declare(max_deliveries=1)
+    make_dead({"long": "é\x01" * 2_000_000}, {"n": 1})
+    assert replay_sync("orders__dead_letter") == Replayed(replayed=1, refused=1)
+    (letter,) = held("orders__dead_letter")
+    assert "left out: 'long'" in letter["reason"]
+    assert replay_sync("orders__dead_letter") == Replayed(refused=1)
+
+
+def test_a_place_for_several_streams(streams: Project) -> None:
+    declare("failed", fields={"reason": "string"})
+    for name in ("orders", "refunds"):
+        declare(name, max_deliveries=1, dead_letter="failed")
+        make_dead({"n": name}, stream=name)
+    weft.publish_sync("failed", {"reason": "published by hand"})
+    with pytest.raises(NotFoundError, match="is not a rejected event of orders, refunds") as refused:
+        replay_sync("failed")
+    assert "weft streams trim failed --before" in str(refused.value.hint)
+    assert held("orders") == [{"n": "orders"}] * 2
+    assert held("refunds") == [{"n": "refunds"}] * 2
+    assert held("failed") == [{"reason": "published by hand"}]
+
+
+def test_what_is_refused(streams: Project) -> None:
+    declare_orders()
+    with pytest.raises(DeclarationError, match="orders holds no rejected events") as refused:
+        replay_sync("orders")
+    assert PLACE in str(refused.value.hint)
+    assert replay_sync(PLACE) == Replayed()  # nothing was ever rejected
+    with pytest.raises(SettingsError, match="before takes an offset"):
+        replay_sync(PLACE, before="yesterday")
