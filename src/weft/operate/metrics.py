@@ -98,7 +98,7 @@ class Metrics:
         others = [family for collect in reversed(self.others) for family in collect()]
         if found := [each for family in others for each in family.samples if each.name == name]:
             return next((each.value for each in found if dict(each.labels) == labels), None)
-        known = [each.name for each in (*METRICS, *others)]
+        known = [*(each.name for each in METRICS), *(each.name for each in others)]
         raise NotFoundError(f"There is no metric {name!r}.", hint=listed(name, known, ""))
 
     def collect(self) -> Iterator[sinks.Family]:

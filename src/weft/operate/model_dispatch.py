@@ -11,7 +11,6 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Sequence
 
-from weft.errors import WeftError
 from weft.operate.executors import Started
 from weft.operate.model_worker import ModelWorker, Standing
 from weft.operate.runlog import RunLog
@@ -20,8 +19,8 @@ from weft.operate.scheduler import Scheduler
 from weft.pipelines.models import Model
 
 _log = logging.getLogger("weft.scheduler")
-_LOOK_SECONDS = 0.5
-"""How often it looks whether a build that it started has ended."""
+_LOOK_SECONDS, _MOST_LOOK_SECONDS = 0.5, 5.0
+"""How often it looks whether a build that it started has ended: at first, and after a while."""
 _STOP_SECONDS = 5.0
 """How long the end of a scheduler waits for a look at models: a database may hang."""
 
@@ -83,13 +82,14 @@ class _Dispatches:
 
     def _outcome(self, name: str, started: Started, known: tuple[str, int] | None) -> Outcome | None:
         """Wait for the end of a build; `None` where it claimed nothing, or this process stops."""
-        tells_end = getattr(started, "tells_end", False)
-        while not self._ended.wait(_LOOK_SECONDS):
-            code = started.ended()
+        tells_end, pause = getattr(started, "tells_end", False), _LOOK_SECONDS
+        while not self._ended.wait(pause):
+            pause = min(pause * 2, _MOST_LOOK_SECONDS)
             try:
-                last = self.log.latest([name])[name].last
-            except WeftError:
-                continue  # the log is away for now
+                code, last = started.ended(), self.log.latest([name])[name].last
+            except Exception as error:  # the log or the cluster is away for now
+                _log.warning("nobody can tell whether %s has ended: %s", name, described(error))
+                continue
             is_new = last is not None and (last.run_id, last.attempt) != known
             if last is not None and is_new and last.status != "running":
                 return Outcome(name, last.status, run_id=last.run_id, attempt=last.attempt, seconds=last.seconds)
