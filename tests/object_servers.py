@@ -102,7 +102,8 @@ class SeaweedServer(_ObjectServer):
             ports.append(f"-{part}.port.grpc={servers.free_port()}")
             if part != "s3":
                 ports.append(f"-{part}.port={servers.free_port()}")
-        place = [f"-dir={self.folder}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-volume.max=50"]
+        # Each bucket takes seven volumes.
+        place = [f"-dir={self.folder}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-volume.max=5000"]
         return [self.program, "server", "-filer", "-s3", "-master.volumeSizeLimitMB=64", *place, *ports]
 
     def connect(self, database: str | None = None) -> Any:
