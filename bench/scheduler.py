@@ -1,5 +1,8 @@
 """Ticks of the scheduler over 10,000 pipelines, its run log in PostgreSQL: `python -m bench.scheduler [--rounds 5]`.
 
+Where nothing is due, the bar is about processor time, of the scheduler and of PostgreSQL: a tick comes every ten
+seconds. Where something is due, it is about the time until all of it was started.
+
 All pipelines have run for their last slot. Then nothing is due; or a hundred are, each of which starts a process that
 ends at once.
 """
@@ -7,12 +10,15 @@ ends at once.
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import servers
 import weft
@@ -25,6 +31,15 @@ from weft.project import Project, use
 
 PIPELINES, DUE = 10_000, 100
 BARS = {"nothing due": 1.5, f"{DUE} due": 5.0}
+"""The most seconds of a tick."""
+
+
+class Took(NamedTuple):
+    """Seconds of a tick, and processor seconds of the scheduler and of the server."""
+
+    wall: float
+    scheduler: float
+    server: float
 
 
 class _Started:
@@ -47,9 +62,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.scheduler", description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
-    url = servers.shared("postgres").create_database("bench_scheduler")
+    server = servers.shared("postgres")
+    url = server.create_database("bench_scheduler")
     now = datetime.now(UTC)
-    times: dict[str, list[tuple[float, float]]] = {name: [] for name in BARS}
+    times: dict[str, list[Took]] = {name: [] for name in BARS}
     with use(Project()) as project, open_run_log(url) as log:
         project.clock = lambda: now.timestamp()
         _declare()
@@ -57,16 +73,20 @@ def main() -> int:
             _fill(log, project, now)
             made = Scheduler(log, _Processes(), most_running=PIPELINES)
             made.tick()
-            times["nothing due"].append(_timed(made, 0))
+            times["nothing due"].append(_timed(made, server, 0))
             _forget_slots(log, DUE)
-            times[f"{DUE} due"].append(_timed(made, DUE))
+            times[f"{DUE} due"].append(_timed(made, server, DUE))
             made.hand_over()
-    print(f"| a tick over {PIPELINES:,} pipelines | at most s | s | processor s of the scheduler | |")
-    print("| --- | --- | --- | --- | --- |")
+    print(f"| a tick over {PIPELINES:,} pipelines | at most s | s | processor s of the scheduler | of PostgreSQL | |")
+    print("| --- | --- | --- | --- | --- | --- |")
+    are_reached = []
     for name, bar in BARS.items():
-        took, worked = (statistics.median(each) for each in zip(*times[name], strict=True))
-        print(f"| {name} | {bar} | **{took:.2f}** | {worked:.2f} | {'✓' if took <= bar else '✗'} |")
-    return 0 if all(statistics.median(took for took, _ in times[name]) <= bar for name, bar in BARS.items()) else 1
+        took = Took(*(statistics.median(each) for each in zip(*times[name], strict=True)))
+        measured = took.scheduler + took.server if name == "nothing due" else took.wall
+        are_reached.append(measured <= bar)
+        numbers = f"{took.wall:.2f} | {took.scheduler:.2f} | {took.server:.2f}"
+        print(f"| {name} | {bar} | {numbers} | {'✓' if measured <= bar else '✗'} |")
+    return 0 if all(are_reached) else 1
 
 
 def _declare() -> None:
@@ -109,10 +129,21 @@ def _forget_slots(log: RunLog, count: int) -> None:
             session.run(f"UPDATE {book.claims} SET slot_run_id = NULL WHERE pipeline = ?", (f"pipeline_{number * 97}",))
 
 
-def _timed(made: Scheduler, due: int) -> tuple[float, float]:
-    began, worked = time.perf_counter(), time.process_time()
+def _timed(made: Scheduler, server: servers.Server, due: int) -> Took:
+    began, worked, served = time.perf_counter(), time.process_time(), _processor_seconds(server)
     assert len(made.tick()) == due
-    return time.perf_counter() - began, time.process_time() - worked
+    return Took(time.perf_counter() - began, time.process_time() - worked, _processor_seconds(server) - served)
+
+
+def _processor_seconds(server: servers.Server) -> float:
+    """Return the processor time of the processes of a server that run now."""
+    assert server.process is not None
+    ticks = 0
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it has just ended
+            fields = file.read_text().rpartition(")")[2].split()
+            ticks += int(fields[11]) + int(fields[12]) if int(fields[1]) == server.process.pid else 0
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 if __name__ == "__main__":

@@ -13,9 +13,11 @@ import io
 import json
 import logging
 import os
+import random
 import signal
 import sys
 import tempfile
+import threading
 from typing import Any
 
 from lent_session import borrow
@@ -70,6 +72,12 @@ def command(job: dict[str, Any], steps: int) -> None:
         logger = logging.getLogger(name)
         logger.setLevel(logging.DEBUG)
         logger.addHandler(handler)
+    if job["after"] is not None:
+        wait, number = job["after"], signal.Signals[job["signal"]]
+        # Each of several at another moment.
+        timer = threading.Timer(random.SystemRandom().uniform(*wait), os.kill, (os.getpid(), number))
+        timer.daemon = True
+        timer.start()
     sys.argv = ["weft", *job["arguments"]]
     from weft.cli import main
 

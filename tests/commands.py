@@ -49,18 +49,21 @@ class Commands:
         *arguments: str,
         stdin: str | None = None,
         at: int | None = None,
+        after: tuple[float, float] | None = None,
         signal: str = "SIGKILL",
         processes: int = 1,
         is_watched: bool = True,
         **environment: str,
     ) -> None:
-        """Start a command. The signal comes at step `at`; one that is not watched does not tell its steps."""
+        """Start a command. The signal comes at step `at`, or `after` seconds from this to that, by chance; one that is
+        not watched does not tell its steps."""
         job = {
             "folder": str(place.folder),
             "arguments": arguments,
             "environment": {**os.environ, **place.environment, **environment},
             "stdin": stdin,
             "at": at,
+            "after": after,
             "signal": signal,
             "processes": processes,
             "is_watched": is_watched,

@@ -1,4 +1,5 @@
-"""Servers that speak the protocols of Azure Blob Storage and of Google Cloud Storage. `make faults` installs them."""
+"""Servers that speak the protocols of Azure Blob Storage, of Google Cloud Storage and of S3. `make faults` installs
+them."""
 
 from __future__ import annotations
 
@@ -81,4 +82,40 @@ class FakeGcsServer(_ObjectServer):
         return name
 
 
-servers.KINDS |= {"azure": AzuriteServer, "gcs": FakeGcsServer}
+class SeaweedServer(_ObjectServer):
+    """Another S3 than moto's, which checks no signature where nobody has a key."""
+
+    name = "SeaweedFS"
+    package = "uv"
+
+    @classmethod
+    def search_path(cls) -> list[str]:
+        return [str(CACHE / "seaweedfs" / "bin")]
+
+    @classmethod
+    def programs(cls) -> list[str]:
+        return ["weed"]
+
+    def command(self) -> list[str]:
+        ports = [f"-s3.port={self.port}"]
+        for part in ("master", "volume", "filer", "s3"):
+            ports.append(f"-{part}.port.grpc={servers.free_port()}")
+            if part != "s3":
+                ports.append(f"-{part}.port={servers.free_port()}")
+        # Each bucket takes seven volumes.
+        place = [f"-dir={self.folder}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-volume.max=5000"]
+        return [self.program, "server", "-filer", "-s3", "-master.volumeSizeLimitMB=64", *place, *ports]
+
+    def connect(self, database: str | None = None) -> Any:
+        # Its port answers before its filer does.
+        urlopen(f"{self.url()}/", timeout=5).close()
+        return super().connect()
+
+    def create_bucket(self) -> str:
+        """Make an empty bucket and give its name."""
+        name = f"bucket-{next(self.numbers)}"
+        urlopen(Request(f"{self.url()}/{name}", method="PUT")).close()
+        return name
+
+
+servers.KINDS |= {"azure": AzuriteServer, "gcs": FakeGcsServer, "seaweed": SeaweedServer}

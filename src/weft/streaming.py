@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import Any, Unpack, overload
 
 from weft.operate.run_options import OPTIONS, RunKeywords, Running
@@ -47,9 +48,9 @@ def run_streaming_pipeline(**options: Any) -> None:
 
         weft.run_streaming_pipeline(name="copies", source=orders, target="warehouse", target_table="orders", once=True)
 
-    `options` are those of `@weft.streaming_pipeline` and those of `weft consume`: `once`, `metrics_port`,
-    `metrics_host`, `restart_on_error`, `min_backoff_ms`, `max_backoff_ms`, `max_restarts`. SIGTERM and Ctrl-C finish
-    the batch in hand; then it returns, or raises `KeyboardInterrupt`.
+    `options` are those of `@weft.streaming_pipeline` and those of `weft consume`: `once`, `metrics`,
+    `metrics_port`, `metrics_host`, `restart_on_error`, `min_backoff_ms`, `max_backoff_ms`, `max_restarts`. SIGTERM and
+    Ctrl-C finish the batch in hand; then it returns, or raises `KeyboardInterrupt`.
     """
     running = Running(**{name: options.pop(name) for name in OPTIONS if name in options})
     _supervise(make(OPTIONS, **options), running)
@@ -58,8 +59,8 @@ def run_streaming_pipeline(**options: Any) -> None:
 def run_pipeline(config: str | os.PathLike[str], **options: Unpack[RunKeywords]) -> None:
     """Run the streaming pipeline of a TOML file until it is stopped, as `weft consume pipeline.toml` does.
 
-    `options` are those of the command: `once`, `metrics_port`, `metrics_host`, `restart_on_error`, `min_backoff_ms`,
-    `max_backoff_ms`, `max_restarts`.
+    `options` are those of the command: `once`, `metrics`, `metrics_port`, `metrics_host`, `restart_on_error`,
+    `min_backoff_ms`, `max_backoff_ms`, `max_restarts`.
     """
     from weft.pipelines.streaming.toml import read
 
@@ -71,9 +72,11 @@ def run_pipeline(config: str | os.PathLike[str], **options: Unpack[RunKeywords])
 def _supervise(pipeline: StreamingPipeline, running: Running) -> None:
     # Spark and Arrow, which declaring a pipeline does not need.
     from weft.engine.streaming.spark_engine import SparkEngine
+    from weft.operate import sinks
     from weft.operate.streaming_alerts import reported
     from weft.operate.supervisor import supervise
     from weft.operate.traces import open_traces, project_url
 
+    running = replace(running, metrics=sinks.project_url(running.metrics))
     with open_traces(project_url()), reported(pipeline) as listeners:
         supervise(SparkEngine(pipeline), running, listeners)

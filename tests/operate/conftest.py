@@ -21,15 +21,15 @@ from weft.project import Project, use
 
 KINDS = [
     *("sqlite", "postgres", "mysql", "duckdb", "s3"),
-    *(pytest.param(kind, marks=pytest.mark.full) for kind in ("azure", "gcs")),
+    *(pytest.param(kind, marks=pytest.mark.full) for kind in ("azure", "gcs", "seaweed")),
 ]
 
 
 def url_of(kind: str, folder: Path, shared_server: Callable[[str], servers.Server]) -> Iterator[str]:
     if kind == "memory":
         yield "memory://"
-    elif kind == "s3":
-        server: Any = shared_server("s3")
+    elif kind in ("s3", "seaweed"):
+        server: Any = shared_server(kind)
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("AWS_ACCESS_KEY_ID", "me")
             patch.setenv("AWS_SECRET_ACCESS_KEY", "hunter2")

@@ -31,7 +31,9 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 pytestmark = pytest.mark.parametrize(
-    "log_url", ["s3", *(pytest.param(kind, marks=pytest.mark.full) for kind in ("azure", "gcs"))], indirect=True
+    "log_url",
+    ["s3", *(pytest.param(kind, marks=pytest.mark.full) for kind in ("azure", "gcs", "seaweed"))],
+    indirect=True,
 )
 
 

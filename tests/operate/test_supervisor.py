@@ -23,12 +23,14 @@ from hypothesis import strategies as st
 
 import servers
 import weft
+from collector import collector
 from operate.scripted_engine import IDLE, ScriptedEngine, StartFails
 from servers import wait_until
 from weft.engine import session
 from weft.engine.streaming.checkpoint import Checkpoint
 from weft.engine.streaming.query import Query
 from weft.engine.streaming.spark_engine import SparkEngine
+from weft.operate import metrics
 from weft.operate.listener import RunListener
 from weft.operate.run_options import OPTIONS, Running
 from weft.operate.streaming_metrics import served
@@ -323,6 +325,36 @@ def test_metrics_are_served_while_it_runs() -> None:
     assert counted(texts[0], "rows_consumed_total") == 2
     with pytest.raises(OSError):
         _metrics(port)
+
+
+@pytest.mark.parametrize("sink", ["stdout", "memory", "prometheus", "otlp"])
+def test_sinks_of_metrics(sink: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of runs take the metrics of a pipeline too, the last values at its end."""
+    port, texts = servers.free_port(), []
+    monkeypatch.setattr(metrics, "MEMORY", metrics.Metrics())
+    with collector() as collected:
+        url = {"prometheus": f"prometheus://127.0.0.1:{port}", "otlp": collected.url}.get(sink, f"{sink}://")
+        steps = [lambda: texts.append(_metrics(port))] if sink == "prometheus" else []
+        engine = ScriptedEngine([2, *steps])
+        supervise(engine, Running(once=True, metrics=url))
+        sent = collected.received
+    if sink == "stdout":
+        texts.append(capsys.readouterr().out)
+    if sink == "memory":
+        value = metrics.MEMORY.value
+        assert value("weft_streaming_rows_consumed_total", pipeline=engine.name) == 2
+        assert value("weft_streaming_rows_consumed_total", pipeline="other") is None
+    elif sink == "otlp":
+        found = {each.name: each for each in sent[-1][1].resource_metrics[0].scope_metrics[0].metrics}
+        (point,) = found["weft_streaming_rows_consumed"].sum.data_points
+        assert point.as_double == 2 and found["weft_streaming_rows_consumed"].sum.is_monotonic
+        (point,) = found["weft_streaming_batch_seconds"].histogram.data_points
+        assert point.count == sum(point.bucket_counts) == 1
+        assert len(point.bucket_counts) == len(point.explicit_bounds) + 1
+        assert point.sum > 0 and not point.HasField("min")
+        assert found["weft_streaming_lag"].gauge.data_points[0].as_int == 7
+    else:
+        assert counted(texts[0], "rows_consumed_total") == 2
 
 
 def test_a_port_that_is_taken() -> None:

@@ -5,11 +5,16 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+import servers
+from collector import attributes, collector
+from served import start
 from servers import wait_until
 
 CLICKS = """
@@ -93,3 +98,54 @@ def test_workers_are_added_up_and_the_dead_have_no_subscribers(server: Callable[
     found = samples(served)
     assert found.get(("weft_subscribers", "clicks"), 0) == 0
     assert found["weft_events_published_total", "clicks"] == 20
+
+
+@pytest.mark.timing
+def test_a_collector_gets_them_too(server: Callable[..., Any]) -> None:
+    """One of the workers sends what all of them have counted."""
+
+    def sent() -> dict[str, Any]:
+        for _, request in collected.received[-1:]:
+            return {each.name: each for each in request.resource_metrics[0].scope_metrics[0].metrics}
+        return {}
+
+    def published() -> float:
+        points = sent()["weft_events_published"].sum.data_points if "weft_events_published" in sent() else ()
+        return sum(each.as_double for each in points)
+
+    def head() -> list[int]:
+        return [each.as_int for each in sent()["weft_stream_head"].gauge.data_points]
+
+    with collector() as collected:
+        often = {"OTEL_METRIC_EXPORT_INTERVAL": "200"}
+        served = server(CLICKS, "--workers", "2", "--metrics", collected.url, env=often)
+        for number in range(20):  # whichever worker answers
+            with served.new_client() as client:
+                assert client.post("/api/v1/streams/clicks", json={"n": number}).status_code == 202
+        # The state of streams is read every few seconds at most.
+        wait_until(lambda: published() == 20 and head() == [20], "all events", 120)
+        assert served.stop() == 0
+        found = sent()
+    assert {path for path, _ in collected.received} == {"/v1/metrics"}
+    seconds = [
+        each
+        for each in found["weft_http_request_seconds"].histogram.data_points
+        if attributes(each) == {"route": PUBLISH, "method": "POST"}
+    ]
+    assert [each.count for each in seconds] == [20]
+
+
+def test_another_port(server: Callable[..., Any]) -> None:
+    port = servers.free_port()
+    served = server(CLICKS, "--metrics", f"prometheus://127.0.0.1:{port}")
+    served.publish("clicks", [{"n": 1}, {"n": 2}])
+    text = httpx.get(f"http://127.0.0.1:{port}/metrics").text
+    assert 'weft_events_published_total{stream="clicks"} 2.0' in text
+    assert 'weft_stream_head{stream="clicks"} 2.0' in text
+
+
+def test_a_wrong_sink_ends_the_command(tmp_path: Path) -> None:
+    served = start(tmp_path / "served", CLICKS, "--metrics", "otpl://collector")
+    assert served.process.wait(120) == 1
+    text = served.log_file.read_text()
+    assert "There is no metrics sink otpl://" in text and "Did you mean 'otlp'" in text

@@ -50,10 +50,20 @@ format_option = click.option(
 )
 run_log_option = click.option(
     "--run-log",
+    "--run-log-url",
+    "run_log",
     metavar="URL",
     envvar="WEFT_RUN_LOG",
-    help="Where runs are recorded: sqlite://PATH, postgres://…, mysql://…, duckdb://PATH, memory://, or a "
-    "connection's name. By default run_log in weft.toml, or .weft/runs.db.",
+    help="Where runs are recorded: sqlite://PATH, postgres://…, mysql://…, duckdb://PATH, s3://…, gcs://…, "
+    "azureblob://…, memory://, or a connection's name. By default run_log in weft.toml, or .weft/runs.db.",
+)
+
+metrics_option = click.option(
+    "--metrics",
+    metavar="URL",
+    envvar="WEFT_METRICS",
+    help="Where counts and durations go: prometheus://:9100, otlp://collector:4318, stdout://, null://. By default "
+    "metrics in weft.toml.",
 )
 
 alerter_option = click.option(

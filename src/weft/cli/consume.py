@@ -25,12 +25,14 @@ from weft.cli.common import (
     find_declared,
     log_format_option,
     log_to_stderr,
+    metrics_option,
     plural,
     run_log_option,
     traces_option,
 )
 from weft.engine.progress import live
 from weft.engine.streaming.spark_engine import SparkEngine
+from weft.operate import sinks
 from weft.operate.listener import RunListener
 from weft.operate.run_options import Running
 from weft.operate.streaming_alerts import reported
@@ -74,13 +76,20 @@ def find_pipeline(what: str) -> StreamingPipeline:
 @_number("--max-backoff-ms", default=Running.max_backoff_ms, help="Wait no longer than this.")
 @_number("--max-restarts", help="Give up after so many starts without a batch that succeeds.  [default: never]")
 @engine_option
+@metrics_option
 @traces_option
 @log_format_option
 @run_log_option
 @alerter_option
 @common_options
 def consume(
-    what: str, every: str | None, output: str, run_log: str | None, alerters: tuple[str, ...], **running: Any
+    what: str,
+    every: str | None,
+    output: str,
+    run_log: str | None,
+    alerters: tuple[str, ...],
+    metrics: str | None,
+    **running: Any,
 ) -> None:
     """Run a streaming pipeline until it is stopped: that of a TOML file, or the one declared as NAME.
 
@@ -99,6 +108,7 @@ def consume(
         log_to_stderr("%(asctime)s %(levelname)s: %(message)s")
         logging.getLogger("weft.operate").setLevel(logging.INFO)
         with reported(pipeline, alerters, run_log) as reporting:
+            running["metrics"] = sinks.project_url(metrics)
             supervise(SparkEngine(pipeline), Running(**running), [listener, *reporting])
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
 from datetime import datetime
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -22,6 +23,7 @@ from weft.cli.common import (
     format_option,
     log_format_option,
     log_to_stderr,
+    metrics_option,
     module_option,
     none_declared,
     print_json,
@@ -31,7 +33,7 @@ from weft.cli.common import (
     traces_of_runs_option,
 )
 from weft.errors import DeclarationError, NotFoundError, unknown
-from weft.operate import freshness, log_format
+from weft.operate import freshness, log_format, sinks
 from weft.pipelines import graph
 from weft.project import current
 from weft.settings import read_project_file
@@ -46,15 +48,6 @@ if TYPE_CHECKING:
 
 _NAMES = click.argument("names", nargs=-1, metavar="[NAME]...")
 _EXIT_INTERRUPTED, _EXIT_TERMINATED = 130, 143
-
-
-metrics_option = click.option(
-    "--metrics",
-    metavar="URL",
-    envvar="WEFT_METRICS",
-    help="Where counts and durations go: prometheus://:9100, otlp://collector:4318, stdout://, null://. By default "
-    "metrics in weft.toml.",
-)
 
 
 def _execution(
@@ -107,7 +100,7 @@ def open_runner(
     opened_alerters = open_alerters(alerters or settings.get("alerters", ()))
     with (
         opened_alerters,
-        open_metrics(metrics or settings.get("metrics")) as counted,
+        open_metrics(sinks.project_url(metrics)) as counted,
         open_run_log(url, or_memory=or_memory and not read_only, read_only=read_only) as log,
     ):
         yield Runner(log, partial(_execution, full=full, span=span), opened_alerters, metrics=counted)
@@ -357,6 +350,28 @@ def _has_lost_engine() -> bool:
     return True
 
 
+def _stale(runner: Runner, names: Sequence[str], done: Sequence[Outcome]) -> Iterator[Outcome]:
+    """Build the named models that follow their inputs and are stale, unless they have just run for a slot."""
+    if not names:
+        return
+    from weft.pipelines.models import Model
+
+    chosen = [each for each in runner.chosen(names) if isinstance(each, Model) and each.trigger == "auto"]
+    left = [each for each in chosen if each.name not in {outcome.pipeline for outcome in done}]
+    if not left:
+        return
+    from weft.engine.models.freshness import look
+    from weft.engine.models.inputs import Observer
+
+    with Observer() as observer:
+        for model in left:
+            (standing,) = look([model], observer)
+            if standing.problem is not None:
+                raise standing.problem
+            if standing.why is not None:
+                yield runner.run(model, by_hand=False)
+
+
 @click.command("run-due")
 @_NAMES
 @module_option
@@ -371,8 +386,9 @@ def run_due(
 ) -> None:
     """Run what is due by its schedule: for cron, a systemd timer or a CronJob.
 
-    Each slot is run once, however often and by however many hosts this is called. Ends with exit code 1 when something
-    failed, 130 after Ctrl-C, 143 after SIGTERM.
+    Each slot is run once, however often and by however many hosts this is called. A model that is named and follows its
+    inputs is built if these have changed. Ends with exit code 1 when something failed, 130 after Ctrl-C, 143 after
+    SIGTERM.
     """
     declared_or_expected()
     outcomes: list[Outcome] = []
@@ -381,7 +397,7 @@ def run_due(
         stopped_by_signals(runner, outcomes, output),
         prints_to_stderr(output),
     ):
-        for outcome in runner.run_due(names):
+        for outcome in chain(runner.run_due(names), _stale(runner, names, outcomes)):
             outcomes.append(outcome)
             report(outcome, output)
     if not outcomes and output != "json":

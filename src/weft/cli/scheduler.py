@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 
 import click
 from click.core import ParameterSource
@@ -14,25 +17,22 @@ from weft.cli.common import (
     format_option,
     log_format_option,
     log_to_stderr,
+    metrics_option,
     module_names_option,
     print_json,
     print_table,
+    run_log_option,
     traces_to_pass_option,
     unused_module_option,
     use_traces,
 )
-from weft.cli.pipelines import declared_or_expected, metrics_option
+from weft.cli.pipelines import declared_or_expected
 from weft.project import current
 from weft.settings import read_project_file
 
-_run_log = click.option(
-    "--run-log",
-    "--run-log-url",
-    "run_log",
-    metavar="URL",
-    envvar="WEFT_RUN_LOG",
-    help="Where runs and the lease of the leader are recorded. By default run_log in weft.toml, else .weft/runs.db.",
-)
+if TYPE_CHECKING:
+    from weft.operate.scheduler import Scheduler
+    from weft.pipelines.models import Model
 
 
 @click.group(invoke_without_command=True)
@@ -45,7 +45,7 @@ _run_log = click.option(
     help="What starts the runs: subprocess:// (the command weft), subprocess+python:// (this Python), k8s://…, "
     "lambda://…, spark://….",
 )
-@_run_log
+@run_log_option
 @log_format_option
 @alerter_option
 @metrics_option
@@ -88,6 +88,7 @@ def scheduler(
     from weft.operate.metrics import open_metrics
     from weft.operate.runlog import open_run_log, project_log_url
     from weft.operate.scheduler import Scheduler
+    from weft.operate.sinks import project_url
     from weft.operate.supervisor import signalled
 
     # What the environment has reaches the runs by theirs: a Secret must not become a part of a Job.
@@ -103,7 +104,7 @@ def scheduler(
     settings = read_project_file(current().root)
     with (
         open_alerters(alerters or settings.get("alerters", ())) as told,
-        open_metrics(metrics or settings.get("metrics"), must_serve=True) as counted,
+        open_metrics(project_url(metrics), must_serve=True) as counted,
         open_run_log(project_log_url(run_log)) as log,
     ):
         running = Scheduler(
@@ -118,13 +119,33 @@ def scheduler(
             metrics=counted,
             told=told,
         )
-        with signalled(running.stop):
+        with signalled(running.stop), _building_models(running):
             running.run()
+
+
+def _building_models(running: Scheduler) -> AbstractContextManager[None]:
+    """Start builds of the models that follow their inputs, where there are such."""
+    from weft.pipelines.models import models
+
+    followers = [each for each in models().values() if each.trigger == "auto"]
+    if not followers:
+        return nullcontext()
+    return _dispatching(running, followers)
+
+
+@contextmanager
+def _dispatching(running: Scheduler, followers: Sequence[Model]) -> Iterator[None]:
+    from weft.engine.models.freshness import look
+    from weft.engine.models.inputs import Observer
+    from weft.operate.model_dispatch import ModelDispatch
+
+    with Observer() as observer, ModelDispatch(running, followers, lambda each: look(each, observer)):
+        yield
 
 
 @scheduler.command()
 @unused_module_option
-@_run_log
+@run_log_option
 @format_option
 def status(run_log: str | None, output: str) -> None:
     """Show which scheduler leads."""

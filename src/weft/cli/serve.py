@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import click
 
-from weft.cli.common import module_names_option, traces_of_children_option
+from weft.cli.common import metrics_option, module_names_option, traces_of_children_option
 
 
 @contextmanager
@@ -44,10 +44,18 @@ def needs_server() -> Iterator[None]:
     envvar="WEFT_LOG_FORMAT",
     help="How each request is logged to standard error.",
 )
+@metrics_option
 @traces_of_children_option
 @click.option("--no-worker", is_flag=True, help="Build no models: `weft worker` does it elsewhere.")
 def serve(
-    modules: tuple[str, ...], host: str, port: int, workers: int, insecure: bool, log_format: str, no_worker: bool
+    modules: tuple[str, ...],
+    host: str,
+    port: int,
+    workers: int,
+    insecure: bool,
+    log_format: str,
+    no_worker: bool,
+    metrics: str | None,
 ) -> None:
     """Serve the declared streams over HTTP, until Ctrl-C or SIGTERM.
 
@@ -64,4 +72,5 @@ def serve(
         insecure=insecure,
         log_format="json" if log_format == "json" else "text",
         models=not no_worker,
+        metrics=metrics,
     )

@@ -16,12 +16,13 @@ from weft.cli.common import (
     escaped,
     format_option,
     log_format_option,
+    metrics_option,
     module_option,
     none_declared,
     run_log_option,
     traces_option,
 )
-from weft.cli.pipelines import metrics_option, open_runner, outcome_record, report
+from weft.cli.pipelines import open_runner, outcome_record, report
 
 if TYPE_CHECKING:
     from weft.operate.model_worker import ModelWorker

@@ -1,30 +1,19 @@
-"""Metrics of runs and of the scheduler, and where they go: a sink, named by a URL.
-
-`null://` drops them, `stdout://` prints them at the end, `memory://` keeps them for a test to read,
-`prometheus://:9100` serves them while the process runs, `otlp://collector:4318` sends them to a collector.
-"""
+"""Metrics of runs and of the scheduler. `weft.operate.sinks` has the places that they go to, by URL."""
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import partial
-from typing import Any, Literal
-from urllib.parse import SplitResult
+from typing import Literal
 
-from weft.errors import ConnectionFailedError, MissingExtraError, NotFoundError, SettingsError, installing, listed
-from weft.operate import otlp
+from weft.errors import NotFoundError, listed
+from weft.operate import sinks
 from weft.operate.records import COUNTS
-
-_log = logging.getLogger("weft.metrics")
-_SINKS = ("null", "stdout", "memory", "prometheus", "otlp")
-_EXAMPLES = "prometheus://:9100, otlp://collector:4318, stdout:// or null://."
-_EVERY_SECONDS = 15
+from weft.operate.sinks import Collect, Sample
 
 Labels = tuple[tuple[str, str], ...]
 
@@ -36,6 +25,31 @@ class Metric:
     name: str
     kind: Literal["counter", "gauge"]
     text: str
+
+
+@dataclass(frozen=True)
+class _Counted:
+    """A metric with its values: a `Family` of sinks."""
+
+    metric: Metric
+    values: Mapping[Labels, float]
+
+    @property
+    def name(self) -> str:
+        return self.metric.name
+
+    @property
+    def documentation(self) -> str:
+        return self.metric.text
+
+    @property
+    def type(self) -> str:
+        return self.metric.kind
+
+    @property
+    def samples(self) -> list[Sample]:
+        name = f"{self.name}_total" if self.type == "counter" else self.name
+        return [Sample(name, dict(labels), value) for labels, value in sorted(self.values.items())]
 
 
 RUNS = Metric("weft_pipeline_runs", "counter", "Attempts at runs, by how they ended.")
@@ -57,6 +71,8 @@ class Metrics:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._values: dict[Metric, dict[Labels, float]] = defaultdict(dict)
+        self.others: list[Collect] = []
+        """What else `value` looks into: `memory://` keeps metrics of streaming pipelines too."""
 
     def add(self, metric: Metric, value: float = 1, **labels: str) -> None:
         """Add to a counter."""
@@ -79,7 +95,16 @@ class Metrics:
         for metric in METRICS:
             if name in (metric.name, f"{metric.name}_total"):
                 return self.series(metric).get(tuple(sorted(labels.items())))
-        raise NotFoundError(f"There is no metric {name!r}.", hint=listed(name, [each.name for each in METRICS], ""))
+        others = [family for collect in reversed(self.others) for family in collect()]
+        if found := [each for family in others for each in family.samples if each.name == name]:
+            return next((each.value for each in found if dict(each.labels) == labels), None)
+        known = [*(each.name for each in METRICS), *(each.name for each in others)]
+        raise NotFoundError(f"There is no metric {name!r}.", hint=listed(name, known, ""))
+
+    def collect(self) -> Iterator[sinks.Family]:
+        """Yield every metric with its values."""
+        for metric in METRICS:
+            yield _Counted(metric, self.series(metric))
 
     def ended(
         self, pipeline: str, status: str, attempt: int, failures: int, seconds: float | None, counts: Mapping[str, int]
@@ -106,113 +131,17 @@ MEMORY = Metrics()
 def open_metrics(url: str | None, *, must_serve: bool = False) -> Iterator[Metrics]:
     """Yield what counts for the sink at a URL, which gets the values while the block runs or at its end. A port that is
     taken, perhaps by another run, is a warning, unless it `must_serve`."""
-    split = otlp.sink(url, "metrics", _SINKS, _EXAMPLES)
-    scheme = split.scheme
-    if scheme == "memory":
-        yield MEMORY
-        return
-    metrics = Metrics()
-    sinks: dict[str, Callable[[Metrics, SplitResult], AbstractContextManager[None]]] = {
-        "null": lambda *_: nullcontext(),
-        "stdout": _printed,
-        "prometheus": partial(_served, must_serve=must_serve),
-        "otlp": _sent,
-    }
-    with sinks[scheme](metrics, split):
+    split = sinks.parsed(url)
+    metrics = MEMORY if split.scheme == "memory" else Metrics()
+    with sinks.exported(metrics.collect, split, must_serve=must_serve):
         yield metrics
 
 
 @contextmanager
-def _printed(metrics: Metrics, _url: SplitResult) -> Iterator[None]:
-    try:
+def exported(collect: Collect, url: str, *, must_serve: bool = False) -> Iterator[None]:
+    """Hand other metrics to the sink at a URL, in the same way. In memory `MEMORY.value` has them too."""
+    split = sinks.parsed(url)
+    if split.scheme == "memory":
+        MEMORY.others.append(collect)
+    with sinks.exported(collect, split, must_serve=must_serve):
         yield
-    finally:
-        for line in lines(metrics):
-            print(line, flush=True)
-
-
-def lines(metrics: Metrics) -> Iterator[str]:
-    """Yield a line for each value, as Prometheus writes them."""
-    for metric in METRICS:
-        name = f"{metric.name}_total" if metric.kind == "counter" else metric.name
-        for labels, value in sorted(metrics.series(metric).items()):
-            shown = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels)
-            yield f"{name}{{{shown}}} {value:.15g}" if labels else f"{name} {value:.15g}"
-
-
-def _escaped(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-
-
-@contextmanager
-def _served(metrics: Metrics, url: SplitResult, *, must_serve: bool) -> Iterator[None]:
-    """Serve `/metrics` while the block runs; on all addresses where the URL names no host."""
-    try:
-        from prometheus_client import CollectorRegistry, start_http_server
-        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-    except ImportError as error:
-        raise MissingExtraError(
-            f"prometheus:// needs prometheus-client, which is not there: {error}.", hint=installing("server")
-        ) from error
-    if url.port is None:
-        raise SettingsError("prometheus:// needs a port.", hint="prometheus://:9100")
-
-    class Collector:
-        def collect(self) -> Iterator[Any]:
-            for metric in METRICS:
-                family_class = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
-                series = metrics.series(metric)
-                names = sorted({key for labels in series for key, _ in labels})
-                family = family_class(metric.name, metric.text, labels=names)
-                for labels, value in series.items():
-                    family.add_metric([text for _, text in labels], value)
-                yield family
-
-    registry = CollectorRegistry()
-    registry.register(Collector())
-    try:
-        server, thread = start_http_server(url.port, url.hostname or "0.0.0.0", registry)
-    except OSError as error:
-        if must_serve:
-            raise ConnectionFailedError(
-                f"Metrics cannot be served on port {url.port}: {error}.", hint="Choose a port that is free."
-            ) from None
-        _log.warning("Metrics are not served on port %s: %s", url.port, error)
-        yield
-        return
-    try:
-        yield
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
-
-
-@contextmanager
-def _sent(metrics: Metrics, url: SplitResult) -> Iterator[None]:
-    """Send the values to a collector by OTLP over HTTP, every 15 seconds and at the end."""
-    with otlp.importing():
-        from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
-        from opentelemetry.metrics import CallbackOptions, Observation
-        from opentelemetry.sdk.metrics import MeterProvider
-        from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
-        from opentelemetry.sdk.resources import Resource
-
-    def observe(metric: Metric, _options: CallbackOptions) -> list[Observation]:
-        return [Observation(value, dict(labels)) for labels, value in metrics.series(metric).items()]
-
-    endpoint = otlp.endpoint(url, "metrics")
-    exporter = OTLPMetricExporter(endpoint, timeout=otlp.FLUSH_SECONDS)
-    reader = PeriodicExportingMetricReader(exporter, export_interval_millis=_EVERY_SECONDS * 1000)
-    provider = MeterProvider([reader], resource=Resource.create(otlp.service()))
-    meter = provider.get_meter("weft")
-    for metric in METRICS:
-        made = meter.create_observable_counter if metric.kind == "counter" else meter.create_observable_gauge
-        made(metric.name, [partial(observe, metric)], description=metric.text)
-    try:
-        yield
-    finally:
-        try:
-            provider.shutdown(timeout_millis=otlp.FLUSH_SECONDS * 1000)
-        except Exception as error:  # whatever it is: the run is done
-            _log.warning("The last metrics were not sent to %s: %s", endpoint, type(error).__name__)

@@ -19,7 +19,8 @@ from typing import Protocol
 from weft.errors import ConnectionFailedError, WeftError
 from weft.operate.logs import BUILDS
 from weft.operate.redaction import clean
-from weft.operate.runner import Outcome, Runner, described
+from weft.operate.runlog import RunLog
+from weft.operate.runner import Outcome, described
 from weft.pipelines import graph
 from weft.pipelines.models import LEAST_SECONDS, Model
 
@@ -59,12 +60,21 @@ class _Pending:
     """When its inputs were last seen to change."""
 
 
+class Builds(Protocol):
+    """Builds a model: a `Runner`, or what has another process do it."""
+
+    log: RunLog
+
+    def run(self, model: Model, *, by_hand: bool | None = None) -> Outcome:
+        """Build a model, and return how that ended."""
+
+
 class ModelWorker:
     """Builds the stale models of a project, until it is stopped."""
 
     def __init__(
         self,
-        runner: Runner,
+        runner: Builds,
         models: Sequence[Model],
         look: Callable[[Iterable[Model]], Sequence[Standing]],
         *,

@@ -15,6 +15,8 @@ class Running:
 
     once: bool = False
     """Take what is there now, then stop."""
+    metrics: str | None = None
+    """The URL of a sink for its metrics: those of `--metrics`."""
     metrics_port: int | None = None
     metrics_host: str = "127.0.0.1"
     restart_on_error: bool = False
@@ -47,6 +49,7 @@ class RunKeywords(TypedDict, total=False):
     """The fields of `Running` as keywords of functions, for editors and type checkers."""
 
     once: bool
+    metrics: str | None
     metrics_port: int | None
     metrics_host: str
     restart_on_error: bool

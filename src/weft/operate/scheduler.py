@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from weft import tracing
@@ -105,6 +106,10 @@ class Scheduler(Planner):
         self.leads: ClaimedRun | None = None
         self._stopping = threading.Event()
         self._running: dict[str, _Dispatched] = {}
+        self._building: dict[str, float] = {}
+        """When each build of a model was started that has not ended."""
+        self._starting = threading.Lock()
+        """Held while it is decided whether one more may run: builds of models are started by threads."""
         self._leader: str | None = None
         self._counted: dict[str, tuple[str, int] | None] = {}
         """The last attempt of each pipeline that the metrics have."""
@@ -192,24 +197,33 @@ class Scheduler(Planner):
             try:
                 if due.waits_for:
                     self._skip(due)
-                if not due.is_due or not self._may_start(due.pipeline, states):
+                if not due.is_due:
                     continue
-                # Right before: a process that was stopped for long in between must not start anything.
-                if self.leads is None or self._stopping.is_set():
-                    break  # what it leads is handed over
-                if not self.log.renew(self.leads):
-                    self.leads = None
-                    break
-                if self._start(due):
-                    dispatched.append(name)
+                with self._starting:
+                    if not self._may_start(due.pipeline, states):
+                        continue
+                    if not self._still_leads():
+                        break
+                    if self._start(due):
+                        dispatched.append(name)
             except ConnectionFailedError:
                 raise  # the log is away, for all of them
             except Exception as error:
                 _log.error("%s is left out of this tick: %s", name, described(error), extra={"pipeline": name})
-        self.metrics.set(RUNNING, sum(each.code is None for each in self._running.values()))
+        self.metrics.set(RUNNING, len(self._at_work()))
         if self.leads is not None:
             freshness.check(self.log, expected, states, self.told)
         return dispatched
+
+    def _still_leads(self) -> bool:
+        """Renew the lease. Right before each start: a process that was stopped for long in between starts nothing."""
+        leads = self.leads
+        if leads is None or self._stopping.is_set():
+            return False  # what it leads is handed over
+        if not self.log.renew(leads):
+            self.leads = None
+            return False
+        return True
 
     def _count(self, states: dict[str, PipelineState]) -> None:
         """Count the attempts that have ended since the last look, wherever they ran."""
@@ -270,7 +284,7 @@ class Scheduler(Planner):
         known = self._running.get(pipeline.name)
         if known is not None and (known.code is None or self.clock() < known.not_before):
             return False
-        running = {name for name, each in self._running.items() if each.code is None}
+        running = self._at_work()
         if pipeline.pool is not None:
             # Wherever they run: cron and people may have started some.
             working = running | {name for name, each in states.items() if each.is_live}
@@ -279,34 +293,74 @@ class Scheduler(Planner):
                 return False
         return len(running) < self.most_running
 
+    def _at_work(self) -> set[str]:
+        """Return what this scheduler started and has not ended."""
+        running = [*self._running.items()]  # at once: another thread may start a build
+        return {name for name, each in running if each.code is None} | {*self._building}
+
+    # ----------------------------------------------------------------------------------------------------------- models
+
+    def start_build(self, model: Pipeline) -> Started | None:
+        """Start the build of a model whose inputs have changed; `None` where there is no room for it, or it could not
+        be started. Any thread may call it."""
+        name, states = model.name, {} if model.pool is None else self.log.latest(list(self.project.pipelines))
+        with self._starting:
+            if name in self._at_work() or not self._may_start(model, states) or not self._still_leads():
+                return None
+            known = self._running.pop(name, None)
+            failures = known.failures if known is not None and known.slot is None else 0
+            started = self._started(name, None)
+            if started is None:
+                not_before = self.clock() + _pause(failures)
+                self._running[name] = _Dispatched(None, None, failures + 1, not_before, 1)
+            else:
+                self._building[name] = self.clock()
+            return started
+
+    def build_ended(self, name: str) -> None:
+        self._building.pop(name, None)
+
+    def is_silent(self, name: str) -> bool:
+        """Return whether a build that cannot be asked about claimed nothing for so long that it must have ended."""
+        return self.clock() - self._building.get(name, self.clock()) > _SILENT_SECONDS
+
     def _start(self, due: Due) -> bool:
         name, slot, before = due.pipeline.name, due.slot, _last_attempt(due.state)
         known = self._running.get(name)
         failures = known.failures if known is not None and known.slot == slot else 0
         # A run that ends without a claim is started again, but not at once.
         not_before = self.clock() + _pause(failures)
+        started = self._started(name, slot)
+        if started is None:
+            self._running[name] = _Dispatched(slot, None, failures + 1, not_before, 1, before)
+            return False
+        self._running[name] = _Dispatched(slot, started, failures + 1, not_before, None, before, self.clock())
+        return True
+
+    def _started(self, name: str, slot: datetime | None) -> Started | None:
+        """Start a run for a slot, or a build; return it, or `None` where that failed, which is reported."""
+        about = {"weft.pipeline": name} | ({} if slot is None else {"weft.slot": str(slot)})
         try:
-            with tracing.span(f"dispatch {name}", "producer", {"weft.pipeline": name, "weft.slot": str(slot)}):
+            with tracing.span(f"dispatch {name}", "producer", about):
                 trace = tracing.environment()
                 started = self.executor.start(
                     Dispatch(name, self.modules, self.run_log, self.alerters, self.traces, trace)
                 )
         except Exception as error:
             _log.error("%s could not be started: %s", name, error, extra={"pipeline": name})
-            self._running[name] = _Dispatched(slot, None, failures + 1, not_before, 1, before)
             self.metrics.add(DISPATCH_FAILURES, pipeline=name)
             self._not_started[name] += 1
             if is_worth_telling(times := self._not_started[name]):
                 self.told.notice(
                     "dispatch_failed", name, f"{name} could not be started", error=str(error), failures=times
                 )
-            return False
-        _log.info("%s was started for %s", name, slot, extra={"pipeline": name, "slot": slot})
+            return None
+        known = {"pipeline": name} | ({} if slot is None else {"slot": slot})
+        _log.info("%s was started for %s", name, slot or "new inputs", extra=known)
         if times := self._not_started.pop(name, 0):
             self.told.notice("recovered", name, f"{name} was started after {times} failed starts", failures=times)
         self.metrics.add(DISPATCHES, pipeline=name)
-        self._running[name] = _Dispatched(slot, started, failures + 1, not_before, None, before, self.clock())
-        return True
+        return started
 
 
 def _last_attempt(state: PipelineState) -> tuple[str, int] | None:

@@ -13,6 +13,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from weft.errors import BusyError, DeclarationError, MissingExtraError, SettingsError
+from weft.operate import sinks
 from weft.operate.listener import RunListener
 from weft.operate.run_options import Running
 from weft.operate.runner import described
@@ -138,13 +139,19 @@ def supervise(engine: StreamingEngine, running: Running | None = None, listeners
     """Run a pipeline as `weft consume` does."""
     supervisor = Supervisor(engine, running, listeners)
     running = supervisor.running
-    if running.metrics_port is None:
-        supervisor.run()
-        return
-    from weft.operate.streaming_metrics import served
+    with ExitStack() as held:
+        if running.metrics_port is not None:
+            from weft.operate.streaming_metrics import served
 
-    with served(engine, running.metrics_host, running.metrics_port) as (metrics, _):
-        supervisor.listeners.append(metrics)
+            metrics, _ = held.enter_context(served(engine, running.metrics_host, running.metrics_port))
+            supervisor.listeners.append(metrics)
+        if running.metrics is not None and sinks.parsed(running.metrics).scheme != "null":
+            from weft.operate.metrics import exported
+            from weft.operate.streaming_metrics import StreamingMetrics
+
+            counted = StreamingMetrics(engine)
+            held.enter_context(exported(counted.registry.collect, running.metrics))
+            supervisor.listeners.append(counted)
         supervisor.run()
 
 

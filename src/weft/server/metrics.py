@@ -7,19 +7,24 @@ prometheus-client has it, and the process that is asked adds them up. To count a
 
 from __future__ import annotations
 
+import asyncio
 import os
-from collections.abc import Iterable
+from asyncio import AbstractEventLoop as Loop
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 from prometheus_client.registry import Collector
+from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 
+from weft.operate import sinks
 from weft.server.overview import Overview, Standing, readable
 from weft.server.problems import Problem
 
@@ -28,6 +33,7 @@ if TYPE_CHECKING:
 
 FOLDER = "PROMETHEUS_MULTIPROC_DIR"
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+_UPDATE_SECONDS = 5.0
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 
 
@@ -82,13 +88,21 @@ class ServerMetrics:
 
     def text(self, standings: dict[str, Standing]) -> bytes:
         """Return the metrics of all processes, and the state of these streams."""
-        counts = self.registry
-        if FOLDER in os.environ:
-            folder = os.environ[FOLDER]
-            _forget_dead(folder)
-            counts = CollectorRegistry()
-            MultiProcessCollector(counts, folder)  # type: ignore[no-untyped-call]
-        return generate_latest(counts) + generate_latest(_StreamCollector(standings))
+        return generate_latest(self._of_all()) + generate_latest(_StreamCollector(standings))
+
+    def families(self, standings: dict[str, Standing]) -> Iterator[Metric]:
+        """Yield the same as metrics with their values."""
+        yield from self._of_all().collect()
+        yield from _StreamCollector(standings).collect()
+
+    def _of_all(self) -> CollectorRegistry:
+        if FOLDER not in os.environ:
+            return self.registry
+        folder = os.environ[FOLDER]
+        _forget_dead(folder)
+        counts = CollectorRegistry()
+        MultiProcessCollector(counts, folder)  # type: ignore[no-untyped-call]
+        return counts
 
 
 class _StreamCollector(Collector):
@@ -119,6 +133,27 @@ def _forget_dead(folder: str) -> None:
         pid = int(file.stem.rpartition("_")[2])
         if not Path(f"/proc/{pid}").exists():
             mark_process_dead(pid, folder)  # type: ignore[no-untyped-call]
+
+
+@contextmanager
+def exported(
+    application: Starlette, url: str | None, began: float, loop: Callable[[], Loop | None], flush_seconds: float
+) -> Iterator[None]:
+    """Hand the metrics of the service to the sink at a URL while the block runs, or at its end. `loop` returns the
+    event loop of the application."""
+    overview: Overview = application.state.overview
+    counts: ServerMetrics = application.state.metrics
+
+    def collect() -> Iterator[Metric]:
+        running = loop()
+        if running is not None and running.is_running():
+            # Where a database does not answer, what was last known of its streams is handed on.
+            with suppress(TimeoutError):
+                asyncio.run_coroutine_threadsafe(overview.update(), running).result(_UPDATE_SECONDS)
+        return counts.families(dict(overview.standings))
+
+    with sinks.exported(collect, sinks.parsed(url), since=began, flush_seconds=flush_seconds):
+        yield
 
 
 async def metrics(request: Request) -> Response:

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 import msgspec
 
 from weft.errors import ConnectionFailedError, SettingsError, WeftError
+from weft.operate import sinks
 from weft.operate.log_format import VARIABLE
 from weft.project import current
 from weft.server import cors, logs
@@ -46,9 +47,13 @@ def serve(
     insecure: bool = False,
     log_format: logs.Format = "json",
     models: bool = True,
+    metrics: str | None = None,
 ) -> None:
-    """Serve the streams of this project until SIGTERM or SIGINT; with `models` build its models in another process."""
+    """Serve the streams of this project until SIGTERM or SIGINT; with `models` build its models in another process.
+    `metrics`: the URL of a sink for its metrics, besides /metrics."""
     logs.configure(log_format)
+    metrics = sinks.project_url(metrics)
+    sink = sinks.check(metrics)  # a wrong one is an error here, not one of every worker
     limits, broken = Limits.of_project(), load_modules(modules)
     cors.checked(None)  # a wrong origin is an error here, not one of every worker
     if not current().streams:
@@ -79,6 +84,8 @@ def serve(
             log_format=log_format,
             connections=limits.connections,
             guarded=bool(exposed),
+            began=time.time(),
+            metrics=None if sink.scheme == "null" else metrics,
         )
         asyncio.run(_Workers(task, listening, builds_models=models and _follows_streams()).run(workers))
 
@@ -144,6 +151,7 @@ class _Workers:
     def __init__(self, task: Task, listening: socket.socket, *, builds_models: bool = False) -> None:
         self.task, self.builds_models = task, builds_models
         self.listening = listening
+        self.environment = _of_builder(task.metrics)
         self.stopping = asyncio.Event()
         self.ready = asyncio.Event()
 
@@ -176,7 +184,7 @@ class _Workers:
             ours, theirs = socket.socketpair()
             with ours:
                 with theirs:
-                    process = await self._start(theirs)
+                    process = await self._start(theirs, number)
                 answers = await self._wait_until_ready(ours)
                 if answers:
                     self.ready.set()
@@ -191,8 +199,10 @@ class _Workers:
             if pause:
                 await _first(asyncio.sleep(pause), self.stopping.wait())
 
-    async def _start(self, parent: socket.socket) -> asyncio.subprocess.Process:
-        task = msgspec.structs.replace(self.task, parent=parent.fileno())
+    async def _start(self, parent: socket.socket, number: int) -> asyncio.subprocess.Process:
+        # One of them hands on what all have counted.
+        metrics = self.task.metrics if number == 1 else None
+        task = msgspec.structs.replace(self.task, parent=parent.fileno(), metrics=metrics)
         return await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
@@ -214,7 +224,7 @@ class _Workers:
                 *(sys.executable, "-m", "weft", "worker", *modules, "--format", "json", "--while-stdin-is-open"),
                 # Ends with this process, also where that is killed.
                 stdin=asyncio.subprocess.PIPE,
-                env={**os.environ, VARIABLE: self.task.log_format},
+                env={**os.environ, VARIABLE: self.task.log_format, **self.environment},
                 stdout=sys.stderr,
                 process_group=0,
             )
@@ -239,6 +249,15 @@ class _Workers:
             signalled.cancel()
             return False
         return signalled.exception() is None and bool(signalled.result())
+
+
+def _of_builder(metrics: str | None) -> dict[str, str]:
+    """Return where the process that builds models has its metrics: as the service, but at the next port."""
+    url = sinks.parsed(metrics)
+    if metrics is None or url.scheme != "prometheus":
+        return {} if metrics is None else {sinks.VARIABLE: metrics}
+    host = f"[{url.hostname}]" if ":" in (url.hostname or "") else url.hostname or ""
+    return {sinks.VARIABLE: f"prometheus://{host}:{(url.port or 0) + 1}"}
 
 
 async def _stop(process: asyncio.subprocess.Process, ended: asyncio.Future[int]) -> None:

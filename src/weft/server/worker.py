@@ -38,7 +38,7 @@ _GARBAGE = 20_000
 # Requests that are not finished so long after the signal are cut. A client may hang.
 STOP_SECONDS = 7
 # A collector that hangs must not make the parent kill a worker that has finished its requests.
-_SPANS_SECONDS = 1
+_FLUSH_SECONDS = 1
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,6 +54,10 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     connections: int
     guarded: bool
     """Only requests for a name of this machine are answered."""
+    began: float
+    """When the service began to count, by this host's clock."""
+    metrics: str | None = None
+    """The URL of a sink that this worker hands the metrics of all of them to."""
 
 
 class HttpConnection(HttpToolsProtocol):
@@ -241,10 +245,12 @@ class Server(uvicorn.Server):
         self.service = app.state.service
         self.parent = parent
         self.is_orphan = False
+        self.loop: asyncio.AbstractEventLoop | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        asyncio.get_running_loop().add_reader(self.parent, self._orphaned)
+        self.loop = asyncio.get_running_loop()
+        self.loop.add_reader(self.parent, self._orphaned)
         # The objects of now are permanent: the collector need not visit them again, nor run after every 700 objects.
         gc.freeze()
         gc.set_threshold(_GARBAGE)
@@ -271,20 +277,22 @@ def main() -> None:
     if traces := os.environ.get("WEFT_TRACES"):
         from weft.operate.traces import open_traces
 
-        with open_traces(traces, flush_seconds=_SPANS_SECONDS):
+        with open_traces(traces, flush_seconds=_FLUSH_SECONDS):
             _serve(task)
     else:
         _serve(task)
 
 
 def _serve(task: Task) -> None:
+    from weft.server import metrics
     from weft.server.app import app
 
     application = app(task.modules, runtime=task.runtime, guarded=task.guarded)
     listening, parent = socket.socket(fileno=task.listening), socket.socket(fileno=task.parent)
     with listening, parent:
         server = Server(application, parent, task.connections)
-        server.run(sockets=[listening])
+        with metrics.exported(application, task.metrics, task.began, lambda: server.loop, _FLUSH_SECONDS):
+            server.run(sockets=[listening])
     if server.is_orphan:  # the parent was killed, and its files would stay in memory
         shutil.rmtree(task.runtime, ignore_errors=True)
 

@@ -41,7 +41,7 @@ def open_objects(url: str) -> Objects:
         container, _, prefix = prefix.partition("/")
     if not place or (kind == "azureblob" and not container):
         needed = "an account and a container" if kind == "azureblob" else "a bucket"
-        raise SettingsError(f"A {kind}:// URL names {needed}.", hint=f"Write {form}.")
+        raise SettingsError(f"The URL of {kind}:// names {needed}.", hint=f"Write {form}.")
     shown = f"{kind}://{'/'.join(filter(None, (place, container, prefix)))}"
     try:
         if kind == "gcs":
