@@ -26,7 +26,7 @@ def _rows(scale: float) -> int:
     return max(10_000, int(1_000_000 * scale))
 
 
-def _fill(url: str, table: str, rows: int, constraint: str = "", change: str = "false") -> None:
+def fill(url: str, table: str, rows: int, constraint: str = "", change: str = "false") -> None:
     """A table of rows; where `change` holds, the amount is another."""
     import psycopg
 
@@ -55,7 +55,7 @@ class Pair:
         os.environ.setdefault("WEFT_SPARK_PROFILE", "throughput")
         # The user is called like the schema of our own tables: without this, names alone would lead there.
         self.execute("ALTER ROLE CURRENT_USER SET search_path = public")
-        _fill(self.here, "orders", rows)
+        fill(self.here, "orders", rows)
 
     def load(self, table: str, data: object = SELECT, **options: Any) -> Any:
         """Our load into the second database."""
@@ -140,7 +140,7 @@ def _targets(pair: Pair, change: str) -> tuple[Callable[[], None], Callable[[], 
     def reset(table: str) -> Callable[[], None]:
         def run() -> None:
             pair.execute(f"DROP TABLE IF EXISTS {table}")
-            _fill(pair.there, table, pair.rows, ", PRIMARY KEY (id)", change)
+            fill(pair.there, table, pair.rows, ", PRIMARY KEY (id)", change)
 
         return run
 

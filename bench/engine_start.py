@@ -1,5 +1,5 @@
-"""How long Spark takes in a new process: its first answer against a bare session of pyspark's, and a load of ten rows
-against the whole process of dlt, with a warm engine and without."""
+"""How long a new process takes: the first answer of Spark against a bare session of pyspark's, and loads of ten rows
+and a million against the whole process of dlt."""
 
 from __future__ import annotations
 
@@ -117,6 +117,43 @@ def ten_rows(*, warm: bool) -> Callable[[float], tuple[Job, Job]]:
     return prepare
 
 
+_DLT_MANY = """
+import sys
+
+import dlt
+from dlt.sources.sql_database import sql_table
+
+folder, source, url = sys.argv[1:]
+target = dlt.destinations.postgres(url.replace("@", ":any@"))
+pipeline = dlt.pipeline("bench", pipelines_dir=folder, destination=target, dataset_name="copies")
+rows = sql_table(credentials=source, table="orders", backend="connectorx")
+pipeline.run(rows, write_disposition="append", loader_file_format="csv")
+"""
+
+
+def many_rows(scale: float) -> tuple[Job, Job]:
+    """`weft run` of a million rows between two databases of PostgreSQL; a process that does so by dlt, which reads them
+    by connectorx and writes them as CSV, its fastest way."""
+    from bench.engine_loads import fill
+
+    dlt = python_with("dlt[postgres,sql_database]", "connectorx", "pyarrow", "psycopg2-binary")
+    folder = Path(tempfile.mkdtemp(prefix="weft-bench-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    source, target, other = (
+        servers.shared("postgres").create_database(f"bench_many_rows_{name}") for name in ("source", "target", "other")
+    )
+    fill(source, "orders", max(10_000, int(1_000_000 * scale)))
+    (folder / "work.py").write_text(_COPY.replace("id, name FROM raw", "* FROM orders"))
+    places = f'[connections.source]\nurl = "{source}"\n[connections.target]\nurl = "{target}"\n'
+    (folder / "weft.toml").write_text(f'modules = ["work"]\n{places}')
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("WEFT_") and name != "CI"}
+    theirs = {**kept, "RUNTIME__DLTHUB_TELEMETRY": "false"}
+    return (
+        _command([sys.executable, "-m", "weft", "run", "copy"], folder, {**kept, "WEFT_ENGINE": "0"}),
+        _command([dlt, "-c", _DLT_MANY, str(folder), source, other], folder, theirs),
+    )
+
+
 CASES = [
     Case("first answer of Spark (time)", "a bare pyspark session (time)", 0.5, first_answer, at_most=True),
     Case(
@@ -134,6 +171,15 @@ CASES = [
         1.6,
         ten_rows(warm=False),
         at_most=True,
+        needs="postgres",
+    ),
+    Case(
+        "run of 1M rows between two PostgreSQL databases, no engine (time)",
+        "a process of dlt with connectorx (time)",
+        0.6,
+        many_rows,
+        at_most=True,
+        rounds=3,
         needs="postgres",
     ),
 ]

@@ -55,7 +55,16 @@ class Steps(logging.Handler):
         os.write(self.file, f"{step}\n".encode())
         self.passed += 1
         if self.passed - 1 == self.at:
-            os.kill(os.getpid(), self.number)
+            send(self.number)
+
+
+def send(number: int) -> None:
+    """Send this process a signal. A stop must meet this thread: one for the process may meet another thread first,
+    and this one goes on meanwhile, into a transaction that stays open."""
+    if number == signal.SIGSTOP:
+        signal.pthread_kill(threading.get_ident(), number)
+    else:
+        os.kill(os.getpid(), number)
 
 
 def command(job: dict[str, Any], steps: int) -> None:

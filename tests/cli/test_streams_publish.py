@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import weft
 from workers import declare, drain, plain
 
 EVENTS = [{"n": 1, "s": "a, b"}, {"n": 2}, {"n": 3, "s": 'say "é"\nand more'}]
@@ -85,6 +86,7 @@ def test_nothing(numbers, call, text: str) -> None:
 
 def test_all_systems_and_the_report(streams, call) -> None:
     declare("numbers", fields={"n": "int64"}, idempotency_key="n", on_schema_drift="quarantine")
+    weft.model(name="copies")(lambda numbers: numbers)
     lines = [{"n": n} for n in range(2500)] + [{"n": 1}, {"n": "x"}]
     Path("a.ndjson").write_text("\n".join(map(json.dumps, lines)))
     report = json.loads(call("streams", "publish", "numbers", "a.ndjson", "--format", "json").stdout)
@@ -93,6 +95,7 @@ def test_all_systems_and_the_report(streams, call) -> None:
     first, last = report.pop("first_rowid"), report.pop("last_rowid")
     assert first >= 1 and last >= 2500
     assert (report.pop("first_rowid_text"), report.pop("last_rowid_text")) == (str(first), str(last))
+    assert report.pop("triggered_models") == ["copies"]
     assert report == {"stream": "numbers", "published": 2500, "deduplicated": 1, "quarantined": 1, "rejected": 0}
     assert [event["n"] for event in drain("numbers")] == list(range(2500))
     again = call("streams", "publish", "numbers", "a.ndjson").stdout

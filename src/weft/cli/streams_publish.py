@@ -53,6 +53,8 @@ class _Publish:
     rejected: int = 0
     first_rowid: int | None = None
     last_rowid: int | None = None
+    triggered: list[str] = field(default_factory=list)
+    """The models that follow the stream."""
 
     def add(self, record: Record) -> None:
         self.batch.append(record)
@@ -102,6 +104,7 @@ class _Publish:
         self.quarantined += result["rows_quarantined"]
         self.first_rowid = self.first_rowid or result["first_rowid"]
         self.last_rowid = result["last_rowid"] or self.last_rowid
+        self.triggered = list(result["triggered_models"])
 
     def _fits(self, record: Record) -> bool:
         ready, event = open_stream(self.stream, self.connection), [record.event or {}]
@@ -276,6 +279,7 @@ def _report(run: _Publish, seconds: float, output: str) -> None:
             "rejected": run.rejected,
             "first_rowid": run.first_rowid,
             "last_rowid": run.last_rowid,
+            "triggered_models": run.triggered,
             "seconds": round(seconds, 3),
             "events_per_second": round(rate),
         }

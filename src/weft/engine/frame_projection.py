@@ -13,12 +13,49 @@ from weft.spark_support.sessions import quoted, quoted_names
 from weft.systems.load import Load
 from weft.systems.sql.checks import condition, is_broken, refuse_broken, refuse_unknown_columns
 
+_DIGITS = {pa.int8(): 3, pa.int16(): 5, pa.int32(): 10, pa.int64(): 19}
+
 
 def schema_of(frame: Any) -> pa.Schema:
     """Return the canonical columns of a DataFrame."""
     from pyspark.sql.pandas.types import to_arrow_schema
 
     return canonical_schema(to_arrow_schema(frame.schema, timezone="UTC"))
+
+
+def cast_to(frame: Any, schema: pa.Schema) -> Any:
+    """Return the columns with the types of a schema; a number stays as it is where that has no room for its digits."""
+    from pyspark.sql import functions as F
+    from pyspark.sql.pandas.types import from_arrow_type
+
+    given = schema_of(frame)
+    other = {
+        field.name: from_arrow_type(field.type, prefer_timestamp_ntz=True)
+        for field, own in zip(schema, given, strict=True)
+        if not own.type.equals(field.type) and (_has_room(own.type, field.type) or _is_time(own.type, field.type))
+    }
+    if not other:
+        return frame
+    columns = ((name, F.col(quoted(name))) for name in frame.columns)
+    return frame.select(*(each.cast(other[name]).alias(name) if name in other else each for name, each in columns))
+
+
+def _is_time(*kinds: pa.DataType) -> bool:
+    return all(pa.types.is_date(kind) or pa.types.is_timestamp(kind) for kind in kinds)
+
+
+def _has_room(kind: pa.DataType, wanted: pa.DataType) -> bool:
+    """Whether a number may have another type: a whole number that is too great for it is an error."""
+    if pa.types.is_integer(wanted):
+        return pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
+    if pa.types.is_float64(wanted):
+        return _has_room(kind, pa.int64())
+    if not pa.types.is_decimal(wanted):
+        return False
+    if pa.types.is_integer(kind):
+        return bool(wanted.precision - wanted.scale >= _DIGITS[kind])
+    is_wide = pa.types.is_decimal(kind) and wanted.scale >= kind.scale
+    return bool(is_wide and wanted.precision - wanted.scale >= kind.precision - kind.scale)
 
 
 def projected(frame: Any, load: Load) -> Any:

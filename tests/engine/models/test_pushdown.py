@@ -21,6 +21,7 @@ import weft
 from tests.engine.models.built import build, run
 from weft.columns import hinted
 from weft.engine.models import pushdown
+from weft.engine.models.forms import ibis_table
 from weft.engine.readers import open_tables
 from weft.errors import DeclarationError, WeftError
 from weft.pipelines.models import Model
@@ -308,6 +309,47 @@ def test_numbers_of_several_kinds(streams: Project) -> None:
 
         assert [name for name, of in UNLIKE_SPARK.items() if is_pushed(of)] == []
         assert [name for name, of in LIKE_SPARK.items() if not is_pushed(of)] == []
+
+
+def test_a_view_has_the_numbers_of_a_table(streams: Project) -> None:
+    kind = weft.get_connection("default").kind
+    weft.stream(name="ev", fields={"i": "int64", "h": "int32", "n": "decimal(10,2)", "s": "string"})(lambda: None)
+
+    def numbers(ev: Any) -> Any:
+        computed = {"i": ev.i.sum(), "h": ev.h.max() + 1, "mean": ev.i.mean(), "rows": ev.count()}
+        if kind != "sqlite":  # which has no decimals
+            computed["n"] = ev.n.sum()
+        return ev.group_by("s").aggregate(**computed)
+
+    stays = weft.model(name="stays", engine="pushdown")(numbers)
+    looks = weft.model(name="looks", materialise="view")(numbers)
+    weft.publish_sync("ev", [{"i": 2**60, "h": 3, "n": "1.10", "s": "a"}, {"i": 1, "h": 4, "n": "2.20", "s": "a"}])
+    build(stays)
+    build(looks)
+    with closing(open_tables(current().connection())) as tables:
+        table, view = (tables.describe(f"SELECT * FROM {name}") for name in ("stays", "looks"))
+    assert view.field("i").type == pa.int64()
+    assert dict(zip(view.names, view.types, strict=True)) == dict(zip(table.names, table.types, strict=True))
+    assert stored("SELECT * FROM looks") == stored("SELECT * FROM stays")
+
+
+TYPED: dict[str, tuple[Computed, str]] = {
+    "a float beside an integer": (lambda e: e.i * 0.1, "`i` * CAST('0.1' AS DOUBLE)"),
+    "a decimal beside a decimal": (lambda e: e.n * 0.1, "`n` * 0.1 AS"),
+    "one of some": (lambda e: ibis.coalesce(e.n, 12.5), "COALESCE(`t0`.`n`, 12.5)"),
+    "a great number": (lambda e: e.n > 1e20, "`n` > 100000000000000000000 AS"),
+    "a number of more digits": (lambda e: e.n < -0.12345, "`n` < (\n    -0.12345\n  )"),
+    "too small a number": (lambda e: e.n > 1e-50, "CAST('1e-50' AS DOUBLE)"),
+    "a count of no rows": (lambda e: e.count(where=e.i > 0), "COUNT(IF(`t0`.`i` > 0, 1, NULL))"),
+    "NaN is a number": (lambda e: e.f.isnull(), "`f` IS NULL AS"),
+}
+
+
+@pytest.mark.parametrize("name", TYPED)
+def test_sql_of_spark_has_the_types_of_ibis(name: str) -> None:
+    of, sql = TYPED[name]
+    table = ibis_table(OTHER_KINDS, "ev")
+    assert sql in pushdown.to_spark_sql(pushdown.cleared(of(table).as_table()))
 
 
 COLLATED = {

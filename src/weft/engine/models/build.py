@@ -314,7 +314,7 @@ class Result:
         if compiled is None:
             return inputs.understand(value, has_source=False)
         if compiled.engine == "spark":
-            return inputs.Frame(self._by_spark(compiled.sql))
+            return inputs.Frame(self._by_spark(compiled))
         assert compiled.schema is not None
         return inputs.Readable(SqlReader(self._database, compiled.runs, compiled.schema))
 
@@ -328,6 +328,10 @@ class Result:
     def query(self, *, all_rows: bool = False) -> str:
         """Return the query in the SQL of the database; raise where it cannot run there."""
         value = self._value()
+        if forms.is_ibis(value) and self.tables is not None:
+            from weft.engine.models import pushdown
+
+            value = pushdown.typed(value, self.tables)
         compiled = self._compiled(value)
         if compiled is None or compiled.engine == "spark":
             reason = self._why_spark or "a view is a query over tables of its own database"
@@ -349,7 +353,7 @@ class Result:
             value = pushdown.cleared(value)
             sql = self._sql_of_ibis(value)
             if sql is None:
-                sql = forms.to_sql(value, "pyspark")
+                sql = pushdown.to_spark_sql(value)
                 return Compiled("spark", "spark", sql, sql, canonical_schema(value.schema().to_pyarrow()))
             bound = self._bound(sql, by_letters=True)
             return Compiled("pushdown", self._database.dialect, sql, bound, self._schema(value, bound))
@@ -502,12 +506,13 @@ class Result:
         session.refuse_one_host(source.reader.one_host, f"The input {source.input.name} of {self.model.name}")
         return reader_frames.from_reader(session.spark(), source.reader)
 
-    def _by_spark(self, sql: str) -> Any:
-        """The result of Spark SQL over the inputs."""
-        from weft.engine import queries
+    def _by_spark(self, query: Compiled) -> Any:
+        """The result of Spark SQL over the inputs: of an Ibis expression with its types, which it has in a database."""
+        from weft.engine import frame_projection, queries
 
         tables = {str(each.input.parameter): each.reader or each.relation for each in self._named}
-        return queries.frame_over(tables, _with_tables(sql, self._first(sql, "spark")))
+        frame = queries.frame_over(tables, _with_tables(query.sql, self._first(query.sql, "spark")))
+        return frame if query.schema is None else frame_projection.cast_to(frame, query.schema)
 
 
 def _with_tables(sql: str, queries: Mapping[str, str]) -> str:

@@ -6,8 +6,10 @@ divides decimals. What is mended here is pushed down; what else would mean somet
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from datetime import UTC
+from decimal import Decimal
 from typing import Any, ClassVar
 
 import ibis.expr.datatypes as dt
@@ -18,6 +20,7 @@ from ibis.backends.sql.compilers.base import NULL
 from ibis.backends.sql.compilers.duckdb import DuckDBCompiler
 from ibis.backends.sql.compilers.mysql import MySQLCompiler
 from ibis.backends.sql.compilers.postgres import PostgresCompiler
+from ibis.backends.sql.compilers.pyspark import PySparkCompiler
 from ibis.backends.sql.compilers.sqlite import SQLiteCompiler
 
 _MIDNIGHT = "0001-01-01T00:00:00.000000"
@@ -32,6 +35,21 @@ def to_sql(expression: Any, dialect: str, collation: str | None = None) -> str:
     compiler.collation = collation
     query = compiler.to_sqlglot(expression.unbind())
     return str(query.sql(dialect=compiler.dialect, pretty=True, unsupported_level=sg.ErrorLevel.RAISE))
+
+
+def to_spark_sql(expression: Any) -> str:
+    """Return an expression in the SQL of Spark."""
+    compiler = _Spark()
+    query = compiler.to_sqlglot(expression.unbind().op().replace(_with_exact_literals).to_expr())
+    return str(query.sql(dialect=compiler.dialect, pretty=True))
+
+
+def says_type(dialect: str, kind: Any) -> bool:
+    """Return whether a column of a view that is cast to this type of numbers has it."""
+    if not kind.is_numeric() or kind.is_boolean():
+        return False
+    # MariaDB and MySQL cast to the widest of the integers alone, SQLite has no types of what it computes.
+    return dialect in ("postgres", "duckdb") or (dialect == "mysql" and (kind.is_decimal() or kind.nbytes == 8))
 
 
 def cuts_instant(op: Any) -> bool:
@@ -228,6 +246,84 @@ for _name in ("Less", "LessEqual", "Greater", "GreaterEqual", "Between", "Least"
 
 class _DuckDB(_InUtc, DuckDBCompiler):  # type: ignore[misc]
     pass
+
+
+class _Spark(PySparkCompiler):  # type: ignore[misc]
+    """Numbers with a point are decimals, times that are cut are instants, seconds have a fraction: Ibis says something
+    else, and so do the databases."""
+
+    SIMPLE_OPS: ClassVar[dict[Any, str]] = {}
+
+    def visit_NonNullLiteral(self, op: Any, *, value: Any, dtype: Any) -> Any:
+        if dtype.is_floating() and math.isfinite(value):
+            return self.cast(repr(float(value)), dtype)
+        if dtype.is_timestamp() and dtype.timezone is None:
+            return _local(sge.convert(value.isoformat()))
+        return super().visit_NonNullLiteral(op, value=value, dtype=dtype)
+
+    def visit__Exact(self, op: Any, *, value: Any, dtype: Any) -> Any:
+        number = sge.Literal.number(format(abs(Decimal(repr(float(value)))), "f"))
+        # Spark's decimals have no more digits.
+        if sum(map(str.isdigit, number.name)) > 38:
+            return self.visit_NonNullLiteral(op, value=value, dtype=dtype)
+        return sge.paren(sge.Neg(this=number)) if value < 0 else number
+
+    def visit_Cast(self, op: Any, *, arg: Any, to: Any) -> Any:
+        if to.is_timestamp() and to.timezone is None:
+            return _local(arg)
+        return super().visit_Cast(op, arg=arg, to=to)
+
+    def visit_TimestampTruncate(self, op: Any, *, arg: Any, unit: Any) -> Any:
+        cut = super().visit_TimestampTruncate(op, arg=arg, unit=unit)
+        return cut if op.arg.dtype.timezone is not None else _local(cut)
+
+    def visit_DateTruncate(self, op: Any, *, arg: Any, unit: Any) -> Any:
+        return self.cast(super().visit_DateTruncate(op, arg=arg, unit=unit), dt.date)
+
+    def visit_ExtractSecond(self, op: Any, *, arg: Any) -> Any:
+        return self.cast(self.f.floor(super().visit_ExtractSecond(op, arg=arg)), op.dtype)
+
+    def visit_CountStar(self, op: Any, *, arg: Any, where: Any) -> Any:
+        # Of no rows a count is 0, and a sum is null.
+        if where is not None:
+            return self.f.count(self.if_(where, 1, NULL))
+        return super().visit_CountStar(op, arg=arg, where=where)
+
+    def visit_IsNull(self, op: Any, *, arg: Any) -> Any:
+        # A NaN is a number, as it is in a database.
+        return arg.is_(NULL)
+
+    def visit_NotNull(self, op: Any, *, arg: Any) -> Any:
+        return arg.is_(sg.not_(NULL))
+
+
+def _local(value: Any) -> Any:
+    """A time of Spark without a zone."""
+    return sge.Cast(this=value, to=sge.DataType(this=sge.DataType.Type.TIMESTAMPNTZ))
+
+
+class _Exact(ops.Literal):  # type: ignore[misc]
+    """A number whose digits count. Its type stays that of a float: Ibis compares decimals of some types alone."""
+
+
+def _with_exact_literals(op: Any, kwargs: Any) -> Any:
+    """A number with a point beside a decimal is a decimal: Spark would make floats of both."""
+    new = op if kwargs is None else op.__recreate__(kwargs)
+    if not isinstance(new, ops.Value):
+        return new
+    given = {name: getattr(new, name) for name in new.argnames}
+    values = [each for one in given.values() for each in (one if isinstance(one, tuple) else (one,))]
+    if not any(isinstance(each, ops.Value) and each.dtype.is_decimal() for each in values):
+        return new
+    exact = {name: _exact(value) for name, value in given.items()}
+    return new if exact == given else new.copy(**exact)
+
+
+def _exact(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return tuple(map(_exact, value))
+    is_number = isinstance(value, ops.Literal) and value.dtype.is_floating() and value.value is not None
+    return _Exact(value.value, value.dtype) if is_number and math.isfinite(value.value) else value
 
 
 _COMPILERS: dict[str, Any] = {"sqlite": _Sqlite, "mysql": _MySQL, "postgres": _Postgres, "duckdb": _DuckDB}

@@ -48,11 +48,6 @@ def ibis_table(schema: pa.Schema, name: str) -> Any:
     return ibis.table(ibis.Schema.from_pyarrow(schema), name=name)
 
 
-def to_sql(expression: Any, dialect: str) -> str:
-    """Return an Ibis expression as SQL."""
-    return str(_ibis().to_sql(expression, dialect=dialect))
-
-
 def _ibis() -> Any:
     try:
         import ibis

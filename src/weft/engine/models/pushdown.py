@@ -40,6 +40,9 @@ def cleared(expression: Any) -> Any:
         if isinstance(new, ops.TimestampTruncate) and new.arg.dtype.timezone is not None:
             # Ibis says that it has no zone; Spark's has the one of its argument.
             return ops.Cast(new, dt.Timestamp("UTC"))
+        if isinstance(new, ops.ExtractEpochSeconds):
+            # Ibis says 32 bits, which end in 2038.
+            return ops.Cast(new, dt.int64)
         return _with_like_literals(new) if isinstance(new, _CHOOSING) else new
 
     return expression.op().replace(clear).to_expr()
@@ -48,6 +51,17 @@ def cleared(expression: Any) -> Any:
 def why_not(expression: Any, tables: SqlTables, schemas: Mapping[str, pa.Schema]) -> str | None:
     """Return why the database may not compute an expression over columns of these types; `None` where it may."""
     return _Check(expression.op(), tables, schemas).why_not()
+
+
+def typed(expression: Any, tables: SqlTables) -> Any:
+    """Return an expression for a view, whose types the database alone says: computed numbers are cast to theirs."""
+    op = expression.op()
+
+    def value(name: str, kind: Any) -> Any:
+        field = ops.Field(op, name)
+        return ops.Cast(field, kind) if compilers.says_type(tables.dialect, kind) and not _stored(op, name) else field
+
+    return ops.Project(op, {name: value(name, kind) for name, kind in op.schema.items()}).to_expr()
 
 
 def to_sql(expression: Any, tables: SqlTables) -> str:
@@ -59,6 +73,11 @@ def to_sql(expression: Any, tables: SqlTables) -> str:
     computed = {name: kind.is_integer() and _stored(op, name) is None for name, kind in op.schema.items()}
     quoted = {tables.quote(name): is_computed for name, is_computed in computed.items()}
     return compilers.refusing_floats(sql, quoted) if any(computed.values()) else sql
+
+
+def to_spark_sql(expression: Any) -> str:
+    """Return an expression in the SQL of Spark."""
+    return compilers.to_spark_sql(expression)
 
 
 # ------------------------------------------------------------------------------------------------------------- literals
