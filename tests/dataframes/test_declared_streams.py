@@ -355,11 +355,15 @@ def test_a_read_has_all_that_its_consumer_holds_under_one_lease(sales: Stream, m
     assert (group["lag"], group["pending"]) == (0, 0)
 
 
+@pytest.mark.parametrize("is_there", [True, False], ids=["there", "awaited"])
 def test_an_iteration_reads_a_stream_that_was_created_again(
-    sales: Stream, system: Any, caplog: pytest.LogCaptureFixture
+    sales: Stream, system: Any, is_there: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    publish(sales, range(10))
+    if is_there:
+        publish(sales, range(10))
     with weft.iter_stream("default", "sales", count=14, schema={"n": pl.Int64}) as batches:
+        if not is_there:
+            publish(sales, range(10))
         assert next(batches)["n"].to_list() == list(range(10))
         weft.delete_stream_sync(sales)
         publish(sales, range(100, 104))

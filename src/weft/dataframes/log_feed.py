@@ -214,14 +214,14 @@ class LogRangeFeed(_LogFeed):
             head = log.head()
             if self._has_read and head < after:
                 what = moved("reader", self.name, after, head, 0).what
-                if self._identity is not None and self._identity != self._identify():
+                if self._identity is not None and self._identity != log.identity():
                     after, goes_on = log.floor(), "It is another stream, which is read from its start."
                 else:
                     after, goes_on = head, f"Events up to offset {head} are not read."
                 _log.warning("%s %s", what, goes_on)
                 self._after, self._identity = after, None
             if self._identity is None and self._upto is None and head > 0:
-                self._identity = self._identify()
+                self._identity = log.identity()
             upto = head if self._upto is None else min(self._upto, head)
             if upto > after:
                 if self._has_read and (lost := log.lost_after(after, None)[1]):
@@ -229,10 +229,6 @@ class LogRangeFeed(_LogFeed):
                 self._batches = log.read_arrow(after, upto, self._columns())
                 batch = next(self._batches, None)
         return batch
-
-    def _identify(self) -> str | None:
-        identity = getattr(self.opened.log, "identity", None)  # a log of Redis has none: its ids grow with the clock
-        return None if identity is None else str(identity())
 
     def _columns(self) -> list[str]:
         stored, (reserved, wanted) = self.opened.log.fields(fresh=True), self.layout.field_names

@@ -10,6 +10,7 @@ from weft.types import FieldType
 
 _OF_NO_EVENTS: dict[str, Callable[..., Any]] = {
     "head": lambda: 0,
+    "identity": lambda: None,
     "published": lambda: 0,
     "floor": lambda: 0,
     "removed_after": lambda offset: 0,

@@ -206,19 +206,20 @@ class Connection:
             system.load_log()  # refuses what holds no streams
         return hooks.open_consumer(self, *streams, **options)
 
-    def failed(self, error: BaseException, *, hint: str | None = None) -> ConnectionFailedError:
+    def failed(self, error: BaseException, *, hint: str | None = None, passes: bool = True) -> ConnectionFailedError:
         """Return the error to raise for a driver's `error` in opening this connection, without its secrets.
 
         Raise it `from None`: a chained driver error would show its own text.
         """
         text = " ".join(settings.redact(str(error), self.secrets()).split())
-        return ConnectionFailedError(f"Cannot open {self.label} ({self.target}): {text}", hint=hint)
+        return ConnectionFailedError(f"Cannot open {self.label} ({self.target}): {text}", hint=hint, passes=passes)
 
-    def unreachable(self, error: BaseException, *, answered: bool) -> ConnectionFailedError:
-        """Return the error for a connection that cannot be opened. `answered`: a server answered, and refused it."""
+    def unreachable(self, error: BaseException, *, answered: bool, denied: bool = False) -> ConnectionFailedError:
+        """Return the error for a connection that cannot be opened. `answered`: a server answered, and refused it.
+        `denied`: it knows no such user, password or database, so that who waits for it waits in vain."""
         hint = "Check that the server runs and takes connections"
         hint += f": weft connections check {self.name}" if self.name else "."
-        return self.failed(error, hint=SIGN_IN_HINT if answered else hint)
+        return self.failed(error, hint=SIGN_IN_HINT if answered or denied else hint, passes=not denied)
 
     @property
     def any_such(self) -> str:

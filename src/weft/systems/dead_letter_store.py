@@ -15,6 +15,7 @@ from typing import Any, Literal, Protocol, Self
 
 import pyarrow as pa
 
+from weft.systems import payloads
 from weft.types import FieldType, to_json
 
 Stage = Literal["read", "transform", "store", "replay", "gone"]
@@ -87,7 +88,7 @@ SCHEMA = pa.schema([pa.field(name, kind.arrow) for name, kind in FIELD_TYPES.ite
 
 def as_json(value: object) -> str:
     """Return a row of any values as JSON from which a reader of the payload can restore them."""
-    return json.dumps(value, ensure_ascii=False, default=_plain)
+    return payloads.dumps(value, _plain)
 
 
 def _plain(value: object) -> object:

@@ -186,6 +186,10 @@ class Log(Protocol):
     def head(self) -> int:
         """Return the last offset that a reader may see; 0 for an empty stream."""
 
+    def identity(self) -> str | None:
+        """Return what no other stream has, also not one that is created after this one was deleted; `None` where the
+        offsets of such a one go on, by a clock, and for a stream that nobody has made yet."""
+
     def published(self) -> int:
         """Return a number that grows by one with each event, or little more where offsets have gaps: for rates."""
 

@@ -92,6 +92,10 @@ class StreamSource(ABC):
         """Whether rows may bring columns that `stored_schema` does not have yet."""
         return False
 
+    def declared_columns(self) -> frozenset[str] | None:
+        """Return which columns of `stored_schema` are declared; `None` where all of them count as such."""
+        return None
+
     def __init__(self, connection: Any, settings: SourceSettings) -> None:
         self.connection: Any = connection
         self.settings = settings
@@ -226,6 +230,16 @@ class ReaderRows:
     size: int | None = None
     """How many there are at most, where that is known."""
     bad: tuple[DeadLetter, ...] = ()
+    stored: Callable[[], pa.Schema] | None = None
+    """Returns the columns where there is no reader, because there are no rows."""
+    declared: frozenset[str] = frozenset()
+    """The columns whose types are declared."""
+
+    def columns(self) -> pa.Schema:
+        """Return the columns that the rows have, or would have."""
+        if self.reader is not None:
+            return self.reader.schema
+        return pa.schema([]) if self.stored is None else self.stored()
 
     def gather(self) -> pa.Table | None:
         """Return all rows, read by this process; `None` where only tasks can."""

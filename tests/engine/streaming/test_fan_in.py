@@ -93,6 +93,22 @@ def test_values_are_read_under_the_type_of_another_source() -> None:
     assert fan_in.missing("b", [{"v": INT, "w": TEXT, "_event_ts": TEXT}], {"b": {"W": LONG}}) == {"v": LONG}
 
 
+def test_which_source_decides_about_a_column() -> None:
+    def found(
+        types: Any, declared: Any = None, before: Any = None, sql: str | None = None
+    ) -> list[tuple[str, list[str]]]:
+        refused = fan_in.refused(types, declared or {}, before or {}, fan_in.read_by(sql))
+        return [(source, list(columns)) for source, columns in refused.items()]
+
+    types = {"a": {"v": LONG, "w": TEXT}, "b": {"V": TEXT, "w": TEXT}, "c": {"v": INT}}
+    assert found(types) == [("b", ["V"])]
+    assert found(types, before={"b": ["v"]}) == [("a", ["v"]), ("c", ["v"])]
+    assert found(types, declared={"c": ["v"]}, before={"b": ["v"]}) == [("b", ["V"])]
+    assert found(types, sql="SELECT w FROM source") == []
+    (why,) = fan_in.refused(types, {}, {}, fan_in.read_by(None))["b"].values()
+    assert why == "'V' is string, and in a it is int64: no type holds the values of both exactly."
+
+
 class Lines(UntypedRows):
     """Numbers in files: of JSON under the type that is known, of Parquet under their own."""
 
@@ -130,7 +146,7 @@ def test_types_of_files_that_have_their_own_decide_in_any_order(is_first: bool) 
     parquet, lines = Lines("history", own=T.DecimalType(10, 2)), Lines("lines", "1", "1.5")
     parts = [parquet, lines] if is_first else [lines, parquet]
     stub: Any = SimpleNamespace(_columns=columns(), _widens=True)
-    read = batches.Batches._read_alike(stub, parts, "q")
+    read = batches.Batches._read_alike(stub, parts, {}, "q")
     found = [fan_in.types_of_rows(rows)["v"].simpleString() for rows in read.values() if rows is not None]
     assert found == ["decimal(10,2)"] * 2
 
@@ -142,6 +158,7 @@ def test_a_line_that_is_no_json_next_to_a_fraction_stops_nothing(monkeypatch: py
     lines = Lines("lines", "1", "1.5", "no JSON")
     stub: Any = object.__new__(batches.Batches)
     stub._columns, stub._unites, stub._widens, stub._sees_extra = columns(), True, True, True
+    stub.pipeline = SimpleNamespace(transform_on_error="fail", dead_letters=None)
     stub._box = SimpleNamespace(put_ids=set())
     stub._written = SimpleNamespace(
         withdrawn=lambda _: 0, note_letters=print, superseded=lambda _: set(), supersede=lambda *_: None
@@ -186,3 +203,27 @@ def test_lines_have_the_types_of_the_stream_next_to_them(project: Path) -> None:
     )
     assert rows("copies", "id, v") == [(1, 9007199254740993), (2, 5)]
     assert [json.loads(each)["id"] for (each,) in rows("letters", "payload")] == [3, 4]
+
+
+@pytest.mark.usefixtures("spark", "here")
+def test_an_event_that_adds_a_column_of_another_type_stops_nothing() -> None:
+    """Its row is put aside, whichever of the streams have events in a batch, and after a restart."""
+    one, other = declare("one", id="int64"), declare("other", id="int64")
+    declared: dict[str, Any] = {
+        "name": "both",
+        "sources": [one, other],
+        "target_table": (None, "copies"),
+        "dead_letter_table": "letters",
+    }
+    weft.publish_sync(other, [{"id": 1, "v": 10}, {"id": 2}])
+    run_once(**declared)
+    # The column of the first stream is new, so that the second decides, which has no events now.
+    weft.publish_sync(one, [{"id": 3, "v": "x"}, {"id": 4}])
+    run_once(**declared)
+    weft.publish_sync(one, {"id": 5, "v": 7})
+    weft.publish_sync(other, {"id": 6, "v": 60})
+    run_once(**declared)
+    assert rows("copies", "id, v") == [(1, 10), (2, None), (4, None), (6, 60)]
+    letters = sorted(rows("letters", "payload, error"))
+    assert [json.loads(payload)["v"] for payload, _ in letters] == ["x", 7]
+    assert all("'v' is string, and in other it is int64" in error for _, error in letters)

@@ -332,7 +332,7 @@ def test_values_of_every_type() -> None:
 @pytest.mark.usefixtures("here")
 @pytest.mark.parametrize("stage", ["read", "store"])
 def test_numbers_that_json_has_no_word_for(stage: Any, project: Path) -> None:
-    """Payloads write them as Python does. Rows of files and of SQL can have them."""
+    """Rows of files and of SQL can have them. Older payloads write them as Python does."""
     duck = weft.DuckDBConnection(str(project / "copies.duckdb"), name="duck")
     pipeline = pipeline_of(
         source=declare(n="int64", x="float64"),
@@ -341,12 +341,14 @@ def test_numbers_that_json_has_no_word_for(stage: Any, project: Path) -> None:
         dead_letter_connection="default",
     )
     weft.load([{"n": 0, "x": 0.5}], target="copies", connection=duck)
-    payloads = ['{"n": 1, "x": NaN}', '{"n": 2, "x": -Infinity}', '{"n": 3, "x": 1}', '{"n": 4, "x": "many"}']
+    worded = '{"n": 2, "x": {"float": "-Infinity"}}'
+    payloads = ['{"n": 1, "x": NaN}', worded, '{"n": 3, "x": 1}', '{"n": 4, "x": [{"float": "NaN"}]}']
     put(pipeline, [DeadLetter(stage, "?", "events", each, target="copies") for each in payloads])
     assert replay_all(pipeline).again == 1
     assert str(rows("copies", "n, x", duck)) == "[(0, 0.5), (1, nan), (2, -inf), (3, 1.0)]"
     (letter,) = letters_of(pipeline)
     assert (letter.payload, letter.replays) == (payloads[3], 1)
+    assert "NaN or infinity in it" in letter.error
 
 
 @pytest.mark.brief("store")

@@ -35,6 +35,10 @@ BAD = {
     "a key without a name": (b'{"": 1}', "a key without a name"),
     "a key with a zero": (b'{"a\\u0000b": 1}', r"a key with the character \u0000"),
     "two spellings": (b'{"n": 1, "N": 2}', "two keys that are one column: 'n'"),
+    "a key twice": (b'{"n": 1, "n": 1}', "the key 'n' twice in one object"),
+    "a key twice inside": (b'{"n": 1, "o": [{"x": "a:b", "x": 2}]}', "the key 'x' twice in one object"),
+    "a key twice, as an escape": (b'{"n": 1, "\\u006e": 2}', "the key 'n' twice in one object"),
+    "a key twice beside a colon": (b'{"o": "\\u003a", "o": 2}', "the key 'o' twice in one object"),
     "deep": (b'{"n": ' + b"[" * 40 + b"]" * 40 + b"}", "deeper than 32 levels"),
     "deep objects": (b'{"n": ' + b'{"a": ' * 150 + b"1" + b"}" * 151, "deeper than 32 levels"),
     "long and deep": (b'{"n": ' + b'{"a": ' * 490 + b"1" + b"}" * 491, "deeper than 32 levels"),
@@ -69,6 +73,24 @@ def test_a_bad_message_is_bad_alone_wherever_it_is(kind: str, position: int) -> 
     assert why in parsed.bad[position]
     assert list(parsed.good) == [number for number in range(4) if number != position]
     assert parsed.columns["n"].to_pylist() == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        b'{"j": {"x": 1, "x": 2}}',
+        b'{"j": 1, "j": {"a": 2}}',
+        b'{"n": 1, "n": 2, "j": 3}',
+        b'{"j": {"x": "\\u003a", "x": 1}}',
+    ],
+)
+def test_a_key_twice_beside_documents(message: bytes) -> None:
+    usual = [b'{"j": {"a:b": ":"}, "n:m": 1}', b'{"j": null}']
+    parsed = parse([*usual, message], {"j": pa.json_()})
+    assert "twice in one object" in parsed.bad[2]
+    assert (list(parsed.good), parsed.columns["j"].to_pylist()) == ([0, 1], ['{"a:b":":"}', None])
+    reader = JsonDecoder({"j": pa.json_()})
+    assert reader._at_once(pa.array(usual, pa.binary())) is not None
 
 
 def test_all_bad_messages_at_once() -> None:

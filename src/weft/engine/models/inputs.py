@@ -297,8 +297,8 @@ class Observer:
 
 def _mark_of(log: Log) -> Marks:
     """Return how far a stream goes, and which one it is where its system can say so."""
-    identity = getattr(log, "identity", None)
-    return {"upto": log.head()} | ({} if identity is None else {"stream": identity()})
+    identity = log.identity()
+    return {"upto": log.head()} | ({} if identity is None else {"stream": identity})
 
 
 def _last_of(each: ModelInput, mark: Marks, last: Marks | None) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -50,7 +50,7 @@ from weft.systems.load import Counts
 from weft.systems.log import EXTRA
 from weft.systems.sql.quarantine import payload
 from weft.systems.state_store import StateStore
-from weft.systems.stream_source import BatchRows, FrameRows, ReaderRows, UntypedRows
+from weft.systems.stream_source import BatchRows, FrameRows, UntypedRows
 
 # Tests stop a process at each of these steps, by a handler on this logger.
 _steps = logging.getLogger("weft.streaming")
@@ -98,6 +98,8 @@ class Batches:
         is_apart = pipeline.join is not None or (pipeline.window is not None and pipeline.transform_sql is not None)
         self._unites = not is_routed and not is_apart
         """Whether columns of one name are one column, whichever source has them."""
+        sql, window = pipeline.transform_sql, pipeline.window
+        self._is_read = fan_in.read_by(sql) if window is None else fan_in.read_by_window(window)
         self._sees_extra = EXTRA in (pipeline.transform_sql or "").lower()
         """Whether the SQL itself has the values that fit no column of a stream."""
 
@@ -518,21 +520,49 @@ class Batches:
     def _typed(self, parts: Sequence[BatchRows], query_id: str) -> Iterator[TypedRows]:
         """Yield the rows of each source, those of files and messages under the types that their columns had, those of
         streams without events that have values of other types."""
-        alike = self._read_alike(parts, query_id) if self._unites and len(parts) > 1 else {}
+        alike: dict[int, FrameRows | None] = {}
+        refused: dict[str, dict[str, str]] = {}
+        if self._unites and len(parts) > 1:
+            streams = {each.source: fan_in.types_of_rows(each) for each in parts if isinstance(each, EventRows)}
+            refused = self._refused(parts, streams, query_id)
+            alike = self._read_alike(parts, streams, query_id)
         for each in parts:
             rows: TypedRows | None
             if id(each) in alike:
                 rows = alike[id(each)]
             elif isinstance(each, UntypedRows):
                 rows = each.read(self._columns.types(each.source, query_id), widens=self._widens)
-            elif isinstance(each, EventRows) and not self._sees_extra:
-                rows = each.split()
+            elif isinstance(each, EventRows) and (not self._sees_extra or each.source in refused):
+                rows = each.split(refused.get(each.source), mends=not self._sees_extra)
             else:
                 rows = each
             if rows is not None:
                 yield rows
 
-    def _read_alike(self, parts: Sequence[BatchRows], query_id: str) -> dict[int, FrameRows | None]:
+    def _refused(
+        self, parts: Sequence[BatchRows], streams: dict[str, dict[str, Any]], query_id: str
+    ) -> dict[str, dict[str, str]]:
+        """Return, by stream, the columns that an event added and that cannot be next to those of another source; they
+        are taken out of its types. Take note of the others, so that they count while the stream has no events."""
+        if not fan_in.sets_aside(self.pipeline):
+            return {}
+        before = {each.source: self._columns.types(each.source, query_id) for each in parts}
+        types = {each.source: streams.get(each.source, before[each.source]) for each in parts}
+        declared = {
+            each.source: each.declared if isinstance(each, EventRows) else self._columns.declared(each.source)
+            for each in parts
+        }
+        found = fan_in.refused(types, declared, before, self._is_read)
+        refused = {source: columns for source, columns in found.items() if source in streams}
+        for source, columns in streams.items():
+            for name in refused.get(source, ()):
+                del columns[name]
+            self._columns.note(fan_in.schema_of(columns), source, query_id)
+        return refused
+
+    def _read_alike(
+        self, parts: Sequence[BatchRows], streams: Mapping[str, dict[str, Any]], query_id: str
+    ) -> dict[int, FrameRows | None]:
         """Return the rows of files and messages, by the identity of what is read. A column that another source has too
         is of its type; a value that does not fit makes its row a bad one, as where one source has two types."""
         untyped = [each for each in parts if isinstance(each, UntypedRows)]
@@ -544,8 +574,8 @@ class Batches:
             if isinstance(each, UntypedRows):
                 types[each.source] = self._columns.types(each.source, query_id)
                 fixed[each.source] = self._columns.declared(each.source)
-            elif not isinstance(each, ReaderRows) or each.reader is not None:
-                types[each.source] = fixed[each.source] = fan_in.types_of_rows(each)
+            else:
+                types[each.source] = fixed[each.source] = streams.get(each.source) or fan_in.types_of_rows(each)
         read: dict[int, FrameRows | None] = {}
         found: dict[str, dict[str, Any]] = {}
         for each in untyped:

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weft.engine.streaming.target_columns import is_own
 from weft.errors import DeclarationError
+from weft.pipelines.streaming.spec import StreamingPipeline
 from weft.pipelines.streaming.windows import Window
 from weft.spark_support.lazy import T
 from weft.spark_support.sessions import union_of
@@ -150,11 +151,55 @@ def _reads(sql: str | None, column: str) -> bool:
     return any(not isinstance(each.parent, exp.Count) for each in tree.find_all(exp.Star))
 
 
-def rows_of_all(parts: Sequence[tuple[str, Any]], is_read: IsRead) -> Any:
+def sets_aside(pipeline: StreamingPipeline) -> bool:
+    """Return whether a pipeline has a place for bad rows, or drops them."""
+    return pipeline.transform_on_error != "fail" or pipeline.dead_letters is not None
+
+
+def refused(
+    types: Mapping[str, Mapping[str, DataType]],
+    declared: Mapping[str, Collection[str]],
+    before: Mapping[str, Collection[str]],
+    is_read: IsRead,
+) -> dict[str, dict[str, str]]:
+    """Return, by source, the columns that it cannot have next to those of the others, and why. The type decides that a
+    source declares, else one that was there `before`, else that of the first; so it does not depend on which of them
+    have rows."""
+    found: dict[str, dict[str, str]] = {}
+    for clash in clashes(types.items()):
+        key = clash.column.lower()
+        if not is_read(clash.column):
+            continue
+        having = [
+            (_is_new(key, declared.get(source, ())), _is_new(key, before.get(source, ())), number, source, name, kind)
+            for number, (source, columns) in enumerate(types.items())
+            for name, kind in columns.items()
+            if name.lower() == key
+        ]
+        first, *others = sorted(having, key=lambda each: each[:3])
+        held = first[-1]
+        for *_, source, name, kind in others:
+            if (both := united(held, kind)) is not None:
+                held = both
+                continue
+            what = f"{name!r} is {_shown(kind)}, and in {first[3]} it is {_shown(held)}"
+            found.setdefault(source, {})[name] = f"{what}: no type holds the values of both exactly."
+    return found
+
+
+def _is_new(key: str, names: Collection[str]) -> bool:
+    return key not in {each.lower() for each in names}
+
+
+def rows_of_all(parts: Sequence[tuple[str, Any]], is_read: IsRead, *, first_decides: bool = False) -> Any:
     """Return one DataFrame of those of several sources, with the columns of all but those that clash and that nothing
-    reads."""
+    reads. Where the `first_decides`, others lack a column of another type."""
     if len(parts) == 1:
         return parts[0][1]
+    if first_decides:
+        types = {source: types_of(frame.schema) for source, frame in parts}
+        lacking = refused(types, {}, {}, is_read)
+        parts = [(source, frame.drop(*lacking.get(source, ()))) for source, frame in parts]
     unread = refuse_clashes(((source, types_of(frame.schema)) for source, frame in parts), is_read)
     rows, gone = [frame for _, frame in parts], {name.lower() for name in unread}
     if gone:
@@ -165,6 +210,11 @@ def rows_of_all(parts: Sequence[tuple[str, Any]], is_read: IsRead) -> Any:
 def types_of(schema: StructType) -> dict[str, DataType]:
     """Return the types of columns by their names."""
     return {each.name: each.dataType for each in schema}
+
+
+def schema_of(types: Mapping[str, DataType]) -> StructType:
+    """Return columns of these types, but for those of Weft."""
+    return T.StructType([T.StructField(name, kind) for name, kind in types.items() if not is_own(name)])
 
 
 # ------------------------------------------------------------------------------------------- types that values decide
@@ -185,7 +235,7 @@ def types_of_rows(rows: FrameRows | ReaderRows) -> dict[str, DataType]:
     from pyspark.sql.pandas.types import from_arrow_schema
 
     if isinstance(rows, ReaderRows):
-        schema = from_arrow_schema(rows.reader.schema, prefer_timestamp_ntz=True)
+        schema = from_arrow_schema(rows.columns(), prefer_timestamp_ntz=True)
     else:
         schema = rows.found or rows.frame().schema
     return {name: kind for name, kind in types_of(schema).items() if not isinstance(kind, T.NullType)}

@@ -9,7 +9,7 @@ columns that the stream has by then, and where there is no SQL in the same task 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -45,30 +45,43 @@ class EventRows(ReaderRows):
             return self.gathered
         return pa.Table.from_batches(reader.read_from(self.log, reader.after, reader.upto), reader.schema)
 
-    def split(self) -> EventRows:
+    def split(self, refused: Mapping[str, str] | None = None, *, mends: bool = True) -> EventRows:
         """Return the events, with those apart that have a value which does not fit its field: the column has a null in
-        its place. One that fits, and came before the column did, is put into it."""
+        its place. One that fits, and came before the column did, is put into it. Unless it `mends`, these stay as they
+        are. `refused`: columns that rows cannot have, and why; an event with a value there is apart too."""
         if self.reader is None:
             return self
+        refused = refused or {}
         fields = {name: kind for name, kind in self.reader.types if name not in META_TYPES}
         whys: dict[int, str] = {}
         late: list[tuple[int, str, Any]] = []
         # Few events are read once.
         gathered = self.gather() if self.size is not None and self.size <= SMALL else None
+        looked_at = [ROWID, EXTRA, *refused]
         if gathered is not None:
-            batches = gathered.select([ROWID, EXTRA]).to_batches()
+            batches = gathered.select(looked_at).to_batches()
         else:
-            batches = self.log.read_arrow(self.reader.after, self.reader.upto, [ROWID, EXTRA])
+            batches = self.log.read_arrow(self.reader.after, self.reader.upto, looked_at)
         for batch in batches:
+            for name, why in refused.items():
+                whys.update(dict.fromkeys(batch.filter(batch.column(name).is_valid())[ROWID].to_pylist(), why))
             for event in batch.filter(batch.column(EXTRA).is_valid()).to_pylist():
                 offset, extra = event[ROWID], json.loads(event[EXTRA])
                 for name in (name for name, value in extra.items() if value is not None and name in fields):
+                    if name in refused:
+                        whys[offset] = refused[name]
+                        continue
+                    if not mends:
+                        continue
                     try:
                         late.append((offset, name, _fitted(extra[name], fields[name])))
                     except ValueError:
                         whys[offset] = f"{name!r} is {_shown(extra[name])}, which does not fit {fields[name]}."
-        offsets = tuple(whys)
-        reader = replace(self.reader, without=offsets, late=tuple(late))
+        offsets = tuple(sorted(whys))
+        types = tuple(each for each in self.reader.types if each[0] not in refused)
+        reader = replace(self.reader, types=types, without=offsets, late=tuple(late))
+        whole = gathered
+        gathered = None if gathered is None else gathered.drop_columns(list(refused))
         if gathered is not None and (late or whys):
             parts = [reader.mended(each, each.column(ROWID)) for each in gathered.to_batches()]
             mended = replace(self, reader=reader, gathered=pa.Table.from_batches(parts, gathered.schema))
@@ -76,7 +89,7 @@ class EventRows(ReaderRows):
             mended = replace(self, reader=reader, gathered=gathered)
         if not whys:
             return mended
-        rows = gathered
+        rows = whole
         if rows is None:
             rows = replace(self, reader=replace(self.reader, after=offsets[0] - 1, upto=offsets[-1])).gather()
         letters = tuple(
@@ -115,18 +128,21 @@ class LogSource(LogPositions):
         """Return the events between two offsets, with the columns that the stream has now."""
         ranges = frame.collect()
         if not ranges:
-            return EventRows(self.name, None, 0)
+            return EventRows(self.name, None, 0, stored=self.stored_schema, declared=self.declared_columns())
         after, upto = min(each[0] for each in ranges), max(each[1] for each in ranges)
         reader = self._reader(after, upto)
         log = self.log
         size = log.extent(after, upto, SMALL + 1)
         if not size and log.floor() > after:
             size = 1  # all of them were removed: reading them raises the error
-        return EventRows(self.name, reader, size, log=log)
+        return EventRows(self.name, reader, size, log=log, declared=self.declared_columns())
 
     def validate(self) -> str:
         runtime.find(self._stream)
         return ""
+
+    def declared_columns(self) -> frozenset[str]:
+        return frozenset(runtime.find(self._stream).fields)
 
     def stored_schema(self) -> pa.Schema:
         return self._reader().schema

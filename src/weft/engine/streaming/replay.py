@@ -56,6 +56,7 @@ from weft.systems.codecs.json import JsonDecoder
 from weft.systems.dead_letter_store import Stage, StoredLetter, as_json, digest
 from weft.systems.load import KEYED_MODES
 from weft.systems.log import EXTRA, RESERVED_PREFIX, ROWID
+from weft.systems.payloads import has_not_finite, loads
 from weft.systems.stream_source import EVENT_TIME, StreamSource
 from weft.types import FieldType, exact_number
 
@@ -444,20 +445,26 @@ def _parsed(
     # JSON has no word for them, so they are put in afterwards: by column, and by the number of the row.
     odd: dict[str, dict[int, float]] = {}
     texts = []
+    refused: dict[int, str] = {}
     for number, row in enumerate(payloads):
         if not isinstance(row, str):
             not_finite = {name: each for name, each in row.items() if isinstance(each, float) and not isfinite(each)}
             for name, each in not_finite.items():
                 odd.setdefault(name, {})[number] = each
-            row = as_json({**row, **dict.fromkeys(not_finite)})
+            rest = {**row, **dict.fromkeys(not_finite)}
+            inside = [name for name, each in rest.items() if has_not_finite(each)]
+            if inside:
+                refused[number] = f"{inside[0]!r} has NaN or infinity in it, which can be replayed as a column alone."
+            row = "" if inside else as_json(rest)
         texts.append(row.encode("utf-8", "surrogatepass"))
     parsed = JsonDecoder(types).parse(pa.array(texts, pa.binary()))
+    parsed = parsed._replace(bad={**parsed.bad, **refused})
     names = {name.lower(): name for name in known}
     columns, fields = [], []
     for name, array in parsed.columns.items():
         if name in odd:
             # Beside texts they are texts.
-            kind, convert = (pa.string(), as_json) if pa.types.is_string(array.type) else (pa.float64(), float)
+            kind, convert = (pa.string(), json.dumps) if pa.types.is_string(array.type) else (pa.float64(), float)
             values = array.to_pylist()
             for place, number in enumerate(parsed.good):
                 if number in odd[name]:
@@ -482,7 +489,7 @@ def _is_of_json(kind: pa.DataType) -> bool:
 def _object(payload: str, known: Mapping[str, pa.Field]) -> dict[str, Any] | None:
     """Return the row that a payload is, if it is one, with the decimals that its decimal columns have."""
     try:
-        row = json.loads(payload)
+        row = loads(payload)
     except ValueError:
         return None
     if not isinstance(row, dict):

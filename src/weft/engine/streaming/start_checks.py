@@ -82,6 +82,10 @@ def check_united(
 
     window, types = pipeline.window, []
     for source, schema in zip(sources, schemas, strict=True):
+        names = source.declared_columns()
+        if names is not None and schema is not None and fan_in.sets_aside(pipeline):
+            # A column that an event added decides about rows, which can be put aside.
+            schema = pa.schema([each for each in schema if each.name in names])
         declared = [(name, kind.arrow) for name, kind in source.settings.columns.items()]
         fields = pa.schema([*(schema or ()), *declared])
         types.append((source.name, fan_in.types_of(from_arrow_schema(fields, prefer_timestamp_ntz=True))))
@@ -124,7 +128,7 @@ def sql_columns(
             empty = [_empty(spark, _NO_COLUMNS if each is None else each) for each in schemas]
             if pipeline.step is None:
                 named = [(each.name, rows) for each, rows in zip(pipeline.sources, empty, strict=True)]
-                rows = fan_in.rows_of_all(named, fan_in.read_by(sql))
+                rows = fan_in.rows_of_all(named, fan_in.read_by(sql), first_decides=fan_in.sets_aside(pipeline))
             else:  # each source by itself
                 rows = union_of(empty)
             columns: list[str] = functions.transformed(rows, sql, pipeline.aggregate_udfs).columns

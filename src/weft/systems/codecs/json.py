@@ -26,6 +26,7 @@ from weft.spark_support.sessions import TIME_FORMATS, quoted
 from weft.systems.codec import Parsed
 from weft.systems.codecs import kinds
 from weft.systems.codecs.columns import WHOLE, is_deeper, json_of, leaves, type_name, without_times
+from weft.systems.codecs.repeated import colons_of, repeated_keys
 from weft.types import FieldType, check_value, from_json, round_float32
 
 if TYPE_CHECKING:
@@ -152,6 +153,10 @@ class JsonDecoder:
                 rows[number] = _object(value)
             except ValueError as error:
                 bad[number] = str(error)
+        numbers = list(rows)
+        for place, key in repeated_keys([texts[each] for each in numbers], list(rows.values())).items():
+            bad[numbers[place]] = f"It has the key {key!r} twice in one object."
+            del rows[numbers[place]]
         fitted, misfits, close = self._split(rows, texts, self.known)
         found = kinds.merged_columns((_kinds_of(rows[number] for number in fitted), _kinds_of(close)))
         if mixed := {
@@ -240,8 +245,9 @@ def _lifted(values: pa.Array, names: Collection[str]) -> tuple[pa.Array, dict[st
     found: dict[str, list[str | None]] = {}
     spelled, keys = dict[str, str](), dict[str, bytes]()
     last: dict[str, tuple[bytes, str | None]] = {}  # the schemas of messages are the same
+    messages, colons = values.to_pylist(), 0
     try:
-        for number, value in enumerate(values.to_pylist()):
+        for number, value in enumerate(messages):
             parts = []
             for name, part in _decode_parts(value).items():
                 if name not in keys:
@@ -261,13 +267,16 @@ def _lifted(values: pa.Array, names: Collection[str]) -> tuple[pa.Array, dict[st
                 texts = found.setdefault(name, [])
                 texts += [None] * (number - len(texts))
                 texts.append(last[name][1])
+                colons += 1 + name.count(":")
             rest.append(b"{" + b",".join(parts) + b"}")
     except (msgspec.DecodeError, RecursionError):
         return None
     documents = {
         name: pa.array([*each, *[None] * (len(rest) - len(each))], pa.string()) for name, each in found.items()
     }
-    return pa.array(rest, pa.binary()), documents
+    # Each key has a colon: of one that is there twice, the first was dropped above.
+    colons += colons_of(rest) + sum("".join(filter(None, each)).count(":") for each in found.values())
+    return (pa.array(rest, pa.binary()), documents) if colons_of(messages) == colons else None
 
 
 def _text(value: Any, message: bytes, column: str) -> str | None:

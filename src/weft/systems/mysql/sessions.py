@@ -46,7 +46,7 @@ class MySQLSessions(SqlDriver):
         except (pymysql.Error, RuntimeError) as error:  # RuntimeError: the package cryptography is missing
             code = error.args[0] if error.args and isinstance(error.args[0], int) else 0
             answered = code >= 1000 and code // 1000 != 2  # those from 2000 on are the client's own
-            raise self.connection.unreachable(error, answered=answered) from None
+            raise self.connection.unreachable(error, answered=answered, denied=code in _UNKNOWN) from None
 
     def _limit_silence(self, driver: Driver) -> None:
         if self.silent_seconds is None:
@@ -83,8 +83,9 @@ class MySQLSessions(SqlDriver):
         said = " ".join(str(error.args[1] if len(error.args) > 1 else error).split())
         said = settings.redact(said, self.connection.secrets()) or "the connection is closed"
         what = f"MySQL ({self.connection.target}): {said}" + (f" (error {code})." if code else ".")
-        if code in _LOST or isinstance(error, pymysql.InterfaceError):
-            return ConnectionFailedError(what, hint=f"The connection is lost. {MAYBE_STORED}")
+        if code in _LOST or code in _UNKNOWN or isinstance(error, pymysql.InterfaceError):
+            hint = f"The connection is lost. {MAYBE_STORED}"
+            return ConnectionFailedError(what, hint=hint, passes=code not in _UNKNOWN)
         if code in BUSY:
             return BusyError(what, hint=f"{NOTHING_STORED} Somebody else held a lock for too long; try again.")
         if code in _FULL:
@@ -104,13 +105,18 @@ class MySQLSessions(SqlDriver):
         return WeftError(what)
 
 
-# No connection, refused, too many, shut down, killed, cut off, silent; a user or database that is not there.
+# No connection, refused, too many, shut down, killed, cut off, silent.
 _LOST = {
     *range(CR.CR_CONNECTION_ERROR, CR.CR_SERVER_LOST + 1),
-    *(ER.CON_COUNT_ERROR, ER.OUT_OF_RESOURCES, ER.ACCESS_DENIED_ERROR, ER.BAD_DB_ERROR),
+    *(ER.CON_COUNT_ERROR, ER.OUT_OF_RESOURCES),
     *(ER.SERVER_SHUTDOWN, ER.NORMAL_SHUTDOWN, ER.NEW_ABORTING_CONNECTION),
     *(ER.NET_READ_ERROR, ER.NET_READ_INTERRUPTED, ER.NET_ERROR_ON_WRITE, ER.NET_WRITE_INTERRUPTED),
     *(1203, 1226, 1317, 1927, 2055, 4031),
+}
+# A user, password or database that is not there; a user who may not sign in: from this host, by this method, at all.
+_UNKNOWN = {
+    *(ER.ACCESS_DENIED_ERROR, ER.BAD_DB_ERROR, ER.HOST_NOT_PRIVILEGED, ER.NOT_SUPPORTED_AUTH_MODE),
+    *(1698, 1820, 1862, 3118, 4151),
 }
 # Lock wait timeout, deadlock, a row changed since it was read.
 BUSY = {ER.LOCK_WAIT_TIMEOUT, ER.LOCK_DEADLOCK, ER.CHECKREAD}

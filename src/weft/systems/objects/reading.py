@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
 from operator import or_
@@ -19,6 +19,7 @@ from weft.systems.codec import codec_of
 from weft.systems.codecs import kinds
 from weft.systems.codecs.columns import storable
 from weft.systems.frame_checks import column
+from weft.systems.objects import json_keys
 from weft.systems.objects.encoding import EMPTY
 from weft.systems.objects.formats import SPARK_FORMAT
 from weft.systems.objects.options import FileOptions
@@ -30,9 +31,12 @@ if TYPE_CHECKING:
 
 _INFER = 1000
 """From how many rows the types of a CSV file are inferred unless `schema_infer_max_records` says otherwise."""
-_MORE, _LINE = "_weft_more", "_weft_line"
+_MORE, _LINE, _PARTS, _ROW = "_weft_more", "_weft_line", "_weft_parts", "_weft_row"
 BAD = f"_weft_bad_{uuid4().hex}"
 """The column of lines that cannot be parsed. No key of JSON has this name."""
+_JSON = {"columnNameOfCorruptRecord": BAD}
+TWICE = "_weft_twice"
+"""The column, where there is one, that says of a line in which keys are one column that this is why it is bad."""
 
 
 @dataclass(frozen=True)
@@ -86,21 +90,30 @@ def read_format(
     if options.format == "json_lines":
         lines, most = spark.read.text(paths).select("value"), options.read.get("schema_infer_max_records")
         # All of them, unless limited: a key that is in none of the sampled rows would be lost.
-        inferred = _inferred(
-            spark, lines if most is None else lines.limit(most), "json", {"columnNameOfCorruptRecord": BAD}
-        )
+        sample = lines if most is None else lines.limit(most)
+        inferred = _inferred(spark, sample, "json", _JSON)
+        found_twice = json_keys.has_twice(inferred)
+        if bad is not None and most is not None and not found_twice:
+            found_twice = not lines.where(json_keys.has_key_twice(F.col("value"))).isEmpty()
+        if found_twice and bad is None:
+            raise StorageError(f"A line of {_shown(paths)} has a key twice.")
+        load = partial(_load_lines, reader, paths)
+        names = json_keys.spellings(inferred.names, known) if known is not None else {}
+        if found_twice or names:
+            how = {**options.spark_reader(), **({} if bad is None else {"mode": "PERMISSIVE"})}
+            inferred, lines, load = _with_one_key_each(spark, sample, lines, names, partitions, paths, how)
         if BAD in inferred.names:
             if bad is None:
                 raise StorageError(f"Lines of {_shown(paths)} are not JSON objects.")
             inferred = T.StructType([each for each in inferred if each.name != BAD])
-            if not inferred.names:
+            if not inferred.names and not found_twice:
                 return _lines_alone(spark, paths, bad)
         schema = inferred
-        frame = reader.schema(schema).load(paths)
+        frame = load(schema, None)
         if known is not None:
             found, rows = _of_most_values(schema, known, lines), frame
             schema, void = final_types(found, sample=rows, rows=rows)
-            frame = reader.schema(_with(schema, bad)).load(paths)
+            frame = load(schema, bad)
             if bad is not None and not grows:
                 kept, _ = final_types(found, sample=rows, rows=rows, grows=False)
                 frame = _without_new_keys(frame, kept, bad)
@@ -110,6 +123,49 @@ def read_format(
         frame = reader.option("mergeSchema", True).load(paths)
         frame = frame if bad is None else frame.withColumn(bad, F.lit(None).cast("string"))
     return frame
+
+
+def _load_lines(reader: Any, paths: list[str], schema: StructType, bad: str | None) -> DataFrame:
+    frame: DataFrame = reader.schema(_with(schema, bad)).load(paths)
+    return frame
+
+
+def _with_one_key_each(
+    spark: Any,
+    sample: DataFrame,
+    lines: DataFrame,
+    names: Mapping[str, str],
+    partitions: Partitions | None,
+    paths: list[str],
+    options: Mapping[str, str],
+) -> tuple[StructType, DataFrame, Callable[[StructType, str | None], DataFrame]]:
+    """Return, of lines in which keys are one column, which `names` spells: the types that Spark infers of the others,
+    these others, and what loads them all, one by one."""
+    for is_strict in (False, True):
+        objects = json_keys.objects_of(F.col("value"), names, is_strict=is_strict)
+        kept = [each.select(F.explode(objects).alias("value")) for each in (sample, lines)]
+        inferred = _inferred(spark, kept[0], "json", _JSON)
+        if not json_keys.has_twice(inferred):
+            break
+    folders = partitions.names if partitions else ()
+    texts = spark.read if partitions is None else spark.read.option("basePath", partitions.base)
+    parted = json_keys.objects_of(column(_LINE), names, is_strict=is_strict)
+
+    def load(schema: StructType, bad: str | None) -> DataFrame:
+        rows: DataFrame = texts.text(paths).where(F.trim("value") != "").withColumnRenamed("value", _LINE)
+        rows = rows.withColumn(_PARTS, F.coalesce(parted, F.array(F.lit(None).cast("string"))))
+        rows = rows.withColumn(_MORE, F.explode(column(_PARTS)))
+        how = {**options, "columnNameOfCorruptRecord": bad or BAD}
+        rows = rows.withColumn(_ROW, F.from_json(column(_MORE), _with(schema, bad), how))
+        columns = {each.name: column(_ROW)[each.name] for each in schema if each.name not in folders}
+        if bad is not None:
+            is_bad = column(_MORE).isNull() | column(_ROW).isNull() | column(_ROW)[bad].isNotNull()
+            text = F.when(F.size(column(_PARTS)) > 1, column(_MORE)).otherwise(column(_LINE))
+            columns[bad] = F.when(is_bad, text)
+            columns[TWICE] = F.when(column(_MORE).isNull(), F.lit(json_keys.TWICE))
+        return rows.withColumns(columns).drop(_LINE, _PARTS, _MORE, _ROW)
+
+    return inferred, kept[1], load
 
 
 def _with(schema: StructType, bad: str | None) -> StructType:

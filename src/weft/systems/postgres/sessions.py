@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from contextlib import closing
 from typing import Any, ClassVar
@@ -78,7 +79,8 @@ class PostgresSessions(SqlDriver):
                 driver.adapters.register_loader("json", TextBinaryLoader)
         except psycopg.Error as error:
             # Only a server says FATAL; libpq gives no SQLSTATE here.
-            raise self.connection.unreachable(error, answered="FATAL" in str(error)) from None
+            said = str(error)
+            raise self.connection.unreachable(error, answered="FATAL" in said, denied=_denies(said)) from None
         return driver
 
     def connect_adbc(self, dbapi: Any) -> Any:
@@ -95,7 +97,8 @@ class PostgresSessions(SqlDriver):
         if not isinstance(error, dbapi.OperationalError):
             return WeftError(what)
         code = getattr(error, "sqlstate", None) or ""
-        return ConnectionFailedError(what, passes=not code or code.startswith(_LOST))
+        is_denied = code.startswith(_UNKNOWN) if code else _denies(text)
+        return ConnectionFailedError(what, passes=not is_denied and (not code or code.startswith(_LOST)))
 
     def begin(self, driver: psycopg.Connection[Any], role: Role) -> None:
         if self.silent_seconds is not None and role != "read":
@@ -134,8 +137,9 @@ class PostgresSessions(SqlDriver):
         said = " ".join((error.diag.message_primary or str(error)).split())
         what = f"PostgreSQL ({self.connection.target}): {settings.redact(said, self.connection.secrets())}"
         outside = isinstance(error, (psycopg.OperationalError, psycopg.InterfaceError))
-        if code.startswith(_LOST) or (outside and not code):
-            return ConnectionFailedError(what, hint=f"The connection is lost. {MAYBE_STORED}")
+        if code.startswith((*_LOST, *_UNKNOWN)) or (outside and not code):
+            hint = f"The connection is lost. {MAYBE_STORED}"
+            return ConnectionFailedError(what, hint=hint, passes=not code.startswith(_UNKNOWN))
         if code in _BUSY:
             return BusyError(what, hint=f"{NOTHING_STORED} Somebody else held a lock for too long; try again.")
         if code.startswith(_FULL):
@@ -176,8 +180,21 @@ class PostgresSessions(SqlDriver):
         return super().quote(name)
 
 
-# Connection exceptions, authorisation, no such database, too many connections, ended by a timeout or an administrator.
-_LOST = ("08", "28", "3D000", "53300", "25P03", "57P")
+def _denies(said: str) -> bool:
+    """Return whether a server that was asked for a connection says that it knows no such user, password or database;
+    in other languages than English it seems to be gone for a while."""
+    return re.search(_DENIED, said, re.DOTALL) is not None
+
+
+# Connection exceptions, too many connections, ended by a timeout or an administrator.
+_LOST = ("08", "53300", "25P03", "57P")
+# Authorisation, no such database.
+_UNKNOWN = ("28", "3D000")
+# "No such" is what PgBouncer says.
+_DENIED = (
+    r"(FATAL|fe_sendauth):.*(password|authentication|pg_hba\.conf|does not exist|permission denied|not permitted|"
+    r"not currently accepting|no such (user|database))"
+)
 # No such table or sequence, no such schema.
 _MISSING = ("42P01", "3F000")
 # Serialization failure, deadlock, lock timeout, cancelled (by statement_timeout, most often).

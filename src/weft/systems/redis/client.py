@@ -212,7 +212,7 @@ def run_with_retries(connection: RedisConnection, work: Callable[[Client], T]) -
             if gone_since is None or now - began > group_member.PATIENCE_SECONDS:
                 gone_since = now
             if not has_answered:
-                raise connection.unreachable(error, answered=answered(error)) from None
+                raise unreachable(connection, error) from None
             if refuses(error) or not isinstance(error, TRANSIENT) or now - gone_since > group_member.PATIENCE_SECONDS:
                 raise explain(connection, error) from None
         time.sleep(_PAUSE_SECONDS)
@@ -228,6 +228,11 @@ def answered(error: BaseException) -> bool:
     """Return whether a server said this, rather than the way to it; of a cluster's nodes, the last that was asked."""
     kinds = (exceptions.ResponseError, exceptions.AuthenticationError)
     return isinstance(error, kinds) or isinstance(error.__cause__, kinds)
+
+
+def unreachable(connection: Connection, error: BaseException) -> ConnectionFailedError:
+    """Return the error for a server that never answered, or did not let us in."""
+    return connection.unreachable(error, answered=answered(error), denied=refuses(error))
 
 
 def explain(connection: Connection, error: BaseException) -> WeftError:

@@ -147,7 +147,7 @@ class RedisConnection(Connection):
                 version = client.version(opened)
                 warning = client.version_warning(version) or client.durability_warning(opened)
         except client.ERRORS as error:
-            raise self.unreachable(error, answered=client.answered(error)) from None
+            raise client.unreachable(self, error) from None
         what = "Redis cluster" if options.get("cluster") else "Redis"
         report = {
             "server": f"{what} {version}".strip(),

@@ -185,6 +185,9 @@ class RedisLog:
         """Return the last offset; a server runs one command after the other, so that nothing appears below it later."""
         return self._state().head
 
+    def identity(self) -> None:
+        """Return nothing: offsets are moments, also those of a stream that was deleted and made again."""
+
     def published(self) -> int:
         """Return how many entries were ever added: offsets are moments here. Redis before 7 does not count them."""
         state = self._state()

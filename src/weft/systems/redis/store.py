@@ -123,7 +123,7 @@ class RedisStore:
             return ConnectionFailedError(f"{self.connection.label} was closed.", passes=False)
         explained = client.explain(self.connection, error)
         if self._client is None and type(explained) is ConnectionFailedError:
-            return self.connection.unreachable(error, answered=client.answered(error))
+            return client.unreachable(self.connection, error)
         return explained
 
     # -------------------------------------------------------------------------------------------------------- catalogue

@@ -21,7 +21,15 @@ from redis import exceptions
 
 from weft.errors import WeftError
 from weft.systems.redis import group_member
-from weft.systems.redis.client import ANSWER_SECONDS, CONNECT_SECONDS, ERRORS, answered, explain, open_client, refuses
+from weft.systems.redis.client import (
+    ANSWER_SECONDS,
+    CONNECT_SECONDS,
+    ERRORS,
+    explain,
+    open_client,
+    refuses,
+    unreachable,
+)
 from weft.systems.redis.connection import RedisConnection
 from weft.systems.redis.group_member import BEGINNING, server_message, text_of
 from weft.systems.redis.resp import Bytes, encode, parse
@@ -180,7 +188,7 @@ class Wire:
     def explained(self, error: BaseException) -> WeftError:
         """Return the error to raise where Redis, or the way to it, failed."""
         if not self.connected and not isinstance(error, (ReplyError, exceptions.ResponseError)):
-            return self.connection.unreachable(error, answered=answered(error))
+            return unreachable(self.connection, error)
         if isinstance(error, ReplyError):
             message = server_message(error)
             in_script = "user executing the script can't" in message

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
 import pyarrow as pa
 
 from weft.errors import DeclarationError, WeftError
+from weft.systems import payloads
 from weft.systems.load import Load
 from weft.systems.sql.move import LoadTransaction
 from weft.systems.sql.tables import ROW, SqlTables
@@ -105,7 +105,7 @@ def _quarantine(transaction: LoadTransaction) -> str:
 
 def payload(row: dict[str, object]) -> str:
     """Return a row that is put aside as JSON."""
-    return json.dumps(row, ensure_ascii=False, default=_text)
+    return payloads.dumps(row, _text)
 
 
 def keyless(load: Load) -> str:

@@ -1,0 +1,51 @@
+"""Rows that are put aside, as JSON that every reader takes and out of which the same values come again."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+_FLOAT = "float"
+_WORDS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+
+
+def dumps(value: object, default: Callable[[Any], object]) -> str:
+    """Return a row as JSON, which has no word for NaN and infinity: `{"float": "NaN"}` stands for it. `default` says
+    what stands for values of other types."""
+    try:
+        return json.dumps(value, ensure_ascii=False, default=default, allow_nan=False)
+    except ValueError:
+        return json.dumps(_worded(value, default), ensure_ascii=False, default=default)
+
+
+def loads(text: str) -> Any:
+    """Return the row that `dumps` made a text of."""
+    return json.loads(text, object_hook=_restored)
+
+
+def has_not_finite(value: object) -> bool:
+    """Return whether a value is NaN or infinity, or has such a one in it."""
+    if isinstance(value, float):
+        return not math.isfinite(value)
+    inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
+    return any(map(has_not_finite, inner))
+
+
+def _worded(value: object, default: Callable[[Any], object]) -> object:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else {_FLOAT: json.dumps(float(value))}
+    if isinstance(value, Mapping):
+        return {name: _worded(each, default) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_worded(each, default) for each in value]
+    if value is None or isinstance(value, str | int):
+        return value
+    made = default(value)
+    return made if made is value else _worded(made, default)
+
+
+def _restored(made: dict[str, Any]) -> Any:
+    word = made.get(_FLOAT)
+    return _WORDS.get(word, made) if len(made) == 1 and isinstance(word, str) else made
