@@ -31,11 +31,11 @@ export class DeadLetters extends View {
       <//>
       <${Panel} id="streams-title" title="Streams" note=${streams.length ? "" : "None has a quarantine, or max_deliveries."}>
         ${streams.length > 0 && html`
-          <${Table} label="Rejected events of streams" head=${[["Stream"], ["What"], ["Events", "number"], ["Where", "medium"], ["Do", "end"]]}>
+          <${Table} label="Rejected events of streams" head=${[["Stream"], ["What", "medium"], ["Events", "number"], ["Where", "medium"], ["Do", "end"]]}>
             ${streams.map((each) => html`
               <tr key=${`${each.stream} ${each.kind}`}>
-                <th scope="row"><a class="strong" href=${to("streams", each.stream)}>${each.stream}</a></th>
-                <td>${each.kind}</td>
+                <th scope="row"><a class="strong" href=${to("streams", each.stream)}>${each.stream}</a><span class="note narrow">${each.kind}</span></th>
+                <td class="medium">${each.kind}</td>
                 <td class=${`number ${each.count ? "loud" : ""}`}>${count(each.count)}</td>
                 <td class="medium"><a href=${to("streams", each.place)}>${each.place}</a></td>
                 <td class="end">${each.count > 0 && html`<${ReplayPlace} place=${each.place} /> <${PurgePlace} place=${each.place} />`}</td>
