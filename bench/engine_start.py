@@ -126,7 +126,9 @@ from dlt.sources.sql_database import sql_table
 folder, source, url = sys.argv[1:]
 target = dlt.destinations.postgres(url.replace("@", ":any@"))
 pipeline = dlt.pipeline("bench", pipelines_dir=folder, destination=target, dataset_name="copies")
-rows = sql_table(credentials=source, table="orders", backend="connectorx")
+rows = sql_table(
+    credentials=source.replace("postgresql:", "postgresql+psycopg2:"), table="orders", backend="connectorx"
+)
 pipeline.run(rows, write_disposition="append", loader_file_format="csv")
 """
 
@@ -136,7 +138,7 @@ def many_rows(scale: float) -> tuple[Job, Job]:
     by connectorx and writes them as CSV, its fastest way."""
     from bench.engine_loads import fill
 
-    dlt = python_with("dlt[postgres,sql_database]", "connectorx", "pyarrow", "psycopg2-binary")
+    dlt = python_with("dlt[postgres]", "sqlalchemy", "connectorx", "pyarrow", "psycopg2-binary")
     folder = Path(tempfile.mkdtemp(prefix="weft-bench-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     source, target, other = (

@@ -47,7 +47,7 @@ def _is_time(*kinds: pa.DataType) -> bool:
 def _has_room(kind: pa.DataType, wanted: pa.DataType) -> bool:
     """Whether a number may have another type: a whole number that is too great for it is an error."""
     if pa.types.is_integer(wanted):
-        return pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
+        return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind))
     if pa.types.is_float64(wanted):
         return _has_room(kind, pa.int64())
     if not pa.types.is_decimal(wanted):

@@ -271,6 +271,7 @@ def test_expressions_of_duckdb(project: Path, tmp_path: Path) -> None:
 OTHER_KINDS = pa.schema(
     {
         "i": pa.int64(),
+        "h": pa.int32(),
         "f": pa.float64(),
         "r": pa.float32(),
         "n": pa.decimal128(10, 2),
@@ -337,6 +338,9 @@ TYPED: dict[str, tuple[Computed, str]] = {
     "a float beside an integer": (lambda e: e.i * 0.1, "`i` * CAST('0.1' AS DOUBLE)"),
     "a decimal beside a decimal": (lambda e: e.n * 0.1, "`n` * 0.1 AS"),
     "one of some": (lambda e: ibis.coalesce(e.n, 12.5), "COALESCE(`t0`.`n`, 12.5)"),
+    "an integer beside a decimal": (lambda e: e.n.fill_null(0), "COALESCE(`t0`.`n`, CAST('0.00' AS DECIMAL(10, 2)))"),
+    "an integer beside a float32": (lambda e: e.r.fill_null(0), "COALESCE(`t0`.`r`, CAST('0.0' AS FLOAT))"),
+    "a sum that is wider": (lambda e: e.h * e.h, "CAST(`t0`.`h` AS BIGINT) * `t0`.`h`"),
     "a great number": (lambda e: e.n > 1e20, "`n` > 100000000000000000000 AS"),
     "a number of more digits": (lambda e: e.n < -0.12345, "`n` < (\n    -0.12345\n  )"),
     "too small a number": (lambda e: e.n > 1e-50, "CAST('1e-50' AS DOUBLE)"),

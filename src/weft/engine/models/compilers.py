@@ -46,10 +46,9 @@ def to_spark_sql(expression: Any) -> str:
 
 def says_type(dialect: str, kind: Any) -> bool:
     """Return whether a column of a view that is cast to this type of numbers has it."""
-    if not kind.is_numeric() or kind.is_boolean():
-        return False
-    # MariaDB and MySQL cast to the widest of the integers alone, SQLite has no types of what it computes.
-    return dialect in ("postgres", "duckdb") or (dialect == "mysql" and (kind.is_decimal() or kind.nbytes == 8))
+    least = _LEAST_BYTES.get(dialect)
+    is_number = kind.is_signed_integer() or kind.is_floating()
+    return least is not None and bool(kind.is_decimal() or (is_number and kind.nbytes >= least))
 
 
 def cuts_instant(op: Any) -> bool:
@@ -61,6 +60,23 @@ class _Compiler:
     collation: str | None = None
     # Those of the base class are methods by now: to name them again would put them over the ones below.
     SIMPLE_OPS: ClassVar[dict[Any, str]] = {}
+
+
+class _Widening:
+    """A sum or product of integers has room in the type that Ibis says, which is wider than theirs."""
+
+
+def _widening(name: str) -> Callable[..., Any]:
+    def visit(self: Any, op: Any, *, left: Any, right: Any) -> Any:
+        if op.dtype.is_integer() and op.left.dtype.nbytes < op.dtype.nbytes:
+            left = self.cast(left, op.dtype)
+        return getattr(super(_Widening, self), name)(op, left=left, right=right)
+
+    return visit
+
+
+for _name in ("Add", "Subtract", "Multiply"):
+    setattr(_Widening, f"visit_{_name}", _widening(f"visit_{_name}"))
 
 
 class _Sqlite(_Compiler, SQLiteCompiler):  # type: ignore[misc]
@@ -171,7 +187,7 @@ def _double(value: Any) -> Any:
     return sge.paren(sge.Mul(this=sge.paren(value), expression=sge.Literal.number("1e0")))
 
 
-class _InUtc(_Compiler):
+class _InUtc(_Widening, _Compiler):
     """A time with a zone has the day and the hour of UTC, whatever the zone of the session is that reads a view."""
 
     def visit_NonNullLiteral(self: Any, op: Any, *, value: Any, dtype: Any) -> Any:
@@ -248,7 +264,7 @@ class _DuckDB(_InUtc, DuckDBCompiler):  # type: ignore[misc]
     pass
 
 
-class _Spark(PySparkCompiler):  # type: ignore[misc]
+class _Spark(_Widening, PySparkCompiler):  # type: ignore[misc]
     """Numbers with a point are decimals, times that are cut are instants, seconds have a fraction: Ibis says something
     else, and so do the databases."""
 
@@ -302,6 +318,9 @@ def _local(value: Any) -> Any:
     return sge.Cast(this=value, to=sge.DataType(this=sge.DataType.Type.TIMESTAMPNTZ))
 
 
+_CHOOSING = (ops.Coalesce, ops.Least, ops.Greatest, ops.IfElse, ops.SearchedCase)
+
+
 class _Exact(ops.Literal):  # type: ignore[misc]
     """A number whose digits count. Its type stays that of a float: Ibis compares decimals of some types alone."""
 
@@ -313,10 +332,25 @@ def _with_exact_literals(op: Any, kwargs: Any) -> Any:
         return new
     given = {name: getattr(new, name) for name in new.argnames}
     values = [each for one in given.values() for each in (one if isinstance(one, tuple) else (one,))]
+    if isinstance(new, _CHOOSING) and (new.dtype.is_decimal() or new.dtype == dt.float32):
+        new = new.copy(**{name: _of_type(value, new.dtype) for name, value in given.items()})
+        given = {name: getattr(new, name) for name in new.argnames}
     if not any(isinstance(each, ops.Value) and each.dtype.is_decimal() for each in values):
         return new
     exact = {name: _exact(value) for name, value in given.items()}
     return new if exact == given else new.copy(**exact)
+
+
+def _of_type(value: Any, kind: Any) -> Any:
+    """An integer beside a decimal or a float32 that it fits: Spark would take a wider type for both."""
+    if isinstance(value, tuple):
+        return tuple(_of_type(each, kind) for each in value)
+    if not isinstance(value, ops.Literal) or not value.dtype.is_integer() or value.value is None:
+        return value
+    if kind.is_floating():
+        return ops.Literal(float(value.value), kind)
+    has_room = kind.precision is not None and abs(value.value) < 10 ** (kind.precision - kind.scale)
+    return ops.Literal(Decimal(value.value), kind) if has_room else value
 
 
 def _exact(value: Any) -> Any:
@@ -345,6 +379,8 @@ JOINS: dict[str, set[str]] = {
     "postgres": {"inner", "left", "right", "outer", "cross", "semi", "anti"},
     "duckdb": {"inner", "left", "right", "outer", "cross", "semi", "anti"},
 }
+# MariaDB and MySQL cast to the widest of the integers alone, SQLite has no types of what it computes.
+_LEAST_BYTES = {"postgres": 2, "duckdb": 2, "mysql": 8}
 FLOATS_ON_OVERFLOW = {"sqlite"}
 """Databases whose whole numbers become floats where they overflow."""
 REFUSES_ZERO = {"postgres"}
