@@ -82,6 +82,9 @@ def test_keys_of_json_lines_that_are_one_column(spark: Any, here: Any) -> None:
     assert sorted(row[-1] for row in found) == [(twice, TWICE), ("{'id': 1, 'id': 2}", TWICE)]
     with pytest.raises(StorageError, match="has a key twice"):
         read(spark, lake, {})
+    file("a.jsonl", '{"id": 1, "a": 1, "A": 2}\n{"id": 2, "a": 2}\n')
+    with pytest.raises(Exception, match="two keys that are one column"):
+        read(spark, lake, {})
     file("a.jsonl", '{"id": 1, "A": 1}\n')
     file("b.jsonl", '{"id": 2, "a": 2}\n')
     assert read(spark, lake, {}) == ({"A": "bigint", "id": "bigint"}, [(1, 1), (2, 2)])

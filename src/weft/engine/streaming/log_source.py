@@ -196,4 +196,4 @@ def _payload(row: dict[str, Any], fields: dict[str, FieldType]) -> str:
     """Return an event as the JSON that it was published as, with its time."""
     event = {name: row[name] for name in (*fields, EVENT_TIME) if row[name] is not None}
     documents = {name: json.loads(event[name]) for name in event if name in fields and fields[name].base == "json"}
-    return as_json({**event, **documents, **json.loads(row[EXTRA])})
+    return as_json({**event, **documents, **json.loads(row[EXTRA] or "{}")})

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from weft.errors import StorageError
 from weft.spark_support.lazy import F, T
-from weft.spark_support.sessions import java_class
+from weft.spark_support.sessions import active, java_class
 from weft.systems.codec import codec_of
 from weft.systems.codecs import kinds
 from weft.systems.codecs.columns import storable
@@ -93,11 +93,11 @@ def read_format(
         sample = lines if most is None else lines.limit(most)
         inferred = _inferred(spark, sample, "json", _JSON)
         found_twice = json_keys.has_twice(inferred)
-        if bad is not None and most is not None and not found_twice:
+        if known is not None and most is not None and not found_twice:
             found_twice = not lines.where(json_keys.has_key_twice(F.col("value"))).isEmpty()
         if found_twice and bad is None:
             raise StorageError(f"A line of {_shown(paths)} has a key twice.")
-        load = partial(_load_lines, reader, paths)
+        load: Callable[[StructType, str | None], DataFrame] = partial(_load_lines, reader, paths)
         names = json_keys.spellings(inferred.names, known) if known is not None else {}
         if found_twice or names:
             how = {**options.spark_reader(), **({} if bad is None else {"mode": "PERMISSIVE"})}
@@ -155,6 +155,9 @@ def _with_one_key_each(
         rows: DataFrame = texts.text(paths).where(F.trim("value") != "").withColumnRenamed("value", _LINE)
         rows = rows.withColumn(_PARTS, F.coalesce(parted, F.array(F.lit(None).cast("string"))))
         rows = rows.withColumn(_MORE, F.explode(column(_PARTS)))
+        if options["mode"] == "FAILFAST":
+            fails = F.raise_error(F.lit(json_keys.TWICE)).cast("string")
+            rows = rows.withColumn(_MORE, F.coalesce(column(_MORE), fails))
         how = {**options, "columnNameOfCorruptRecord": bad or BAD}
         rows = rows.withColumn(_ROW, F.from_json(column(_MORE), _with(schema, bad), how))
         columns = {each.name: column(_ROW)[each.name] for each in schema if each.name not in folders}
@@ -400,7 +403,10 @@ def _inferred(
     for name, value in options.items():
         reader = reader.option(name, value)
     texts = getattr(lines._jdf, "as")(java_class(spark, "org.apache.spark.sql.Encoders").STRING())
-    read = reader.csv(texts) if format == "csv" else reader.json(texts)
+    # Spark merges the keys of partitions by the settings of the session that is active, in which `a` may be `A`: of the
+    # lines that spell a column otherwise than the first, the values would be lost.
+    with active(spark):
+        read = reader.csv(texts) if format == "csv" else reader.json(texts)
     inferred = T.StructType.fromJson(json.loads(read.schema().json()))
     if names is None:
         return inferred

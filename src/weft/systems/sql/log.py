@@ -139,6 +139,8 @@ class SqlLog:
 
     def nth_last(self, n: int) -> int | None:
         """The offset of the n-th event from the end."""
+        if n > 1 << 63:  # beyond all offsets, and more than databases take
+            return None
         offset = self._one(
             f"SELECT {self.rowid} FROM {self.table} ORDER BY {self.rowid} DESC LIMIT 1 OFFSET ?", (n - 1,)
         )
