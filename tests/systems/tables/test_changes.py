@@ -288,6 +288,19 @@ def test_a_row_that_is_created_again_does_not_keep_a_value(tables: SqlTables) ->
     assert mirror(tables) == [row(1, "new", 3)]
 
 
+@pytest.mark.parametrize(
+    "again", [change("t", None, None, 1), change("d", row(1), None, 1)], ids=["truncate", "delete"]
+)
+def test_what_removed_a_row_and_comes_again_leaves_the_values_that_it_has_now(
+    tables: SqlTables, again: dict[str, Any]
+) -> None:
+    apply(tables, [again, change("c", None, row(1, "a", 2), 2)])
+    apply(tables, [again, change("u", None, row(1, UNAVAILABLE, 3), 3)])
+    assert mirror(tables) == [row(1, "a", 3)]
+    apply(tables, [{**again, "source": change("t", lsn=4)["source"]}, change("u", None, row(1, UNAVAILABLE, 5), 5)])
+    assert mirror(tables) == [row(1, None, 5)]
+
+
 def test_an_old_value_of_a_batch_is_not_taken_for_that_of_the_table(tables: SqlTables) -> None:
     apply(tables, [change("c", None, row(1, "c", 1), 1), change("u", None, row(1, "d", 4), 4)])
     apply(tables, [change("u", None, row(1, "b", 3), 3), change("u", None, row(1, UNAVAILABLE, 5), 5)])
