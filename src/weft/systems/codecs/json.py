@@ -260,7 +260,7 @@ def _lifted(values: pa.Array, names: Collection[str]) -> tuple[pa.Buffer, dict[s
     return pa.py_buffer(_encode_lines(rows)), documents
 
 
-def _documents(parts: list[msgspec.Raw | None]) -> pa.Array:
+def _documents(parts: Sequence[msgspec.Raw | None]) -> pa.Array:
     """Return JSON as texts, as `_document` does; `RecursionError` for one that is too deep."""
     text = _encode(parts)
     compact = msgspec.json.format(text, indent=-1)

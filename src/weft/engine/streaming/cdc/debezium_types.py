@@ -487,8 +487,10 @@ def _decimals_of_text(array: pa.Array, kind: pa.DataType) -> pa.Array:
 def _digits(array: pa.Array) -> pa.Array:
     """Return decimals as texts, without zeros at their ends."""
     texts = array.cast(pa.string())
-    has_fraction = pc.match_substring_regex(texts, r"^[^E]*\.[^E]*$")
-    return pc.if_else(has_fraction, pc.utf8_rtrim(pc.utf8_rtrim(texts, "0"), "."), texts)
+    if pc.any(pc.match_substring(texts, "E")).as_py():  # as a database may not see what it rounds
+        texts = pa.array([None if each is None else f"{each:f}" for each in array.to_pylist()], pa.string())
+    is_fraction = pc.match_substring(texts, ".")
+    return pc.if_else(is_fraction, pc.utf8_rtrim(pc.utf8_rtrim(texts, "0"), "."), texts)
 
 
 def _bit_numbers(array: pa.Array) -> pa.Array:

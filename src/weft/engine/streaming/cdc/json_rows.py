@@ -63,7 +63,7 @@ def rows_of(
 
 
 def _read_again(
-    texts: pa.Array, decoder: JsonDecoder, known: Mapping[str, pa.DataType], as_texts: Collection[str]
+    texts: pa.Array, decoder: JsonDecoder, known: Mapping[str, pa.DataType], as_texts: set[str]
 ) -> Parsed | None:
     """Return rows with columns of these types, or else as texts with all digits."""
     if as_texts <= known.keys():
