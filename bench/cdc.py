@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+import json
+import time
 import uuid
+from collections.abc import Callable
 from typing import Any
 
 import servers
 import weft
-from bench.engine_loads import Job
+from bench.engine_loads import Job, Pair
 from bench.harness import Case
 
 CHANGES, KEYS = 1_000_000, 100_000
 _BEGAN = 1_770_000_000_000
+Published = tuple[dict[str, Any], Callable[[int], None]]
+"""What is said of the source of a pipeline, and what sends it a number."""
 _FLAT = "op text, id bigint, name text, amount double precision, lsn bigint"
+
+_UNPACKED = (
+    "SELECT m->>'op' AS op, (row->>'id')::bigint AS id, row->>'name' AS name, (row->>'amount')::float8 AS amount, "
+    "(m->'source'->>'lsn')::bigint AS lsn FROM (SELECT m, coalesce(nullif(m->>'after', ''), m->>'before')::json AS row "
+    "FROM messages) AS found"
+)
+# So many messages a task reads at once.
+_READ = 10_000
 
 
 def _messages(number: int, rows: int, keys: int) -> Any:
@@ -31,15 +44,32 @@ def _messages(number: int, rows: int, keys: int) -> Any:
     return pa.table({"op": op, "before": row, "after": after, "source": source})
 
 
-def mirror(scale: float) -> tuple[Job, Job]:
+def _as_json(messages: Any) -> Any:
+    """The same messages as a topic has them."""
+    import msgspec
+    import pyarrow as pa
+
+    return pa.array([msgspec.json.encode(each) for each in messages.to_pylist()], pa.binary())
+
+
+def mirror_of_json(scale: float) -> tuple[Job, Job]:
+    """Read messages and apply them to a mirror that has all keys."""
+    return mirror(scale, is_json=True)
+
+
+def mirror(scale: float, *, is_json: bool = False) -> tuple[Job, Job]:
     """Apply a batch of changes to a mirror that has all keys."""
     import psycopg
+    import pyarrow as pa
+    import pyarrow.compute as pc
     import pyarrow.csv
 
     from weft.engine.readers import open_tables, stored_columns
     from weft.engine.streaming.cdc.applying import ChangeBatch
     from weft.engine.streaming.cdc.envelopes import opened
+    from weft.engine.streaming.cdc.json_rows import StoredTable
     from weft.engine.streaming.cdc.newest import newest
+    from weft.systems.codecs.json import JsonCodec
     from weft.systems.load import Load
     from weft.systems.sql import commit
 
@@ -51,14 +81,19 @@ def mirror(scale: float) -> tuple[Job, Job]:
         for name in ("ours", "theirs"):
             driver.execute(f"CREATE TABLE {name} (id bigint PRIMARY KEY, name text, amount double precision)")
             driver.execute(f"INSERT INTO {name} SELECT i, i::text, 0 FROM generate_series(0, {keys - 1}) AS i")
-    numbers = {"ours": 0, "theirs": 0}
+    numbers, no_header = {"ours": 0, "theirs": 0}, pyarrow.csv.WriteOptions(include_header=False)
 
     def ours() -> int:
         number, numbers["ours"] = numbers["ours"], numbers["ours"] + 1
-        found = opened(batches["ours"], cdc)
+        messages = batches["ours"]
+        present = {each.name: each for each in stored_columns(tables, None, "ours") or ()}
+        if is_json:
+            decoder = JsonCodec().decoder({"before": pa.json_(), "after": pa.json_()})
+            parts = [decoder.parse(messages.slice(at, _READ)).columns for at in range(0, rows, _READ)]
+            messages = pa.concat_tables(map(pa.table, parts))
+        found = opened(messages, cdc, lambda: [StoredTable({name: each.field for name, each in present.items()})])
         batch = ChangeBatch(cdc, found, newest(found), [], 0)
         load = Load.declare(target="ours", mode="merge", keys=cdc.keys, pipeline="bench", commit_key=f"{number}")
-        present = {each.name: each for each in stored_columns(tables, None, "ours") or ()}
         data, load = batch.planned(load, present)
         commit.prepare(tables, load, data.schema)
         commit.commit(tables, load, commit.Batches(data.schema, data.batches))
@@ -67,9 +102,12 @@ def mirror(scale: float) -> tuple[Job, Job]:
     def by_hand() -> int:
         numbers["theirs"] += 1
         with psycopg.connect(url) as driver:
-            driver.execute(f"CREATE TEMP TABLE stage ({_FLAT}) ON COMMIT DROP")
-            with driver.cursor().copy("COPY stage FROM STDIN (FORMAT csv)") as copy:
+            name = "stage" if not is_json else "messages"
+            driver.execute(f"CREATE TEMP TABLE {name} ({'m json' if is_json else _FLAT}) ON COMMIT DROP")
+            with driver.cursor().copy(f"COPY {name} FROM STDIN (FORMAT csv)") as copy:
                 copy.write(batches["theirs"])
+            if is_json:
+                driver.execute(f"CREATE TEMP TABLE stage ON COMMIT DROP AS {_UNPACKED}")
             driver.execute(
                 "MERGE INTO theirs AS t USING (SELECT DISTINCT ON (id) * FROM stage ORDER BY id, lsn DESC) AS s "
                 "ON t.id = s.id WHEN MATCHED AND s.op = 'd' THEN DELETE "
@@ -82,10 +120,13 @@ def mirror(scale: float) -> tuple[Job, Job]:
 
     def ready(who: str) -> None:
         messages = _messages(numbers[who], rows, keys)
-        if who == "theirs":
-            import pyarrow as pa
-            import pyarrow.compute as pc
-
+        if is_json:
+            messages = _as_json(messages)
+        if who == "theirs" and is_json:
+            sink = pa.BufferOutputStream()
+            pyarrow.csv.write_csv(pa.table({"m": messages.cast(pa.string())}), sink, no_header)
+            messages = sink.getvalue().to_pybytes()
+        elif who == "theirs":
             row, sink = messages["before"].combine_chunks(), pa.BufferOutputStream()
             flat = pa.table(
                 {
@@ -94,7 +135,7 @@ def mirror(scale: float) -> tuple[Job, Job]:
                     "lsn": pc.struct_field(messages["source"].combine_chunks(), "lsn"),
                 }
             )
-            pyarrow.csv.write_csv(flat, sink, pyarrow.csv.WriteOptions(include_header=False))
+            pyarrow.csv.write_csv(flat, sink, no_header)
             messages = sink.getvalue().to_pybytes()
         batches[who] = messages
 
@@ -161,7 +202,31 @@ def delta(scale: float) -> tuple[Job, Job]:
     return ours, by_hand
 
 
+def topic_of_changes(pair: Pair) -> Published:
+    """A topic of changes as the source of a pipeline, and what sends a change."""
+    import psycopg
+    from confluent_kafka import Producer
+
+    import kafka_server  # noqa: F401 - so that there is a server of Kafka
+
+    kafka: Any = servers.shared("kafka")
+    topic, producer = kafka.create_topic(), Producer({"bootstrap.servers": kafka.bootstrap, "linger.ms": 0})
+    with psycopg.connect(pair.there) as driver:
+        driver.execute("CREATE TABLE public.clicks (id bigint PRIMARY KEY, name text)")
+
+    def send(number: int) -> None:
+        source = {"schema": "public", "table": "clicks", "lsn": number + 2, "ts_ms": time.time_ns() // 1_000_000}
+        change = {"op": "c", "before": None, "after": {"id": number, "name": f"{number}"}, "source": source}
+        producer.produce(topic, value=json.dumps(change).encode())
+        producer.flush(60)
+
+    broker = weft.KafkaConnection(name="broker", bootstrap_servers=kafka.bootstrap)
+    cdc = weft.CDC(envelope="debezium", key_field="after.id")
+    return {"source": broker, "source_query": topic, "cdc": cdc}, send
+
+
 CASES = [
     Case("1M changes over 100k keys, PostgreSQL", "COPY + MERGE by hand", 0.6, mirror, needs="postgres"),
+    Case("1M messages in JSON, PostgreSQL", "COPY + SQL + MERGE by hand", 0.6, mirror_of_json, needs="postgres"),
     Case("1M changes over 100k keys, Delta", "one MERGE by hand", 0.7, delta),
 ]

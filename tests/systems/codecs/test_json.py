@@ -90,7 +90,7 @@ def test_a_key_twice_beside_documents(message: bytes) -> None:
     assert "twice in one object" in parsed.bad[2]
     assert (list(parsed.good), parsed.columns["j"].to_pylist()) == ([0, 1], ['{"a:b":":"}', None])
     reader = JsonDecoder({"j": pa.json_()})
-    assert reader._at_once(pa.array(usual, pa.binary())) is not None
+    assert reader.at_once(pa.array(usual, pa.binary())) is not None
 
 
 def test_all_bad_messages_at_once() -> None:

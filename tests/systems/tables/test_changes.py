@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, date, datetime
+from decimal import Decimal
 from itertools import count as numbers
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 from weft.columns import hinted
 from weft.engine.streaming.cdc.applying import ChangeBatch
 from weft.engine.streaming.cdc.envelopes import opened
+from weft.engine.streaming.cdc.json_rows import StoredTable
 from weft.engine.streaming.cdc.newest import newest
 from weft.errors import LoadRefusedError, StorageError
 from weft.pipelines.streaming.cdc import CDC
@@ -68,12 +70,14 @@ def apply(
     **options: Any,
 ) -> tuple[Counts, CdcReport]:
     """Apply a batch of messages as the engine does."""
-    found = opened(pa.Table.from_pylist(messages, schema=schema), cdc)
-    assert not found.bad
-    batch = ChangeBatch(cdc, found, newest(found), [], found.skipped)
     with tables.driver.session("read") as session:
         columns = tables.columns(session, None, table)
     present = None if columns is None else {each.name.lower(): each for each in columns}
+    stored = StoredTable({name: each.field for name, each in (present or {}).items()})
+    is_json = "after" in schema.names and pa.types.is_string(schema.field("after").type)
+    found = opened(pa.Table.from_pylist(messages, schema=schema), cdc, lambda: [stored] if is_json else [])
+    assert not found.bad
+    batch = ChangeBatch(cdc, found, newest(found), [], found.skipped)
     load = Load.declare(
         target=table, mode=mode, keys=cdc.keys, pipeline="mirrors", commit_key=key or f"batch {next(_numbers)}"
     )
@@ -206,6 +210,20 @@ def test_a_truncate_at_the_time_of_a_change_without_positions_comes_after_it(tab
     assert mirror(tables) == [row(2)]
 
 
+@pytest.mark.every_system
+def test_a_number_in_json_is_exact_or_refused(tables: SqlTables) -> None:
+    kind = "DECIMAL_TEXT(38,18)" if tables.dialect == "sqlite" else "DECIMAL(38,18)"
+    with tables.driver.session("publish") as session:
+        session.run(f"CREATE TABLE mirror (id bigint PRIMARY KEY, n {kind})")
+    schema = MESSAGES.remove(1).set(1, pa.field("after", pa.string()))
+    exact, longer = "12345678901234567890.123456789012345678", ["0.1234567890123456789", "1e-19"]
+    apply(tables, [change("c", None, f'{{"id":1,"n":{exact}}}', 1)], schema=schema)
+    for lsn, more in enumerate(longer, 2):
+        with pytest.raises(LoadRefusedError):
+            apply(tables, [change("u", None, f'{{"id":1,"n":{more}}}', lsn)], schema=schema)
+    assert mirror(tables) == [{"id": 1, "n": Decimal(exact)}]
+
+
 def test_deletes_and_truncates_alone(tables: SqlTables) -> None:
     """They bring no columns, and the table has one that may not be null."""
     with tables.driver.session("publish") as session:
@@ -286,6 +304,19 @@ def test_a_row_that_is_created_again_does_not_keep_a_value(tables: SqlTables) ->
     assert mirror(tables) == [row(1, None, 3)]
     apply(tables, [change("c", None, row(1, "new", 2), 3)])
     assert mirror(tables) == [row(1, "new", 3)]
+
+
+@pytest.mark.parametrize(
+    "again", [change("t", None, None, 1), change("d", row(1), None, 1)], ids=["truncate", "delete"]
+)
+def test_what_removed_a_row_and_comes_again_leaves_the_values_that_it_has_now(
+    tables: SqlTables, again: dict[str, Any]
+) -> None:
+    apply(tables, [again, change("c", None, row(1, "a", 2), 2)])
+    apply(tables, [again, change("u", None, row(1, UNAVAILABLE, 3), 3)])
+    assert mirror(tables) == [row(1, "a", 3)]
+    apply(tables, [{**again, "source": change("t", lsn=4)["source"]}, change("u", None, row(1, UNAVAILABLE, 5), 5)])
+    assert mirror(tables) == [row(1, None, 5)]
 
 
 def test_an_old_value_of_a_batch_is_not_taken_for_that_of_the_table(tables: SqlTables) -> None:

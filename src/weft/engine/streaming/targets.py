@@ -24,7 +24,7 @@ from weft.engine.readers import open_tables, stored_columns
 from weft.engine.streaming import dead_letters, new_columns
 from weft.engine.streaming.batch_id import BatchId
 from weft.engine.streaming.cdc.applying import ChangeBatch
-from weft.engine.streaming.cdc.envelopes import StoredTable
+from weft.engine.streaming.cdc.json_rows import StoredTable
 from weft.engine.streaming.cdc.routing import Routed
 from weft.engine.streaming.dead_letters import NO_STORE
 from weft.engine.streaming.source_state import Written

@@ -13,9 +13,11 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from decimal import Decimal
+from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as arrow_json
@@ -42,10 +44,15 @@ _UUID = r"^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$"
 # Of texts that look like this, Arrow and Python make the same dates and times, or neither does.
 _YEAR = r"^(000[1-9]|00[1-9]\d|0[1-9]\d\d|[1-9]\d{3})-\d\d-\d\d"
 _ESCAPED_KEY = r'\\[^"]*"\s*:'
+# What may be beyond all floats, of which the careful way says that it is no JSON.
+_HUGE = r"[0-9][eE]\+?0*[1-9][0-9]{2}"
 _TOO_DEEP = f"It is nested deeper than {MAX_DEPTH} levels."
 _decode = msgspec.json.Decoder().decode
-_decode_exactly = msgspec.json.Decoder(float_hook=Decimal).decode
+decode_exactly = msgspec.json.Decoder(float_hook=Decimal).decode
 _decode_parts = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_decode_lines = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode_lines
+_decode_list = msgspec.json.Decoder(list[msgspec.Raw]).decode
+_encode, _encode_lines = msgspec.json.Encoder().encode, msgspec.json.Encoder().encode_lines
 
 
 class JsonCodec:
@@ -74,7 +81,7 @@ class JsonDecoder:
         self.tries_at_once = not texts
 
     def parse(self, values: pa.Array) -> Parsed:
-        parsed = self._at_once(values) if self.tries_at_once else None
+        parsed = self.at_once(values) if self.tries_at_once else None
         if parsed is None:
             parsed = self._one_by_one(values)
             # Where no message was to blame, the next batch would be tried in vain too.
@@ -83,7 +90,8 @@ class JsonDecoder:
 
     # ------------------------------------------------------------------------------------------------------- at once
 
-    def _at_once(self, values: pa.Array) -> Parsed | None:
+    def at_once(self, values: pa.Array) -> Parsed | None:
+        """Return the columns as Arrow's reader makes them; `None` where a message must be looked at by itself."""
         if not len(values) or not _is_regular(values):
             return None
         documents: dict[str, pa.Array] = {}
@@ -91,11 +99,11 @@ class JsonDecoder:
             lifted = _lifted(values, names)
             if lifted is None:
                 return None
-            values, documents = lifted
-            if pc.all(pc.equal(values, b"{}")).as_py():  # of which Arrow's reader makes no rows
+            text, documents = lifted
+            if text.size == 3 * len(values):  # `{}` of each, of which Arrow's reader makes no rows
                 return Parsed(documents, range(len(values)), {}, {})
-        joined = pc.binary_join(pa.ListArray.from_arrays(pa.array([0, len(values)], pa.int32()), values), b"\n")
-        text = joined[0].as_buffer()
+        else:
+            text = _lines(values)
         for _ in range(3):
             table = _read(text, self.seen)
             if table is None and self.seen:
@@ -200,7 +208,10 @@ class JsonDecoder:
                 if value is None or key not in known or usual[key](value):
                     continue
                 kind = known[key]
-                exact = _decode_exactly(texts[number])[name] if key in decimals else value
+                if isinstance(kind, pa.JsonType):
+                    held[key] = _document(_decode_parts(texts[number])[name])
+                    continue
+                exact = decode_exactly(texts[number])[name] if key in decimals else value
                 try:
                     held[key] = _fitted(name, exact, kind)
                 except ValueError as error:
@@ -238,52 +249,71 @@ def _object(value: bytes) -> dict[str, Any]:
     return row
 
 
-def _lifted(values: pa.Array, names: Collection[str]) -> tuple[pa.Array, dict[str, pa.Array]] | None:
-    """Return messages without the keys of these names, and what they have there as JSON: of whatever types it is, it
-    does not decide how the rest is read. `None` where a message must be looked at by itself."""
-    rest: list[bytes] = []
-    found: dict[str, list[str | None]] = {}
-    spelled, keys = dict[str, str](), dict[str, bytes]()
-    last: dict[str, tuple[bytes, str | None]] = {}  # the schemas of messages are the same
-    messages, colons = values.to_pylist(), 0
+def _lifted(values: pa.Array, names: Collection[str]) -> tuple[pa.Buffer, dict[str, pa.Array]] | None:
+    """Return messages without the keys of these names, a line each, and what they have there as JSON: of whatever types
+    it is, it does not decide how the rest is read. `None` where a message must be looked at by itself."""
     try:
-        for number, value in enumerate(messages):
-            parts = []
-            for name, part in _decode_parts(value).items():
-                if name not in keys:
-                    lowered = name.lower()
-                    if spelled.setdefault(lowered, name) != name:
-                        return None
-                    keys[name] = b"" if lowered in names else msgspec.json.encode(name) + b":"
-                if key := keys[name]:
-                    parts.append(key + part)
-                    continue
-                raw = bytes(part)
-                if name not in last or last[name][0] != raw:
-                    document = _decode(raw)
-                    if raw.count(b"{") + raw.count(b"[") >= MAX_DEPTH and _is_deep({name: document}):
-                        return None
-                    last[name] = raw, None if document is None else json_of(document)
-                texts = found.setdefault(name, [])
-                texts += [None] * (number - len(texts))
-                texts.append(last[name][1])
-                colons += 1 + name.count(":")
-            rest.append(b"{" + b",".join(parts) + b"}")
+        lines = _lines(values)
+        rows = _decode_lines(lines)
+        spelled = list(dict.fromkeys(chain.from_iterable(rows)))
+        if len(rows) != len(values) or len(set(map(str.lower, spelled))) < len(spelled):
+            return None
+        parts = {name: [row.pop(name, None) for row in rows] for name in spelled if name.lower() in names}
+        documents = {name: _documents(each) for name, each in parts.items()}
     except (msgspec.DecodeError, RecursionError):
         return None
-    documents = {
-        name: pa.array([*each, *[None] * (len(rest) - len(each))], pa.string()) for name, each in found.items()
-    }
-    # Each key has a colon: of one that is there twice, the first was dropped above.
-    colons += colons_of(rest) + sum("".join(filter(None, each)).count(":") for each in found.values())
-    return (pa.array(rest, pa.binary()), documents) if colons_of(messages) == colons else None
+    rest = _encode_lines(rows)
+    # Each key has a colon: of one that a message has twice, the first was dropped above.
+    colons = rest.count(b":") + sum(
+        (1 + name.count(":")) * (len(rows) - each.count(None)) for name, each in parts.items()
+    )
+    colons += sum(pc.sum(pc.count_substring(each, ":")).as_py() or 0 for each in documents.values())
+    return (pa.py_buffer(rest), documents) if colons_of([lines]) == colons else None
+
+
+def _documents(parts: Sequence[msgspec.Raw | None]) -> pa.Array:
+    """Return JSON as texts, as `_document` does; `RecursionError` for one that is too deep or may have a key twice."""
+    text = _encode(parts)
+    if colons_of([text]) != _encode(_decode(text)).count(b":"):
+        raise RecursionError
+    compact = msgspec.json.format(text, indent=-1)
+    if len(compact) < len(text):
+        parts = _decode_list(compact)
+    lines = _encode_lines(parts)
+    ends = np.flatnonzero(np.frombuffer(lines, np.uint8) == ord("\n"))
+    offsets = np.concatenate([[0], ends - np.arange(len(ends))]).astype(np.int32)
+    letters = lines.replace(b"\n", b"")
+    found = pa.StringArray.from_buffers(len(parts), pa.py_buffer(offsets), pa.py_buffer(letters))
+    # `{` and `[` differ by one bit, and so do `e` and `E`.
+    lowered = np.frombuffer(letters, np.uint8) | 0x20
+    brackets = np.diff(np.searchsorted(np.flatnonzero(lowered == ord("{")), offsets))
+    is_odd = brackets >= MAX_DEPTH
+    if ((lowered[1:] == ord("e")) & (lowered[:-1] - ord("0") < 10)).any():
+        is_odd |= pc.match_substring_regex(found, _HUGE).to_numpy(zero_copy_only=False)
+    for number in np.flatnonzero(is_odd).tolist():
+        if _is_deep([_decode(found[number].as_py())]):
+            raise RecursionError
+    return pc.if_else(pc.equal(found, "null"), pa.scalar(None, pa.string()), found)
+
+
+def _document(raw: bytes | msgspec.Raw) -> str | None:
+    """Return JSON as a text without blanks, with the digits that its numbers have; `None` of null."""
+    text = msgspec.json.format(bytes(raw), indent=-1).decode()
+    return None if text == "null" else text
+
+
+def _lines(values: pa.Array) -> pa.Buffer:
+    joined = pc.binary_join(pa.ListArray.from_arrays(pa.array([0, len(values)], pa.int32()), values), b"\n")
+    return joined[0].as_buffer()
 
 
 def _text(value: Any, message: bytes, column: str) -> str | None:
     """Return a value as a text, with all digits that the message has."""
     if value is None or isinstance(value, str):
         return value
-    exact = next(each for name, each in _decode_exactly(message).items() if name.lower() == column)
+    if isinstance(value, list | dict):
+        return _document(next(each for name, each in _decode_parts(message).items() if name.lower() == column))
+    exact = next(each for name, each in decode_exactly(message).items() if name.lower() == column)
     # With an exponent a number could be taken for bits in base64.
     is_short = isinstance(exact, Decimal) and abs(exact.adjusted()) < _MOST_DIGITS
     return f"{exact:f}" if is_short else json_of(exact)

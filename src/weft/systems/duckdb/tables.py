@@ -201,6 +201,9 @@ class DuckDBTables(SqlTables):
             # As the type that has all the digits which the text may have.
             back = "TIMESTAMP" if column.sql.startswith(("DATE", "TIMESTAMP")) else "DECIMAL(38,10)"
         same = f"{cast}({there} AS {back}) = {cast}({expression} AS {back})"
+        if own == "VARCHAR" and pa.types.is_decimal(column.field.type):
+            # Digits behind the tenth, which that type has not either.
+            same = f"{same} AND NOT regexp_matches({expression}, '\\.[0-9]{{{column.field.type.scale}}}[0-9]*[1-9]')"
         if own == "VARCHAR" and column.sql == "TIME":
             same = f"{expression} NOT LIKE '%-%'"  # a date
         return there, same

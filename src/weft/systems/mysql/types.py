@@ -193,7 +193,11 @@ def cast(expression: str, field: pa.Field, sql: str) -> str:
         precision, scale = (*numbers, 10, 0)[:2] if numbers else (10, 0)
         is_narrower = pa.types.is_decimal(kind) and kind.scale <= scale
         if not is_narrower and not pa.types.is_integer(kind) and not pa.types.is_boolean(kind):
-            return _checked(expression, f"CAST({expression} AS DECIMAL({precision},{scale})) = {expression}")
+            same = f"CAST({expression} AS DECIMAL({precision},{scale})) = {expression}"
+            if pa.types.is_string(kind):
+                # A text and a number are compared as floats, which have fewer digits.
+                same = f"{same} AND NOT ({expression} REGEXP '[.][0-9]{{{scale}}}[0-9]*[1-9]')"
+            return _checked(expression, same)
     if base == "date" and not pa.types.is_date(kind):
         day, moment = f"CAST(CAST({expression} AS DATE) AS DATETIME(6))", f"CAST({expression} AS DATETIME(6))"
         return _checked(expression, f"{day} = {moment}", "DATE")

@@ -145,8 +145,9 @@ class UnsaidValues(Gated):
                 )
                 run(self.tables.update(stage, {each.flag: str(UNKNOWN)}, f"{flag} = {KEEPS} AND {again}"))
             stored = f"COALESCE({column}, {row})"
+            # What removed the row may be older, too: a truncate that comes again.
             is_older = (
-                f"{flag} = {SAID} AND {gate.ordered(said)} < {gate.ordered(last)} "
+                f"(({flag} = {SAID} AND {gate.ordered(said)} < {gate.ordered(last)}) OR {flag} = {UNKNOWN}) "
                 f"AND {gate.ordered(said)} <= {gate.ordered(stored)}"
             )
             run(self.tables.update(stage, {each.flag: str(KEEPS)}, is_older))

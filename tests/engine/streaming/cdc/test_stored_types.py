@@ -4,6 +4,7 @@ and databases."""
 from __future__ import annotations
 
 import json
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ import pytest
 import weft
 from weft.columns import hinted
 from weft.engine.streaming.cdc.debezium_types import typed
-from weft.engine.streaming.cdc.envelopes import Opened, StoredTable, opened
+from weft.engine.streaming.cdc.envelopes import Opened, opened
+from weft.engine.streaming.cdc.json_rows import StoredTable
 from weft.engine.streaming.cdc.routes import resolved
 from weft.engine.streaming.cdc.routing import well_formed
 from weft.pipelines.streaming.declare import make
@@ -131,3 +133,56 @@ def test_columns_of_messages_have_types_for_streams_and_sql() -> None:
         ):
             (source,) = resolved(make(**declared, **more)).sources
             assert not source.columns
+
+
+LONG = "12345678901234567890.123456789"
+
+
+def numbers(text: str, columns: list[pa.Field], *, form: str = "plain", **options: Any) -> Opened:
+    """Two messages, of which the first has this number as `n`, as a pipeline reads them."""
+    cdc = weft.CDC(**CDC, **options)
+    bodies = [
+        f'{{"op":"c","after":{{"id":{key},"n":{n}}},"source":{{"lsn":{key}}}}}' for key, n in ((1, text), (2, "null"))
+    ]
+    if form == "wrapped":
+        bodies = [f'{{"schema":{{"type":"struct"}},"payload":{each}}}' for each in bodies]
+    known = dict.fromkeys(("before", "after", "schema", "payload"), pa.json_())
+    parsed = JsonCodec().decoder(known).parse(pa.array([each.encode() for each in bodies]))
+    assert not parsed.bad
+    table = StoredTable({each.name: each for each in columns})
+    return opened(pa.table(parsed.columns), cdc, lambda: [table] if columns else [])
+
+
+@pytest.mark.parametrize("form", ["plain", "wrapped"])
+@pytest.mark.parametrize(
+    ("column", "text", "stored"),
+    [
+        (pa.field("n", pa.decimal128(38, 18)), LONG, Decimal(LONG)),
+        (pa.field("n", pa.decimal128(10, 2)), "1.50", Decimal("1.50")),
+        # The table decides about more digits than it has, and gets them all.
+        (pa.field("n", pa.decimal128(10, 2)), "1.505", "1.505"),
+        (pa.field("n", pa.decimal128(38, 18)), "0.12345678901234567890123", "0.12345678901234567890123"),
+        (pa.field("n", pa.decimal128(38, 18)), "1e-40", "0.0000000000000000000000000000000000000001"),
+        (pa.field("n", pa.list_(pa.decimal128(38, 18))), f"[{LONG}]", [Decimal(LONG)]),
+        (pa.field("n", pa.string()), LONG, LONG),
+        (hinted("n", "json"), f'{{"a":[{LONG},1]}}', f'{{"a":[{LONG},1]}}'),
+    ],
+)
+def test_no_number_loses_a_digit(column: pa.Field, text: str, stored: Any, form: str) -> None:
+    columns = [COLUMNS[0], column]
+    found = numbers(text, columns, form=form)
+    assert not found.bad
+    table = typed(pa.table({**found.keys, **found.columns}), found.meanings, columns)
+    assert table["n"].to_pylist()[0] == stored
+
+
+@pytest.mark.parametrize(
+    ("text", "is_bad"), [(LONG, True), ("0.30000000000000004", False), ("0.10000000000000001", False)]
+)
+def test_a_number_that_is_no_float_is_refused_where_no_table_has_a_decimal(text: str, is_bad: bool) -> None:
+    found = numbers(text, [])
+    assert list(found.bad) == [0] * is_bad
+    assert all("has more digits than a float holds" in each for each in found.bad.values())
+    # A column that the table lacks is left out, or it is added.
+    assert not numbers(text, COLUMNS[:1]).bad
+    assert list(numbers(text, COLUMNS[:1], schema_evolution="evolve").bad) == [0] * is_bad

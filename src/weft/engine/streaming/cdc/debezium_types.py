@@ -220,6 +220,8 @@ def _converted(name: str, array: pa.Array, convert: Conversion) -> tuple[pa.Fiel
         return convert.field(name), convert.values(array)
     except _FAILURES:
         texts: list[str | None] = []
+    if pa.types.is_decimal(array.type):  # with more digits than the decimal of the table: it decides
+        return pa.field(name, pa.string()), _digits(array)
     why = ""
     for part, made in _parts(lambda each: convert.values(each).cast(pa.string()), array):
         if isinstance(made, str):
@@ -282,6 +284,8 @@ def _by_target(array: pa.Array, wanted: pa.Field | None, time_unit: str | None, 
     if types.is_decimal(kind):
         if types.is_struct(given):
             return _scaled_decimals(wanted)
+        if types.is_decimal(given):
+            return Conversion(lambda array: array.cast(kind), kind)
         if is_text or is_number or types.is_floating(given):
             return Conversion(lambda array: _decimals_of_text(array, kind), kind)
     if types.is_binary(kind) and is_text:
@@ -478,6 +482,15 @@ def _decimals_of_text(array: pa.Array, kind: pa.DataType) -> pa.Array:
     if not pa.types.is_floating(array.type):
         return pa.array([None if each is None else Decimal(each) for each in array.to_pylist()], kind)
     return array.cast(kind)
+
+
+def _digits(array: pa.Array) -> pa.Array:
+    """Return decimals as texts, without zeros at their ends."""
+    texts = array.cast(pa.string())
+    if pc.any(pc.match_substring(texts, "E")).as_py():  # as a database may not see what it rounds
+        texts = pa.array([None if each is None else f"{each:f}" for each in array.to_pylist()], pa.string())
+    is_fraction = pc.match_substring(texts, ".")
+    return pc.if_else(is_fraction, pc.utf8_rtrim(pc.utf8_rtrim(texts, "0"), "."), texts)
 
 
 def _bit_numbers(array: pa.Array) -> pa.Array:

@@ -5,18 +5,19 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
-from types import MappingProxyType
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from weft.columns import hint_of, is_nested, nested_to_json
+from weft.columns import is_nested, nested_to_json
 from weft.engine.streaming.cdc.debezium_types import Meaning, meanings, misfits
+from weft.engine.streaming.cdc.json_rows import StoredTable, rows_of
 from weft.pipelines.streaming.cdc import CDC
 from weft.systems.changes import CREATE, DELETE, READ, TRUNCATE, UPDATE
+from weft.systems.codec import Parsed
 from weft.systems.codecs.json import JsonDecoder
 
 _CODES = {"create": CREATE, "read": READ, "update": UPDATE, "delete": DELETE, "truncate": TRUNCATE, "skip": -2}
@@ -64,16 +65,6 @@ class Opened:
     """By the number of a malformed message what is wrong with it."""
 
 
-@dataclass(frozen=True)
-class StoredTable:
-    """A table that changes go to."""
-
-    columns: Mapping[str, pa.Field]
-    """By their names in small letters."""
-    refuses_rows: bool = True
-    """Whether it refuses a row by itself, as a database does."""
-
-
 Stored = Callable[[], Sequence[StoredTable]]
 """Returns the tables that changes go to, as far as they are there."""
 
@@ -82,7 +73,7 @@ def opened(messages: pa.Table, cdc: CDC, stored: Stored = tuple) -> Opened:
     """Open the envelopes of these messages. A value that a column of `stored` cannot have makes its message a bad
     one."""
     paths, size, stored = cdc.paths, messages.num_rows, cache(stored)
-    parts, bad = _Parts(messages, cdc), dict[int, str]()
+    parts, bad = _Parts(messages, cdc, stored), dict[int, str]()
     op = parts.at(paths.op)
     code = _codes(op, cdc, size)
     if parts.payload is not None:
@@ -92,7 +83,7 @@ def opened(messages: pa.Table, cdc: CDC, stored: Stored = tuple) -> Opened:
         word = None if op is None else op[number].as_py()
         why = f"It has no operation at {paths.op!r}." if word is None else f"{word!r} is no operation."
         bad[number] = parts.unread.get(number, why)
-    (before, unread_before), (after, unread_after) = parts.rows(paths.before), parts.rows(paths.after, stored)
+    (before, unread_before), (after, unread_after) = parts.rows(paths.before), parts.rows(paths.after)
     is_row = np.isin(code, (CREATE, READ, UPDATE))
     missing = is_row & _mask(_is_null(after, size))
     for number in np.flatnonzero(missing).tolist():
@@ -176,9 +167,10 @@ def _misfits(
 class _Parts:
     """The parts of messages, by their paths."""
 
-    def __init__(self, messages: pa.Table, cdc: CDC) -> None:
-        paths = (cdc.paths.before, cdc.paths.after)
-        self._rows = {path.removeprefix(f"{_PAYLOAD}.") for path in paths}
+    def __init__(self, messages: pa.Table, cdc: CDC, stored: Stored = tuple) -> None:
+        before, self._after = (path.removeprefix(f"{_PAYLOAD}.") for path in (cdc.paths.before, cdc.paths.after))
+        self._rows, self._cdc, self._stored = {before, self._after}, cdc, stored
+        self._read: dict[str, tuple[pa.Array | None, dict[int, str]]] = {}
         self._columns = {name: _combined(messages.column(name)) for name in messages.column_names}
         self.size = messages.num_rows
         self.payload: pa.Array | None = None
@@ -187,7 +179,7 @@ class _Parts:
         # A row, or a part of another envelope, may be called so too.
         inner = None if cdc.paths.op.split(".")[0] in self._columns else self._columns.get(_PAYLOAD)
         if inner is not None:
-            payload, self.unread = _parsed(inner, self._texts_in(""))
+            payload, self.unread = _parsed(inner, _whatever(self._texts_in("")))
             if payload is not None:
                 self.payload = inner
                 self._columns = {**self._columns, **_fields(payload, self.size)}
@@ -207,17 +199,28 @@ class _Parts:
         so_far, *rest = path.removeprefix(f"{_PAYLOAD}.").split(".")
         found = self._columns.get(so_far)
         for name in rest:
-            inner = None if found is None else _parsed(found, self._texts_in(f"{so_far}."))[0]
+            inner = None if found is None else self._objects(so_far, found)[0]
             if inner is None or inner.type.get_field_index(name) < 0:
                 return None
             found, so_far = pc.struct_field(inner, name), f"{so_far}.{name}"
         return found
 
-    def rows(self, path: str, stored: Stored = tuple) -> tuple[pa.Array | None, dict[int, str]]:
+    def rows(self, path: str) -> tuple[pa.Array | None, dict[int, str]]:
         """Return the rows at a path, `None` where no message has one; and why some could not be read."""
         found = self.at(path)
-        rows, unread = (None, {}) if found is None else _parsed(found, {}, stored, self.meanings())
+        rows, unread = (None, {}) if found is None else self._objects(path.removeprefix(f"{_PAYLOAD}."), found)
         return rows, {number: f"Its row at {path!r} cannot be read. {why}" for number, why in unread.items()}
+
+    def _objects(self, place: str, found: pa.Array) -> tuple[pa.Array | None, dict[int, str]]:
+        """Return what messages have at a place as objects, each read once."""
+        if place not in self._read:
+            read = _whatever(self._texts_in(f"{place}."))
+            if place == self._after and not pa.types.is_struct(found.type):
+                of_messages = {*self.meanings(), *self._cdc.keys}
+                is_growing = self._cdc.schema_evolution == "evolve"
+                read = partial(rows_of, stored=self._stored(), left=of_messages, is_growing=is_growing)
+            self._read[place] = _parsed(found, read)
+        return self._read[place]
 
     def _texts_in(self, place: str) -> dict[str, pa.DataType]:
         """Return what stays a text in an object at a place: rows, which are of no type before their table is known."""
@@ -230,14 +233,13 @@ def _combined(column: pa.ChunkedArray) -> pa.Array:
     return pa.concat_arrays(combined.chunks) if isinstance(combined, pa.ChunkedArray) else combined
 
 
-def _parsed(
-    array: pa.Array,
-    known: Mapping[str, pa.DataType],
-    stored: Stored = tuple,
-    meant: Mapping[str, Meaning] = MappingProxyType({}),
-) -> tuple[pa.Array | None, dict[int, str]]:
-    """Return objects, of JSON too that is kept as a text, `None` where there are none; and why others are none.
-    `meant`: the columns of which the messages say what they are."""
+def _whatever(known: Mapping[str, pa.DataType]) -> Callable[[pa.Array], Parsed]:
+    """Return what reads objects of whatever types."""
+    return JsonDecoder(known, takes_all=True).parse
+
+
+def _parsed(array: pa.Array, read: Callable[[pa.Array], Parsed]) -> tuple[pa.Array | None, dict[int, str]]:
+    """Return objects, of JSON too that is kept as a text, `None` where there are none; and why others are none."""
     if pa.types.is_struct(array.type):
         return array, {}
     if isinstance(array, pa.ExtensionArray):
@@ -249,11 +251,7 @@ def _parsed(
     texts = array.take(pa.array(there)).cast(pa.binary())
     if not len(texts):
         return None, {}
-    # Of whatever types: the column of the target decides about values, not most of the others.
-    parsed = JsonDecoder(known, takes_all=True).parse(texts)
-    unlike = {name.lower() for name, each in parsed.columns.items() if name not in meant and _alters(each.type)}
-    if unlike and (whole := {name for each in stored() for name in unlike if _takes_texts(each.columns.get(name))}):
-        parsed = JsonDecoder(known, takes_all=True, texts=whole).parse(texts)
+    parsed = read(texts)
     unread = {int(there[number]): why for number, why in parsed.bad.items()}
     if not len(parsed.good):
         return None, unread
@@ -263,17 +261,6 @@ def _parsed(
     index = pa.array(places, mask=places < 0)
     columns = [each.take(index) for each in parsed.columns.values()]
     return pa.StructArray.from_arrays(columns, list(parsed.columns), mask=pa.array(places < 0)), unread
-
-
-def _alters(kind: pa.DataType) -> bool:
-    """Return whether a value of this type may have another text than it had in its message: as objects of one type each
-    has the keys of all, and a whole number among others is one with a fraction."""
-    is_point = pa.types.is_struct(kind) and kind.get_field_index("wkb") >= 0  # of Debezium, which has its own text
-    return (is_nested(kind) and not is_point) or pa.types.is_floating(kind)
-
-
-def _takes_texts(column: pa.Field | None) -> bool:
-    return column is not None and pa.types.is_string(column.type) and hint_of(column) in (None, "json")
 
 
 def _fields(array: pa.Array | None, size: int) -> dict[str, pa.Array]:

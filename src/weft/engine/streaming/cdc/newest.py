@@ -274,7 +274,8 @@ def last_values(
             was, values = moving.pop(message)
             origins[key] = was if any(flag == KEEPS for _, flag in values.values()) and was != key else -1
             for name, (where, flag) in values.items():
-                places[name][key], flags[name][key] = where, flag
+                # What is said of the new key before is of another row.
+                places[name][key], flags[name][key] = place if flag == UNKNOWN else where, flag
         for name, is_known in known.items():
             if is_known[place]:
                 places[name][key], flags[name][key] = place, SAID

@@ -15,7 +15,7 @@ from weft.columns import python_rows
 from weft.engine.streaming import dead_letters
 from weft.engine.streaming.cdc import envelopes
 from weft.engine.streaming.cdc.applying import ChangeBatch, gathered
-from weft.engine.streaming.cdc.envelopes import StoredTable
+from weft.engine.streaming.cdc.json_rows import StoredTable
 from weft.engine.streaming.cdc.newest import newest
 from weft.engine.streaming.row_origin import ORIGIN, origin_of
 from weft.engine.streaming.transform import Transformed, TypedRows
