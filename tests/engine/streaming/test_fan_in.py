@@ -16,6 +16,7 @@ from engine.streaming.conftest import declare, rows, run_once
 from weft.engine.streaming import batch as batches
 from weft.engine.streaming import fan_in
 from weft.engine.streaming.batch_id import BatchId
+from weft.engine.streaming.row_reader import RowReader
 from weft.engine.streaming.source_state import Columns
 from weft.errors import DeclarationError, WeftError
 from weft.systems.dead_letter_store import DeadLetter
@@ -141,13 +142,20 @@ def columns() -> Columns:
     return Columns(nothing)
 
 
+def reader(kept: Columns) -> RowReader:
+    pipeline: Any = SimpleNamespace(
+        **dict.fromkeys(("cdc", "join", "window", "transform_sql", "dead_letters")),
+        on_drift="evolve",
+        transform_on_error="fail",
+    )
+    return RowReader(pipeline, kept)
+
+
 @pytest.mark.parametrize("is_first", [True, False])
 def test_types_of_files_that_have_their_own_decide_in_any_order(is_first: bool) -> None:
     parquet, lines = Lines("history", own=T.DecimalType(10, 2)), Lines("lines", "1", "1.5")
     parts = [parquet, lines] if is_first else [lines, parquet]
-    stub: Any = SimpleNamespace(_columns=columns(), _widens=True)
-    read = batches.Batches._read_alike(stub, parts, {}, "q")
-    found = [fan_in.types_of_rows(rows)["v"].simpleString() for rows in read.values() if rows is not None]
+    found = [fan_in.types_of_rows(rows)["v"].simpleString() for rows in reader(columns()).read(parts, "q")]
     assert found == ["decimal(10,2)"] * 2
 
 
@@ -157,8 +165,8 @@ def test_a_line_that_is_no_json_next_to_a_fraction_stops_nothing(monkeypatch: py
     stream = FrameRows("stream", None, found=T.StructType().add("v", LONG))
     lines = Lines("lines", "1", "1.5", "no JSON")
     stub: Any = object.__new__(batches.Batches)
-    stub._columns, stub._unites, stub._widens, stub._sees_extra = columns(), True, True, True
-    stub.pipeline = SimpleNamespace(transform_on_error="fail", dead_letters=None)
+    stub._columns = columns()
+    stub._reader = reader(stub._columns)
     stub._box = SimpleNamespace(put_ids=set())
     stub._written = SimpleNamespace(
         withdrawn=lambda _: 0, note_letters=print, superseded=lambda _: set(), supersede=lambda *_: None
@@ -167,7 +175,7 @@ def test_a_line_that_is_no_json_next_to_a_fraction_stops_nothing(monkeypatch: py
 
     def run(parts: Any, spark: Any, batch: Any) -> Any:
         stub._columns.begin()
-        typed = list(stub._typed(parts, batch.query_id))
+        typed = list(stub._reader.read(parts, batch.query_id))
         fan_in.refuse_clashes([(each.source, fan_in.types_of_rows(each)) for each in typed], fan_in.read_by(None))
         if lines in parts:
             raise WeftError("MALFORMED_RECORD")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -15,7 +15,6 @@ import pyarrow as pa
 
 from weft import tracing
 from weft.engine import inputs
-from weft.engine.streaming import fan_in
 from weft.engine.streaming.batch_id import BatchId
 from weft.engine.streaming.cdc.applying import ChangeBatch, changes_of, tombstones
 from weft.engine.streaming.cdc.routing import Routed, routed, well_formed
@@ -24,6 +23,7 @@ from weft.engine.streaming.dead_letters import NO_STORE, DeadLetterBox
 from weft.engine.streaming.joins import Joins
 from weft.engine.streaming.log_source import EventRows
 from weft.engine.streaming.progress import OpenedSource
+from weft.engine.streaming.row_reader import RowReader
 from weft.engine.streaming.sessions import Sessions
 from weft.engine.streaming.source_state import Columns, Written
 from weft.engine.streaming.spans import note_read, process_span
@@ -50,7 +50,7 @@ from weft.systems.load import Counts
 from weft.systems.log import EXTRA
 from weft.systems.sql.quarantine import payload
 from weft.systems.state_store import StateStore
-from weft.systems.stream_source import BatchRows, FrameRows, UntypedRows
+from weft.systems.stream_source import BatchRows, FrameRows
 
 # Tests stop a process at each of these steps, by a handler on this logger.
 _steps = logging.getLogger("weft.streaming")
@@ -85,8 +85,7 @@ class Batches:
         self._box = box or DeadLetterBox(pipeline)
         self._written = Written(columns.home)
         self.transform, self.targets = Transform(pipeline, columns), Targets(pipeline, self._box, self._written)
-        # What a mirror does with new columns is said by schema_evolution.
-        self._widens = pipeline.on_drift == "evolve" or pipeline.cdc is not None
+        self._reader = RowReader(pipeline, columns)
         self._stateful: Stateful | None = None
         self._is_emitted = False
         """Whether each target has what the last batch emits."""
@@ -94,14 +93,6 @@ class Batches:
         """Whether targets may not have what a tick emits, which the state has decided."""
         self._is_resumed = False
         """Whether the targets were asked if they have more than the checkpoint."""
-        is_routed = pipeline.cdc is not None and pipeline.cdc.route is not None
-        is_apart = pipeline.join is not None or (pipeline.window is not None and pipeline.transform_sql is not None)
-        self._unites = not is_routed and not is_apart
-        """Whether columns of one name are one column, whichever source has them."""
-        sql, window = pipeline.transform_sql, pipeline.window
-        self._is_read = fan_in.read_by(sql) if window is None else fan_in.read_by_window(window)
-        self._sees_extra = EXTRA in (pipeline.transform_sql or "").lower()
-        """Whether the SQL itself has the values that fit no column of a stream."""
 
     def close(self) -> None:
         """Release what batches share."""
@@ -172,14 +163,14 @@ class Batches:
             # A row of a file that cannot be parsed, which Spark does not report; or a number, or a key of an object,
             # that makes its column wider than the SQL or a target takes. A target that has the batch has its rows as
             # they were. Of wider values read apart, types may clash that did not at first: then without widening.
-            for widens, grows in ((self._widens, True), (False, False)):
+            for widens, grows in ((self._reader.widens, True), (False, False)):
                 is_refused = isinstance(failure, LoadRefusedError) and grows
                 is_unread = isinstance(failure, ConnectionFailedError) or isinstance(first, DeclarationError)
                 if is_unread or is_refused or self._is_stored(batch):
                     continue
                 # `_run` cleared the types on which the sources agreed, and rows that are split do not settle them.
                 self._columns.agree_only(agreed)
-                again = self._split(parts, batch.query_id, widens, grows)
+                again = self._reader.split(parts, batch.query_id, widens, grows)
                 opened += again
                 if again == parts:
                     continue
@@ -245,7 +236,7 @@ class Batches:
         rows_read = None
         self._columns.begin()
         self._box.origins.clear()
-        typed = list(self._typed(parts, batch.query_id))
+        typed = list(self._reader.read(parts, batch.query_id))
         for each in typed:
             self._check_unparsed(each)
         rejected = sum(len(each.bad) for each in typed)
@@ -423,7 +414,7 @@ class Batches:
         """Add the rows of a batch to the state; return how many were rejected."""
         self._columns.begin()
         self._box.origins.clear()
-        typed = list(self._typed(parts, batch.query_id))
+        typed = list(self._reader.read(parts, batch.query_id))
         for each in typed:
             self._check_unparsed(each)
         filled = [each for each in typed if each.size != 0]
@@ -516,104 +507,6 @@ class Batches:
                 f"{changes.cdc.envelope}, the first at {first.offset}: {first.error} {first.payload[:200]}",
                 hint=f"{NO_STORE} Or leave them out: transform_on_error='drop'.",
             )
-
-    def _typed(self, parts: Sequence[BatchRows], query_id: str) -> Iterator[TypedRows]:
-        """Yield the rows of each source, those of files and messages under the types that their columns had, those of
-        streams without events that have values of other types."""
-        alike: dict[int, FrameRows | None] = {}
-        refused: dict[str, dict[str, str]] = {}
-        if self._unites and len(parts) > 1:
-            streams = {each.source: fan_in.types_of_rows(each) for each in parts if isinstance(each, EventRows)}
-            refused = self._refused(parts, streams, query_id)
-            alike = self._read_alike(parts, streams, query_id)
-        for each in parts:
-            rows: TypedRows | None
-            if id(each) in alike:
-                rows = alike[id(each)]
-            elif isinstance(each, UntypedRows):
-                rows = each.read(self._columns.types(each.source, query_id), widens=self._widens)
-            elif isinstance(each, EventRows) and (not self._sees_extra or each.source in refused):
-                rows = each.split(refused.get(each.source), mends=not self._sees_extra)
-            else:
-                rows = each
-            if rows is not None:
-                yield rows
-
-    def _refused(
-        self, parts: Sequence[BatchRows], streams: dict[str, dict[str, Any]], query_id: str
-    ) -> dict[str, dict[str, str]]:
-        """Return, by stream, the columns that an event added and that cannot be next to those of another source; they
-        are taken out of its types. Take note of the others, so that they count while the stream has no events."""
-        if not fan_in.sets_aside(self.pipeline):
-            return {}
-        before = {each.source: self._columns.types(each.source, query_id) for each in parts}
-        types = {each.source: streams.get(each.source, before[each.source]) for each in parts}
-        declared = {
-            each.source: each.declared if isinstance(each, EventRows) else self._columns.declared(each.source)
-            for each in parts
-        }
-        found = fan_in.refused(types, declared, before, self._is_read)
-        refused = {source: columns for source, columns in found.items() if source in streams}
-        for source, columns in streams.items():
-            for name in refused.get(source, ()):
-                del columns[name]
-            self._columns.note(fan_in.schema_of(columns), source, query_id)
-        return refused
-
-    def _read_alike(
-        self, parts: Sequence[BatchRows], streams: Mapping[str, dict[str, Any]], query_id: str
-    ) -> dict[int, FrameRows | None]:
-        """Return the rows of files and messages, by the identity of what is read. A column that another source has too
-        is of its type; a value that does not fit makes its row a bad one, as where one source has two types."""
-        untyped = [each for each in parts if isinstance(each, UntypedRows)]
-        if not untyped:
-            return {}
-        types: dict[str, dict[str, Any]] = {}
-        fixed: dict[str, dict[str, Any]] = {}
-        for each in parts:
-            if isinstance(each, UntypedRows):
-                types[each.source] = self._columns.types(each.source, query_id)
-                fixed[each.source] = self._columns.declared(each.source)
-            else:
-                types[each.source] = fixed[each.source] = streams.get(each.source) or fan_in.types_of_rows(each)
-        read: dict[int, FrameRows | None] = {}
-        found: dict[str, dict[str, Any]] = {}
-        for each in untyped:
-            self._columns.agree(each.source, fan_in.missing(each.source, (*fixed.values(), *types.values()), types))
-            read[id(each)] = rows = each.read(self._columns.types(each.source, query_id), widens=self._widens)
-            found[each.source] = {} if rows is None else fan_in.types_of_rows(rows)
-            types[each.source] = fan_in.updated(types[each.source], found[each.source])
-        # Files of Parquet have types of their own, which shows once they are read under others. Then these decide.
-        is_settled = False
-        for _ in range(2):
-            if is_settled:
-                break
-            is_settled = True
-            for source, others in fan_in.settled(types, fixed, widens=self._widens).items():
-                self._columns.agree(source, others)
-                for each in untyped:
-                    if each.source == source and others.keys() & found[source].keys():
-                        rows = each.read(self._columns.types(source, query_id), widens=False, again=True)
-                        read[id(each)], now = rows, {} if rows is None else fan_in.types_of_rows(rows)
-                        if own := fan_in.unchanged(others, found[source], now):
-                            fixed[source] = {**fixed[source], **own}
-                            self._columns.agree(source, own)
-                            is_settled = False
-                        found[source], types[source] = now, fan_in.updated(types[source], now)
-        return read
-
-    def _split(self, parts: Sequence[BatchRows], query_id: str, widens: bool, grows: bool) -> list[BatchRows]:
-        """Return the rows again, with those apart that cannot be parsed, if that is worth a try."""
-        again = list(parts)
-        for number, each in enumerate(parts):
-            if isinstance(each, UntypedRows):
-                with suppress(WeftError):  # the error that the batch failed with says more
-                    rows = each.split(self._columns.types(each.source, query_id), widens=widens, grows=grows)
-                    if rows is not None and rows.bad:
-                        again[number] = rows
-                    elif rows is not None:
-                        rows.close()
-        return again
 
 
 def _step(pipeline: StreamingPipeline, store: StateStore) -> Stateful:
