@@ -58,7 +58,10 @@ def news(name: str, now: Marks | None, read: Marks | None) -> str | None:
     """Say what is new in an input since a build; `None` where nothing is, or nothing can tell."""
     # A cursor is how far the rows were read, not what tells that there are new ones.
     before = {} if read is None else {key: read[key] for key in now or () if key in read}
-    if now is None or (read is not None and before == now):
+    # A stream that nobody had made yet had no identity.
+    if now is None or (
+        read is not None and before == {key: now[key] for key in now if key in before or key != "stream"}
+    ):
         return None
     if before.get("stream", now.get("stream")) != now.get("stream"):
         return f"{name} was deleted and created again"
