@@ -194,6 +194,7 @@ def test_what_is_no_number_is_refused_by_name(tables: MySQLTables, value: float)
         ("INT", pa.field("v", pa.float64()), 2.0, 1.5),
         ("DECIMAL(10,2)", pa.field("v", pa.decimal128(10, 4)), Decimal("1.2500"), Decimal("1.2345")),
         ("DECIMAL(10,2)", pa.field("v", pa.string()), "1.5", "1.555"),
+        ("DECIMAL(10,1)", pa.field("v", pa.string()), "1.25e2", "1.5e-12"),
         ("VARCHAR(2)", pa.field("v", pa.string()), "ab", "abc"),
         ("CHAR(2) CHARACTER SET latin1", pa.field("v", pa.string()), "é", "漢"),
         ("TIME", hinted("v", "time"), "12:00:00", "12:00:00.5"),

@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import timedelta
+from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
@@ -77,6 +78,18 @@ def as_rows(tables: SqlTables, how: str, given: list[dict[str, Any]]) -> sql_com
 
 
 # ---------------------------------------------------------------------------------------------------- fail
+
+
+@pytest.mark.every_system
+def test_a_number_as_a_text_is_exact_or_refused(tables: SqlTables) -> None:
+    kind = "DECIMAL_TEXT(38,2)" if tables.dialect == "sqlite" else "DECIMAL(38,2)"
+    run(tables, f"CREATE TABLE t (id BIGINT, n {kind})")
+    exact = ["1.25e2", "1500E-3", "-1.50e+1", "0E-20", "1.500", "12345678901234567890123456789.50"]
+    for text in ("1.5e-12", "1.555", "15e-3", "1.2345678901234567891e1", "12345678901234567890.1239e1"):
+        with pytest.raises(LoadRefusedError, match="rejected 1 row"):
+            load(tables, pa.table({"id": [0], "n": [text]}))
+    load(tables, pa.table({"id": range(len(exact)), "n": exact}))
+    assert [row["n"] for row in sorted(rows_of(tables, "t"), key=lambda row: row["id"])] == list(map(Decimal, exact))
 
 
 @PAIRS

@@ -192,7 +192,10 @@ class Targets:
             return found
         for target in self._pipeline.targets:
             connection, load = self._planned(target, BatchId("", 0))
-            if table not in (None, target.name) or connection.is_missing():
+            if table not in (None, target.name):
+                continue
+            if connection.is_missing():
+                found.append(StoredTable({}))
                 continue
             with self._opened(connection) as tables:
                 is_lake = tables is None

@@ -202,8 +202,8 @@ class DuckDBTables(SqlTables):
             back = "TIMESTAMP" if column.sql.startswith(("DATE", "TIMESTAMP")) else "DECIMAL(38,10)"
         same = f"{cast}({there} AS {back}) = {cast}({expression} AS {back})"
         if own == "VARCHAR" and pa.types.is_decimal(column.field.type):
-            # Digits behind the tenth, which that type has not either.
-            same = f"{same} AND NOT regexp_matches({expression}, '\\.[0-9]{{{column.field.type.scale}}}[0-9]*[1-9]')"
+            # A decimal with more digits behind the point may have too few before it: the text itself says it.
+            same = _fits_scale(expression, column.field.type.scale)
         if own == "VARCHAR" and column.sql == "TIME":
             same = f"{expression} NOT LIKE '%-%'"  # a date
         return there, same
@@ -236,6 +236,20 @@ class DuckDBTables(SqlTables):
     def suspects(self, session: Session, load: Load, source: str, values: dict[str, str]) -> list[Suspect]:
         """All of them: DuckDB does not read row by row."""
         return suspects.find(self, session, load, source, values)
+
+
+def _fits_scale(text: str, scale: int) -> str:
+    """The condition that a number in a text has no more digits behind the point than a column, but for zeros."""
+    text = f"replace({text}, '_', '')"  # which DuckDB reads over
+    mantissa = f"regexp_replace({text}, '[eE].*', '')"
+    fraction, digits = f"length(regexp_extract({mantissa}, '[.]([0-9]*)', 1))", f"replace(trim({mantissa}), '.', '')"
+    zeros = f"length({digits}) - length(rtrim({digits}, '0'))"
+    exponent = f"TRY_CAST(regexp_extract({text}, '[eE]([+-]?[0-9]+)', 1) AS BIGINT)"
+    return (
+        f"CASE WHEN NOT regexp_matches({text}, '[eE]') "
+        f"THEN NOT regexp_matches({text}, '[.][0-9]{{{scale}}}[0-9]*[1-9]') "
+        f"ELSE NOT regexp_matches({mantissa}, '[1-9]') OR {fraction} - ({zeros}) - {exponent} <= {scale} END"
+    )
 
 
 _INCOMING = "_weft_incoming"

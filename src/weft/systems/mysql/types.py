@@ -196,7 +196,7 @@ def cast(expression: str, field: pa.Field, sql: str) -> str:
             same = f"CAST({expression} AS DECIMAL({precision},{scale})) = {expression}"
             if pa.types.is_string(kind):
                 # A text and a number are compared as floats, which have fewer digits.
-                same = f"{same} AND NOT ({expression} REGEXP '[.][0-9]{{{scale}}}[0-9]*[1-9]')"
+                same = f"{same} AND {_fits_scale(expression, scale)}"
             return _checked(expression, same)
     if base == "date" and not pa.types.is_date(kind):
         day, moment = f"CAST(CAST({expression} AS DATE) AS DATETIME(6))", f"CAST({expression} AS DATETIME(6))"
@@ -214,6 +214,20 @@ def cast(expression: str, field: pa.Field, sql: str) -> str:
         # By the column's own idea of what is the same, and so that its index is of use. A UUID of a subquery is ASCII.
         return f"(CONVERT({expression} USING utf8mb4) COLLATE {collation[1]})"
     return expression
+
+
+def _fits_scale(text: str, scale: int) -> str:
+    """The condition that a number in a text has no more digits behind the point than a column, but for zeros."""
+    lower = f"LOWER(TRIM({text}))"
+    mantissa, exponent = (f"SUBSTRING_INDEX({lower}, 'e', {part})" for part in (1, -1))
+    fraction = f"IF(LOCATE('.', {mantissa}) = 0, 0, CHAR_LENGTH({mantissa}) - LOCATE('.', {mantissa}))"
+    digits = f"REPLACE({mantissa}, '.', '')"
+    zeros = f"(CHAR_LENGTH({digits}) - CHAR_LENGTH(TRIM(TRAILING '0' FROM {digits})))"
+    return (
+        f"CASE WHEN NOT ({text} REGEXP '[eE]') THEN NOT ({text} REGEXP '[.][0-9]{{{scale}}}[0-9]*[1-9]') "
+        f"WHEN NOT ({mantissa} REGEXP '[1-9]') THEN 1 "
+        f"ELSE {fraction} - {zeros} - CAST({exponent} AS SIGNED) <= {scale} END"
+    )
 
 
 def as_stored(expression: str, sql: str) -> str:

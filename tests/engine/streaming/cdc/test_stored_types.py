@@ -138,11 +138,13 @@ def test_columns_of_messages_have_types_for_streams_and_sql() -> None:
 LONG = "12345678901234567890.123456789"
 
 
-def numbers(text: str, columns: list[pa.Field], *, form: str = "plain", **options: Any) -> Opened:
+def numbers(
+    text: str, columns: list[pa.Field], *others: StoredTable, form: str = "plain", second: str = "null", **options: Any
+) -> Opened:
     """Two messages, of which the first has this number as `n`, as a pipeline reads them."""
     cdc = weft.CDC(**CDC, **options)
     bodies = [
-        f'{{"op":"c","after":{{"id":{key},"n":{n}}},"source":{{"lsn":{key}}}}}' for key, n in ((1, text), (2, "null"))
+        f'{{"op":"c","after":{{"id":{key},"n":{n}}},"source":{{"lsn":{key}}}}}' for key, n in ((1, text), (2, second))
     ]
     if form == "wrapped":
         bodies = [f'{{"schema":{{"type":"struct"}},"payload":{each}}}' for each in bodies]
@@ -150,7 +152,7 @@ def numbers(text: str, columns: list[pa.Field], *, form: str = "plain", **option
     parsed = JsonCodec().decoder(known).parse(pa.array([each.encode() for each in bodies]))
     assert not parsed.bad
     table = StoredTable({each.name: each for each in columns})
-    return opened(pa.table(parsed.columns), cdc, lambda: [table] if columns else [])
+    return opened(pa.table(parsed.columns), cdc, lambda: [table, *others] if columns else [])
 
 
 @pytest.mark.parametrize("form", ["plain", "wrapped"])
@@ -164,6 +166,7 @@ def numbers(text: str, columns: list[pa.Field], *, form: str = "plain", **option
         (pa.field("n", pa.decimal128(38, 18)), "0.12345678901234567890123", "0.12345678901234567890123"),
         (pa.field("n", pa.decimal128(38, 18)), "1e-40", "0.0000000000000000000000000000000000000001"),
         (pa.field("n", pa.list_(pa.decimal128(38, 18))), f"[{LONG}]", [Decimal(LONG)]),
+        (pa.field("n", pa.int64()), "9007199254740993.0", 9007199254740993),
         (pa.field("n", pa.string()), LONG, LONG),
         (hinted("n", "json"), f'{{"a":[{LONG},1]}}', f'{{"a":[{LONG},1]}}'),
     ],
@@ -177,12 +180,73 @@ def test_no_number_loses_a_digit(column: pa.Field, text: str, stored: Any, form:
 
 
 @pytest.mark.parametrize(
-    ("text", "is_bad"), [(LONG, True), ("0.30000000000000004", False), ("0.10000000000000001", False)]
+    ("text", "is_bad"),
+    [
+        (LONG, True),
+        ("0.1000000000000000000000000000001", True),
+        (f'{{"a":[1,{LONG}]}}', True),
+        ("0.30000000000000004", False),
+        ("0.10000000000000001", False),
+    ],
 )
 def test_a_number_that_is_no_float_is_refused_where_no_table_has_a_decimal(text: str, is_bad: bool) -> None:
     found = numbers(text, [])
     assert list(found.bad) == [0] * is_bad
-    assert all("has more digits than a float holds" in each for each in found.bad.values())
+    # Where no table decides, none can be created with a decimal.
+    assert all("than a float holds. Send the number as a text" in each for each in found.bad.values())
     # A column that the table lacks is left out, or it is added.
     assert not numbers(text, COLUMNS[:1]).bad
     assert list(numbers(text, COLUMNS[:1], schema_evolution="evolve").bad) == [0] * is_bad
+    missing = numbers(text, COLUMNS[:1], StoredTable({}))
+    assert list(missing.bad) == [0] * is_bad
+    assert all("Create the column of the table as" in each for each in missing.bad.values())
+
+
+DECIMALS = [COLUMNS[0], pa.field("n", pa.decimal128(38, 18))]
+
+
+@pytest.mark.parametrize(
+    ("other", "stored"),
+    [
+        ([], Decimal("1234567890123456.789012")),
+        ([pa.field("n", pa.float64())], 1234567890123456.789012),
+        ([pa.field("n", pa.string())], "1234567890123456.789012"),
+    ],
+)
+def test_each_of_two_tables_gets_what_it_can_hold(other: list[pa.Field], stored: Any) -> None:
+    text = "1234567890123456.789012"
+    found = numbers(text, DECIMALS, StoredTable({each.name: each for each in (COLUMNS[0], *other)}))
+    assert not found.bad
+    rows = pa.table({**found.keys, **found.columns})
+    assert typed(rows, found.meanings, DECIMALS)["n"].to_pylist() == [Decimal(text), None]
+    assert typed(rows, found.meanings, other)["n"].to_pylist() == [stored, None]
+
+
+def test_a_fraction_that_no_float_has_is_one() -> None:
+    assert list(numbers("5.00000000000000000001", COLUMNS, second="5.0").bad) == [0]
+
+
+def test_a_whole_number_for_a_decimal_and_an_integer() -> None:
+    whole = StoredTable({each.name: each for each in COLUMNS[:3]})
+    assert list(numbers("1.5", DECIMALS, whole, second="2.0").bad) == [0]
+
+
+@pytest.mark.parametrize("second", ["1.5", "1e-50"])
+def test_what_the_decimal_of_a_new_table_cannot_hold_is_refused_alone(second: str) -> None:
+    """Also where a number is too long for any decimal, so that all are read as texts."""
+    found = numbers("1e-20", [DECIMALS[0], pa.field("n", pa.decimal128(38, 30))], StoredTable({}), second=second)
+    assert list(found.bad) == [0, 1][: 1 + (second != "1.5")]
+    assert "Create the column of the table as a decimal" in found.bad[0]
+    rows = typed(pa.table({**found.keys, **found.columns}), found.meanings)
+    assert second != "1.5" or rows["n"].type == pa.decimal128(38, 18)
+
+
+def test_a_list_with_more_digits_than_its_column_is_refused_alone() -> None:
+    columns = [COLUMNS[0], pa.field("n", pa.list_(pa.decimal128(10, 2)))]
+    found = numbers("[1.239,null]", columns, second="[1.25]")
+    assert list(found.bad) == [0]
+    assert "is [1.239,null], which" in found.bad[0]
+    rows = typed(pa.table({**found.keys, **found.columns}), found.meanings, columns)
+    assert rows["n"].to_pylist() == [[Decimal("1.25")]]
+    # A number that is too long for any decimal does not make floats of the others.
+    assert list(numbers("[1.239]", columns, second="[1e-50]").bad) == [0, 1]

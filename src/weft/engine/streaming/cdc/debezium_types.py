@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from weft.columns import LOCAL_TIME, UTC_TIME, hint_of, hinted
+from weft.columns import LOCAL_TIME, UTC_TIME, hint_of, hinted, is_nested, nested_to_json
 from weft.systems.codecs.columns import json_of, type_name
 
 _log = logging.getLogger("weft.engine")
@@ -121,7 +121,11 @@ def misfits(
     array = array if known is None else pc.if_else(pa.array(known), array, pa.scalar(None, array.type))
     convert = None
     is_scaled = pa.types.is_struct(array.type) and _family(wanted.type) == "number"  # a decimal with its scale
-    if not refuses_rows or is_scaled or pa.types.is_integer(wanted.type) or pa.types.is_boolean(wanted.type):
+    is_list = pa.types.is_list(array.type) and pa.types.is_decimal(array.type.value_type)
+    has_decimals = is_list or pa.types.is_decimal(array.type)
+    # A list as a text may be one that no table reads.
+    is_ours = is_scaled or is_list or pa.types.is_integer(wanted.type) or pa.types.is_boolean(wanted.type)
+    if not refuses_rows or is_ours:
         convert = None if meaning is None else _by_meaning(meaning, wanted)
         convert = convert or _by_target(array, wanted, time_unit, has_bits and meaning is None)
 
@@ -139,7 +143,7 @@ def misfits(
     for part, made in _parts(check, array):
         if isinstance(made, str):
             value, kind = part[0].as_py(), hint_of(wanted) or type_name(wanted.type)
-            shown = value if isinstance(value, str) else json_of(value)
+            shown = value if isinstance(value, str) else _shown(part) if has_decimals else json_of(value)
             found[row] = f"Its {wanted.name!r} is {shown:.100}, which the table cannot have as {kind}: {made}"
         row += len(part)
     return found
@@ -225,12 +229,21 @@ def _converted(name: str, array: pa.Array, convert: Conversion) -> tuple[pa.Fiel
     why = ""
     for part, made in _parts(lambda each: convert.values(each).cast(pa.string()), array):
         if isinstance(made, str):
-            texts.append(str(part[0].as_py()))
+            texts.append(_shown(part))
             why = why or f"{texts[-1]:.100}: {made}"
         else:
             texts += [None] * len(part) if part.null_count == len(part) else made.to_pylist()
     _log.warning("The column %r has values that are not %s, such as %s", name, convert.hint or convert.kind, why)
     return pa.field(name, pa.string()), pa.array(texts, pa.string())
+
+
+def _shown(part: pa.Array) -> str:
+    """Return the one value of an array as a text."""
+    if pa.types.is_decimal(part.type):
+        return str(_digits(part)[0])
+    if pa.types.is_list(part.type) and pa.types.is_decimal(part.type.value_type):
+        return f"[{','.join(each or 'null' for each in _digits(part.flatten()).to_pylist())}]"
+    return str((nested_to_json(part) if is_nested(part.type) else part)[0].as_py())
 
 
 def _by_meaning(meaning: Meaning, wanted: pa.Field | None) -> Conversion | None:
@@ -259,6 +272,10 @@ def _by_meaning(meaning: Meaning, wanted: pa.Field | None) -> Conversion | None:
 
 def _by_target(array: pa.Array, wanted: pa.Field | None, time_unit: str | None, has_bits: bool) -> Conversion | None:
     """Return how to convert a column into the one of the mirror, where that has another idea of it."""
+    if pa.types.is_decimal256(array.type) and (wanted is None or not pa.types.is_decimal(wanted.type)):
+        return _of_exact(wanted)
+    if pa.types.is_list(array.type) and pa.types.is_decimal256(array.type.value_type):
+        return _lists(_by_target(array.values, _element(wanted), time_unit, has_bits))
     if wanted is None:
         return None
     if pa.types.is_null(array.type):
@@ -306,6 +323,19 @@ def _by_target(array: pa.Array, wanted: pa.Field | None, time_unit: str | None, 
     if types.is_list(kind) and types.is_list(given):
         return _lists(_by_target(array.values, _element(wanted), time_unit, has_bits))
     return None
+
+
+def _of_exact(wanted: pa.Field | None) -> Conversion:
+    """Numbers with all digits, as the decimal of another table needs them. This one is of another type, or it lacks the
+    column."""
+    if wanted is None:
+        return Conversion(lambda array: array.cast(_ANY_DECIMAL), _ANY_DECIMAL)
+    if pa.types.is_integer(wanted.type):
+        return Conversion(lambda array: array.cast(pa.int64()), pa.int64())  # not of fractions
+    if pa.types.is_string(wanted.type) and hint_of(wanted) in (None, "json"):
+        return Conversion(_digits, wanted.type, hint_of(wanted))
+    # By texts: Arrow's own cast is not always the nearest float.
+    return Conversion(lambda array: array.cast(pa.string()).cast(pa.float64()), pa.float64())
 
 
 def _either(numbers: Conversion, texts: Conversion, pattern: str) -> Conversion:

@@ -1,10 +1,12 @@
-"""Rows of changes in JSON: the columns of their tables decide how a value is read, and no number loses a digit."""
+"""Rows of changes in JSON: the columns of their tables decide how a value is read, and no number loses a digit but in a
+column of floats."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -16,6 +18,8 @@ from weft.systems.codecs.json import JsonDecoder, decode_exactly
 
 # More digits than the decimal of any table; a number with even more is read as a text.
 _EXACT = pa.decimal256(76, 38)
+# What a table that lacks the column gets, where another one has it as a decimal.
+_NEW = pa.decimal128(38, 18)
 # Each number of so many digits is the shortest name of a float.
 _SURE_DIGITS, _MOST_DIGITS = 15, 17
 _LONG_NUMBER = rf"[0-9](\.?[0-9]){{{_SURE_DIGITS}}}"
@@ -42,24 +46,36 @@ def rows_of(
     parsed = decoder.parse(texts)
     known: dict[str, pa.DataType] = {}
     as_texts: set[str] = set()
-    unsure = []
+    unsure: dict[str, str] = {}  # with what helps
+    sized = []
     for name, each in parsed.columns.items():
         if name in left or not _alters(each.type):
             continue
         there = [table.columns[name.lower()] for table in stored if name.lower() in table.columns]
         is_number = pa.types.is_floating(each.type)
-        if is_number and not there and (is_growing or not stored):
-            unsure.append(name)
-        elif is_number and there and all(pa.types.is_decimal(column.type) for column in there):
-            known[name] = _EXACT
-        elif _is_list(each.type, pa.types.is_floating) and there and all(_is_list(one.type) for one in there):
-            known[name] = pa.list_(_EXACT)
+        is_new = not stored or any(
+            name.lower() not in table.columns and (is_growing or not table.columns) for table in stored
+        )
+        if not there and is_new and _has_floats(each.type):
+            unsure[name] = _help(each.type) if stored else _AS_TEXT
         elif any(map(_takes_texts, there)):
             known |= {} if is_number else {name: pa.json_()}
             as_texts.add(name)
+        elif (is_number and any(_loses(column.type, texts) for column in there)) or (
+            _is_list(each.type, pa.types.is_floating) and any(_is_list(column.type) for column in there)
+        ):
+            known[name] = _EXACT if is_number else pa.list_(_EXACT)
+            if is_new:
+                sized.append(name)
     if known or as_texts:
         parsed = _read_again(texts, decoder, known, as_texts) or parsed
-    return _without(parsed, _inexact(texts, parsed, unsure)) if unsure else parsed
+    for name, kind in known.items():
+        if _is_list(kind) and name in parsed.columns and not _is_list(parsed.columns[name].type):
+            parsed = _exact_lists(texts, parsed, name)
+    parsed = _without(parsed, _inexact(texts, parsed, unsure)) if unsure else parsed
+    for name in sized:
+        parsed = _sized(parsed, name) if name in parsed.columns else parsed
+    return parsed
 
 
 def _read_again(
@@ -80,6 +96,21 @@ def _read_again(
     return JsonDecoder({}, takes_all=True, texts=whole).parse(texts) if whole else None
 
 
+def _exact_lists(texts: pa.Array, parsed: Parsed, name: str) -> Parsed:
+    """Return rows with lists of decimals, one by one, where Arrow's reader could not read them all as such."""
+    lists: list[list[Decimal | None] | None] = []
+    bad: dict[int, str] = {}
+    for number in parsed.good:
+        row = decode_exactly(texts[number].as_py())
+        found = next((each for key, each in row.items() if key.lower() == name.lower()), None)
+        made = None if found is None else [None if each is None else Decimal(each) for each in found]
+        if long := [each for each in made or () if each is not None and not _fits(each, _EXACT)]:
+            bad[number] = f"{name!r} has {long[0]}, which has more digits than any decimal holds."
+        lists.append(None if long else made)
+    columns = {**parsed.columns, name: pa.array(lists, pa.list_(_EXACT))}
+    return _without(parsed._replace(columns=columns), bad)
+
+
 def _alters(kind: pa.DataType) -> bool:
     """Return whether a value of this type may have another text than it had in its message: as objects of one type each
     has the keys of all, and a whole number among others is one with a fraction."""
@@ -96,24 +127,84 @@ def _is_list(kind: pa.DataType | None, matches: Callable[[pa.DataType], bool] = 
     return kind is not None and pa.types.is_list(kind) and matches(kind.value_type)
 
 
-def _inexact(texts: pa.Array, parsed: Parsed, names: Iterable[str]) -> dict[int, str]:
-    """Return the rows with a number in these columns that no float is, where no table says that it is a decimal."""
+def _has_floats(kind: pa.DataType) -> bool:
+    parts = (kind.field(at).type for at in range(kind.num_fields)) if is_nested(kind) else ()
+    return pa.types.is_floating(kind) or any(map(_has_floats, parts))
+
+
+def _loses(kind: pa.DataType, texts: pa.Array) -> bool:
+    """Return whether a column of this type may have digits of these messages that a float has not: 9007199254740993.0
+    is a whole number, and one whose fraction is too small for a float is none."""
+    is_decimal: bool = pa.types.is_decimal(kind)
+    is_whole: bool = pa.types.is_integer(kind)
+    return is_decimal or (is_whole and pc.any(pc.match_substring_regex(texts, _LONG_NUMBER)).as_py() is True)
+
+
+_AS_TEXT = "Send the number as a text."
+
+
+def _help(kind: pa.DataType) -> str:
+    return f"Create the column of the table as {'JSON' if is_nested(kind) else 'a decimal'}, or s{_AS_TEXT[1:]}"
+
+
+def _inexact(texts: pa.Array, parsed: Parsed, names: Mapping[str, str]) -> dict[int, str]:
+    """Return the rows with a number in these columns that no float is, where no table says that it is a decimal.
+    `names`: with what helps."""
     bad: dict[int, str] = {}
     is_long = pc.match_substring_regex(texts, _LONG_NUMBER).to_numpy(zero_copy_only=False)
     for number in np.intersect1d(np.flatnonzero(is_long), np.asarray(parsed.good)).tolist():
         row = {name.lower(): each for name, each in decode_exactly(texts[number].as_py()).items()}
-        for name in names:
-            value = row.get(name.lower())
-            if isinstance(value, Decimal) and not _is_float(value):
-                why = f"{name!r} is {value}, which has more digits than a float holds."
-                bad[number] = f"{why} Create the column of the table as a decimal, or send the number as a text."
+        for name, helps in names.items():
+            value = next((each for each in _numbers_in(row.get(name.lower())) if not _is_float(each)), None)
+            if value is not None:
+                bad[number] = f"{name!r} is {value}, which has more digits than a float holds. {helps}"
     return bad
+
+
+def _numbers_in(value: Any) -> Iterator[Decimal]:
+    """Yield the numbers with a fraction or an exponent, those in objects and lists too."""
+    if isinstance(value, Decimal):
+        yield value
+    elif isinstance(value, dict | list):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _numbers_in(each)
 
 
 def _is_float(value: Decimal) -> bool:
     """Return whether a float has this name, shortest or not."""
-    digits = len(value.normalize().as_tuple().digits)
+    digits = len("".join(map(str, value.as_tuple().digits)).strip("0")) or 1  # normalize() would round them
     return digits <= _SURE_DIGITS or (digits <= _MOST_DIGITS and Decimal(f"{float(value):.{digits - 1}e}") == value)
+
+
+def _sized(parsed: Parsed, name: str) -> Parsed:
+    """Return rows without those whose number the decimal of a new column cannot hold."""
+    column = parsed.columns[name]
+    try:
+        if not pa.types.is_string(column.type):
+            column.cast(pa.list_(_NEW) if pa.types.is_list(column.type) else _NEW)
+            return parsed
+    except pa.ArrowInvalid:
+        pass
+    bad: dict[int, str] = {}
+    for place, value in enumerate(column.to_pylist()):
+        for each in value if isinstance(value, list) else [value]:
+            if each is not None and not _fits(Decimal(each), _NEW):
+                kind = f"a decimal of {_NEW.precision} digits, {_NEW.scale} of them behind the point"
+                why = f"{name!r} is {each}, which {kind}, that a table without the column gets, cannot hold."
+                bad[parsed.good[place]] = f"{why} {_help(_NEW)}"
+    parsed = _without(parsed, bad)
+    if pa.types.is_string(column.type):  # as another number of the batch was too long
+        values = [None if each is None else Decimal(each) for each in parsed.columns[name].to_pylist()]
+        parsed = parsed._replace(columns={**parsed.columns, name: pa.array(values, _EXACT)})
+    return parsed
+
+
+def _fits(value: Decimal, kind: pa.DataType) -> bool:
+    try:
+        pa.scalar(value, kind)
+    except pa.ArrowInvalid:
+        return False
+    return True
 
 
 def _without(parsed: Parsed, bad: Mapping[int, str]) -> Parsed:
