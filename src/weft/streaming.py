@@ -77,6 +77,6 @@ def _supervise(pipeline: StreamingPipeline, running: Running) -> None:
     from weft.operate.supervisor import supervise
     from weft.operate.traces import open_traces, project_url
 
-    running = replace(running, metrics=sinks.project_url(running.metrics))
+    running = replace(running, metrics=sinks.url_beside_scrapes(running.metrics))
     with open_traces(project_url()), reported(pipeline) as listeners:
         supervise(SparkEngine(pipeline), running, listeners)

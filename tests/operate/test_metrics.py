@@ -11,7 +11,7 @@ import servers
 import weft
 from collector import collector
 from weft.errors import ConnectionFailedError, NotFoundError, SettingsError
-from weft.operate import metrics
+from weft.operate import metrics, sinks
 from weft.operate.metrics import METRICS, Metrics, open_metrics
 
 
@@ -105,6 +105,18 @@ def test_refused(url: str, error: type[Exception], says: str) -> None:
     with pytest.raises(error, match=says) as caught, open_metrics(url):
         pass
     assert "hunter2" not in str(caught.value)
+
+
+def test_a_port_of_the_project_is_not_for_what_can_be_scraped(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    port, collected = "prometheus://:9100", "otlp://collector:4318"
+    (project / "weft.toml").write_text(f'metrics = "{port}"\n')
+    assert sinks.project_url() == port
+    assert sinks.url_beside_scrapes() is None
+    assert sinks.url_beside_scrapes(port) == port
+    monkeypatch.setenv(sinks.VARIABLE, "prometheus://:9200")
+    assert sinks.url_beside_scrapes() is None
+    monkeypatch.setenv(sinks.VARIABLE, collected)
+    assert sinks.url_beside_scrapes() == collected
 
 
 def test_a_run_is_counted(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -150,6 +150,69 @@ def test_an_executor_that_fails_is_asked_less_often(log: RunLog) -> None:
     assert made.start_build(model) is not None
     made.build_ended("copies")
     assert made._running == {} and ids() == []
+
+
+class Ending:
+    """An executor whose builds end with a code; they record nothing, or how they ended."""
+
+    tells_end = True
+
+    def __init__(self, log: RunLog, code: int, status: Literal["succeeded", "interrupted"] | None = None) -> None:
+        self.log, self.code, self.status = log, code, status
+        self.starts = 0
+
+    def start(self, dispatch: Dispatch) -> Any:
+        self.starts += 1
+        if self.status is not None:
+            claimed = self.log.claim(dispatch.pipeline, resume=False)
+            assert isinstance(claimed, ClaimedRun)
+            self.log.finish(claimed, self.status)
+        return self
+
+    def ended(self) -> int:
+        return self.code
+
+
+@pytest.mark.parametrize(("code", "status"), [(0, None), (-9, None), (143, "interrupted")])
+def test_a_build_without_a_result_is_no_failure_and_is_started_again_later(
+    log: RunLog,
+    code: int,
+    status: Literal["interrupted"] | None,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr("weft.operate.model_dispatch._LOOK_SECONDS", 0.01)
+    now, runs = 1000.0, Ending(log, code, status)
+    made = Scheduler(log, runs, clock=lambda: now)
+    made.tick()
+    dispatches, model = _Dispatches(made, threading.Event()), models()["copies"]
+    starts = []
+    for seconds in (0, 4, 2, 6, 5):
+        now += seconds
+        assert dispatches.run(model).status == "refused"
+        starts.append(runs.starts)
+    assert starts == [1, 1, 2, 2, 3]
+    assert ("copies ended with code" in caplog.text) is (code != 0)
+    now, runs.code, runs.status = now + 20, 0, "succeeded"
+    assert dispatches.run(model).status == "succeeded"
+    assert (made._building, made._running, made._unclaimed) == ({}, {}, {})
+
+
+def test_a_lease_that_was_won_meanwhile_stays(log: RunLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Scheduler(log, Inline(log))
+    made.tick()
+    lapsed, renew = made.leads, log.renew
+    assert lapsed is not None
+    log.finish(lapsed, "succeeded")
+
+    def slow(claimed: ClaimedRun) -> bool:
+        monkeypatch.setattr(log, "renew", renew)
+        made.tick()  # by the main thread, while one that starts a build asks for its lease
+        return renew(claimed)
+
+    monkeypatch.setattr(log, "renew", slow)
+    assert made.start_build(models()["copies"]) is None
+    assert made.leads is not None and made.leads is not lapsed
 
 
 @pytest.mark.timing

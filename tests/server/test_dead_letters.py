@@ -6,6 +6,7 @@ import asyncio
 import queue
 from contextlib import ExitStack
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +23,10 @@ from weft.pipelines.streaming.declare import find
 from weft.project import Project
 from weft.server.actions import Commands
 from weft.server.dead_letters import Chosen, DeadLetters, _room, read_letters
+from weft.server.keys import key_table
+from weft.server.quarantine import _room as of_targets
+from weft.server.quarantine import read_quarantine
+from weft.server.rates import Rate
 from weft.systems.dead_letter_store import DeadLetter, StoredLetter
 from workers import declare
 
@@ -192,6 +197,23 @@ def test_a_slow_store_holds_up_nothing_else(letters: list[str], http: Any) -> No
     assert http.post(f"{ALL}/copies/purge", headers=key, json=body).status_code == 200
 
 
+def test_a_slow_target_holds_up_nothing_else(letters: list[str], http: Any) -> None:
+    quarantine = "/api/v1/pipelines/customers/quarantine"
+    with ExitStack() as waiting:
+        while of_targets.acquire(blocking=False):
+            waiting.callback(of_targets.release)
+        assert http.get(quarantine).status_code == 503
+        assert http.get("/api/v1/runs").status_code == 200
+    assert http.get(quarantine).json()["tables"] == []
+
+
+def test_a_look_at_a_target_makes_no_file(streams: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WEFT_DSN_LAKE", f"duckdb:///{tmp_path / 'lake.duckdb'}")
+    declared = weft.pipeline(target="lines", target_connection="lake", name="lines")(lambda: [{"n": 1}])
+    assert read_quarantine(declared) == []
+    assert not (tmp_path / "lake.duckdb").exists()
+
+
 def test_a_list_takes_no_longer_than_one_store(streams: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many of them hang: nine are read in two rounds, of half of the time each."""
     waited = []
@@ -282,7 +304,9 @@ def test_what_a_command_says_is_reported(streams: Project) -> None:
 
 
 def test_who_may_act(letters: list[str], http: Any) -> None:
-    reads, acts = make_key("read"), make_key("admin", name="Ann")
+    reads, writes, acts = make_key("read"), make_key("write"), make_key("admin", name="Ann")
+    with key_table() as table:
+        slow = {"authorization": f"Bearer {table.create(name='slow', scopes=['admin'], rate=Rate(0.001, 1))[1]}"}
     nobody = http.get("/api/v1/me").json()
     assert (nobody["key"], nobody["may_act"], nobody["reads_all"]) == (None, False, False)
     assert "scope admin" in nobody["why_not"]
@@ -291,6 +315,11 @@ def test_who_may_act(letters: list[str], http: Any) -> None:
     assert "needs admin" in reader["why_not"]
     ann = http.get("/api/v1/me", headers=acts).json()
     assert (ann["key"]["name"], ann["may_act"], ann["why_not"]) == ("Ann", True, None)
+    writer = http.get("/api/v1/me", headers=writes).json()
+    assert (writer["key"]["scopes"], writer["may_act"], writer["reads_all"]) == (["write"], False, False)
+    # It is one request for the limit of a key.
+    answers = [http.get("/api/v1/me", headers=slow) for _ in range(2)]
+    assert [each.status_code for each in answers] == [200, 429] and answers[0].json()["reads_all"]
     # The token of a stream is no wrong key; a wrong key is.
     token = {"authorization": "Bearer of-a-stream"}
     assert [http.get("/api/v1/me", headers=token).status_code for _ in range(30)] == [200] * 30

@@ -16,6 +16,8 @@ import servers
 from collector import attributes, collector
 from served import start
 from servers import wait_until
+from weft.errors import SettingsError
+from weft.server.serve import _of_builder
 
 CLICKS = """
 @weft.stream
@@ -149,3 +151,11 @@ def test_a_wrong_sink_ends_the_command(tmp_path: Path) -> None:
     assert served.process.wait(120) == 1
     text = served.log_file.read_text()
     assert "There is no metrics sink otpl://" in text and "Did you mean 'otlp'" in text
+
+
+def test_the_process_that_builds_models_has_the_next_port() -> None:
+    assert _of_builder(None) == {}
+    assert _of_builder("null://") == {"WEFT_METRICS": "null://"}
+    assert _of_builder("prometheus://[::1]:9100") == {"WEFT_METRICS": "prometheus://[::1]:9101"}
+    with pytest.raises(SettingsError, match="none after 65535"):
+        _of_builder("prometheus://:65535")

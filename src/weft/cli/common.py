@@ -61,7 +61,7 @@ run_log_option = click.option(
 metrics_option = click.option(
     "--metrics",
     metavar="URL",
-    envvar="WEFT_METRICS",
+    # The variable WEFT_METRICS is read later: some commands heed a port for Prometheus only if they are given it.
     help="Where counts and durations go: prometheus://:9100, otlp://collector:4318, stdout://, null://. By default "
     "metrics in weft.toml.",
 )

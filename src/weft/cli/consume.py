@@ -108,7 +108,7 @@ def consume(
         log_to_stderr("%(asctime)s %(levelname)s: %(message)s")
         logging.getLogger("weft.operate").setLevel(logging.INFO)
         with reported(pipeline, alerters, run_log) as reporting:
-            running["metrics"] = sinks.project_url(metrics)
+            running["metrics"] = sinks.url_beside_scrapes(metrics)
             supervise(SparkEngine(pipeline), Running(**running), [listener, *reporting])
 
 

@@ -75,13 +75,15 @@ class _Dispatches:
         if started is None:
             return refused
         known = None if before.last is None else (before.last.run_id, before.last.attempt)
+        outcome = None
         try:
-            return self._outcome(name, started, known) or refused
+            outcome = self._outcome(name, started, known)
+            return outcome or refused
         finally:
-            self._scheduler.build_ended(name)
+            self._scheduler.build_ended(name, claimed=outcome is not None)
 
     def _outcome(self, name: str, started: Started, known: tuple[str, int] | None) -> Outcome | None:
-        """Wait for the end of a build; `None` where it claimed nothing, or this process stops."""
+        """Wait for the end of a build; `None` where it recorded none of its own, or this process stops."""
         tells_end, pause = getattr(started, "tells_end", False), _LOOK_SECONDS
         while not self._ended.wait(pause):
             pause = min(pause * 2, _MOST_LOOK_SECONDS)
@@ -91,9 +93,14 @@ class _Dispatches:
                 _log.warning("nobody can tell whether %s has ended: %s", name, described(error))
                 continue
             is_new = last is not None and (last.run_id, last.attempt) != known
-            if last is not None and is_new and last.status != "running":
+            # One that was killed or evicted is no failure of the model, and uses up no attempt of it.
+            if last is not None and is_new and last.status not in ("running", "interrupted"):
                 return Outcome(name, last.status, run_id=last.run_id, attempt=last.attempt, seconds=last.seconds)
-            if code is not None or (not tells_end and self._scheduler.is_silent(name)):
-                # It found another one at work or nothing to do, or could not begin.
-                return None if code == 0 else Outcome(name, "failed")
+            is_interrupted = last is not None and is_new and last.status == "interrupted"
+            if code is not None or is_interrupted or (not tells_end and self._scheduler.is_silent(name)):
+                # With 0 it found another one at work, or nothing to do.
+                if code != 0:
+                    ended = "was interrupted" if code is None else f"ended with code {code}"
+                    _log.error("%s %s and recorded no result", name, ended, extra={"pipeline": name})
+                return None
         return None

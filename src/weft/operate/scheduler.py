@@ -108,6 +108,8 @@ class Scheduler(Planner):
         self._running: dict[str, _Dispatched] = {}
         self._building: dict[str, float] = {}
         """When each build of a model was started that has not ended."""
+        self._unclaimed: Counter[str] = Counter()
+        """How many builds of each model in a row ended without a result."""
         self._starting = threading.Lock()
         """Held while it is decided whether one more may run: builds of models are started by threads."""
         self._leader: str | None = None
@@ -143,8 +145,9 @@ class Scheduler(Planner):
         return self._dispatch_due() if leads else []
 
     def _is_leader(self) -> bool:
-        if self.leads is not None:
-            if self.log.renew(self.leads):
+        leads = self.leads  # a thread that starts builds may find that it is lost
+        if leads is not None:
+            if self.log.renew(leads):
                 return True
             _log.warning("this scheduler was silent for longer than its lease, and another one leads")
             self.leads = None
@@ -175,8 +178,8 @@ class Scheduler(Planner):
 
     def hand_over(self) -> None:
         """Release the lease, so that another scheduler takes over at its next tick."""
-        if self.leads is not None:
-            self.log.finish(self.leads, "succeeded")
+        if (leads := self.leads) is not None:
+            self.log.finish(leads, "succeeded")
             self.log.forget(LEADER, 100)
             self.leads = None
 
@@ -221,7 +224,9 @@ class Scheduler(Planner):
         if leads is None or self._stopping.is_set():
             return False  # what it leads is handed over
         if not self.log.renew(leads):
-            self.leads = None
+            # Another thread may have won a new lease meanwhile, which stays.
+            if self.leads is leads:
+                self.leads = None
             return False
         return True
 
@@ -317,8 +322,18 @@ class Scheduler(Planner):
                 self._building[name] = self.clock()
             return started
 
-    def build_ended(self, name: str) -> None:
-        self._building.pop(name, None)
+    def build_ended(self, name: str, *, claimed: bool = True) -> None:
+        """Make room for others. A build without a result of its own is started again, but not at once: it may find
+        nothing to do each time, as where its code is newer than that of this process."""
+        with self._starting:
+            self._building.pop(name, None)
+            if claimed:
+                self._unclaimed.pop(name, None)
+                return
+            self._unclaimed[name] += 1
+            if name not in self._at_work():  # a run for a slot may have been started meanwhile
+                times = self._unclaimed[name]
+                self._running[name] = _Dispatched(None, None, times, self.clock() + _pause(times - 1), 1)
 
     def is_silent(self, name: str) -> bool:
         """Return whether a build that cannot be asked about claimed nothing for so long that it must have ended."""

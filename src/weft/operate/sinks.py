@@ -58,6 +58,13 @@ def project_url(named: str | None = None) -> str | None:
     return named or os.environ.get(VARIABLE) or read_project_file(current().root).get("metrics")
 
 
+def url_beside_scrapes(named: str | None = None) -> str | None:
+    """Return where the metrics of a process go that can be scraped in a way of its own. A port for Prometheus must be
+    given to it: that of the project is for the scheduler or a worker, and has no key."""
+    url = project_url(named)
+    return None if not named and parsed(url).scheme == "prometheus" else url
+
+
 def parsed(url: str | None) -> SplitResult:
     """Return the parts of the URL of a sink, which is checked."""
     split = otlp.sink(url, "metrics", SINKS, _EXAMPLES)

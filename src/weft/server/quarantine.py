@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from contextlib import closing
 from datetime import UTC, datetime
 from typing import Any
@@ -21,6 +22,8 @@ from weft.systems.sql.tables import SqlTables
 # The newest so many are grouped.
 _GROUPED, _GROUPS = 2000, 20
 _ERROR, _PAYLOAD = 300, 2000
+# So many requests wait for targets: one that hangs takes no thread from the run log.
+_room = threading.BoundedSemaphore(4)
 _COLUMNS = ("_weft_error", "_weft_pipeline", "_weft_quarantined_at")
 
 
@@ -29,7 +32,7 @@ async def quarantine(request: Request) -> Response:
     query(request)
     await service_of(request).access.admit_to_all(request)
     pipeline = find(request.path_params["pipeline"])
-    found = await in_thread(told(lambda: read_quarantine(pipeline)), "The database of a target")
+    found = await in_thread(told(lambda: read_quarantine(pipeline)), "The database of a target", _room)
     return json_response({"at": datetime.now(UTC), "pipeline": pipeline.name, "grouped": _GROUPED, "tables": found})
 
 
@@ -39,7 +42,8 @@ def read_quarantine(pipeline: Pipeline) -> list[dict[str, Any]]:
     for target in pipeline.targets:
         connection = current().connection(target.connection or target.table.connection)
         system = system_for(connection.kind)
-        if system.tables is None:  # files and Delta tables have none
+        # Files and Delta tables have none. A database that is not there yet is not made by a look at it.
+        if system.tables is None or connection.is_missing():
             continue
         with closing(system.load_tables()(connection)) as tables:
             table = _read(tables, target.table.schema, f"{target.table.name}__quarantine", pipeline.name)
@@ -49,11 +53,11 @@ def read_quarantine(pipeline: Pipeline) -> list[dict[str, Any]]:
 
 
 def _read(tables: SqlTables, schema: str | None, name: str, pipeline: str) -> dict[str, Any] | None:
-    place, error, owner, at = tables.table(schema, name), *map(tables.quote, _COLUMNS)
+    error, owner, at = map(tables.quote, _COLUMNS)
     with tables.driver.session("read") as session:
         if tables.columns(session, schema, name) is None:
             return None
-        of_pipeline = f"FROM {place} WHERE {owner} = ?"
+        of_pipeline = f"FROM {tables.table(schema, name)} WHERE {owner} = ?"
         count = int(session.value(f"SELECT count(*) {of_pipeline}", (pipeline,)))
         newest = f"SELECT {error}, payload {of_pipeline} ORDER BY {at} DESC LIMIT {_GROUPED}"
         rows = session.rows(newest, (pipeline,))

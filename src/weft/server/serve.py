@@ -52,7 +52,7 @@ def serve(
     """Serve the streams of this project until SIGTERM or SIGINT; with `models` build its models in another process.
     `metrics`: the URL of a sink for its metrics, besides /metrics."""
     logs.configure(log_format)
-    metrics = sinks.project_url(metrics)
+    of_project, metrics = sinks.project_url(metrics), sinks.url_beside_scrapes(metrics)
     sink = sinks.check(metrics)  # a wrong one is an error here, not one of every worker
     limits, broken = Limits.of_project(), load_modules(modules)
     cors.checked(None)  # a wrong origin is an error here, not one of every worker
@@ -62,6 +62,7 @@ def serve(
             hint="Give the module that declares them: weft serve --module my_streams",
         )
     _refuse_memory()
+    builder = _of_builder(of_project) if models and _follows_streams() else None
     addresses = _addresses(host, port)
     public = not all(ipaddress.ip_address(each[4][0]).is_loopback for each in addresses)
     exposed = [] if insecure else _exposed(public)
@@ -87,7 +88,7 @@ def serve(
             began=time.time(),
             metrics=None if sink.scheme == "null" else metrics,
         )
-        asyncio.run(_Workers(task, listening, builds_models=models and _follows_streams()).run(workers))
+        asyncio.run(_Workers(task, listening, builder).run(workers))
 
 
 def _refuse_memory() -> None:
@@ -148,10 +149,10 @@ def _listen(address: tuple[int, int, int, str, tuple[str, int]], host: str, port
 class _Workers:
     """The worker processes. Each is started again when it ends, until all of them are to stop."""
 
-    def __init__(self, task: Task, listening: socket.socket, *, builds_models: bool = False) -> None:
-        self.task, self.builds_models = task, builds_models
+    def __init__(self, task: Task, listening: socket.socket, builder: dict[str, str] | None) -> None:
+        """`builder`: more variables of the process that builds models; `None` where there is none."""
+        self.task, self.builder = task, builder
         self.listening = listening
-        self.environment = _of_builder(task.metrics)
         self.stopping = asyncio.Event()
         self.ready = asyncio.Event()
 
@@ -160,8 +161,8 @@ class _Workers:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.stopping.set)
         keepers = [asyncio.create_task(self._keep(number)) for number in range(1, count + 1)]
-        if self.builds_models:
-            keepers.append(asyncio.create_task(self._keep_building()))
+        if self.builder is not None:
+            keepers.append(asyncio.create_task(self._keep_building(self.builder)))
         announcing = asyncio.create_task(self._announce(count))
         await self.stopping.wait()
         announcing.cancel()
@@ -215,7 +216,7 @@ class _Workers:
             process_group=0,
         )
 
-    async def _keep_building(self) -> None:
+    async def _keep_building(self, environment: dict[str, str]) -> None:
         """Keep a process that builds models: Spark never runs in a process that answers requests."""
         modules = [word for name in self.task.modules for word in ("--module", name)]
         pause = _PAUSE_SECONDS
@@ -224,7 +225,7 @@ class _Workers:
                 *(sys.executable, "-m", "weft", "worker", *modules, "--format", "json", "--while-stdin-is-open"),
                 # Ends with this process, also where that is killed.
                 stdin=asyncio.subprocess.PIPE,
-                env={**os.environ, VARIABLE: self.task.log_format, **self.environment},
+                env={**os.environ, VARIABLE: self.task.log_format, **environment},
                 stdout=sys.stderr,
                 process_group=0,
             )
@@ -252,10 +253,16 @@ class _Workers:
 
 
 def _of_builder(metrics: str | None) -> dict[str, str]:
-    """Return where the process that builds models has its metrics: as the service, but at the next port."""
+    """Return where the process that builds models has its metrics: as the service, but at the next port. That of the
+    project itself may be the scheduler's."""
     url = sinks.parsed(metrics)
     if metrics is None or url.scheme != "prometheus":
         return {} if metrics is None else {sinks.VARIABLE: metrics}
+    if url.port == 65535:
+        raise SettingsError(
+            "The process that builds models has its metrics at the next port, and there is none after 65535.",
+            hint="--metrics prometheus://:9100, or --no-worker.",
+        )
     host = f"[{url.hostname}]" if ":" in (url.hostname or "") else url.hostname or ""
     return {sinks.VARIABLE: f"prometheus://{host}:{(url.port or 0) + 1}"}
 

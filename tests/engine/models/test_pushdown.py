@@ -334,9 +334,24 @@ def test_a_view_has_the_numbers_of_a_table(streams: Project) -> None:
     assert stored("SELECT * FROM looks") == stored("SELECT * FROM stays")
 
 
+def test_a_view_refuses_a_sum_that_is_too_great(streams: Project) -> None:
+    weft.stream(name="ev", fields={"i": "int64"})(lambda: None)
+    sums = weft.model(name="sums", materialise="view")(lambda ev: ev.aggregate(i=ev.i.sum()))
+    weft.publish_sync("ev", [{"i": -(2**62)}, {"i": 2**62 - 1}])
+    build(sums)
+    assert stored("SELECT * FROM sums") == [{"i": -1}]
+    weft.publish_sync("ev", [{"i": 2**62}, {"i": 2**62}])
+    assert stored("SELECT * FROM sums") == [{"i": 2**63 - 1}]
+    weft.publish_sync("ev", [{"i": 1}])
+    with pytest.raises(Exception, match=r"(?i)out of range|overflow"):
+        stored("SELECT * FROM sums")
+
+
 TYPED: dict[str, tuple[Computed, str]] = {
     "a float beside an integer": (lambda e: e.i * 0.1, "`i` * CAST('0.1' AS DOUBLE)"),
     "a decimal beside a decimal": (lambda e: e.n * 0.1, "`n` * 0.1 AS"),
+    "a quotient of a decimal": (lambda e: e.n / 3.0, "CAST(`t0`.`n` AS DOUBLE) / 3.0"),
+    "a quotient by a decimal": (lambda e: 1.5 / e.n, "CAST(1.5 AS DOUBLE) / `t0`.`n`"),
     "one of some": (lambda e: ibis.coalesce(e.n, 12.5), "COALESCE(`t0`.`n`, 12.5)"),
     "an integer beside a decimal": (lambda e: e.n.fill_null(0), "COALESCE(`t0`.`n`, CAST('0.00' AS DECIMAL(10, 2)))"),
     "an integer beside a float32": (lambda e: e.r.fill_null(0), "COALESCE(`t0`.`r`, CAST('0.0' AS FLOAT))"),

@@ -156,6 +156,9 @@ class _MySQL(_Compiler, MySQLCompiler):  # type: ignore[misc]
             return arg
         if op.arg.dtype.is_date() and to.is_timestamp():
             return self.f.timestamp(arg)
+        if isinstance(op.arg, ops.Field) and to.is_integer() and op.arg.dtype == to:
+            # Of a view. A sum is a decimal, and a cast alone would make the nearest integer of one that is too great.
+            arg = self.binop(sge.IntDiv, arg, sge.convert(1))
         return super().visit_Cast(op, arg=arg, to=to)
 
     def visit_StringContains(self, op: Any, *, haystack: Any, needle: Any) -> Any:
@@ -295,6 +298,12 @@ class _Spark(_Widening, PySparkCompiler):  # type: ignore[misc]
 
     def visit_DateTruncate(self, op: Any, *, arg: Any, unit: Any) -> Any:
         return self.cast(super().visit_DateTruncate(op, arg=arg, unit=unit), dt.date)
+
+    def visit_Divide(self, op: Any, *, left: Any, right: Any) -> Any:
+        # A quotient of decimals has few digits; Ibis says that it is a float.
+        if op.dtype.is_floating() and (op.left.dtype.is_decimal() or op.right.dtype.is_decimal()):
+            left = self.cast(left, op.dtype)
+        return super().visit_Divide(op, left=left, right=right)
 
     def visit_ExtractSecond(self, op: Any, *, arg: Any) -> Any:
         return self.cast(self.f.floor(super().visit_ExtractSecond(op, arg=arg)), op.dtype)
