@@ -193,7 +193,7 @@ class Committer:
                 continue
             for ticket, result in zip(tickets, appended, strict=True):
                 if batch.log is ticket.ready.log:
-                    ticket.appended = result
+                    ticket.appended = result if ticket.appended is None else ticket.appended.with_next(result)
         if batches:
             try:
                 self._committed()
