@@ -83,15 +83,6 @@ class Appended(NamedTuple):
     stored: int
     deduplicated: int = 0
 
-    def with_next(self, other: Appended) -> Appended:
-        """Return the result of both, of which the other one is behind this one."""
-        return Appended(
-            other.first if self.first is None else self.first,
-            self.last if other.last is None else other.last,
-            self.stored + other.stored,
-            self.deduplicated + other.deduplicated,
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class LogPage:
