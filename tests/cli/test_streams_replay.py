@@ -21,7 +21,19 @@ def test_replay(streams, call) -> None:
     assert json.loads(call(*replay, "--yes", "--before", "1h", "--format", "json").stdout) == {
         "replayed": 0,
         "refused": 0,
+        "duplicates": 0,
     }
     refused = call("streams", "replay", "numbers", "--yes", code=1).stderr
     assert "numbers holds no rejected events of a stream." in refused
     assert "numbers__quarantine" in refused
+
+
+def test_events_whose_key_is_there(streams, call) -> None:
+    keyed = {"idempotency_key": "n", "on_schema_drift": "quarantine"}
+    declare("numbers", fields={"n": "int64"}, **keyed)
+    weft.publish_sync("numbers", [{"n": 1, "unit": "m"}, {"n": 2, "unit": "m"}])
+    weft.publish_sync("numbers", {"n": 1})
+    declare("numbers", fields={"n": "int64", "unit": "string"}, **keyed)
+    done = call("streams", "replay", "numbers__quarantine", "--yes").stdout
+    said = "1 was there already, or another event has its key"
+    assert done == f"replayed 1 event of numbers__quarantine; {said}; 0 still do not fit\n"

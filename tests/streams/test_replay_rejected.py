@@ -86,7 +86,7 @@ def test_once_if_it_is_killed(streams: Project, step: str) -> None:
     declare_orders("colour", "shape", "size")
     assert held("orders") == good
     # What was decided stands: three were published, three did not fit.
-    assert replay_sync(PLACE, before=last + 1) == Replayed(replayed=3, refused=3)
+    assert replay_sync(PLACE, before=last + 1) == Replayed(duplicates=3, refused=3)
     assert held("orders") == good
     assert [each["event"] for each in held(PLACE)] == bad
     assert replay_sync(PLACE) == Replayed(replayed=3)
@@ -114,6 +114,19 @@ def test_once_with_several_processes(streams: Project) -> None:
             run.answer()
     assert sorted(held("orders"), key=lambda event: event["n"]) == events
     assert held(PLACE) == []
+
+
+def test_events_whose_key_another_has(streams: Project) -> None:
+    """The key wins, and the replay says so."""
+    keyed: dict[str, Any] = {"idempotency_key": "id", "on_schema_drift": "quarantine"}
+    declare(fields={"id": "int64", "n": "int64"}, **keyed)
+    odd = [{"id": key, "n": n, "colour": "red"} for n, key in enumerate([7, 8, 8, 9, 9])]
+    weft.publish_sync("orders", [*odd, {"id": 6, "n": "six"}])
+    weft.publish_sync("orders", {"id": 8, "n": 99})
+    declare(fields={"id": "int64", "n": "int64", "colour": "string"}, **keyed)
+    assert replay_sync(PLACE) == Replayed(replayed=2, refused=1, duplicates=3)
+    assert held("orders") == [{"id": 8, "n": 99}, odd[0], odd[3]]
+    assert [each["event"]["id"] for each in held(PLACE)] == [6]
 
 
 def test_dead_letters_of_a_stream_with_keys(streams: Project) -> None:

@@ -344,7 +344,7 @@ def replay(stream: Stream, before: int | datetime | None, yes: bool, connection:
     """Publish the rejected events in NAME, a quarantine or dead letters, to their streams again.
 
     Each is published once and removed from NAME, also if a replay was broken off before. All consumers of its stream
-    get it. What still does not fit is put back.
+    get it. What still does not fit is put back. What is there already, or has a key that another event has, is dropped.
     """
     of = ", ".join(each.name for each in owners(stream.name))
     if of:
@@ -355,7 +355,12 @@ def replay(stream: Stream, before: int | datetime | None, yes: bool, connection:
         print_json(asdict(done))
         return
     still = "does" if done.refused == 1 else "do"
-    click.echo(f"replayed {plural(done.replayed, 'event')} of {stream.name}; {done.refused:,} still {still} not fit")
+    dropped = ""
+    if done.duplicates:
+        were, their = ("was", "its") if done.duplicates == 1 else ("were", "their")
+        dropped = f"; {done.duplicates:,} {were} there already, or another event has {their} key"
+    refused = f"{done.refused:,} still {still} not fit"
+    click.echo(f"replayed {plural(done.replayed, 'event')} of {stream.name}{dropped}; {refused}")
 
 
 @click.command()

@@ -199,7 +199,11 @@ def _paths() -> dict[str, Any]:
             422,
             about="Of the newest 2,000 of each.",
         ),
-        f"{STREAM}/replay": _of_rejected("replayRejected", "Publish rejected events to their streams again"),
+        f"{STREAM}/replay": _of_rejected(
+            "replayRejected",
+            "Publish rejected events to their streams again",
+            "Events that are there already, or whose key another event has, are dropped, and counted. ",
+        ),
         f"{STREAM}/purge": _of_rejected("purgeRejected", "Remove rejected events, from a quarantine or dead letters"),
         f"{STREAM}/history": _reading(
             "get",
@@ -377,9 +381,10 @@ def _reading(method: str, name: str, summary: str, answer: _Answer, *refusals: i
     return {"parameters": [_NAME], method: operation}
 
 
-def _of_rejected(name: str, summary: str) -> dict[str, Any]:
+def _of_rejected(name: str, summary: str, about: str = "") -> dict[str, Any]:
     """Return a path that does something with rejected events."""
-    path = _reading("post", name, summary, "Action", *_WITH_BODY, 409, status=202, body=ref("UpTo"), about=_ACTION)
+    more: dict[str, Any] = {"status": 202, "body": ref("UpTo"), "about": f"{about}{_ACTION}"}
+    path = _reading("post", name, summary, "Action", *_WITH_BODY, 409, **more)
     path["post"]["responses"]["200"] = _answer("What it would do: `dry_run`.", "RejectedPlan")
     path["post"]["security"] = [{"key": []}]
     return path

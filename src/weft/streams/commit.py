@@ -193,13 +193,23 @@ class Committer:
                 continue
             for ticket, result in zip(tickets, appended, strict=True):
                 if batch.log is ticket.ready.log:
-                    ticket.appended = result
+                    ticket.appended = result if ticket.appended is None else _both(ticket.appended, result)
         if batches:
             try:
                 self._committed()
             except BaseException as error:
                 # The events are stored. Readers look for themselves, if somewhat later.
                 _log.warning("waking the readers of new events failed: %s", error)
+
+
+def _both(one: Appended, behind: Appended) -> Appended:
+    """Return the result of two batches of one publish."""
+    return Appended(
+        behind.first if one.first is None else one.first,
+        one.last if behind.last is None else behind.last,
+        one.stored + behind.stored,
+        one.deduplicated + behind.deduplicated,
+    )
 
 
 def _from_outside(error: BaseException) -> bool:

@@ -32,9 +32,9 @@ from weft.types import FieldType, check_value, to_json
 
 _MAX_BATCH = 100_000
 LONGEST_SECONDS = 365 * 86_400
+"""The longest lease, wait or delay: a year."""
 LEFT_OUT = "too long or deep for a dead letter, and left out"
 """In the reason of a dead letter without some of its event: a replay leaves it where it is. Reasons are stored."""
-"""The longest lease, wait or delay: a year."""
 # How often a call that waits for events also looks for leases that ran out and delays that ended.
 _LOOK_SECONDS = 0.5
 

@@ -45,6 +45,8 @@ class Replayed:
 
     replayed: int = 0
     refused: int = 0
+    duplicates: int = 0
+    """How many were there already (of a replay before), or have a key that another event has: these are dropped."""
 
 
 def replay_sync(
@@ -86,10 +88,14 @@ def replay_sync(
             letters.append(_Rejected(event, ready, is_first=not letters, of_consumer=quarantined is None))
             after = event[ROWID]
         for letters in by_stream.values():
-            back = _publish(letters)
+            back, duplicates = _publish(letters)
             if back:
                 _put_back(open_stream(source.stream, connection), back)
-            done = Replayed(done.replayed + len(letters) - len(back), done.refused + len(back))
+            done = Replayed(
+                done.replayed + len(letters) - len(back) - duplicates,
+                done.refused + len(back),
+                done.duplicates + duplicates,
+            )
         if by_stream:
             log.trim(after)
         if problem is not None:
@@ -157,19 +163,21 @@ def _event(body: dict[str, Any], stream: Stream, fields: dict[str, FieldType]) -
     return event
 
 
-def _publish(letters: Sequence[_Rejected]) -> list[_Rejected]:
-    """Decide over rejected events of one stream, and return those to put back."""
+def _publish(letters: Sequence[_Rejected]) -> tuple[list[_Rejected], int]:
+    """Decide over rejected events of one stream; return those to put back, and how many others are duplicates."""
     ready, publish_id = letters[0].ready, str(uuid4())
     try:
-        _commit(ready, publish_id, [each.batch(publish_id) for each in letters])
+        duplicates = _commit(ready, publish_id, [each.batch(publish_id) for each in letters])
     except SettingsError as error:
         if error.what != reused_key(ready.log.name).what:
             raise
         # A replay before this one decided otherwise, when the declaration was another. That stands.
         if len(letters) > 1:
-            return [back for each in letters for back in _publish([each])]
-        return [each for each in letters if each.fits]
-    return [each for each in letters if not each.fits]
+            alone = [_publish([each]) for each in letters]
+            return [each for back, _ in alone for each in back], sum(duplicates for _, duplicates in alone)
+        back = [each for each in letters if each.fits]
+        return back, len(letters) - len(back)
+    return [each for each in letters if not each.fits], duplicates
 
 
 def _put_back(place: Opened, letters: Sequence[_Rejected]) -> None:
@@ -189,7 +197,10 @@ def _put_back(place: Opened, letters: Sequence[_Rejected]) -> None:
     _commit(place, publish_id, batches)
 
 
-def _commit(ready: Opened, publish_id: str, batches: list[Batch]) -> None:
+def _commit(ready: Opened, publish_id: str, batches: list[Batch]) -> int:
+    """Store batches of one stream, and return how many of their events are duplicates."""
     ready.keyed = True
-    ready.hub.committer.publish(Ticket(ready, publish_id, [], lambda _: batches, batches=batches))
+    ticket = Ticket(ready, publish_id, [], lambda _: batches, batches=batches)
+    ready.hub.committer.publish(ticket)
     retention.enforce_soon(ready)
+    return 0 if ticket.appended is None else ticket.appended.deduplicated

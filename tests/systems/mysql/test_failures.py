@@ -95,9 +95,12 @@ def test_killed_by_an_administrator(store: MySQLStore, url: str, root: Any) -> N
 def test_user_who_may_not_create(url: str, root: Any, make_store: Callable[..., MySQLStore]) -> None:
     database = url.rpartition("/")[2]
     root.execute("CREATE USER weft_reader@'127.0.0.1' IDENTIFIED BY 'hunter2'")
+    limited = url.replace("root@", "weft_reader:hunter2@")
     try:
+        with pytest.raises(ConnectionFailedError, match="Access denied") as caught:
+            publish(make_store(limited))
+        assert not caught.value.passes
         root.execute(f"GRANT SELECT, INSERT, UPDATE, DELETE ON `{database}`.* TO weft_reader@'127.0.0.1'")
-        limited = url.replace("root@", "weft_reader:hunter2@")
         with pytest.raises(WeftError, match="Grant the user"):
             publish(make_store(limited))
         publish(make_store())

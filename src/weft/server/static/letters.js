@@ -146,7 +146,7 @@ const upTo = (plan) => ({ upto: plan.upto });
 export const ReplayPlace = ({ place, ...more }) => html`
   <${Action} plan path=${`api/v1/streams/${encodeURIComponent(place)}/replay`} body=${{}} decided=${upTo} label="Replay" of=${place} small command=${`weft streams replay ${quoted(place)}`} what=${(plan) => html`
     <p>${plan.letters ? html`<strong>${plural(plan.letters, "event")}</strong> of ${place} ${plan.letters === 1 ? "is" : "are"} published to ${plan.of.join(", ")} again, at the end, once each. All consumers get them, also those that were done with them.` : "There is nothing to replay."}</p>
-    <p>What is published is removed from ${place}; what still does not fit is put back.</p>
+    <p>What is published is removed from ${place}; what still does not fit is put back. Events that are there already, or whose key another event has, are dropped.</p>
   `} ...${more} />
 `;
 

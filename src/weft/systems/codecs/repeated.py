@@ -34,7 +34,8 @@ def repeated_keys(texts: Sequence[bytes], parsed: Sequence[Any]) -> dict[int, st
 def colons_of(texts: Iterable[bytes]) -> int:
     """Return how many colons texts have; fewer than any if one of them may be written as an escape."""
     whole = b"\n".join(texts)
-    return -1 if b"\\u003" in whole else whole.count(b":")
+    # In full: many writers escape < and >, which begin alike.
+    return -1 if b"\\u003a" in whole or b"\\u003A" in whole else whole.count(b":")
 
 
 def _repeated_key(text: bytes) -> str | None:

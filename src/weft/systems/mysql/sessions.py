@@ -46,7 +46,9 @@ class MySQLSessions(SqlDriver):
         except (pymysql.Error, RuntimeError) as error:  # RuntimeError: the package cryptography is missing
             code = error.args[0] if error.args and isinstance(error.args[0], int) else 0
             answered = code >= 1000 and code // 1000 != 2  # those from 2000 on are the client's own
-            raise self.connection.unreachable(error, answered=answered, denied=code in _UNKNOWN) from None
+            # A later statement may name a database that the user may not use; here it is that of the connection.
+            is_denied = code in _UNKNOWN or code == ER.DBACCESS_DENIED_ERROR
+            raise self.connection.unreachable(error, answered=answered, denied=is_denied) from None
 
     def _limit_silence(self, driver: Driver) -> None:
         if self.silent_seconds is None:

@@ -183,7 +183,8 @@ class PostgresSessions(SqlDriver):
 def _denies(said: str) -> bool:
     """Return whether a server that was asked for a connection says that it knows no such user, password or database;
     in other languages than English it seems to be gone for a while."""
-    return re.search(_DENIED, said, re.DOTALL) is not None
+    # Names are quoted, and may be any words.
+    return re.search(_DENIED, re.sub(r'"[^"]*"', '""', said), re.DOTALL) is not None
 
 
 # Connection exceptions, too many connections, ended by a timeout or an administrator.
@@ -192,7 +193,8 @@ _LOST = ("08", "53300", "25P03", "57P")
 _UNKNOWN = ("28", "3D000")
 # "No such" is what PgBouncer says.
 _DENIED = (
-    r"(FATAL|fe_sendauth):.*(password|authentication|pg_hba\.conf|does not exist|permission denied|not permitted|"
+    r"(FATAL|fe_sendauth):.*(authentication failed|no password supplied|empty password|no pg_hba\.conf entry|"
+    r'pg_hba\.conf rejects|(role|database) "" does not exist|permission denied|not permitted to log in|'
     r"not currently accepting|no such (user|database))"
 )
 # No such table or sequence, no such schema.
