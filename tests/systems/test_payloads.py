@@ -20,7 +20,8 @@ def refuse(word: str) -> Any:
 
 @pytest.mark.parametrize("write", [as_json, quarantine.payload])
 def test_numbers_that_json_has_no_word_for(write: Any) -> None:
-    row = {"n": math.inf, "o": {"x": [-math.inf, 1.5, None]}, "t": "NaN", "d": Decimal("1.10"), "float": {"float": "x"}}
+    row = {"n": math.inf, "o": {"x": [-math.inf, 1.5, None]}, "t": "NaN", "d": Decimal("1.10")}
+    row["union"] = {"float": "NaN"}  # as Avro writes it
     text = write(row)
     json.loads(text, parse_constant=refuse)
     assert payloads.loads(text) == {**row, "d": "1.10"}

@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-_FLOAT = "float"
+# A name of Weft's own: Avro writes a float of a union as {"float": …}.
+_FLOAT = "_weft_float"
 _WORDS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
 def dumps(value: object, default: Callable[[Any], object]) -> str:
-    """Return a row as JSON, which has no word for NaN and infinity: `{"float": "NaN"}` stands for it. `default` says
-    what stands for values of other types."""
+    """Return a row as JSON, which has no word for NaN and infinity: `{"_weft_float": "NaN"}` stands for it. `default`
+    says what stands for values of other types."""
     try:
         return json.dumps(value, ensure_ascii=False, default=default, allow_nan=False)
     except ValueError:
         return json.dumps(_worded(value, default), ensure_ascii=False, default=default)
 
 
-def restored(row: Mapping[str, Any], documents: Collection[str]) -> dict[str, Any]:
-    """Return a row that was read of the JSON of `dumps` with NaN and infinity in its columns. Those within values stay
-    as they are, and so do columns of objects, `documents` in lower case: what looks alike may be what somebody sent."""
-    return {name: value if name.lower() in documents else _restored(value) for name, value in row.items()}
+def loads(text: str) -> Any:
+    """Return the row that `dumps` made a text of."""
+    return json.loads(text, object_hook=_restored)
 
 
 def has_not_finite(value: object) -> bool:
@@ -47,6 +47,6 @@ def _worded(value: object, default: Callable[[Any], object]) -> object:
     return made if made is value else _worded(made, default)
 
 
-def _restored(value: Any) -> Any:
-    word = value.get(_FLOAT) if isinstance(value, dict) and len(value) == 1 else None
-    return _WORDS.get(word, value) if isinstance(word, str) else value
+def _restored(made: dict[str, Any]) -> Any:
+    word = made.get(_FLOAT)
+    return _WORDS.get(word, made) if len(made) == 1 and isinstance(word, str) else made

@@ -332,8 +332,7 @@ def test_values_of_every_type() -> None:
 @pytest.mark.usefixtures("here")
 @pytest.mark.parametrize("stage", ["read", "store"])
 def test_numbers_that_json_has_no_word_for(stage: Any, project: Path) -> None:
-    """Rows of files and of SQL can have them. Older payloads write them as Python does. In a message that could not be
-    read, an object is one that was sent."""
+    """Rows of files and of SQL can have them. Older payloads write them as Python does."""
     duck = weft.DuckDBConnection(str(project / "copies.duckdb"), name="duck")
     pipeline = pipeline_of(
         source=declare(n="int64", x="float64"),
@@ -342,17 +341,14 @@ def test_numbers_that_json_has_no_word_for(stage: Any, project: Path) -> None:
         dead_letter_connection="default",
     )
     weft.load([{"n": 0, "x": 0.5}], target="copies", connection=duck)
-    worded = '{"n": 2, "x": {"float": "-Infinity"}}'
-    payloads = ['{"n": 1, "x": NaN}', worded, '{"n": 3, "x": 1}', '{"n": 4, "x": [NaN]}']
+    worded = '{"n": 2, "x": {"_weft_float": "-Infinity"}}'
+    payloads = ['{"n": 1, "x": NaN}', worded, '{"n": 3, "x": 1}', '{"n": 4, "x": [{"_weft_float": "NaN"}]}']
     put(pipeline, [DeadLetter(stage, "?", "events", each, target="copies") for each in payloads])
-    kept = [payloads[3]] if stage == "store" else [worded, payloads[3]]
-    assert replay_all(pipeline).again == len(kept)
-    stored = "(2, -inf), " if stage == "store" else ""
-    assert str(rows("copies", "n, x", duck)) == f"[(0, 0.5), (1, nan), {stored}(3, 1.0)]"
-    letters = {each.payload: each for each in letters_of(pipeline)}
-    assert sorted(letters) == sorted(kept)
-    assert all(each.replays == 1 for each in letters.values())
-    assert "NaN or infinity in it" in letters[payloads[3]].error
+    assert replay_all(pipeline).again == 1
+    assert str(rows("copies", "n, x", duck)) == "[(0, 0.5), (1, nan), (2, -inf), (3, 1.0)]"
+    (letter,) = letters_of(pipeline)
+    assert (letter.payload, letter.replays) == (payloads[3], 1)
+    assert "NaN or infinity in it" in letter.error
 
 
 @pytest.mark.brief("store")

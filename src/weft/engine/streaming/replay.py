@@ -56,7 +56,7 @@ from weft.systems.codecs.json import JsonDecoder
 from weft.systems.dead_letter_store import Stage, StoredLetter, as_json, digest
 from weft.systems.load import KEYED_MODES
 from weft.systems.log import EXTRA, RESERVED_PREFIX, ROWID
-from weft.systems.payloads import has_not_finite, restored
+from weft.systems.payloads import has_not_finite, loads
 from weft.systems.stream_source import EVENT_TIME, StreamSource
 from weft.types import FieldType, exact_number
 
@@ -326,7 +326,7 @@ def _source_rows(
     payloads: list[str | dict[str, Any]] = []
     extras, times = [], []
     for letter in letters:
-        row = _object(letter, known)
+        row = _object(letter.payload, known)
         times.append(_moment(None if row is None else row.pop(EVENT_TIME, None)) or letter.failed_at)
         if row is not None and letter.stage == "transform":
             row = {name: _sent(value, types.get(name)) for name, value in row.items()}
@@ -394,7 +394,7 @@ def _rejected_rows(letters: Sequence[StoredLetter], target: Target) -> tuple[pa.
     binary = [name for name, each in known.items() if pa.types.is_binary(each.type)]
     payloads: list[str | dict[str, Any]] = []
     for letter in letters:
-        row = _object(letter, known)
+        row = _object(letter.payload, known)
         if row is not None:
             row |= {name: _base64(row[name]) for name in binary if isinstance(row.get(name), str)}
         payloads.append(letter.payload if row is None else row)
@@ -486,23 +486,14 @@ def _is_of_json(kind: pa.DataType) -> bool:
     return not any(each(kind) for each in others)
 
 
-def _is_document(field: pa.Field) -> bool:
-    """Return whether values of a column may be objects of JSON."""
-    return pa.types.is_nested(field.type) or isinstance(field.type, pa.JsonType) or hint_of(field) == "json"
-
-
-def _object(letter: StoredLetter, known: Mapping[str, pa.Field]) -> dict[str, Any] | None:
+def _object(payload: str, known: Mapping[str, pa.Field]) -> dict[str, Any] | None:
     """Return the row that a payload is, if it is one, with the decimals that its decimal columns have."""
-    payload = letter.payload
     try:
-        found = json.loads(payload)
+        row = loads(payload)
     except ValueError:
         return None
-    if not isinstance(found, dict):
+    if not isinstance(row, dict):
         return None
-    row: dict[str, Any] = found
-    if letter.stage != "read":  # that is a message as it came
-        row = restored(row, {name.lower() for name, each in known.items() if _is_document(each)})
     decimals = {name.lower() for name, each in known.items() if pa.types.is_decimal(each.type)}
     floats = [name for name, each in row.items() if type(each) is float and name.lower() in decimals]
     if floats:
