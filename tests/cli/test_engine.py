@@ -350,6 +350,7 @@ def test_while_it_is_busy_another_command_goes_without(engine: Engine) -> None:
     process.communicate()
 
 
+@pytest.mark.full
 def test_a_command_with_other_limits_goes_without(engine: Engine) -> None:
     served = engine.ready()["commands"]
     for before in ("nice -n 1", "ulimit -S -v 99000000;", "ulimit -S -f 99000000;"):

@@ -87,6 +87,7 @@ def test_a_topic(call: Any, state: Any, kafka: Any, topic: str) -> None:
     assert rows() == sorted([*range(8), 3, 4])
 
 
+@pytest.mark.full
 def test_a_topic_of_a_time(call: Any, state: Any, kafka: Any) -> None:
     """Each partition goes back to its own first message since then; one without any stays."""
     weft.register_connection(weft.KafkaConnection(kafka.bootstrap, name="broker"))

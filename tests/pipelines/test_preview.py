@@ -201,6 +201,7 @@ def run(pipeline: Pipeline) -> Any:
     return made.loaded[0].counts
 
 
+@pytest.mark.brief("lake")
 @pytest.mark.parametrize("place", ["lake", "files"])
 def test_what_is_declared(lake: Project, tmp_path: Path, place: str) -> None:
     made = pipeline(

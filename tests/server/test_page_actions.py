@@ -274,6 +274,7 @@ def test_by_keyboard_alone(service: Any, key: str, show: Callable[..., Page]) ->
     expect(page.locator("#view tbody")).to_contain_text("Ann")
 
 
+@pytest.mark.full
 def test_every_object_opens_by_its_address_alone(
     service: Any, key: str, show: Callable[..., Page], count: Callable[..., int]
 ) -> None:

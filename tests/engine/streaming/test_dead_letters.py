@@ -498,7 +498,7 @@ def test_where_rejected_rows_of_sql_are_from(sql: str, is_known: bool, way: str)
     assert (letter["stage"], letter["source"], letter["offset"]) == ("store", "events", "2" if is_known else None)
 
 
-@pytest.mark.brief("tasks")
+@pytest.mark.full
 @pytest.mark.usefixtures("here")
 def test_where_messages_and_rows_of_files_are_from(kafka: Any, project: Path, way: str) -> None:
     """One batch of a topic and of files, with a row for each way to fail."""

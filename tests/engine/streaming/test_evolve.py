@@ -76,7 +76,7 @@ def test_a_new_column_is_added(kind: str, place: Place) -> None:
     assert len(stored(lake, "n")) == 4
 
 
-@pytest.mark.brief("local-csv")
+@pytest.mark.full
 @pytest.mark.parametrize("kind", ["delta", "csv"])
 def test_a_new_column_that_is_not_wanted(kind: str, place: Place) -> None:
     """What fails loses nothing: under another policy the same batch is written."""

@@ -195,6 +195,7 @@ def test_keys_of_different_types_are_compared_by_value() -> None:
     assert sorted(row[0] for row in joined("left_n")) == [-3, 0, 10**15, 2**60]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("system", ["postgres"], indirect=True)  # whose tables have NaN
 @pytest.mark.usefixtures("plain_spark", "streams")
 def test_keys_that_are_nan_null_or_a_megabyte() -> None:

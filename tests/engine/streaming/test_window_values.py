@@ -135,7 +135,7 @@ def test_a_sum_that_is_too_large_on_the_way(monkeypatch: pytest.MonkeyPatch) -> 
     assert [each[2:] for each in rows("counts")] == [("ann", HALF - 3), ("bob", MOST), ("cid", -MOST - 1)]
 
 
-@pytest.mark.brief("tumbling")
+@pytest.mark.full
 @pytest.mark.parametrize("kind", ["tumbling", "session"])
 @pytest.mark.usefixtures("plain_spark", "here")
 def test_a_window_that_is_written_again_has_no_older_sum(kind: str) -> None:

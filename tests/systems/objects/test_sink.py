@@ -382,6 +382,7 @@ def test_the_log_stays_short(spark: Any, monkeypatch: pytest.MonkeyPatch) -> Non
     assert len([name for name in everything() if "/log/" in name and name.endswith(".json")]) <= 5
 
 
+@pytest.mark.full
 def test_bucket(spark: Any, s3: Any) -> None:
     lake = ObjectStoreS3Connection(**s3.fields(), prefix="lake", format="parquet")
     planned = load(commit_key="monday")
