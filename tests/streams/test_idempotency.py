@@ -359,7 +359,7 @@ def test_both_kinds_of_keys(streams: Project) -> None:
     assert ids() == [1, None, None]
 
 
-@pytest.mark.parametrize("other", [[{"id": 1}], [{"id": 1}, {"id": 2}, {"id": 3}], [{"id": 3}, {"id": 2}]])
+@pytest.mark.parametrize("other", [[], [{"id": 1}], [{"id": 1}, {"id": 2}, {"id": 3}], [{"id": 3}, {"id": 2}]])
 def test_the_key_of_a_publish_with_other_events(streams: Project, other: list[dict[str, Any]]) -> None:
     declare(fields={"id": "int64"})
     events = [{"id": 1, "more": {"a": 1, "b": 2}}, {"id": 2}]
@@ -371,6 +371,15 @@ def test_the_key_of_a_publish_with_other_events(streams: Project, other: list[di
     assert weft.publish_sync("orders", events, idempotency_key="a")["rows_deduplicated"] == 2
     assert weft.publish_sync("orders", other, idempotency_key="b")["rows_deduplicated"] == 0
     assert ids() == [1, 2, *(each["id"] for each in other)]
+
+
+def test_the_key_of_a_publish_without_events(streams: Project) -> None:
+    declare(fields={"id": "int64"})
+    for _ in range(2):
+        assert weft.publish_sync("orders", [], idempotency_key="a")["rows_received"] == 0
+    with pytest.raises(weft.SettingsError, match="Nothing was stored"):
+        weft.publish_sync("orders", {"id": 1}, idempotency_key="a")
+    assert ids() == []
 
 
 def test_the_key_of_a_publish_at_once_with_other_events(streams: Project) -> None:

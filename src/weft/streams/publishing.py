@@ -42,7 +42,7 @@ async def publish_to(
     """Publish to a stream that is open. `has_looked`: the caller has just read the columns of its table again."""
     ticket = _ticket(ready, events, idempotency_key)
     ticket.has_looked = has_looked
-    if ticket.events:
+    if ticket.events or ticket.key:  # a key names its events, also if there are none
         with tracing.publishing(ticket):
             if not _can_wait(ticket):
                 ticket.batches = await ready.hub.in_thread(_encode, ticket)
@@ -77,7 +77,7 @@ def publish_batch(ready: Opened, events: list[dict[str, Any]], key: str | None) 
 
 def _publish(ticket: Ticket) -> dict[str, Any]:
     ready = ticket.ready
-    if ticket.events:
+    if ticket.events or ticket.key:  # a key names its events, also if there are none
         with tracing.publishing(ticket):
             if not _can_wait(ticket):
                 ticket.batches = _encode(ticket)
