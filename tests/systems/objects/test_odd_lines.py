@@ -35,6 +35,10 @@ def test_how_a_column_of_several_keys_is_spelled() -> None:
         ("[]", []),
         ("[1]", ["[1]"]),
         ("{", ["{"]),
+        ('{"a": 1}{"a": 2}', None),
+        ('{"a": 1} {"a": 2}', None),
+        ('{"a": "}{"}', ['{"a": "}{"}']),
+        ('{"a": 1},', ['{"a": 1},']),
         ('{"A": NaN}', ['{"A": NaN}']),
     ],
 )
@@ -77,6 +81,15 @@ def test_keys_of_json_lines_that_are_one_column(spark: Any, here: Any) -> None:
         assert [bad.pop(twice), bad.pop(inside)] == [TWICE, TWICE]
         assert bad.pop("no json") == "It is not a JSON object."
         assert [*bad] == ['{"id": 3, "a": "x"}']
+    # Of more than one object Spark would take the first. What looks so in a text is none.
+    file("a.jsonl", '{"id": 1, "t": "}{"}\n{"id": 2}{"id": 3}\n')
+    types, found = read(spark, lake, {}, bad=True)
+    assert (types, {tuple(row) for row in found}) == (
+        {"id": "bigint", "t": "string"},
+        {(1, "}{", None), (None, None, ('{"id": 2}{"id": 3}', TWICE))},
+    )
+    with pytest.raises(StorageError, match="more than one object"):
+        read(spark, lake, {})
     file("a.jsonl", f"{twice}\n{{'id': 1, 'id': 2}}\n")  # which Spark takes for JSON, and Python does not
     _, found = read(spark, lake, {}, bad=True)
     assert sorted(row[-1] for row in found) == [(twice, TWICE), ("{'id': 1, 'id': 2}", TWICE)]

@@ -1,4 +1,5 @@
-"""Lines of JSON in which keys are one column: Spark takes the last of them, or refuses the whole batch."""
+"""Lines of JSON in which keys are one column: Spark takes the last of them, or refuses the whole batch. And lines with
+more than one object: Spark takes the first."""
 
 from __future__ import annotations
 
@@ -14,10 +15,12 @@ from weft.spark_support.lazy import F, T
 from weft.systems.codecs.repeated import RepeatedKeyError, once
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column
+    from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import DataType, StructType
 
-TWICE = "It has a key twice, or two keys that are one column."
+TWICE = "It has a key twice, two keys that are one column, or more than one object."
+# The key of a line beside one that may have more than one object, so that looking for one costs no pass of its own.
+MAY_HAVE_MORE = "_weft_more"
 _decode_parts = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _decode_elements = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
@@ -45,8 +48,9 @@ def spellings(names: Collection[str], known: Collection[str]) -> dict[str, str]:
 
 
 def one_key_each(names: Mapping[str, str], is_strict: bool, line: str | None) -> list[str] | None:
-    """Return the objects of a line, their keys spelled as columns are; `None` where two keys are one column. A line
-    that is no JSON stays as it is, and is none if this `is_strict`: Spark may see keys in what Python cannot read."""
+    """Return the objects of a line, their keys spelled as columns are; `None` where two keys are one column, and where
+    another object follows without a comma. A line that is no JSON stays as it is, and is none if this `is_strict`:
+    Spark may see keys in what Python cannot read."""
     if line is None:
         return None
     try:
@@ -54,14 +58,19 @@ def one_key_each(names: Mapping[str, str], is_strict: bool, line: str | None) ->
         elements = [bytes(each).decode() for each in _decode_elements(line)] if isinstance(value, list) else [line]
     except RepeatedKeyError:
         return None
-    except (ValueError, RecursionError):
-        return None if is_strict else [line]
+    except (ValueError, RecursionError) as error:
+        return None if is_strict or _another_follows(error) else [line]
     rows = value if isinstance(value, list) else [value]
     if not all(isinstance(row, dict) for row in rows):
         return [line]
     if any(len({name.lower() for name in row}) < len(row) for row in rows):
         return None
     return [_spelled(names, row, element) for row, element in zip(rows, elements, strict=True)]
+
+
+def _another_follows(error: Exception) -> bool:
+    is_extra = isinstance(error, json.JSONDecodeError) and error.msg == "Extra data"
+    return is_extra and error.doc.startswith("{", error.pos)
 
 
 def _spelled(names: Mapping[str, str], row: Collection[str], text: str) -> str:
@@ -86,3 +95,21 @@ def has_key_twice(line: Column) -> Column:
     """Return whether a line has a key twice, not counting those of objects in it: this needs no Python."""
     keys = F.json_object_keys(line)
     return F.array_size(keys) > F.array_size(F.array_distinct(keys))
+
+
+def marked(lines: DataFrame) -> DataFrame:
+    """Return lines, and beside each that may have more than one object a line that says so."""
+    line = F.col("value")
+    both = F.array(line, F.lit(f'{{"{MAY_HAVE_MORE}": true}}'))
+    return lines.select(F.explode(F.when(_may_have_more(line), both).otherwise(F.array(line))).alias("value"))
+
+
+def _may_have_more(line: Column) -> Column:
+    return line.contains("}{") | line.contains("} {")
+
+
+def some_have_more(lines: DataFrame) -> bool:
+    """Return whether a line has more than one object."""
+    line = F.col("value")
+    has_more = F.udf(lambda text: one_key_each({}, False, text) is None, "boolean", useArrow=False)
+    return not lines.where(_may_have_more(line)).where(has_more(line)).isEmpty()

@@ -91,12 +91,15 @@ def read_format(
         lines, most = spark.read.text(paths).select("value"), options.read.get("schema_infer_max_records")
         # All of them, unless limited: a key that is in none of the sampled rows would be lost.
         sample = lines if most is None else lines.limit(most)
-        inferred = _inferred(spark, sample, "json", _JSON)
+        inferred = _inferred(spark, json_keys.marked(sample), "json", _JSON)
         found_twice = json_keys.has_twice(inferred)
         if known is not None and most is not None and not found_twice:
             found_twice = not lines.where(json_keys.has_key_twice(F.col("value"))).isEmpty()
+        if not found_twice and (most is not None or json_keys.MAY_HAVE_MORE in inferred.names):
+            found_twice = json_keys.some_have_more(lines)
+        inferred = _without(inferred, json_keys.MAY_HAVE_MORE)
         if found_twice and bad is None:
-            raise StorageError(f"A line of {_shown(paths)} has a key twice.")
+            raise StorageError(f"A line of {_shown(paths)} has a key twice, or more than one object.")
         load: Callable[[StructType, str | None], DataFrame] = partial(_load_lines, reader, paths)
         names = json_keys.spellings(inferred.names, known) if known is not None else {}
         if found_twice or names:
@@ -105,7 +108,7 @@ def read_format(
         if BAD in inferred.names:
             if bad is None:
                 raise StorageError(f"Lines of {_shown(paths)} are not JSON objects.")
-            inferred = T.StructType([each for each in inferred if each.name != BAD])
+            inferred = _without(inferred, BAD)
             if not inferred.names and not found_twice:
                 return _lines_alone(spark, paths, bad)
         schema = inferred
@@ -173,6 +176,10 @@ def _with_one_key_each(
 
 def _with(schema: StructType, bad: str | None) -> StructType:
     return schema if bad is None else T.StructType([*schema, T.StructField(bad, T.StringType())])
+
+
+def _without(schema: StructType, name: str) -> StructType:
+    return T.StructType([each for each in schema if each.name != name])
 
 
 def _without_new_keys(frame: DataFrame, kept: StructType, bad: str) -> DataFrame:
