@@ -69,8 +69,9 @@ def one_key_each(names: Mapping[str, str], is_strict: bool, line: str | None) ->
 
 
 def _another_follows(error: Exception) -> bool:
-    is_extra = isinstance(error, json.JSONDecodeError) and error.msg == "Extra data"
-    return is_extra and error.doc.startswith("{", error.pos)
+    if not isinstance(error, json.JSONDecodeError) or error.msg != "Extra data":
+        return False
+    return error.doc.startswith("{", error.pos)
 
 
 def _spelled(names: Mapping[str, str], row: Collection[str], text: str) -> str:
