@@ -229,14 +229,10 @@ def rows(
     names, declared = [*(before or {}), *(schema or {})], _without_case(schema or {})
     known = {**_without_case(before or {}), **declared}
     added = added or {}
-    wanted = None if here is not None else _wanted(frame, added)
 
     def parse() -> tuple[_InSpark | _Here, pa.Table]:
-        in_a_task = partial(parse_messages, codec, known, added=added)
-        if here is not None:
-            made: _InSpark | _Here = _Here(here, in_a_task, frame.sparkSession)
-        else:
-            made = _InSpark(wanted, in_a_task)
+        parsing = partial(parse_messages, codec, known, added=added)
+        made = _InSpark(_wanted(frame, added), parsing) if here is None else _Here(here, parsing, frame.sparkSession)
         try:
             return made, made.about()
         except BaseException:

@@ -492,7 +492,7 @@ class ReceivedSource(LogPositions, MessageSource):
         log, size, found = self.log, 0, list[pa.RecordBatch]()
         if len(parts) > 1 or sum(log.extent(*each, MOST_HERE + 1) for each in parts) > MOST_HERE:
             return None
-        for batch in (batch for each in parts for batch in _part(log, self.name, *each, columns)):
+        for batch in (batch for each in parts for batch in _part(log, self.name, each, columns)):
             found.append(batch)
             size += batch.nbytes
             if size > MOST_BYTES_HERE:
@@ -555,11 +555,12 @@ def _read(
 ) -> Iterator[pa.RecordBatch]:
     """In a task: read the messages of the parts that have these numbers."""
     for number in (each for batch in batches for each in batch.column(0).to_pylist()):
-        yield from _part(offsets.log, queue, *parts[number], schema)
+        yield from _part(offsets.log, queue, parts[number], schema)
 
 
-def _part(log: Log, queue: str, after: int, upto: int, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+def _part(log: Log, queue: str, part: tuple[int, int], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """Read the messages between two offsets."""
+    after, upto = part
     texts = schema.names[len(MESSAGES) :]
     for stored in log.read_arrow(after, upto, [ROWID, *_FIELDS]):
         columns = [
