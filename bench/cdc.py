@@ -205,24 +205,39 @@ def delta(scale: float) -> tuple[Job, Job]:
 def topic_of_changes(pair: Pair) -> Published:
     """A topic of changes as the source of a pipeline, and what sends a change."""
     import psycopg
+
+    with psycopg.connect(pair.there) as driver:
+        driver.execute("CREATE TABLE public.clicks (id bigint PRIMARY KEY, name text)")
+    source, send = _topic()
+
+    def change(number: int) -> None:
+        place = {"schema": "public", "table": "clicks", "lsn": number + 2, "ts_ms": time.time_ns() // 1_000_000}
+        send({"op": "c", "before": None, "after": {"id": number, "name": f"{number}"}, "source": place})
+
+    return {**source, "cdc": weft.CDC(envelope="debezium", key_field="after.id")}, change
+
+
+def topic_of_messages(pair: Pair) -> Published:
+    """A topic of rows as the source of a pipeline, and what sends a row."""
+    source, send = _topic()
+    return source, lambda number: send({"id": number, "name": f"{number}"})
+
+
+def _topic() -> tuple[dict[str, Any], Callable[[Any], None]]:
+    """A topic as the source of a pipeline, and what sends a message."""
     from confluent_kafka import Producer
 
     import kafka_server  # noqa: F401 - so that there is a server of Kafka
 
     kafka: Any = servers.shared("kafka")
     topic, producer = kafka.create_topic(), Producer({"bootstrap.servers": kafka.bootstrap, "linger.ms": 0})
-    with psycopg.connect(pair.there) as driver:
-        driver.execute("CREATE TABLE public.clicks (id bigint PRIMARY KEY, name text)")
 
-    def send(number: int) -> None:
-        source = {"schema": "public", "table": "clicks", "lsn": number + 2, "ts_ms": time.time_ns() // 1_000_000}
-        change = {"op": "c", "before": None, "after": {"id": number, "name": f"{number}"}, "source": source}
-        producer.produce(topic, value=json.dumps(change).encode())
+    def send(message: Any) -> None:
+        producer.produce(topic, value=json.dumps(message).encode())
         producer.flush(60)
 
     broker = weft.KafkaConnection(name="broker", bootstrap_servers=kafka.bootstrap)
-    cdc = weft.CDC(envelope="debezium", key_field="after.id")
-    return {"source": broker, "source_query": topic, "cdc": cdc}, send
+    return {"source": broker, "source_query": topic}, send
 
 
 CASES = [

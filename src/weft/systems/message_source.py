@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from weft.spark_support import outcome
 from weft.spark_support.lazy import F
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.types import DataType, StructType
 
+_PLACE = ("partition", "offset")
 # With more rejected messages than this, types are not looked for again.
 _MOST_REJECTED = 10_000
 
@@ -30,22 +33,37 @@ class MessageRows(FrameRows):
 
     messages: Any = None
     """The messages as Spark's connector reads them."""
+    here: pa.Table | None = None
+    """The same messages, where this process has them."""
     parsed: Any = None
     parse: Any = None
     """Parses messages as these were."""
 
+    def frame(self, *, timed: bool = True) -> DataFrame:
+        frame: DataFrame = self.parsed.good
+        return frame
+
+    def gather(self) -> pa.Table | None:
+        rows: pa.Table | None = self.parsed.gather()
+        return rows
+
     def found_without(self, offsets: Collection[str]) -> StructType | None:
-        if len(offsets) > _MOST_REJECTED or self.parsed.found is None:
+        if len(offsets) > _MOST_REJECTED or self.parsed.codec is None:
             return None
-        rejected = F.concat_ws(":", "partition", "offset").isin(list(offsets))
         with outcome.explained(f"read the messages of {self.source}"):
-            parsed = self.parse(self.messages.where(~rejected))
+            if self.here is not None:
+                places = pc.binary_join_element_wise(*(self.here[name].cast(pa.string()) for name in _PLACE), ":")
+                left = self.here.filter(pc.invert(pc.is_in(places, pa.array(offsets, pa.string()))))
+                parsed = self.parse(self.messages, left)
+            else:
+                rejected = F.concat_ws(":", *_PLACE).isin(list(offsets))
+                parsed = self.parse(self.messages.where(~rejected), None)
         parsed.close()
-        return _struct(parsed.found)
+        return messages.struct_of(parsed.found)
 
     def with_offsets(self) -> DataFrame:
-        """Return the rows with partition:offset of each: the messages are read and parsed again."""
-        return messages.with_offsets(self.messages, self.parsed, OFFSET)
+        """Return the rows with partition:offset of each: the messages are parsed again."""
+        return messages.with_offsets(self.messages, self.parsed, OFFSET, self.here)
 
     def close(self) -> None:
         self.parsed.close()
@@ -54,15 +72,22 @@ class MessageRows(FrameRows):
 class Messages(UntypedRows):
     """The messages of a micro-batch."""
 
-    def __init__(self, source: MessageSource, frame: DataFrame) -> None:
+    def __init__(
+        self, source: MessageSource, frame: DataFrame, few: Callable[[], pa.Table | None] = lambda: None
+    ) -> None:
+        """`few` returns the messages if they are few, read by this process; it need not."""
         super().__init__(source.name)
-        self._source, self._frame = source, frame
+        self._source, self._frame, self._few = source, frame, few
         self._rows: MessageRows | None = None
+
+    @cached_property
+    def _here(self) -> pa.Table | None:
+        return self._few()
 
     def read(self, known: Mapping[str, DataType], *, widens: bool, again: bool = False) -> MessageRows:
         if self._rows is None or again:
             self.close()
-            self._rows = self._source.read(self._frame, known, widens=widens)
+            self._rows = self._source.read(self._frame, known, widens=widens, here=self._here)
             self.size = self._rows.size
         return self._rows
 
@@ -70,7 +95,7 @@ class Messages(UntypedRows):
         """Return the rows without those whose numbers or keys made types of columns wider, unless it `grows`."""
         if grows or self._rows is None or not self._rows.parsed.is_wider:
             return None
-        return self._source.read(self._frame, known, widens=widens, grows=grows)
+        return self._source.read(self._frame, known, widens=widens, grows=grows, here=self._here)
 
     @property
     def traceparents(self) -> Collection[str]:
@@ -110,8 +135,17 @@ class MessageSource(StreamSource):
     def traceparents(self, rows: BatchRows) -> Collection[str]:
         return rows.traceparents if isinstance(rows, Messages) else ()
 
-    def read(self, frame: DataFrame, known: Mapping[str, DataType], *, widens: bool, grows: bool = True) -> MessageRows:
-        """Return the messages of a micro-batch as rows, under the types that columns had before."""
+    def read(
+        self,
+        frame: DataFrame,
+        known: Mapping[str, DataType],
+        *,
+        widens: bool,
+        grows: bool = True,
+        here: pa.Table | None = None,
+    ) -> MessageRows:
+        """Return the messages of a micro-batch as rows, under the types that columns had before. `here`: the same
+        messages, where this process has them."""
         from pyspark.sql.pandas.types import to_arrow_type
 
         before = {
@@ -120,21 +154,22 @@ class MessageSource(StreamSource):
             if name.lower() != EVENT_TIME and name not in self.settings.columns and name not in self.added_columns
         }
         declared = {name: message_type(kind) for name, kind in self.settings.columns.items()}
+
+        def parse(frame: DataFrame, here: pa.Table | None) -> messages.ParsedMessages:
+            return messages.rows(
+                frame,
+                self.connection,
+                declared,
+                before,
+                widens=widens,
+                grows=grows,
+                added=self.added_columns,
+                codec=self.codec,
+                here=here,
+            )
+
         with outcome.explained(f"read the {self.noun} {self.name}"):
-
-            def parse(frame: DataFrame) -> messages.ParsedMessages:
-                return messages.rows(
-                    frame,
-                    self.connection,
-                    declared,
-                    before,
-                    widens=widens,
-                    grows=grows,
-                    added=self.added_columns,
-                    codec=self.codec,
-                )
-
-            parsed = parse(frame)
+            parsed = parse(frame, here)
             bad = tuple(
                 DeadLetter(
                     "read",
@@ -143,27 +178,21 @@ class MessageSource(StreamSource):
                     self.payload_text(each["payload"]),
                     f"{each['partition']}:{each['offset']}",
                 )
-                for each in (parsed.bad.toArrow().to_pylist() if parsed.bad_rows else ())
+                for each in parsed.rejected()
             )
         packed = None
         if parsed.packed is not None and parsed.columns is not None:
             packed = Packed(parsed.packed, parsed.columns, messages.unpack)
-        found = None if parsed.found is None else _struct(parsed.found)
         return MessageRows(
             self.name,
-            parsed.good,
+            None,
             parsed.good_rows,
             bad,
             packed,
-            found,
+            None if parsed.found is None else messages.struct_of(parsed.found),
             parsed.newest,
             messages=frame,
+            here=here,
             parsed=parsed,
             parse=parse,
         )
-
-
-def _struct(columns: pa.Schema) -> StructType:
-    from pyspark.sql.pandas.types import from_arrow_schema
-
-    return from_arrow_schema(columns, prefer_timestamp_ntz=True)

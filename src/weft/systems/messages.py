@@ -1,16 +1,17 @@
-"""Messages of any broker as DataFrames of Spark.
+"""Messages of any broker as rows: DataFrames of Spark, and of few messages a table of Arrow.
 
-The messages of a batch are read and parsed once, also if the frames are used several times. A task parses a few
-thousand at a time into Arrow and keeps each chunk as one value of bytes. The columns are known when all messages are
-parsed; then the chunks become columns of Spark.
+The messages of a batch are read and parsed once, also if the rows are used several times. A few thousand at a time are
+parsed into Arrow, and each chunk is kept as one value of bytes. The columns are known when all messages are parsed;
+then the chunks become columns. Tasks of Spark parse many messages. Few of them this process parses itself, by the same
+functions: to plan a job takes longer.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -24,11 +25,14 @@ from weft.systems.codecs.columns import converted, storable, unified_schema
 from weft.systems.stream_source import EVENT_TIME
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
 
 _COUNTS = ("good_rows", "bad_rows", "tombstones")
 _BYTES = ("good", "columns", "kinds", "newest", "traceparents", "bad")
 _CHUNK = pa.schema([*((name, pa.binary()) for name in _BYTES), *((name, pa.int64()) for name in _COUNTS)])
+_ABOUT = ("columns", "kinds", "newest", "traceparents", *_COUNTS)
+_CHUNK_ROWS = 10_000
 _BAD = pa.schema(
     [
         ("payload", pa.binary()),
@@ -42,27 +46,99 @@ _RAW = ("key", "value", "topic", "partition", "offset")
 TRACEPARENT = "traceparent"
 """A column of messages where somebody traces the batch: the span that published a message, as W3C writes it."""
 _MOST_TRACED, _LONGEST_TRACEPARENT = 128, 100
+MOST_HERE, MOST_BYTES_HERE = 2_000, 16 << 20
+"""So few messages are read and parsed by this process."""
+_Parse = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+
+
+class _InSpark:
+    """Chunks that tasks have made. Spark keeps them."""
+
+    def __init__(self, messages: DataFrame, parse: _Parse) -> None:
+        self.frame = messages.mapInArrow(parse, struct_of(_CHUNK)).persist()
+
+    def about(self) -> pa.Table:
+        """Return what there is to know of the chunks, without their rows."""
+        return self.frame.select(*_ABOUT).toArrow()
+
+    def rows(self, column: str, schema: pa.Schema) -> DataFrame:
+        """Return the rows that are packed in a column."""
+        chunks = self.frame.where("bad_rows > 0") if column == "bad" else self.frame
+        return chunks.select(column).mapInArrow(partial(unpack, schema), struct_of(schema))
+
+    def table(self, column: str, schema: pa.Schema) -> pa.Table | None:
+        """Return them, where this process has them."""
+        return None
+
+    def close(self) -> None:
+        """Let go of them."""
+        self.frame.unpersist()
+
+
+class _Here:
+    """Chunks of few messages, which this process has made and keeps."""
+
+    def __init__(self, messages: pa.Table, parse: _Parse, spark: SparkSession) -> None:
+        self._spark = spark
+        batches = messages.combine_chunks().to_batches(max_chunksize=_CHUNK_ROWS)
+        self._chunks = pa.Table.from_batches(parse(batches), _CHUNK)
+
+    def about(self) -> pa.Table:
+        return self._chunks
+
+    def rows(self, column: str, schema: pa.Schema) -> DataFrame:
+        return _frame_of(self.table(column, schema), self._spark)
+
+    def table(self, column: str, schema: pa.Schema) -> pa.Table:
+        return pa.Table.from_batches(unpack(schema, self._chunks.select([column]).to_batches()), schema)
+
+    def close(self) -> None:
+        pass
+
+
+class _Raw:
+    """Messages that are not parsed: each is a row."""
+
+    def __init__(self, messages: DataFrame, here: pa.Table | None) -> None:
+        self._messages, self.here = messages, None
+        if here is not None:
+            names = [name for name in here.column_names if name in _RAW]
+            self.here = here.select([*names, "timestamp"]).rename_columns([*names, EVENT_TIME])
+
+    def rows(self, column: str, schema: pa.Schema | None) -> DataFrame:
+        if column == "bad":
+            return self._messages.sparkSession.createDataFrame([], struct_of(_BAD))
+        if self.here is not None:
+            return _frame_of(self.here, self._messages.sparkSession)
+        shown = [name for name in self._messages.columns if name in _RAW]
+        return self._messages.select(*shown, F.col("timestamp").alias(EVENT_TIME))
+
+    def table(self, column: str, schema: pa.Schema | None) -> pa.Table | None:
+        return self.here
+
+    def close(self) -> None:
+        pass
 
 
 @dataclass
 class ParsedMessages:
-    """The rows of one micro-batch and the messages that are none. Both frames can be used as often as one likes: parsed
+    """The rows of one micro-batch and the messages that are none. Both can be used as often as one likes: parsed
     messages are kept until `close`."""
 
-    good: DataFrame
-    bad: DataFrame
+    chunks: Any
+    """Where they are."""
     good_rows: int | None
-    """`None` for raw bytes, which are not counted."""
-    bad_rows: int
-    tombstones: int
+    """`None` for raw bytes that this process does not have: nobody counts them."""
+    bad_rows: int = 0
+    tombstones: int = 0
     """How many messages have no value: they are not rows."""
-    kept: DataFrame | None = None
     columns: pa.Schema | None = None
     found: pa.Schema | None = None
     """The columns, with null as the type of what has none yet: the elements of empty arrays, for example."""
     known: Mapping[str, pa.DataType] = field(default_factory=dict)
     """The types under which the messages were parsed."""
     codec: Codec | None = None
+    """What parsed them; `None` for raw bytes."""
     is_wider: bool = False
     """Whether columns have wider types than before."""
     added: Mapping[str, str] = field(default_factory=dict)
@@ -71,16 +147,52 @@ class ParsedMessages:
     traceparents: Collection[str] = ()
     """The spans that published these messages: some if there are many."""
 
+    @cached_property
+    def good(self) -> DataFrame:
+        """The rows."""
+        frame: DataFrame = self.chunks.rows("good", self.columns)
+        return frame
+
+    @cached_property
+    def bad(self) -> DataFrame:
+        """The messages that are none, each with its reason: payload, error, partition, offset."""
+        frame: DataFrame = self.chunks.rows("bad", _BAD)
+        return frame
+
+    def rejected(self) -> list[dict[str, Any]]:
+        """Return those messages in this process."""
+        if not self.bad_rows:
+            return []
+        here = self.chunks.table("bad", _BAD)
+        found: list[dict[str, Any]] = (self.bad.toArrow() if here is None else here).to_pylist()
+        return found
+
+    def gather(self) -> pa.Table | None:
+        """Return the rows, where this process has them."""
+        return self.chunks.table("good", self.columns)
+
     @property
     def packed(self) -> DataFrame | None:
-        """The good ones as bytes, of which `unpack` makes rows; `None` for raw bytes."""
-        return None if self.kept is None else self.kept.select("good")
+        """The rows as bytes, of which `unpack` makes rows, where tasks have made them."""
+        return self.chunks.frame.select("good") if isinstance(self.chunks, _InSpark) else None
 
     def close(self) -> None:
         """Let go of what was kept."""
-        if self.kept is not None:
-            self.kept.unpersist()
-            self.kept = None
+        self.chunks.close()
+
+
+def struct_of(schema: pa.Schema) -> StructType:
+    """Return columns as Spark has them."""
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    return from_arrow_schema(schema, prefer_timestamp_ntz=True)
+
+
+def _frame_of(rows: pa.Table, spark: SparkSession) -> DataFrame:
+    """Return rows of this process as a DataFrame, with the types that a task would give them."""
+    if not rows.num_rows:  # PySpark makes no lists of a column without a chunk
+        rows = pa.Table.from_batches([pa.RecordBatch.from_pylist([], rows.schema)])
+    return spark.createDataFrame(rows, struct_of(rows.schema))
 
 
 def rows(
@@ -93,12 +205,13 @@ def rows(
     grows: bool = True,
     added: Mapping[str, str] | None = None,
     codec: Codec | None = None,
+    here: pa.Table | None = None,
 ) -> ParsedMessages:
     """Return the messages of one micro-batch as rows, and those that are none with the reason.
 
     The frame has the columns value, partition, offset and timestamp, and those of `added`: by the name of a column of
     the rows, which is a text, the name that it has in the frame; perhaps `TRACEPARENT`. `codec`: another one than that
-    of the connection.
+    of the connection. `here`: the same messages, if they are few and this process has them; then no job is run.
 
     JSON: the keys of all objects are the columns. A column of `schema` is of its type; `pa.json_()` asks for JSON as
     text. One of `before` is of the type that it had in earlier batches, or where it `widens` of a wider number, and
@@ -108,27 +221,22 @@ def rows(
 
     Avro and Protobuf: the columns are those of the newest schema of the `topic`, if it has one.
     """
-    from pyspark.sql.pandas.types import from_arrow_schema
-
-    spark = frame.sparkSession
     codec = codec or codec_of(connection.resolved().payload_format)
     if not codec.is_parsed:
-        shown = [name for name in frame.columns if name in _RAW]
-        good = frame.select(*shown, F.col("timestamp").alias(EVENT_TIME))
-        return ParsedMessages(good, spark.createDataFrame([], from_arrow_schema(_BAD)), None, 0, 0)
+        raw = _Raw(frame, here)
+        found = None if raw.here is None else raw.here.schema
+        return ParsedMessages(raw, None if raw.here is None else raw.here.num_rows, columns=found, found=found)
     names, declared = [*(before or {}), *(schema or {})], _without_case(schema or {})
     known = {**_without_case(before or {}), **declared}
     added = added or {}
-    wanted = _wanted(frame, added)
 
-    def parse() -> tuple[DataFrame, pa.Table]:
-        chunks = wanted.mapInArrow(
-            partial(parse_messages, codec, known, added=added), from_arrow_schema(_CHUNK)
-        ).persist()
+    def parse() -> tuple[_InSpark | _Here, pa.Table]:
+        parsing = partial(parse_messages, codec, known, added=added)
+        made = _InSpark(_wanted(frame, added), parsing) if here is None else _Here(here, parsing, frame.sparkSession)
         try:
-            return chunks, chunks.select("columns", "kinds", "newest", "traceparents", *_COUNTS).toArrow()
+            return made, made.about()
         except BaseException:
-            chunks.unpersist()
+            made.close()
             raise
 
     chunks, parsed = parse()
@@ -137,23 +245,27 @@ def rows(
         # Types are those of all messages, of which a task saw a part.
         if types := kinds.settled(found, known, declared, widens=widens, grows=grows):
             known |= types
-            chunks.unpersist()
+            chunks.close()
             chunks, parsed = parse()
         as_found = columns_of(parsed, names)
-        columns = storable(as_found).append(pa.field(EVENT_TIME, UTC_TIME))
         good_rows, bad_rows, tombstones = (sum(parsed[name].to_pylist()) for name in _COUNTS)
-        of_columns = from_arrow_schema(columns, prefer_timestamp_ntz=True)
-        good = chunks.select("good").mapInArrow(partial(unpack, columns), of_columns)
-        bad = chunks.where("bad_rows > 0").select("bad").mapInArrow(partial(unpack, _BAD), from_arrow_schema(_BAD))
-        is_wider = any(not known[name.lower()].equals(kind) for name, kind in (before or {}).items())
-        counts = (good_rows, bad_rows, tombstones)
-        newest = _newest(map(json.loads, parsed["newest"].to_pylist()))
         traced = dict.fromkeys(each for some in parsed["traceparents"].to_pylist() for each in json.loads(some))
         return ParsedMessages(
-            good, bad, *counts, chunks, columns, as_found, known, codec, is_wider, added, newest, traced.keys()
+            chunks,
+            good_rows,
+            bad_rows,
+            tombstones,
+            columns=storable(as_found).append(pa.field(EVENT_TIME, UTC_TIME)),
+            found=as_found,
+            known=known,
+            codec=codec,
+            is_wider=any(not known[name.lower()].equals(kind) for name, kind in (before or {}).items()),
+            added=added,
+            newest=_newest(map(json.loads, parsed["newest"].to_pylist())),
+            traceparents=traced.keys(),
         )
     except BaseException:
-        chunks.unpersist()
+        chunks.close()
         raise
 
 
@@ -180,18 +292,17 @@ def _without_case(types: Mapping[str, pa.DataType]) -> dict[str, pa.DataType]:
     return {name.lower(): kind for name, kind in types.items()}
 
 
-def with_offsets(frame: DataFrame, parsed: ParsedMessages, column: str) -> DataFrame:
-    """Read and parse a micro-batch again, and return its rows with `partition:offset` of each in another column."""
-    from pyspark.sql.pandas.types import from_arrow_schema
-
+def with_offsets(frame: DataFrame, parsed: ParsedMessages, column: str, here: pa.Table | None = None) -> DataFrame:
+    """Parse a micro-batch again, and return its rows with `partition:offset` of each in another column. Unless this
+    process has its messages `here`, they are read again."""
     if parsed.columns is None or parsed.codec is None:
         return parsed.good.withColumn(column, F.concat_ws(":", "partition", "offset"))
     parse = partial(parse_messages, parsed.codec, parsed.known, offset_column=column, added=parsed.added)
-    chunks = _wanted(frame, parsed.added).mapInArrow(parse, from_arrow_schema(_CHUNK))
     columns = parsed.columns.append(pa.field(column, pa.string()))
-    return chunks.select("good").mapInArrow(
-        partial(unpack, columns), from_arrow_schema(columns, prefer_timestamp_ntz=True)
-    )
+    if here is not None:
+        return _Here(here, parse, frame.sparkSession).rows("good", columns)
+    chunks = _wanted(frame, parsed.added).mapInArrow(parse, struct_of(_CHUNK))
+    return chunks.select("good").mapInArrow(partial(unpack, columns), struct_of(columns))
 
 
 def parse_messages(

@@ -44,7 +44,7 @@ from weft.systems.log import ROWID, Batch, Log
 from weft.systems.log_offsets import Offsets, ranges
 from weft.systems.log_positions import LogPositions
 from weft.systems.message_source import Messages, MessageSource
-from weft.systems.messages import TRACEPARENT
+from weft.systems.messages import MOST_BYTES_HERE, MOST_HERE, TRACEPARENT
 from weft.systems.stream_source import MAX_ROWS, BatchRows, Rewind
 from weft.types import FieldType
 
@@ -481,9 +481,23 @@ class ReceivedSource(LogPositions, MessageSource):
         columns = self.message_columns()
         read = partial(_read, self._offsets, self.name, parts, columns)
         numbers = spark.range(0, len(parts), 1, max(1, len(parts)))
-        rows = ReceivedMessages(self, numbers.mapInArrow(read, from_arrow_schema(columns)))
+        rows = ReceivedMessages(
+            self, numbers.mapInArrow(read, from_arrow_schema(columns)), partial(self._few, parts, columns)
+        )
         rows.upto = parts[-1][1] if parts else None
         return rows
+
+    def _few(self, parts: Sequence[tuple[int, int]], columns: pa.Schema) -> pa.Table | None:
+        """Return the messages of a batch, if they are few."""
+        log, size, found = self.log, 0, list[pa.RecordBatch]()
+        if len(parts) > 1 or sum(log.extent(*each, MOST_HERE + 1) for each in parts) > MOST_HERE:
+            return None
+        for batch in (batch for each in parts for batch in _part(log, self.name, each, columns)):
+            found.append(batch)
+            size += batch.nbytes
+            if size > MOST_BYTES_HERE:
+                return None
+        return pa.Table.from_batches(found, columns)
 
     def message_columns(self) -> pa.Schema:
         """Return the columns of messages: those that all have, and the texts that `added_columns` are made of. Messages
@@ -540,22 +554,27 @@ def _read(
     batches: Iterable[pa.RecordBatch],
 ) -> Iterator[pa.RecordBatch]:
     """In a task: read the messages of the parts that have these numbers."""
-    texts = schema.names[len(MESSAGES) :]
     for number in (each for batch in batches for each in batch.column(0).to_pylist()):
-        after, upto = parts[number]
-        for stored in offsets.log.read_arrow(after, upto, [ROWID, *_FIELDS]):
-            columns = [
-                stored["value"].cast(pa.binary()),
-                pa.repeat(pa.scalar(queue), stored.num_rows),
-                stored[ROWID].cast(pa.string()),
-                stored["sent_at"].cast(UTC_TIME),
-            ]
-            if texts:
-                about = [json.loads(each) if each else {} for each in stored["about"].to_pylist()]
-                columns += [pa.array([_text(each.get(name)) for each in about], pa.string()) for name in texts]
-            yield pa.RecordBatch.from_arrays(columns, schema=schema)
-        # Only now: they could be removed while they were read, and the batch would have fewer rows.
-        _check_kept(offsets.log, queue, after)
+        yield from _part(offsets.log, queue, parts[number], schema)
+
+
+def _part(log: Log, queue: str, part: tuple[int, int], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Read the messages between two offsets."""
+    after, upto = part
+    texts = schema.names[len(MESSAGES) :]
+    for stored in log.read_arrow(after, upto, [ROWID, *_FIELDS]):
+        columns = [
+            stored["value"].cast(pa.binary()),
+            pa.repeat(pa.scalar(queue), stored.num_rows),
+            stored[ROWID].cast(pa.string()),
+            stored["sent_at"].cast(UTC_TIME),
+        ]
+        if texts:
+            about = [json.loads(each) if each else {} for each in stored["about"].to_pylist()]
+            columns += [pa.array([_text(each.get(name)) for each in about], pa.string()) for name in texts]
+        yield pa.RecordBatch.from_arrays(columns, schema=schema)
+    # Only now: they could be removed while they were read, and the batch would have fewer rows.
+    _check_kept(log, queue, after)
 
 
 def _text(value: Any) -> str | None:

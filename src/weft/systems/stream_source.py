@@ -117,8 +117,15 @@ class StreamSource(ABC):
     def take(self, frame: DataFrame) -> BatchRows:
         """Return the rows of a micro-batch, of which `frame` is Spark's part of the streaming DataFrame."""
 
+    def take_between(self, frame: DataFrame, before: Any | None, position: Any | None) -> BatchRows:
+        """Return the rows of a micro-batch whose first and last positions Spark's log has; `None` is not known."""
+        return self.take(frame)
+
     def committed(self, position: Any) -> None:  # noqa: B027 - optional
         """Take note that every target has the rows before a position."""
+
+    def close(self) -> None:  # noqa: B027 - optional
+        """Close what batches have left open."""
 
     def check(self, pipeline: str, message: str) -> None:  # noqa: B027 - optional
         """Raise if the source, or what it had, is gone: the reason for an error of which Spark reports `message`."""
@@ -142,6 +149,10 @@ class StreamSource(ABC):
         return ()
 
     # -------------------------------------------------------------------------------------------------------- positions
+
+    def first(self, source_log: Location) -> Any | None:
+        """Return the position at which the first batch of a checkpoint begins; `None` if Spark's log does not say."""
+        return None
 
     @classmethod
     def show(cls, position: Any, source_log: Location | None) -> str | None:
@@ -271,6 +282,10 @@ class FrameRows:
     def frame(self, *, timed: bool = True) -> Any:
         """Return the rows. Where they are not `timed`, `EVENT_TIME` may be null."""
         return self.data
+
+    def gather(self) -> pa.Table | None:
+        """Return all rows, where they are few and this process has them."""
+        return None
 
     def with_offsets(self) -> Any:
         """Return the rows again, with the column `OFFSET` where the source has offsets: it may read them again."""

@@ -16,6 +16,8 @@ from weft.engine.streaming.dead_letters import stream_of
 from weft.engine.streaming.query import Query
 from weft.errors import WeftError
 from weft.pipelines.streaming.declare import make
+from weft.systems.kafka import tail
+from weft.systems.kafka.stream_source import KafkaSource
 
 pytestmark = pytest.mark.usefixtures("plain_spark", "here")
 
@@ -25,7 +27,17 @@ def broker(kafka: Any) -> Any:
     return weft.KafkaConnection(name="broker", bootstrap_servers=kafka.bootstrap, group_id="shop")
 
 
-def test_messages_become_rows(kafka: Any, broker: Any, way: str) -> None:
+def test_messages_become_rows(kafka: Any, broker: Any, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of few messages no batch takes a job, also not the first one of a checkpoint."""
+    few, read = KafkaSource._few, list[int | None]()
+
+    def counted(self: KafkaSource, before: Any, position: Any) -> Any:
+        found = few(self, before, position)
+        read.append(None if found is None else found.num_rows)
+        return found
+
+    monkeypatch.setattr(KafkaSource, "_few", counted)
+    monkeypatch.setattr(tail, "_SECONDS", 120.0)  # a machine may stand still
     topic = kafka.create_topic()
     kafka.produce(topic, [json.dumps({"id": n, "name": f"é{n}"}).encode() for n in range(5)])
     pipeline: dict[str, Any] = {
@@ -40,6 +52,7 @@ def test_messages_become_rows(kafka: Any, broker: Any, way: str) -> None:
     run_once(**pipeline)
     assert rows("copies", "id, name, more") == [*((n, f"é{n}", None) for n in range(5)), (5, "x", 1.5)]
     assert all(moment is not None for (moment,) in rows("copies", "_event_ts"))
+    assert read == [5, 1]
 
 
 def test_bad_messages_alone_are_dead_letters(kafka: Any, broker: Any) -> None:

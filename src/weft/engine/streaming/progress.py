@@ -39,9 +39,14 @@ class OpenedSource:
         self.rows: BatchRows | None = None
         self.reported: Any = None
         """The position that Spark reported last: its log has it sooner."""
+        self.batch: int | None = None
+        """The batch in hand, or the last one."""
+        self.before: Any = None
+        self.position: Any = None
+        """The positions between which it reads, where Spark's log says them."""
 
     def take(self, frame: Any) -> BatchRows:
-        self.rows = self.source.take(frame)
+        self.rows = self.source.take_between(frame, self.before, self.position)
         return self.rows
 
     def committed(self, position: Any) -> None:
@@ -139,14 +144,32 @@ class SourceLag:
 
 
 def planned(opened: Sequence[OpenedSource], checkpoint: Checkpoint, batch_id: int) -> str:
-    """Return how far Spark has planned a batch to reach in each source, or a digest of that where it is long."""
+    """Return how far Spark has planned a batch to reach in each source, or a digest of that where it is long. Each
+    source knows then between which positions the batch reads."""
     positions = checkpoint.positions(batch_id)
+    for each, before, position in zip(opened, _starts(opened, checkpoint, batch_id), positions, strict=False):
+        each.batch, each.before, each.position = batch_id, before, position
     ends = [
         each.source.planned(position, checkpoint.source_log(number))
         for number, (each, position) in enumerate(zip(opened, positions, strict=False))
     ]
     text = json.dumps(ends, separators=(",", ":"), sort_keys=True)
     return text if len(text) <= _LONGEST_PLAN else f"sha256 {sha256(text.encode()).hexdigest()}"
+
+
+def _starts(opened: Sequence[OpenedSource], checkpoint: Checkpoint, batch_id: int) -> list[Any]:
+    """Return where a batch begins in each source; `None` where that is not known."""
+    if all(each.batch == batch_id - 1 for each in opened):
+        before: Sequence[Any] = [each.position for each in opened]
+    else:
+        before = [None] * len(opened)
+        if batch_id > 0:
+            with suppress(WeftError):
+                before = checkpoint.positions(batch_id - 1)
+    return [
+        each.source.first(checkpoint.source_log(number)) if position is None else position
+        for number, (each, position) in enumerate(zip(opened, before, strict=False))
+    ]
 
 
 def warn_of_removed(opened: Sequence[OpenedSource], checkpoint: Checkpoint, batch_id: int) -> None:

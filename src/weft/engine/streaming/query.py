@@ -202,6 +202,8 @@ class Query:
                 self._line.socket.shutdown(socket.SHUT_RDWR)
         if self._batches is not None:
             self._batches.close()
+        for each in self.sources:
+            each.source.close()
         if self._is_lock_ours:
             self.checkpoint.lock.release()
 

@@ -233,9 +233,13 @@ class Transform:
         if isinstance(rows, ReaderRows):
             gathered = rows.gather() if is_small else None
             return inputs.Readable(rows.reader) if gathered is None else _memory(gathered)
-        if rows.packed is None:
+        here = rows.gather()
+        if rows.packed is None and here is None:
             return None
         self._columns.note(rows.found or rows.frame().schema, rows.source, query_id)
+        if here is not None:
+            return memory_of(here.select([each.name for each in here.schema if not pa.types.is_null(each.type)]))
+        assert rows.packed is not None
         return self._packed(rows.packed, rows.frame(), is_small)
 
     def _packed(self, packed: Packed, frame: Any, is_small: bool) -> Input:

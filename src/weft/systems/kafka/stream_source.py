@@ -6,7 +6,9 @@ import base64
 import json
 import logging
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from weft import tracing
@@ -18,11 +20,13 @@ from weft.systems.kafka import options
 from weft.systems.kafka.client import Admin, admin
 from weft.systems.kafka.connection import KafkaConnection
 from weft.systems.kafka.options import partition_offsets
-from weft.systems.message_source import MessageSource
-from weft.systems.messages import TRACEPARENT
+from weft.systems.kafka.tail import Tail
+from weft.systems.message_source import Messages, MessageSource
+from weft.systems.messages import MOST_HERE, TRACEPARENT
 from weft.systems.stream_source import MAX_ROWS, Rewind
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
 _log = logging.getLogger("weft.kafka")
@@ -79,6 +83,7 @@ class KafkaSource(MessageSource):
     messaging_system = "kafka"
     noun = "topic"
     wants_commits = True
+    _tail: Tail | None = None
 
     @property
     def _admin(self) -> Admin:
@@ -87,6 +92,25 @@ class KafkaSource(MessageSource):
     def follow(self, spark: SparkSession, start: str) -> DataFrame:
         most = self.settings.max_rows or MAX_ROWS
         return stream(spark, self.connection, self.name, start=start, max_rows=most)
+
+    def take_between(self, frame: DataFrame, before: Any | None, position: Any | None) -> Messages:
+        return Messages(self, frame, partial(self._few, before, position))
+
+    def _few(self, before: Any | None, position: Any | None) -> pa.Table | None:
+        """Return the messages between two positions, if they are few."""
+        starts, ends = ({} if each is None else self._offsets(each) for each in (before, position))
+        # Of a partition that is new, or gone, Spark finds out what that means.
+        is_known = bool(ends) and starts.keys() == ends.keys() and all(starts[each] <= ends[each] for each in ends)
+        if not is_known or sum(ends.values()) - sum(starts.values()) > MOST_HERE:
+            self.close()  # it would go on to read what Spark reads
+            return None
+        if self._tail is None:
+            self._tail = Tail(self.connection, self.name)
+        return self._tail.between(starts, ends)
+
+    def close(self) -> None:
+        if self._tail is not None:
+            self._tail.close()
 
     @property
     def codec(self) -> Codec:
@@ -136,6 +160,14 @@ class KafkaSource(MessageSource):
         return show_partitions(self.connection, self.name)
 
     # -------------------------------------------------------------------------------------------------------- positions
+
+    def first(self, source_log: Location) -> Any | None:
+        # A zero byte, a version and the offsets, as in Spark's class KafkaSourceInitialOffsetWriter.
+        lines = (source_log.at("0").read() or "").splitlines()
+        with suppress(ValueError):
+            noted = json.loads(lines[-1]) if lines else None
+            return noted if isinstance(noted, dict) and self.name in noted else None
+        return None
 
     @classmethod
     def show(cls, position: Any, source_log: Location | None) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from weft.errors import DeclarationError, NotFoundError, StorageError, WeftError
@@ -13,10 +14,12 @@ from weft.systems.kinesis import places
 from weft.systems.kinesis.client import client
 from weft.systems.kinesis.places import CLOSED, EARLIEST
 from weft.systems.kinesis.shards import Position, Shards, stream
-from weft.systems.message_source import MessageSource
+from weft.systems.message_source import Messages, MessageSource
+from weft.systems.messages import MOST_HERE
 from weft.systems.stream_source import MAX_ROWS, Rewind
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
 _METADATA = {"_partition_key": "key", "_shard_id": "partition", "_sequence_number": "offset"}
@@ -43,6 +46,9 @@ class KinesisSource(MessageSource):
         # Resolved here: the processes of Spark need not have this one's variables.
         shards = replace(self._shards(start), connection=self.connection.resolved())
         return stream(spark, shards)
+
+    def take(self, frame: DataFrame) -> Messages:
+        return Messages(self, frame, partial(_few, frame))
 
     def check(self, pipeline: str, message: str) -> None:
         """Raise if the stream is another one, or gone. A service that does not answer proves nothing."""
@@ -156,6 +162,13 @@ class KinesisSource(MessageSource):
             raise self.never_read()
         listed = client(self.connection).shards(self.name)
         return {shard: place for shard, place in position["shards"].items() if shard in listed}
+
+
+def _few(records: DataFrame) -> pa.Table | None:
+    """Return the records of a batch, if they are few. Spark's process that found them keeps them, and no more than 64
+    megabytes, so that it takes one short job to look."""
+    found = records.limit(MOST_HERE + 1).toArrow()
+    return found if found.num_rows <= MOST_HERE else None
 
 
 def show_shards(connection: Any, name: str) -> str:
