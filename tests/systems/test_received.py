@@ -94,6 +94,39 @@ def test_a_new_reader_keeps_what_it_begins_with(opened: Any) -> None:
     assert two.first() == end  # it begins with what is left
 
 
+def test_a_run_that_ends_gathers_a_batch(opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch costs Spark more than a few messages do. As many as a batch, or the log, may have are enough."""
+    monkeypatch.setattr(received, "MOST_MESSAGES", 2)
+    monkeypatch.setattr(received, "_QUIET_SECONDS", 1000.0)
+    monkeypatch.setattr(received, "_TIDY_SECONDS", 0.0)
+    sizes: list[list[int]] = []
+    position = 0
+    for fields in ({}, {"max_rows": 4}, {"max_unread": 4}):
+        offsets = opened("one", open=lambda: Queue(*"abcdefghi"), deduplicate_days=0, **fields)
+        offsets.stop_at_head()
+        sizes.append([])
+        while (upto := offsets.following(position)) > position:
+            sizes[-1].append(offsets.log.extent(position, upto, 100))
+            position = upto
+        offsets.stop()
+    assert sizes[0] == [9] and sizes[1] == [4, 4, 1]
+    assert sum(sizes[2]) == 9 and max(sizes[2]) == 4
+
+
+def test_a_run_that_ends_takes_what_came_before_a_pause(opened: Any) -> None:
+    class Endless(Queue):
+        def waiting(self) -> Any:
+            return None
+
+        def is_drained(self) -> bool:
+            return False
+
+    offsets = opened("one", open=lambda: Endless(*"abc"))
+    offsets.stop_at_head()
+    assert offsets.following(offsets.first()) == offsets.log.head() and offsets.log.count() == 3
+    offsets.stop()
+
+
 def test_readers_begin_while_another_removes(opened: Any) -> None:
     one, log, trims, ended = opened("one"), opened("one").made(), [0], threading.Event()
 

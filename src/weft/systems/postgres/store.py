@@ -186,14 +186,17 @@ class PostgresStore(PostgresSessions, SqlStore):
         return [(offsets[end - count], offsets[end - 1]) for (_, count), end in zip(publishes, ends, strict=True)]
 
     def claim_keys(self, session: Session, log: SqlLog, keys: list[bytes], horizon: float) -> set[bytes]:
-        """One statement. Others wait for this transaction with the same key; the order prevents deadlocks."""
-        claimed = session.rows(
+        """One statement. Others wait for this transaction with the same key; the order prevents deadlocks. It returns
+        the keys that are known, since mostly none is."""
+        known = session.rows(
+            "WITH given AS MATERIALIZED (SELECT id FROM unnest(?::bytea[]) AS id), claimed AS ("
             f"INSERT INTO {self.keys} AS known (stream, id, seen) SELECT ?, id, {self.now_sql} "
-            "FROM unnest(?::bytea[]) AS id ORDER BY id ON CONFLICT (stream, id) "
-            "DO UPDATE SET seen = excluded.seen WHERE known.seen < excluded.seen - ? RETURNING id",
-            (log.number, array_literal(keys, FieldType("bytes")), int(horizon * 1e6)),
+            "FROM given ORDER BY id ON CONFLICT (stream, id) "
+            "DO UPDATE SET seen = excluded.seen WHERE known.seen < excluded.seen - ? RETURNING id) "
+            "SELECT id FROM given EXCEPT SELECT id FROM claimed",
+            (array_literal(keys, FieldType("bytes")), log.number, int(horizon * 1e6)),
         )
-        return {key for (key,) in claimed}
+        return set(keys).difference(key for (key,) in known)
 
     def forget_keys(self, session: Session, log: SqlLog, before: int, limit: int) -> int:
         """Those that a publisher renews right now are left: to wait for it could deadlock."""
