@@ -97,7 +97,8 @@ def test_a_new_reader_keeps_what_it_begins_with(opened: Any) -> None:
 def test_a_run_that_ends_gathers_a_batch(opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A batch costs Spark more than a few messages do. As many as a batch, or the log, may have are enough."""
     monkeypatch.setattr(received, "MOST_MESSAGES", 2)
-    monkeypatch.setattr(received, "_QUIET_SECONDS", 1000.0)
+    for each in ("_QUIET_SECONDS", "_GATHER_SECONDS"):
+        monkeypatch.setattr(received, each, 1000.0)
     monkeypatch.setattr(received, "_TIDY_SECONDS", 0.0)
     sizes: list[list[int]] = []
     position = 0
@@ -113,17 +114,37 @@ def test_a_run_that_ends_gathers_a_batch(opened: Any, monkeypatch: pytest.Monkey
     assert sum(sizes[2]) == 9 and max(sizes[2]) == 4
 
 
+class Endless(Queue):
+    """A broker that does not say whether it has more."""
+
+    def waiting(self) -> Any:
+        return None
+
+    def is_drained(self) -> bool:
+        return False
+
+
 def test_a_run_that_ends_takes_what_came_before_a_pause(opened: Any) -> None:
-    class Endless(Queue):
-        def waiting(self) -> Any:
-            return None
-
-        def is_drained(self) -> bool:
-            return False
-
     offsets = opened("one", open=lambda: Endless(*"abc"))
     offsets.stop_at_head()
     assert offsets.following(offsets.first()) == offsets.log.head() and offsets.log.count() == 3
+    offsets.stop()
+
+
+def test_a_run_that_ends_takes_what_keeps_coming(opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where messages never stop to come, a batch does not wait for the end."""
+
+    class Busy(Endless):
+        def acknowledge(self) -> None:
+            super().acknowledge()
+            self.names.append("again")
+
+    monkeypatch.setattr(received, "_QUIET_SECONDS", 1000.0)
+    monkeypatch.setattr(received, "_GATHER_SECONDS", 0.2)
+    offsets = opened("one", open=lambda: Busy("first"), deduplicate_days=0)
+    offsets.stop_at_head()
+    first = offsets.first()
+    assert offsets.following(first) > first
     offsets.stop()
 
 
