@@ -7,6 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, closing
 from typing import Any
 
@@ -112,6 +113,23 @@ def test_a_run_that_ends_gathers_a_batch(opened: Any, monkeypatch: pytest.Monkey
         offsets.stop()
     assert sizes[0] == [9] and sizes[1] == [4, 4, 1]
     assert sum(sizes[2]) == 9 and max(sizes[2]) == 4
+
+
+def test_many_messages_of_which_some_are_known(opened: Any) -> None:
+    one, two = opened("one"), opened("two")
+    log, names = one.made(), [f"message {number}" for number in range(4000)]
+    put(one, *names[:1200])
+    put(two, *names[600:1800])
+    put(two, *names[600:1800])
+    assert log.count() == 1800
+    # Two receivers are given the same messages at once, as after a connection that broke.
+    two.made()
+    with ThreadPoolExecutor(2) as threads:
+        for done in [threads.submit(put, each, *names[1500:]) for each in (one, two)]:
+            done.result(120)
+    page = log.read(0, log.head(), 10_000)
+    values = page.columns[page.names.index("value")]
+    assert sorted(values) == sorted(name.encode() for name in names)
 
 
 class Endless(Queue):
