@@ -7,7 +7,7 @@ what is there, and ends the shard; and it refuses sequence numbers that are not 
 
 A test that writes `FOLDER/faults.json`, `{"stream": "orders", "GetRecords": 2}`, has the next two such requests of that
 stream refused because there are too many. Of a PutRecords every other record is refused. `Expired` is a GetRecords by
-an iterator that is too old.
+an iterator that is too old, `Denied` one by keys that were revoked.
 """
 
 from __future__ import annotations
@@ -99,6 +99,8 @@ def _get_records(self: Any) -> Any:
         raise JsonRESTError("ProvisionedThroughputExceededException", f"Rate exceeded for shard {shard}")
     if _is_asked(name, "Expired"):
         raise JsonRESTError("ExpiredIteratorException", "Iterator expired.")
+    if _is_asked(name, "Denied"):
+        raise JsonRESTError("UnrecognizedClientException", "The security token included in the request is invalid.")
     told = _real_get(self)
     found = self.kinesis_backend.streams[name].shards[shard]
     reached = int(decompose_shard_iterator(told.result["NextShardIterator"])[2])

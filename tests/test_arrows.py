@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -58,6 +59,13 @@ def test_no_ring_of_imports() -> None:
     below = {module: _reached_from(module) for module in FILES}
     rings = {frozenset(other for other in below[module] if module in below[other]) for module in FILES}
     assert sorted(map(sorted, filter(None, rings))) == []
+
+
+def test_no_text_names_a_broker() -> None:
+    """Also not in errors and descriptions: a broker that is added has no place there."""
+    names = re.compile("rabbit|pub/?sub|kinesis", re.IGNORECASE)
+    files = set(ROOT.rglob("*.py")) - set((ROOT / "systems").rglob("*.py")) - EXEMPT
+    assert [file for file in files if names.search(file.read_text())] == []
 
 
 def test_only_its_folder_knows_a_system() -> None:

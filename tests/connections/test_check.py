@@ -107,7 +107,7 @@ def test_stream_on_a_server_that_does_not_let_us_in(shared_server, kind: str, wr
         url = f"{scheme}://nobody:hunter2@{address}" if wrong == "user" else f"{url.rpartition('/')[0]}/nowhere"
         with pytest.raises(ConnectionFailedError) as caught:
             publish_sync(Stream(name="orders", connection=connect(url, name="x")), {"n": 1})
-    assert caught.value.hint == SIGN_IN_HINT
+    assert caught.value.hint == f"{SIGN_IN_HINT} Then: weft connections check x"
 
 
 def test_stream_in_a_file_that_is_no_database(project: Path) -> None:

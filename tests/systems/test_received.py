@@ -7,6 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, closing
 from typing import Any
 
@@ -92,6 +93,77 @@ def test_a_new_reader_keeps_what_it_begins_with(opened: Any) -> None:
     assert log.trim(end, keeps_unread=True) == 3 and log.floor() == end
     assert [each.consumer for each in log.groups()] == ["one"]
     assert two.first() == end  # it begins with what is left
+
+
+def test_a_run_that_ends_gathers_a_batch(opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch costs Spark more than a few messages do. As many as a batch, or the log, may have are enough."""
+    monkeypatch.setattr(received, "MOST_MESSAGES", 2)
+    for each in ("_QUIET_SECONDS", "_GATHER_SECONDS"):
+        monkeypatch.setattr(received, each, 1000.0)
+    monkeypatch.setattr(received, "_TIDY_SECONDS", 0.0)
+    sizes: list[list[int]] = []
+    position = 0
+    for fields in ({}, {"max_rows": 4}, {"max_unread": 4}):
+        offsets = opened("one", open=lambda: Queue(*"abcdefghi"), deduplicate_days=0, **fields)
+        offsets.stop_at_head()
+        sizes.append([])
+        while (upto := offsets.following(position)) > position:
+            sizes[-1].append(offsets.log.extent(position, upto, 100))
+            position = upto
+        offsets.stop()
+    assert sizes[0] == [9] and sizes[1] == [4, 4, 1]
+    assert sum(sizes[2]) == 9 and max(sizes[2]) == 4
+
+
+def test_many_messages_of_which_some_are_known(opened: Any) -> None:
+    one, two = opened("one"), opened("two")
+    log, names = one.made(), [f"message {number}" for number in range(4000)]
+    put(one, *names[:1200])
+    put(two, *names[600:1800])
+    put(two, *names[600:1800])
+    assert log.count() == 1800
+    # Two receivers are given the same messages at once, as after a connection that broke.
+    two.made()
+    with ThreadPoolExecutor(2) as threads:
+        for done in [threads.submit(put, each, *names[1500:]) for each in (one, two)]:
+            done.result(120)
+    page = log.read(0, log.head(), 10_000)
+    values = page.columns[page.names.index("value")]
+    assert sorted(values) == sorted(name.encode() for name in names)
+
+
+class Endless(Queue):
+    """A broker that does not say whether it has more."""
+
+    def waiting(self) -> Any:
+        return None
+
+    def is_drained(self) -> bool:
+        return False
+
+
+def test_a_run_that_ends_takes_what_came_before_a_pause(opened: Any) -> None:
+    offsets = opened("one", open=lambda: Endless(*"abc"))
+    offsets.stop_at_head()
+    assert offsets.following(offsets.first()) == offsets.log.head() and offsets.log.count() == 3
+    offsets.stop()
+
+
+def test_a_run_that_ends_takes_what_keeps_coming(opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where messages never stop to come, a batch does not wait for the end."""
+
+    class Busy(Endless):
+        def acknowledge(self) -> None:
+            super().acknowledge()
+            self.names.append("again")
+
+    monkeypatch.setattr(received, "_QUIET_SECONDS", 1000.0)
+    monkeypatch.setattr(received, "_GATHER_SECONDS", 0.2)
+    offsets = opened("one", open=lambda: Busy("first"), deduplicate_days=0)
+    offsets.stop_at_head()
+    first = offsets.first()
+    assert offsets.following(first) > first
+    offsets.stop()
 
 
 def test_readers_begin_while_another_removes(opened: Any) -> None:

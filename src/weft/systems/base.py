@@ -219,7 +219,11 @@ class Connection:
         `denied`: it knows no such user, password or database, so that who waits for it waits in vain."""
         hint = "Check that the server runs and takes connections"
         hint += f": weft connections check {self.name}" if self.name else "."
-        return self.failed(error, hint=SIGN_IN_HINT if answered or denied else hint, passes=not denied)
+        return self.failed(error, hint=self.checked(SIGN_IN_HINT) if answered or denied else hint, passes=not denied)
+
+    def checked(self, hint: str) -> str:
+        """Return what to do about a connection that fails, and the command that says whether it helped."""
+        return f"{hint} Then: weft connections check {self.name}" if self.name else hint
 
     @property
     def any_such(self) -> str:

@@ -76,6 +76,9 @@ _PAUSE, _STORING_PAUSE = 0.05, 0.005
 PATIENCE = 60.0
 """How many seconds a receiver tries to connect again, to the broker and to the log."""
 _RETRY_SECONDS = 0.5
+_ENOUGH, _QUIET_SECONDS, _GATHER_SECONDS, _LOOK_SECONDS = 200_000, 0.5, 10.0, 0.05
+"""In a run that ends, a batch waits for so many messages, unless none came for a while, or some keep coming for long:
+each batch costs Spark a part of a second, and takes it from the receiver."""
 _TIDY_SECONDS, _KEYS_SECONDS = 1.0, 60.0
 """How often what was read is removed, and how often old keys are."""
 MOST_KEYS = 5_000_000
@@ -136,6 +139,9 @@ class ReceivedOffsets(Offsets):
         self._pump: Pump | None = None
         self._away_since: float | None = None
         """Since when the database of the log does not answer."""
+        self._seen_upto, self._seen_at = -1, 0.0
+        """Up to where the log went at the last look that found more, and when that was."""
+        self._asked_at = 0.0
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -166,6 +172,7 @@ class ReceivedOffsets(Offsets):
 
     def following(self, after: int) -> int:
         # Spark asks for what follows an offset when every target has what is before it.
+        self._asked_at = time.monotonic()
         while True:
             if self._pump is not None:
                 self._pump.check()
@@ -181,8 +188,18 @@ class ReceivedOffsets(Offsets):
                 upto, is_done = after, False
             if is_done and self._pump is not None:
                 self._pump.check()  # it may have failed meanwhile
-            if upto > after or is_done or not self.is_once:
+            if is_done or not self.is_once or self._is_enough(after, upto):
                 return upto
+            time.sleep(_LOOK_SECONDS)
+
+    def _is_enough(self, after: int, upto: int) -> bool:
+        """Return whether a run that ends takes these messages as a batch, while others are received."""
+        now = time.monotonic()
+        if upto != self._seen_upto:
+            self._seen_upto, self._seen_at = upto, now
+        waited = now - self._seen_at >= _QUIET_SECONDS or now - self._asked_at >= _GATHER_SECONDS
+        # Offsets may have gaps, so that there are at most so many.
+        return upto > after and (waited or upto - after >= min(_ENOUGH, self.max_rows, self.max_unread))
 
     def _look(self, after: int) -> tuple[int, bool]:
         """Return the last offset of the next batch, and whether everything was received before it was looked up."""

@@ -171,6 +171,7 @@ def test_the_example_of_the_docs(kinesis: Any, monkeypatch: pytest.MonkeyPatch, 
 
 @pytest.mark.timing
 @pytest.mark.full
+@pytest.mark.timeout(3600)
 def test_a_driver_that_is_killed(kinesis: Any, shared_server: Callable[[str], Any], count: Callable[..., int]) -> None:
     """Now and then with other shards."""
     stream = kinesis.create_stream()

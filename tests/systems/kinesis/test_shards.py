@@ -216,6 +216,18 @@ def test_requests_that_are_refused(kinesis: Any, connection: Any) -> None:
         impatient.call("get_records", ShardIterator=iterator)
 
 
+def test_keys_that_are_revoked(kinesis: Any, connection: Any) -> None:
+    """It fails at once, with what to do; the next start reads what was not read."""
+    stream = kinesis.create_stream()
+    kinesis.put(stream, numbered(1, 2))
+    shards = Shards(connection, stream)
+    position = shards.first()
+    kinesis.refuse(stream, Denied=1)
+    with pytest.raises(weft.ConnectionFailedError, match=r"UnrecognizedClient.*\n.*weft connections check events"):
+        shards.following(position)
+    assert rest(shards, position)[0] == [1, 2]
+
+
 def test_a_request_that_fails(kinesis: Any, connection: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """What another shard gave before is read again."""
     stream = kinesis.create_stream(2)

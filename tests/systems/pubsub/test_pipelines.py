@@ -119,6 +119,7 @@ def test_the_example_of_the_docs(pubsub: Any, monkeypatch: pytest.MonkeyPatch, p
 
 @pytest.mark.timing
 @pytest.mark.full
+@pytest.mark.timeout(3600)
 def test_a_driver_that_is_killed(pubsub: Any, shared_server: Callable[[str], Any], count: Callable[..., int]) -> None:
     topic, subscription = pubsub.create_queue(ack_deadline_seconds=10)
     connection = {"kind": "pubsub", "name": "events", **pubsub.fields()}

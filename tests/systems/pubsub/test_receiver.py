@@ -7,11 +7,13 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import grpc
 import pytest
 from google.pubsub_v1.types import PubsubMessage
 
@@ -19,6 +21,7 @@ import weft
 from pubsub_server import PubSubServer
 from servers import wait_until
 from weft.project import Project
+from weft.systems import received as received_module
 from weft.systems.pubsub import client as client_module
 from weft.systems.pubsub import receiver as module
 from weft.systems.pubsub.client import client
@@ -216,6 +219,74 @@ def test_a_server_that_restarts(need_server: Any, opened: Any) -> None:
         assert [each.value for each in take(opened(connection, "orders"), 1)] == [b"1"]
     finally:
         server.kill()
+
+
+class _Gate:
+    """Passes calls on to a server, until it answers all of them with an error, as Google does for an account that is
+    removed or loses a role."""
+
+    def __init__(self, port: int) -> None:
+        self.refuses: grpc.StatusCode | None = None
+        self._channel = grpc.insecure_channel(f"127.0.0.1:{port}")
+        self._server = grpc.server(ThreadPoolExecutor(4))
+        self._server.add_generic_rpc_handlers([self])
+        self.port = self._server.add_insecure_port("127.0.0.1:0")
+        self._server.start()
+
+    def service(self, call: Any) -> Any:
+        def answer(request: bytes, context: Any) -> bytes:
+            if self.refuses is not None:
+                context.abort(self.refuses, "The account was refused.")
+            try:
+                passed_on = self._channel.unary_unary(call.method)
+                answered: bytes = passed_on(request, context.time_remaining(), call.invocation_metadata)
+                return answered
+            except grpc.RpcError as error:
+                context.abort(error.code(), error.details())
+                raise
+
+        return grpc.unary_unary_rpc_method_handler(answer)
+
+    def close(self) -> None:
+        self._server.stop(None)
+        self._channel.close()
+
+
+def test_credentials_that_are_revoked(
+    pubsub: Any, connection: Any, here: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pipeline tries for a while, and fails with what to do. What was received is kept, what came later waits."""
+    topic, subscription = pubsub.create_queue()
+    gate = _Gate(pubsub.port)
+    passing = replace(connection, endpoint=f"http://127.0.0.1:{gate.port}")
+
+    def received_by(position: int) -> tuple[Any, int]:
+        """Offsets that have received one message more."""
+        source = PubSubSource(passing, SourceSettings(subscription, wait_seconds=0.05))
+        offsets = replace(source._offsets, consumer="copies", open=source.opener())
+        wait_until(lambda: offsets.following(position) > position, "a message", 120)
+        return offsets, offsets.log.head()
+
+    try:
+        position = 0
+        for code, hint in (
+            (grpc.StatusCode.UNAUTHENTICATED, "Check project_id, endpoint and credentials."),
+            (grpc.StatusCode.PERMISSION_DENIED, "needs the role pubsub.subscriber to read"),
+        ):
+            pubsub.publish(topic, [b"1"])
+            offsets, position = received_by(position)
+            with monkeypatch.context() as hasty:
+                hasty.setattr(received_module, "PATIENCE", 0.5)
+                gate.refuses = code
+                with pytest.raises(weft.ConnectionFailedError, match=f"'events'.*{code.name}") as told:
+                    wait_until(lambda: offsets.following(position) < 0, "the error", 120)  # noqa: B023 - called here
+            assert hint in told.value.hint and told.value.hint.endswith("Then: weft connections check events")
+            offsets.stop()
+            gate.refuses = None
+        pubsub.publish(topic, [b"2"])
+        received_by(position)[0].stop()
+    finally:
+        gate.close()
 
 
 class _SlowNetwork:

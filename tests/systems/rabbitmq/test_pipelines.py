@@ -166,6 +166,7 @@ def test_the_spans_that_published_the_messages(rabbitmq: Any) -> None:
 
 @pytest.mark.full
 @pytest.mark.timing
+@pytest.mark.timeout(3600)
 def test_a_driver_that_is_killed(rabbitmq: Any, shared_server: Callable[[str], Any], count: Callable[..., int]) -> None:
     queue = rabbitmq.create_queue()
     connection = {"kind": "rabbitmq", "name": "broker", "amqp_url": rabbitmq.url(), "prefetch": 7}

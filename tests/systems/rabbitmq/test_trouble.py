@@ -165,6 +165,7 @@ offsets.stop()
 
 
 @pytest.mark.timing
+@pytest.mark.timeout(3600)
 def test_a_receiver_that_is_killed(rabbitmq: Any, connection: Any, here: Project, project: Path, count: Any) -> None:
     """At each step. Each message is stored once, and the queue is empty."""
     queue, total = rabbitmq.create_queue(), 0

@@ -72,7 +72,7 @@ class Source:
             Option(
                 "Where a new checkpoint begins: `earliest`, `latest` (not of files), an offset of a stream or a topic "
                 '(`"0:120,1:95"` for the partitions of one), on Redis also the id of an entry (`"1526919030474-55"`), '
-                "a sequence number or a time of Kinesis, a version of Delta."
+                "a sequence number or a time of a stream with shards, a version of Delta."
             ),
         ] = "earliest",
         max_rows: Annotated[
@@ -104,7 +104,7 @@ class Source:
             raise DeclarationError(
                 f"{where}: start is {start!r}.",
                 hint="It can be 'earliest', 'latest', an offset of a stream or topic ('0:120,1:95' for its "
-                "partitions), a sequence number or a time of Kinesis, or a version of Delta.",
+                "partitions), a sequence number or a time of a stream with shards, or a version of Delta.",
             )
         _set(
             self,

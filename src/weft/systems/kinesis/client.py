@@ -19,6 +19,7 @@ PATIENCE = 60.0
 """How many seconds to go on while Kinesis says that there are too many requests."""
 _NETWORK_PATIENCE = 5.0
 _FIRST_WAIT, _LONGEST_WAIT = 0.1, 5.0
+_HINT = "Check region, endpoint and keys."
 _THROTTLED = {
     "ProvisionedThroughputExceededException",
     "LimitExceededException",
@@ -73,7 +74,7 @@ class Client:
                 patience = min(self.patience, _NETWORK_PATIENCE)
                 failure = self.connection.unreachable(error, answered=False)
             except self.errors.BotoCoreError as error:  # no credentials, an argument that cannot be
-                raise self.connection.failed(error, hint="Check region, endpoint and keys.") from None
+                raise self.connection.failed(error, hint=self.connection.checked(_HINT)) from None
             if time.monotonic() - began >= patience:
                 raise failure from None
             time.sleep(next(waits))
@@ -92,7 +93,7 @@ class Client:
         text = settings.redact(error.response["Error"].get("Message", code), self.connection.secrets())
         if code in ("InvalidArgumentException", "ResourceNotFoundException"):
             return StorageError(f"{self.connection.label} ({self.connection.target}): {code}: {text}")
-        return self.connection.failed(ConnectionError(f"{code}: {text}"), hint="Check region, endpoint and keys.")
+        return self.connection.failed(ConnectionError(f"{code}: {text}"), hint=self.connection.checked(_HINT))
 
     def _streams_or_none(self) -> list[str]:
         try:

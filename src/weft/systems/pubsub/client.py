@@ -42,6 +42,7 @@ _WINDOW = 20_000
 """So many messages are held at a time, to be sent by their ordering keys: a request has messages of one key."""
 _SENDERS = 8
 _HINT = "Check project_id, endpoint and credentials."
+_ROLES = "The account needs the role pubsub.subscriber to read, and pubsub.publisher to write."
 _CHANNEL = [
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", -1),
@@ -128,7 +129,7 @@ class Client:
                 patience = self.patience if code in _BUSY else _NETWORK_PATIENCE if code in _AWAY else 0.0
                 failure = self._failure(error, code, request)
             except self._auth_errors.GoogleAuthError as error:
-                raise self.connection.failed(error, hint=_HINT) from None
+                raise self.connection.failed(error, hint=self.connection.checked(_HINT)) from None
             if time.monotonic() - began >= min(patience, self.patience):
                 raise failure from None
             time.sleep(next(waits))
@@ -141,7 +142,8 @@ class Client:
             return self.connection.unreachable(ConnectionError(f"{code}: {text}"), answered=False)
         if code in ("INVALID_ARGUMENT", "FAILED_PRECONDITION", "ALREADY_EXISTS"):
             return StorageError(f"{self.connection.label} ({self.connection.target}): {code}: {text}")
-        return self.connection.failed(ConnectionError(f"{code}: {text}"), hint=_HINT)
+        hint = self.connection.checked(_ROLES if code == _DENIED else _HINT)
+        return self.connection.failed(ConnectionError(f"{code}: {text}"), hint=hint)
 
     def _not_found(self, request: Any) -> WeftError:
         names = request if isinstance(request, dict) else {"topic": request.topic}

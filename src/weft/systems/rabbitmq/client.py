@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 # A broker that is short of memory or disk takes nothing, and says so.
 _BLOCKED_SECONDS = 60
+# At a time. Pika reads 4 KB, which ends in the middle of a message as often.
+_READ_BYTES = 1 << 16
 _NOT_FOUND, _REFUSED, _OTHER = 404, 403, 406
 
 
@@ -117,6 +119,7 @@ def deliver_to(connection: Any, channel: Any, receive: Callable[[list[Any]], Non
     # Those that pika reads. Its own function would keep them until the end of a read, behind others that came later,
     # and an acknowledgement of one is for all before it.
     channel._on_consumer_message_delivery = lambda _, *message: received([message])
+    connection._impl._transport._MAX_RECV_BYTES = _READ_BYTES
     connection._impl.receiver = channel.channel_number, received
 
 

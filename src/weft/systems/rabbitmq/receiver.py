@@ -140,19 +140,21 @@ def _passed_by(*_: Any) -> None:
 
 def received(method: Any, properties: Any, body: bytes) -> Received:
     """Return a message of pika as one of ours."""
-    about = {
-        "key": _plain(method.routing_key),
-        "exchange": _plain(method.exchange),
-        "message_id": _plain(properties.message_id),
-        "headers": _plain(properties.headers) if _depth(properties.headers) <= _MOST_NESTED else None,
-    }
-    if isinstance(about["headers"], dict) and isinstance(traced := about["headers"].get(TRACEPARENT), str):
-        about[TRACEPARENT] = traced
-    identity = None
-    if properties.message_id:
-        # Also its content: some publishers begin to count again.
-        identity = b"\0".join([*(about[each].encode() for each in ("message_id", "exchange", "key")), body])
-    return Received(body, sent_at(properties.timestamp), {k: v for k, v in about.items() if v}, identity)
+    key, exchange, name = _plain(method.routing_key), _plain(method.exchange), _plain(properties.message_id)
+    about: dict[str, Any] = {}
+    if key:
+        about["key"] = key
+    if exchange:
+        about["exchange"] = exchange
+    if name:
+        about["message_id"] = name
+    if properties.headers and _depth(properties.headers) <= _MOST_NESTED:
+        about["headers"] = headers = _plain(properties.headers)
+        if isinstance(traced := headers.get(TRACEPARENT), str) and traced:
+            about[TRACEPARENT] = traced
+    # Also its content: some publishers begin to count again.
+    identity = f"{name}\0{exchange}\0{key}\0".encode() + body if name else None
+    return Received(body, sent_at(properties.timestamp) if properties.timestamp is not None else None, about, identity)
 
 
 def sent_at(timestamp: Any) -> datetime | None:
