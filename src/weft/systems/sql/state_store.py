@@ -307,8 +307,10 @@ class SqlState(StateStore):
 
     def _copy(self, session: Session, table: str, rows: pa.Table) -> None:
         if rows.num_rows:
-            if KEY in rows.schema.names and (CHECK not in rows.schema.names or self._is_indexed):
-                rows = rows.sort_by(KEY)  # an index takes neighbours faster, and finds them faster
+            is_join = CHECK in rows.schema.names
+            if is_join or KEY in rows.schema.names:
+                # An index takes neighbours faster, and finds them faster.
+                rows = rows.sort_by(END if is_join and not self._is_indexed else KEY)
             coded = _coded(rows)
             self._tables.copy_in(session, table, coded.schema, coded.to_batches())
 
