@@ -98,6 +98,7 @@ def test_earlier_states_are_removed(call: Any, events: Any) -> None:
     run()
     assert [each["of"] for each in listed(call, "state", "list")] == ["this checkpoint", "an earlier one"]
     call("state", "drop", "per_minute", "--yes")
+    assert "The key of per_minute has 0 columns" in call("state", "show", "per_minute", "--key", "1", code=1).stderr
     (kept,) = listed(call, "state", "list")
     assert kept["of"] == "this checkpoint"
     assert "nothing to remove" in call("state", "drop", "per_minute", "--yes").stderr

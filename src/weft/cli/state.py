@@ -71,12 +71,18 @@ def list_(output: str) -> None:
 
 @state.command()
 @_WHAT
+@click.option(
+    "--key",
+    multiple=True,
+    metavar="K",
+    help="Only rows of this group, or with this key of a join: its value. May be repeated, for each column.",
+)
 @common_options
-def show(what: str, output: str) -> None:
+def show(what: str, key: tuple[str, ...], output: str) -> None:
     """Show what waits: when each window begins and ends, or until when rows of a join are kept, and how many rows the
     state has of it."""
     with _current(what) as (pipeline, stored):
-        rows = waiting_in(pipeline, stored)
+        rows = waiting_in(pipeline, stored, key)
     if output == "json":
         print_json(rows)
         return
