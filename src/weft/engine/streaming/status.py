@@ -11,13 +11,14 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from weft.engine.readers import open_tables
+from weft.engine.readers import open_tables, opened_tables
 from weft.engine.streaming.checkpoint import Checkpoint, CheckpointState
 from weft.engine.streaming.state import checkpoint_place, files_state, state_connection
 from weft.engine.streaming.stateful import NEVER, PARTITION
 from weft.errors import DeclarationError, NotFoundError
 from weft.pipelines.streaming.spec import StreamingPipeline
 from weft.pipelines.streaming.windows import IN_MEMORY, Watermark
+from weft.systems.base import Connection
 from weft.systems.sql.state_store import SqlState, StoredState, stored_states
 from weft.systems.sql.tables import SqlTables
 from weft.systems.state_store import Selection, StateStore
@@ -131,6 +132,12 @@ def states_of(pipeline: StreamingPipeline) -> list[dict[str, Any]]:
         # A join has no windows.
         windows = {"windows": None} if pipeline.join is not None else {}
         return [{**state_status(each, query_id), **windows} for each in found]
+
+
+def states_in(connection: Connection) -> list[dict[str, Any]]:
+    """Return all states in a database, also those of pipelines that are declared nowhere."""
+    with opened_tables(connection) as tables:
+        return [{**state_status(each, None), "of": each.checkpoint} for each in stored_states(tables)]
 
 
 def waiting_in(pipeline: StreamingPipeline, stored: StateStore, key: Sequence[str] = ()) -> list[dict[str, Any]]:

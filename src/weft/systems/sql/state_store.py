@@ -73,26 +73,28 @@ class StoredState:
         return sum(self.counts.values())
 
 
-def stored_states(tables: SqlTables, pipeline: str) -> list[StoredState]:
-    """Return the states of a pipeline, of all its checkpoints. Creates nothing."""
+def stored_states(tables: SqlTables, pipeline: str | None = None) -> list[StoredState]:
+    """Return the states of a pipeline, or of all, of all their checkpoints. Creates nothing."""
     table = system_table(tables, "state")
-    names = tables.listed(("query_id", "table_name", "batch_id", "decided", "checkpoint"))
+    names = tables.listed(("pipeline", "query_id", "table_name", "batch_id", "decided", "checkpoint"))
     if tables.connection.is_missing():
         return []
+    chosen, values = (" AND pipeline = ?", (pipeline,)) if pipeline is not None else ("", ())
     try:
         with tables.driver.session("read") as session:
-            of_pipeline = f"pipeline = ? AND batch_id > {_ANNOUNCED}"
-            rows = session.rows(f"SELECT {names} FROM {table} WHERE {of_pipeline} ORDER BY batch_id", (pipeline,))
+            # Of those that were announced, none has a batch.
+            where = f"batch_id > {_ANNOUNCED}{chosen} ORDER BY pipeline, batch_id"
+            rows = session.rows(f"SELECT {names} FROM {table} WHERE {where}", values)
             return [
                 StoredState(
-                    pipeline,
+                    owner,
                     query_id,
                     name,
                     StateBatch(int(batch), **json.loads(text)),
                     checkpoint,
                     _counts(tables, session, name),
                 )
-                for query_id, name, batch, text, checkpoint in rows
+                for owner, query_id, name, batch, text, checkpoint in rows
             ]
     except WeftError as error:
         if tables.connection.reports_missing(str(error)) == "table":
