@@ -6,14 +6,18 @@ import json
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import weft
+from weft.engine.readers import opened_tables
 from weft.engine.streaming.spark_engine import SparkEngine
 from weft.operate.run_options import Running
 from weft.operate.supervisor import supervise
 from weft.project import Project, current
 from weft.server.streaming import read_one
+from weft.systems.sql.state_store import SqlState
+from weft.systems.state_store import BATCH, END, StateBatch
 
 pytestmark = pytest.mark.spark
 
@@ -98,6 +102,7 @@ def test_earlier_states_are_removed(call: Any, events: Any) -> None:
     run()
     assert [each["of"] for each in listed(call, "state", "list")] == ["this checkpoint", "an earlier one"]
     call("state", "drop", "per_minute", "--yes")
+    assert "The key of per_minute has 0 columns" in call("state", "show", "per_minute", "--key", "1", code=1).stderr
     (kept,) = listed(call, "state", "list")
     assert kept["of"] == "this checkpoint"
     assert "nothing to remove" in call("state", "drop", "per_minute", "--yes").stderr
@@ -105,6 +110,35 @@ def test_earlier_states_are_removed(call: Any, events: Any) -> None:
     publish(right, 66)
     run()
     assert [row.n for row in weft.read("SELECT n FROM counts", source="default").collect()] == [2]
+
+
+def test_a_pipeline_that_is_no_longer_declared(call: Any, local: Project) -> None:
+    assert "No pipeline in default has a state" in call("state", "list", "--connection", "default").stderr
+    schema = pa.schema([(END, pa.int64()), (BATCH, pa.int64())])
+    row = pa.Table.from_pylist([{END: 5, BATCH: 0}], schema)
+    with opened_tables(current().connection("default")) as tables:
+        for name in ("gone", "other"):
+            state = SqlState(tables, name, f"query of {name}", "here:checkpoints")
+            state.last()
+            state.append(row, StateBatch(0, None, None))
+    assert "No declared pipeline has a state" in call("state", "list").stderr
+    found = listed(call, "state", "list", "--connection", "default")
+    assert [(each["pipeline"], each["of"], each["rows"]) for each in found] == [
+        ("gone", "here:checkpoints", 1),
+        ("other", "here:checkpoints", 1),
+    ]
+    missing = call("state", "drop", "gon", "--connection", "default", "--yes", code=1).stderr
+    assert "There is no state of gon in default" in missing and "gone" in missing
+    assert "Removed 1 state" in call("state", "drop", "gone", "--connection", "default", "--yes").stderr
+    (kept,) = listed(call, "state", "list", "--connection", "default")
+    assert kept["pipeline"] == "other"
+    with opened_tables(current().connection("default")) as tables, tables.driver.session("read") as session:
+        assert [name for name in tables.names(session, "weft") if name.startswith("state_gone")] == []
+
+
+def test_one_that_is_declared_is_not_gone(call: Any, events: Any) -> None:
+    refused = call("state", "drop", "per_minute", "--connection", "default", "--yes", code=1)
+    assert "per_minute is declared" in refused.stderr
 
 
 def test_a_rewind_is_refused(call: Any, events: Any) -> None:

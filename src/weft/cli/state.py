@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from shlex import quote
@@ -21,6 +21,7 @@ from weft.cli.common import (
     yes_option,
 )
 from weft.cli.consume import find_pipeline
+from weft.engine.readers import opened_tables
 from weft.engine.streaming.checkpoint import Checkpoint
 from weft.engine.streaming.state import checkpoint_place
 from weft.engine.streaming.status import (
@@ -28,20 +29,23 @@ from weft.engine.streaming.status import (
     is_in_memory,
     opened_state,
     refuse_without_state,
+    states_in,
     states_of,
     waiting_in,
     watermark_status,
 )
-from weft.errors import WeftError
+from weft.errors import DeclarationError, NotFoundError, WeftError, did_you_mean
 from weft.project import current
-from weft.systems.sql.state_store import drop_state, stored_states
+from weft.systems.sql.state_store import StoredState, drop_state, stored_states
 
 if TYPE_CHECKING:
     from weft.pipelines.streaming.spec import StreamingPipeline
+    from weft.systems.sql.tables import SqlTables
     from weft.systems.state_store import StateStore
 
 _WHAT = click.argument("what", metavar="NAME|FILE.toml")
 _SHOWN = 50
+_THERE = "All states in this database, also of pipelines that are declared nowhere."
 
 
 @click.group()
@@ -50,11 +54,12 @@ def state() -> None:
 
 
 @state.command("list")
+@click.option("--connection", metavar="NAME", help=_THERE)
 @common_options
-def list_(output: str) -> None:
+def list_(connection: str | None, output: str) -> None:
     """List the states of the declared pipelines: of the checkpoint that each has, and of those before it."""
-    rows = []
-    for pipeline in current().streaming_pipelines.values():
+    rows = [] if connection is None else states_in(current().connection(connection))
+    for pipeline in current().streaming_pipelines.values() if connection is None else ():
         if pipeline.step is not None and not is_in_memory(pipeline):
             try:
                 rows += states_of(pipeline)
@@ -66,17 +71,24 @@ def list_(output: str) -> None:
         shown = [{**row, "watermark": time_text(row["watermark"]), "oldest": time_text(row["oldest"])} for row in rows]
         print_table(shown, ["pipeline", "of", "batch", "watermark", "windows", "rows", "oldest", "table"], ["table"])
     else:
-        click.echo("No declared pipeline has a state.", err=True)
+        whose = "No declared pipeline" if connection is None else f"No pipeline in {connection}"
+        click.echo(f"{whose} has a state.", err=True)
 
 
 @state.command()
 @_WHAT
+@click.option(
+    "--key",
+    multiple=True,
+    metavar="K",
+    help="Only rows of this group, or with this key of a join: its value. May be repeated, for each column.",
+)
 @common_options
-def show(what: str, output: str) -> None:
+def show(what: str, key: tuple[str, ...], output: str) -> None:
     """Show what waits: when each window begins and ends, or until when rows of a join are kept, and how many rows the
     state has of it."""
     with _current(what) as (pipeline, stored):
-        rows = waiting_in(pipeline, stored)
+        rows = waiting_in(pipeline, stored, key)
     if output == "json":
         print_json(rows)
         return
@@ -122,11 +134,15 @@ def why(what: str, output: str) -> None:
     is_flag=True,
     help="All of this name: those of other checkpoints, and that of its own.",
 )
+@click.option("--connection", metavar="NAME", help="All of this name in this database, of a pipeline that is gone.")
 @yes_option
 @module_option
-def drop(what: str, every: bool, yes: bool) -> None:
+def drop(what: str, every: bool, connection: str | None, yes: bool) -> None:
     """Remove the states of earlier checkpoints, which `weft checkpoints reset` left for the case that one is brought
     back."""
+    if connection is not None:
+        _drop_undeclared(what, connection, yes)
+        return
     pipeline = _with_state(what)
     with opened_state(pipeline) as (tables, query_id):
         # Files are those of a checkpoint, and go with it.
@@ -138,11 +154,31 @@ def drop(what: str, every: bool, yes: bool) -> None:
             click.echo(f"There is nothing to remove of {pipeline.name}.", err=True)
             return
         with Checkpoint.of(pipeline).locked():
-            rows = sum(each.rows for each in chosen)
-            confirm(f"Remove {plural(len(chosen), 'state')} of {pipeline.name} with {plural(rows, 'row')}?", yes)
-            for each in chosen:
-                assert tables is not None
-                drop_state(tables, each)
+            assert tables is not None
+            _remove(tables, chosen, yes)
+
+
+def _drop_undeclared(name: str, connection: str, yes: bool) -> None:
+    if name in current().streaming_pipelines:
+        raise DeclarationError(
+            f"{name} is declared: --connection is for a pipeline that is gone.", hint=f"weft state drop {quote(name)}"
+        )
+    with opened_tables(current().connection(connection)) as tables:
+        found = stored_states(tables)
+        chosen = [each for each in found if each.pipeline == name]
+        if not chosen:
+            hint = did_you_mean(name, {each.pipeline for each in found}, f"weft state list --connection {connection}")
+            raise NotFoundError(f"There is no state of {name} in {connection}.", hint=hint)
+        _remove(tables, chosen, yes)
+
+
+def _remove(tables: SqlTables, chosen: Sequence[StoredState], yes: bool) -> None:
+    rows = plural(sum(each.rows for each in chosen), "row")
+    # Another project, or another machine, may have a pipeline of this name.
+    places = ", ".join(sorted({each.checkpoint for each in chosen}))
+    confirm(f"Remove {plural(len(chosen), 'state')} of {chosen[0].pipeline} with {rows}, of {places}?", yes)
+    for each in chosen:
+        drop_state(tables, each)
     click.echo(f"Removed {plural(len(chosen), 'state')}.", err=True)
 
 

@@ -4,7 +4,8 @@ The database has every row, and alone says what is so. A process remembers the r
 not too many, and reads them from memory. What it does not remember it reads from the database: after a restart, until
 all rows of before are gone; and after an error, of which it is not known what it left behind.
 
-Rows are removed by a thread, while the next batch is computed. Everything else that asks the database waits for it.
+Rows are removed by a thread, while the next batch is computed. Everything else that asks the database waits for it. The
+same thread stores the rows of a join, while their pairs are found in memory.
 """
 
 from __future__ import annotations
@@ -60,12 +61,33 @@ class RememberedState(StateStore):
         self._begin()
         with self._changing():
             self._store.append(rows, batch, replaced)
-        if self._parts is None:
-            return
-        if replaced is not None:
+        if replaced is not None and self._parts is not None:
             if self._unknown is not None and replaced.whole_keys:
                 self._is_too_large = True  # which rows are meant depends on those that are not known
             self._keep(replaced)
+        self._remember(rows)
+
+    def append_joined(self, rows: pa.Table, batch: StateBatch, wanted: Pairs) -> pa.Table | None:
+        self._settle()
+        self._begin()
+        if self._parts is None or self._unknown is not None:
+            self.append(rows, batch)
+            return None
+        found, known = None, pa.concat_tables([*self._parts, rows])
+        with self._changing():
+            storing = self._worker.submit(self._store.append, rows, batch)
+            try:
+                with suppress(Exception):  # the batch is stored then all the same, and meets the error when it emits
+                    found = pairs_in_memory(known, wanted)
+            finally:
+                storing.result()
+        self._remember(rows)
+        return found
+
+    def _remember(self, rows: pa.Table) -> None:
+        """Remember rows that were stored, unless they are too many."""
+        if self._parts is None:
+            return
         self._parts.append(rows)
         if len(self._parts) > _MOST_PARTS:
             pairs = (self._parts[at : at + 2] for at in range(0, len(self._parts), 2))
@@ -117,10 +139,8 @@ class RememberedState(StateStore):
             self._keep(Selection(upto=upto))
             if is_known_now := self._unknown is not None and self._unknown <= upto:
                 self._unknown = None
-        if self._thread is None:
-            self._thread = ThreadPoolExecutor(1, "weft-state")
         self._owed = upto
-        self._removal = self._thread.submit(self._remove, upto, is_known_now)
+        self._removal = self._worker.submit(self._remove, upto, is_known_now)
 
     def _remove(self, upto: int, is_known_now: bool) -> None:
         self._store.remove(upto)
@@ -137,6 +157,12 @@ class RememberedState(StateStore):
         if self._thread is not None:
             self._thread.shutdown()
         self._store.close()
+
+    @property
+    def _worker(self) -> ThreadPoolExecutor:
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, "weft-state")
+        return self._thread
 
     # ---------------------------------------------------------------------------------------------------------- memory
 

@@ -127,6 +127,11 @@ class StateStore(ABC):
         """Store the rows of a batch and what it decided, and remove the `replaced` rows of earlier batches, all of it
         or nothing. Raise where the state does not end with the batch before it: another process has gone on."""
 
+    def append_joined(self, rows: pa.Table, batch: StateBatch, wanted: Pairs) -> pa.Table | None:
+        """Store the rows of a batch as `append` does. Return its pairs, where they were found meanwhile."""
+        self.append(rows, batch)
+        return None
+
     @abstractmethod
     def retype(self, schema: pa.Schema) -> None:
         """Give columns another type, to which stored values are converted, and add those that are new."""

@@ -53,6 +53,7 @@ supervise(SparkEngine(pipeline), Running(once=True))
 
 
 @pytest.mark.timing
+@pytest.mark.timeout(4 * 3600)  # sixty kills, each of which takes up to a minute with Delta beside other work
 @pytest.mark.parametrize("place", ["same", "two", "files", pytest.param("delta", marks=pytest.mark.delta)])
 @pytest.mark.parametrize("system", ["sqlite", "postgres"], indirect=True)
 @pytest.mark.brief("sqlite-same")

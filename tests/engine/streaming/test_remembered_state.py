@@ -15,6 +15,7 @@ from engine.streaming.join_oracle import Case, Oracle
 from engine.streaming.states import choose_limits, remembered
 from engine.streaming.test_files_state import SCHEMA, contents
 from engine.streaming.test_joins import KINDS, emitted, joins_of
+from weft.engine.streaming import joins as joins_module
 from weft.engine.streaming.joins import Joins
 from weft.engine.streaming.stateful import LATE, REASON, Reduced
 from weft.errors import WeftError
@@ -22,8 +23,9 @@ from weft.project import current
 from weft.systems import pairs_in_memory
 from weft.systems.sql.state_store import SqlState
 from weft.systems.state_in_memory import InMemoryState
-from weft.systems.state_store import BATCH, END, KEY, SIDE, TIME, Selection, StateBatch
+from weft.systems.state_store import BATCH, CHECK, END, KEY, SIDE, TIME, Pairs, Selection, StateBatch
 
+SPREAD = joins_module._spread
 SELECTED = pa.schema(
     [
         (REASON, pa.string()),
@@ -116,8 +118,8 @@ def _selected(sides: set[int]) -> pa.Schema:
 class PlainJoins(Joins):
     """Joins of rows that were not selected by Spark."""
 
-    shared = 0
-    """In so many first bytes the digests of all keys are the same."""
+    shared: int | None = 0
+    """In so many first bytes the digests of all keys are the same; `None`: keys are short texts."""
 
     def reduce(self, rows: Any) -> Reduced:
         selected = []
@@ -138,7 +140,55 @@ class PlainJoins(Joins):
         return self.reduced(pa.Table.from_pylist(selected, _selected({each.side for each in rows})), {})
 
     def _digest(self, key: str) -> bytes:
+        if self.shared is None:
+            return key.encode()
         return bytes(self.shared) + hashlib.sha256(key.encode()).digest()[self.shared :]
+
+
+def test_no_two_keys_have_the_same_numbers() -> None:
+    """Short ones are stored as they are, whatever bytes they end with, and of others a digest."""
+    short = [b"", b"\0", b"\0\0", b"a", b"a\0", b"ab", b"k" * 7, b"k" * 8, b"k" * 9, b"k" * 15, b"k" * 14 + b"\0"]
+    long = [hashlib.sha256(each).digest() for each in (b"", b"a", b"k" * 15)]
+    long += [bytes(15) + each for each in (b"\0" * 17, b"\1" * 17)]  # of a digest 15 bytes count
+    keys = [None, *short, *long]
+    # In several chunks, of which one begins in the middle of what it has.
+    chunks = [pa.array(keys[:4], pa.binary()), pa.array([b"other", *keys[4:]], pa.binary()).slice(1)]
+    first, second = (each.to_pylist() for each in joins_module._numbers(pa.chunked_array(chunks)))
+    assert (first[0], second[0]) == (None, None)
+    numbers = list(zip(first, second, strict=True))
+    assert len({*numbers}) == len(keys) - 1
+    assert numbers[-1] == numbers[-2]
+    assert len({*first}) == len(keys) - 1  # an index on one of the two finds a key
+
+
+@pytest.mark.usefixtures("here")
+def test_rows_that_could_not_be_stored_are_not_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their pairs are found while they are stored."""
+    schema = pa.schema([(END, pa.int64()), (TIME, pa.int64()), (SIDE, pa.int16()), (KEY, pa.int64())])
+    for name in (CHECK, BATCH, "l", "r"):
+        schema = schema.append(pa.field(name, pa.int64()))
+    state, append = remembered("a"), SqlState.append
+
+    def add(number: int) -> list[dict[str, Any]]:
+        row = {END: 9, TIME: 1, SIDE: number % 2, KEY: 1, CHECK: 1, BATCH: number, "lr"[number % 2]: number}
+        wanted = Pairs(number, 0, 0, ("l",), ("r",))
+        found = state.append_joined(pa.Table.from_pylist([row], schema), StateBatch(number, None, None), wanted)
+        assert found is not None
+        return found.to_pylist()
+
+    def away(*_: Any) -> None:
+        raise WeftError("The database is away.")
+
+    state.last()
+    assert add(0) == []
+    monkeypatch.setattr(SqlState, "append", away)
+    with pytest.raises(WeftError, match="away"):
+        add(1)
+    monkeypatch.setattr(SqlState, "append", append)
+    assert len(state.read(Selection())) == 1
+    assert add(1) == [{"l": 0, "r": 1}]
+    assert add(2) == [{"l": 2, "r": 1}]
+    state.close()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -155,7 +205,10 @@ def check(seed: int, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     chance = random.Random(seed)
     choose_limits(chance, monkeypatch)
     monkeypatch.setattr(pairs_in_memory, "_ROOM", chance.choice([1, 1 << 62]))
-    monkeypatch.setattr(PlainJoins, "shared", chance.choice([0, 0, 2, 8]))
+    shared = chance.choice([0, None, 2, 8])
+    monkeypatch.setattr(PlainJoins, "shared", shared)
+    # With 8, the numbers of all keys are the same but for `CHECK`.
+    monkeypatch.setattr(joins_module, "_spread", (lambda first, _: first.copy()) if shared == 8 else SPREAD)
     case, found = Case.random(seed, kind), Counter[tuple[Any, Any]]()
     oracle, joins, restarts = Oracle(case), opened(case), chance.choice([1, 2, 5, 1000])
     for number, batch in enumerate(case.batches):

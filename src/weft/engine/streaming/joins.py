@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.lib.stride_tricks import sliding_window_view
 
 from weft.columns import hint_of, hinted, in_calendar, python_rows
 from weft.engine import frame_projection, inputs
@@ -45,11 +46,17 @@ from weft.spark_support.sessions import quoted, union_of
 from weft.streams.declare import MAX_NEW_COLUMNS
 from weft.systems.load import Columns
 from weft.systems.log import RESERVED_PREFIX
-from weft.systems.state_store import BATCH, CHECK, END, KEY, SIDE, TIME, Due, Pairs, StateStore
+from weft.systems.state_store import BATCH, CHECK, END, KEY, SIDE, TIME, Due, Pairs, StateBatch, StateStore
 
 # Rows are removed so many times while one of them stays, so that the ends of rows are few.
 _REMOVALS = 32
 _SECOND = 1_000_000
+# So many bytes of a key are stored as they are.
+_SHORT = 15
+# Of a key of so many bytes, the bits that it has in each of two numbers.
+_KEPT = [np.array([(1 << 8 * min(max(n - at, 0), 8)) - 1 for n in range(_SHORT + 1)], np.uint64) for at in (0, 8)]
+# Changes with what is stored of a key.
+_FORM = 2
 _OWN = (END, SIDE, KEY, CHECK, TIME, BATCH)
 _ADDED = b"weft.added"
 _log = logging.getLogger("weft.engine")
@@ -100,6 +107,8 @@ class Joins(Stateful):
         """The columns that the state does not get, of which a warning was written."""
         self._stored = store.counts()
         """How many rows are stored, by their end."""
+        self._found: pa.Table | None = None
+        """What the last batch emits, where it was found while its rows were stored."""
 
     # ------------------------------------------------------------------------------------------------------- one batch
 
@@ -133,7 +142,8 @@ class Joins(Stateful):
         if reduced.fragments is None:
             return
         rows = self._fitted(reduced.fragments.append_column(BATCH, pa.repeat(number, len(reduced.fragments))))
-        self.store.append(rows, batch)
+        self._found = None
+        self._found = self.store.append_joined(rows, batch, self._pairs(batch, rows.schema))
         self.last = batch
         for each in rows[END].value_counts().to_pylist():
             self._stored[each["values"]] = self._stored.get(each["values"], 0) + each["counts"]
@@ -142,6 +152,13 @@ class Joins(Stateful):
         schema, last = self.store.schema(), self.last
         if schema is None or last is None:
             return None
+        rows, self._found = self._found, None  # once: the process need not hold it until the next batch
+        if rows is None:
+            rows = self.store.pairs(self._pairs(last, schema))
+        return rows if len(rows) else None
+
+    def _pairs(self, last: StateBatch, schema: pa.Schema) -> Pairs:
+        """Return which rows a batch emits."""
         left, right = (tuple(self._stored_columns(each, schema)) for each in self._sides)
         alone = {}
         for each in self._sides:
@@ -151,8 +168,7 @@ class Joins(Stateful):
                 # Of a row its end follows, but for the rounding of ends.
                 ends = -NEVER if after is None else after + each.stays, upto + each.stays + 2 * self._step
                 alone[each.number] = Due(after, upto, *ends)
-        rows = self.store.pairs(Pairs(last.added, self._least, self._most, left, right, alone))
-        return rows if len(rows) else None
+        return Pairs(last.added, self._least, self._most, left, right, alone)
 
     def report(self, emitted: int) -> WindowReport | None:
         waiting = sum(self._stored.values())
@@ -299,7 +315,7 @@ class Joins(Stateful):
         ]
 
     def _fingerprints(self) -> list[str]:
-        named = {name: value for name, value in asdict(self.join).items() if name != "late_data"}
+        named = {name: value for name, value in asdict(self.join).items() if name != "late_data"} | {"form": _FORM}
         return [hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()]
 
 
@@ -323,21 +339,48 @@ def _in_calendar(rows: pa.Table) -> tuple[pa.Table, list[tuple[dict[str, Any], s
 
 
 def _key(texts: Sequence[str]) -> str:
-    """Return the digest of the keys of a row, in SQL; null where one is null."""
-    # SHA-256: nobody can make two keys that are taken for one.
-    if len(texts) == 1:
-        return f"unhex(sha2({texts[0]}, 256))"
-    is_null = " OR ".join(f"{each} IS NULL" for each in texts)
-    return f"CASE WHEN NOT ({is_null}) THEN unhex(sha2(to_json(array({', '.join(texts)})), 256)) END"
+    """Return the keys of a row as bytes, in SQL: a short text as it is, of others a digest; null where one is null."""
+    text = texts[0]
+    if len(texts) > 1:
+        is_null = " OR ".join(f"{each} IS NULL" for each in texts)
+        text = f"CASE WHEN NOT ({is_null}) THEN to_json(array({', '.join(texts)})) END"
+    # SHA-256: nobody can make two keys that are taken for one. It takes Spark longer than all else of a row.
+    digest = f"unhex(sha2({text}, 256))"
+    return f"CASE WHEN octet_length({text}) <= {_SHORT} THEN CAST({text} AS BINARY) ELSE {digest} END"
 
 
-def _numbers(digests: pa.ChunkedArray) -> list[pa.Array]:
-    """Return 128 bits of digests as two numbers each; nulls of nulls."""
-    is_null = pc.is_null(digests).combine_chunks().to_numpy(zero_copy_only=False)
-    whole = pc.fill_null(digests, bytes(32)).combine_chunks().cast(pa.binary(32))
-    values = np.frombuffer(whole.buffers()[1], np.int64) if len(whole) else np.zeros(0, np.int64)
-    parts = values.reshape(-1, 4)[whole.offset : whole.offset + len(whole)]
-    return [pa.array(parts[:, at], mask=is_null) for at in (0, 1)]
+def _numbers(keys: pa.ChunkedArray) -> list[pa.Array]:
+    """Return 128 bits of keys as two numbers each; nulls of nulls. They are all of a short key and its length, or 120
+    bits of a digest: no two keys have the same."""
+    if not len(keys):
+        return [pa.array([], pa.int64())] * 2
+    whole = keys.combine_chunks()
+    is_null = pc.is_null(whole).to_numpy(zero_copy_only=False)
+    texts = pc.fill_null(whole, b"")
+    starts = np.frombuffer(texts.buffers()[1], np.int32)[texts.offset : texts.offset + len(texts) + 1]
+    sizes = np.diff(starts)
+    letters = np.frombuffer(texts.buffers()[2] or b"\0", np.uint8)
+    letters = np.concatenate([letters, np.zeros(_SHORT + 1, np.uint8)])
+    # Sixteen bytes from where each key begins, without those of the next ones.
+    first, second = sliding_window_view(letters, _SHORT + 1)[starts[:-1]].view("<u8").T
+    kept = np.minimum(sizes, _SHORT)
+    first, second = first & _KEPT[0][kept], second & _KEPT[1][kept]
+    second |= np.where(sizes <= _SHORT, sizes, 255).astype(np.uint64) << np.uint64(56)
+    return [pa.array(each.view(np.int64), mask=is_null) for each in (_spread(first, second), second)]
+
+
+def _spread(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """Return numbers that differ in all their bits, as an index and the search in memory need it. Each is `first` by
+    another name, as long as `second` is the same."""
+    return _mixed(first ^ _mixed(second))
+
+
+def _mixed(numbers: np.ndarray) -> np.ndarray:
+    """Return another number for each: the last step of SplitMix64, which can be taken back."""
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        numbers = (numbers ^ (numbers >> np.uint64(shift))) * np.uint64(factor)
+    mixed: np.ndarray = numbers ^ (numbers >> np.uint64(31))
+    return mixed
 
 
 def _text(column: str, kind: Any) -> str:

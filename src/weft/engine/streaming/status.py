@@ -3,21 +3,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from weft.engine.readers import open_tables
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from weft.engine.readers import open_tables, opened_tables
 from weft.engine.streaming.checkpoint import Checkpoint, CheckpointState
 from weft.engine.streaming.state import checkpoint_place, files_state, state_connection
 from weft.engine.streaming.stateful import NEVER, PARTITION
 from weft.errors import DeclarationError, NotFoundError
 from weft.pipelines.streaming.spec import StreamingPipeline
 from weft.pipelines.streaming.windows import IN_MEMORY, Watermark
+from weft.systems.base import Connection
 from weft.systems.sql.state_store import SqlState, StoredState, stored_states
 from weft.systems.sql.tables import SqlTables
-from weft.systems.state_store import StateStore
+from weft.systems.state_store import Selection, StateStore
 
 # ---------------------------------------------------------------------------------------------------------- checkpoints
 
@@ -130,19 +134,62 @@ def states_of(pipeline: StreamingPipeline) -> list[dict[str, Any]]:
         return [{**state_status(each, query_id), **windows} for each in found]
 
 
-def waiting_in(pipeline: StreamingPipeline, stored: StateStore) -> list[dict[str, Any]]:
+def states_in(connection: Connection) -> list[dict[str, Any]]:
+    """Return all states in a database, also those of pipelines that are declared nowhere."""
+    with opened_tables(connection) as tables:
+        return [{**state_status(each, None), "of": each.checkpoint} for each in stored_states(tables)]
+
+
+def waiting_in(pipeline: StreamingPipeline, stored: StateStore, key: Sequence[str] = ()) -> list[dict[str, Any]]:
     """Return what waits, the oldest first: when each window begins and ends, or until when rows of a join are kept, and
-    how many rows the state has of it. A session begins when it does."""
+    how many rows the state has of it. A session begins when it does. `key`: of one group, or of one key of a join."""
     last = stored.last()
     done = -NEVER if last is None or last.watermark is None else last.watermark
     length = None if pipeline.window is None else pipeline.window.duration_ms
     end_column = "kept_until" if pipeline.window is None else "window_end"
+    wanted = _wanted(pipeline, stored, key) if key else []
     found = []
     for end, rows in sorted(stored.counts().items()):
-        if end > done:
+        if end > done and (rows := _rows_of(stored, end, wanted) if key else rows):
             start = {} if length is None else {"window_start": moment(end) - timedelta(milliseconds=length)}
             found.append({**start, end_column: moment(end), "rows": rows})
     return found
+
+
+def _wanted(pipeline: StreamingPipeline, stored: StateStore, key: Sequence[str]) -> list[dict[str, pa.Scalar]]:
+    """Return the values that rows of a key have: of a join, those of each side that can have it."""
+    if pipeline.join is not None:
+        names = [[prefix + name for name in keys] for _, keys, _, prefix in pipeline.join.sides]
+    else:
+        assert pipeline.window is not None
+        names = [list(pipeline.window.group_by)]
+    if len(key) != len(names[0]):
+        raise DeclarationError(
+            f"The key of {pipeline.name} has {len(names[0])} columns, not {len(key)}: {', '.join(names[0]) or 'none'}.",
+            hint="Give a --key for each, in this order.",
+        )
+    schema, wanted, why = stored.schema(), [], ""
+    for columns in names:
+        if schema is None or not {*columns} <= {*schema.names}:
+            continue  # that side has had no rows
+        try:
+            texts = zip(columns, key, strict=True)
+            wanted.append({name: pa.scalar(text).cast(schema.field(name).type) for name, text in texts})
+        except pa.ArrowInvalid as error:
+            why = f"{', '.join(columns)}: {error}"
+    if not wanted and why:
+        raise DeclarationError(f"No row of {pipeline.name} has such a key: {why}.")
+    return wanted
+
+
+def _rows_of(stored: StateStore, end: int, wanted: Sequence[dict[str, pa.Scalar]]) -> int:
+    rows, count = stored.read(Selection(ends=(end,))), 0  # an end at a time: a process need not hold them all
+    for values in wanted:
+        found = rows
+        for name, value in values.items():
+            found = found.filter(pc.equal(found[name], value))
+        count += len(found)
+    return count
 
 
 def watermark_status(pipeline: StreamingPipeline, stored: StateStore) -> dict[str, Any]:

@@ -73,26 +73,28 @@ class StoredState:
         return sum(self.counts.values())
 
 
-def stored_states(tables: SqlTables, pipeline: str) -> list[StoredState]:
-    """Return the states of a pipeline, of all its checkpoints. Creates nothing."""
+def stored_states(tables: SqlTables, pipeline: str | None = None) -> list[StoredState]:
+    """Return the states of a pipeline, or of all, of all their checkpoints. Creates nothing."""
     table = system_table(tables, "state")
-    names = tables.listed(("query_id", "table_name", "batch_id", "decided", "checkpoint"))
+    names = tables.listed(("pipeline", "query_id", "table_name", "batch_id", "decided", "checkpoint"))
     if tables.connection.is_missing():
         return []
+    chosen, values = (" AND pipeline = ?", (pipeline,)) if pipeline is not None else ("", ())
     try:
         with tables.driver.session("read") as session:
-            of_pipeline = f"pipeline = ? AND batch_id > {_ANNOUNCED}"
-            rows = session.rows(f"SELECT {names} FROM {table} WHERE {of_pipeline} ORDER BY batch_id", (pipeline,))
+            # Of those that were announced, none has a batch.
+            where = f"batch_id > {_ANNOUNCED}{chosen} ORDER BY pipeline, batch_id"
+            rows = session.rows(f"SELECT {names} FROM {table} WHERE {where}", values)
             return [
                 StoredState(
-                    pipeline,
+                    owner,
                     query_id,
                     name,
                     StateBatch(int(batch), **json.loads(text)),
                     checkpoint,
                     _counts(tables, session, name),
                 )
-                for query_id, name, batch, text, checkpoint in rows
+                for owner, query_id, name, batch, text, checkpoint in rows
             ]
     except WeftError as error:
         if tables.connection.reports_missing(str(error)) == "table":
@@ -307,8 +309,10 @@ class SqlState(StateStore):
 
     def _copy(self, session: Session, table: str, rows: pa.Table) -> None:
         if rows.num_rows:
-            if KEY in rows.schema.names and (CHECK not in rows.schema.names or self._is_indexed):
-                rows = rows.sort_by(KEY)  # an index takes neighbours faster, and finds them faster
+            is_join = CHECK in rows.schema.names
+            if is_join or KEY in rows.schema.names:
+                # An index takes neighbours faster, and finds them faster.
+                rows = rows.sort_by(END if is_join and not self._is_indexed else KEY)
             coded = _coded(rows)
             self._tables.copy_in(session, table, coded.schema, coded.to_batches())
 
