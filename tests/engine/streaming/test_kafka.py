@@ -25,6 +25,7 @@ def broker(kafka: Any) -> Any:
     return weft.KafkaConnection(name="broker", bootstrap_servers=kafka.bootstrap, group_id="shop")
 
 
+@pytest.mark.brief("driver")
 def test_messages_become_rows(kafka: Any, broker: Any, way: str) -> None:
     topic = kafka.create_topic()
     kafka.produce(topic, [json.dumps({"id": n, "name": f"é{n}"}).encode() for n in range(5)])
@@ -145,6 +146,7 @@ def _committed(kafka: Any, topic: str) -> int:
     return sum(max(each.offset, 0) for each in found.result().topic_partitions if each.topic == topic)
 
 
+@pytest.mark.full
 def test_columns_that_a_batch_lacks(kafka: Any, broker: Any) -> None:
     topic = kafka.create_topic()
     pipeline: dict[str, Any] = {
