@@ -113,7 +113,7 @@ def act(page: Page, button: Locator, label: str, says: str) -> None:
     expect(dialog).to_be_hidden()
 
 
-@pytest.mark.full  # it starts Spark; the next test does the same without
+@pytest.mark.full
 def test_dead_letters_are_replayed_and_purged(service: Any, key: str, show: Callable[..., Page]) -> None:
     page = show("#/letters", key)
     page.get_by_role("link", name="loader", exact=True).click()
@@ -150,6 +150,7 @@ def test_dead_letters_are_replayed_and_purged(service: Any, key: str, show: Call
     expect(page.locator("#view")).to_contain_text("There are no dead letters.")
 
 
+@pytest.mark.full
 def test_rejected_events_of_a_stream_are_replayed_and_purged(service: Any, key: str, show: Callable[..., Page]) -> None:
     headers = {"authorization": f"Bearer {key}"}
     service.publish("calls", [{"n": 1}, {"n": "two"}], **headers)
