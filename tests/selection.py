@@ -20,6 +20,7 @@ are shared out among the processes, each as a whole, because the tests of a file
 
 from __future__ import annotations
 
+import atexit
 import functools
 import gc
 import json
@@ -82,8 +83,10 @@ def pytest_collection(session: pytest.Session) -> Generator[None, object, object
         gc.enable()
 
 
-def pytest_unconfigure() -> None:
-    gc.unfreeze()  # some libraries complain of what is left of them when the process ends
+def pytest_configure() -> None:
+    # Some libraries complain of what is left of them when the process ends. Not before that: pytest collects garbage
+    # when a run ends, and would look at all tests.
+    atexit.register(gc.unfreeze)
 
 
 @pytest.hookimpl(wrapper=True)

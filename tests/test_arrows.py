@@ -102,8 +102,8 @@ def _reached_from(module: str) -> set[str]:
     return reached
 
 
-@functools.cache
 def _parsed(file: Path) -> ast.Module:
+    """Parse a file each time it is asked for: to collect garbage beside all of these trees takes longer."""
     return ast.parse(file.read_text(encoding="utf-8"))
 
 
@@ -123,4 +123,5 @@ def _imports_in(node: ast.AST) -> Iterator[str]:
             for alias in each.names:
                 submodule = f"{each.module}.{alias.name}"
                 yield submodule if submodule in FILES else str(each.module)
-        yield from _imports_in(each)
+        if isinstance(each, ast.stmt | ast.excepthandler | ast.match_case):  # no expression has an import
+            yield from _imports_in(each)

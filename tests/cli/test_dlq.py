@@ -224,6 +224,7 @@ def test_a_toml_file(call: Any) -> None:
     assert call("dlq", "replay", "copies.toml", "--error", "null").stdout.startswith("copies: replayed 1 letter;")
 
 
+@pytest.mark.brief("80")
 @pytest.mark.usefixtures("flows")
 @pytest.mark.parametrize("columns", [80, 120])
 def test_on_a_terminal(on_a_terminal: Callable[..., tuple[int, str]], columns: int) -> None:

@@ -78,6 +78,7 @@ def test_file_that_is_there(call: Call, shop: None) -> None:
     assert "is no file" in call("sql", SQL, "--pushdown", "--output", "pipe.csv", code=1).stderr
 
 
+@pytest.mark.brief("pushdown")
 @pytest.mark.parametrize("way", [[], ["--pushdown"]], ids=["spark", "pushdown"])
 def test_formats(call: Call, shop: None, plain_spark: Any, way: list[str]) -> None:
     shown = call("sql", SQL, *way)

@@ -56,6 +56,7 @@ def test_values_are_the_same_in_every_zone(plain_spark: Any, url: str, add: Add,
     ]
 
 
+@pytest.mark.full
 def test_a_scan_in_ranges(spark: Any, url: str, events: list[str]) -> None:
     frame = weft.scan_stream(url, "events", schema={"n": "int64", "at": "timestamp"}, to="spark")
     assert [each.dataType.simpleString() for each in frame.schema] == ["string", "bigint", "bigint", "timestamp"]

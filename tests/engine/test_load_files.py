@@ -127,6 +127,7 @@ def test_a_task_writes_what_spark_would(
             assert pq.ParquetFile(file).metadata.created_by.startswith(writer)
 
 
+@pytest.mark.brief("parquet")
 @pytest.mark.parametrize("target", ["parquet", "delta"])
 def test_a_stream_in_parts(spark: Any, monkeypatch: pytest.MonkeyPatch, target: str) -> None:
     from weft.engine import readers

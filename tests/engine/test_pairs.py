@@ -94,16 +94,14 @@ def every_edge(dialect: str) -> pa.Table:
     return pa.table({**columns, "n": list(range(12))}, schema=pa.schema([*fields, NUMBER]))
 
 
-@pytest.mark.brief(
-    *("sqlite-sqlite", "sqlite-mysql", "postgres-duckdb", "postgres-sqlite"),
-    *("mysql-postgres", "mysql-duckdb", "duckdb-mysql", "duckdb-postgres"),
-)
+@pytest.mark.brief("sqlite-sqlite", "sqlite-mysql", "postgres-sqlite", "mysql-postgres", "mysql-duckdb", "duckdb-mysql")
 @pytest.mark.parametrize("target", KINDS)
 @pytest.mark.parametrize("source", KINDS)
 def test_every_type(plain_spark: SparkSession, database: Callable[[str], Any], source: str, target: str) -> None:
     check(database(source), database(target), every_edge(both(source, target)))
 
 
+@pytest.mark.brief("duckdb-sqlite")
 @pytest.mark.parametrize(("source", "target"), list(zip(KINDS, [*KINDS[1:], KINDS[0]], strict=True)))
 def test_every_type_through_spark_sql(
     plain_spark: SparkSession, database: Callable[[str], Any], source: str, target: str
@@ -111,6 +109,7 @@ def test_every_type_through_spark_sql(
     check(database(source), database(target), every_edge(both(source, target)), transform_sql="SELECT * FROM source")
 
 
+@pytest.mark.brief("sqlite-postgres")
 @settings(suppress_health_check=list(HealthCheck), max_examples=max(3, settings.get_profile("weft").max_examples // 30))
 @given(data=st.data())
 @pytest.mark.parametrize(("source", "target"), [("sqlite", "postgres"), ("postgres", "mysql"), ("mysql", "duckdb")])
@@ -125,6 +124,7 @@ def test_any_values(
     check(database(source), database(target), pa.Table.from_pylist(numbered, pa.schema([*fields, NUMBER])))
 
 
+@pytest.mark.brief("mysql")
 @pytest.mark.parametrize("kind", KINDS)
 def test_filters_mean_the_same_wherever_they_are_applied(
     plain_spark: SparkSession, database: Callable[[str], Any], kind: str

@@ -94,6 +94,7 @@ def test_events_that_go_after_they_were_read(clicks: weft.Stream) -> None:
     assert found + [n for batch in batches for n in batch.column("n").to_pylist()] == list(range(100))
 
 
+@pytest.mark.brief("sqlite")
 @pytest.mark.usefixtures("plain_spark")
 def test_a_frame_whose_name_is_used_again(clicks: weft.Stream, monkeypatch: pytest.MonkeyPatch) -> None:
     """A session holds no more sources than there are names, and each frame has its own rows."""

@@ -230,6 +230,7 @@ EXTREMES: dict[str, list[Any]] = {
 }
 
 
+@pytest.mark.full
 def test_every_type_goes_there_and_back(plain_spark: SparkSession) -> None:
     """All of them in one query, which takes as long as one."""
 

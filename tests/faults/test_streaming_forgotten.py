@@ -25,7 +25,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize(("kind", "where"), cases, ids=["-".join(each) for each in cases])
 
 
-@pytest.mark.brief("postgres-tasks")
+@pytest.mark.full
 @pytest.mark.usefixtures("here", "spark")
 def test_twenty_times(
     kind: str,

@@ -471,7 +471,7 @@ def check(source: Source, shape: str, made: Made, target: str, seed: object, bat
 
 
 @pytest.mark.kafka
-@pytest.mark.brief("filter", "cast")
+@pytest.mark.brief("cast")
 @pytest.mark.parametrize("shape", SHAPES)
 def test_shapes(shape: str, made: Made, count: Callable[..., int]) -> None:
     check(SOURCES["kafka"](made), shape, made, "sqlite", shape, count(20, brief=2))

@@ -56,7 +56,7 @@ def letters() -> list[dict[str, Any]]:
     return sorted(weft.consume_sync(stream_of("failed", None), "me"), key=lambda each: int(each["batch"]))
 
 
-@pytest.mark.brief("driver-sql")
+@pytest.mark.full
 @pytest.mark.parametrize(
     "sql",
     ["SELECT n, CAST(text AS INT) AS number FROM source", "SELECT n, parsed(text) AS number FROM source"],
@@ -88,7 +88,7 @@ def test_rows_that_cannot_be_transformed(sql: str, way: str, size: int, project:
     assert {(each["stage"], each["source"]) for each in found} == {("transform", "events")}
 
 
-@pytest.mark.brief("driver-sqlite-append", "tasks-postgres-merge")
+@pytest.mark.brief("driver-sqlite-append")
 @pytest.mark.parametrize("mode", ["append", "merge"])
 @pytest.mark.parametrize("kind", ["sqlite", "postgres", "mysql", "duckdb"])
 def test_rows_that_do_not_fit(
@@ -129,7 +129,7 @@ def test_rows_that_do_not_fit(
     assert rows("strict__quarantine", "*", connection) == []
 
 
-@pytest.mark.brief("driver-cut off", "tasks-no object")
+@pytest.mark.brief("driver-cut off")
 @pytest.mark.parametrize("bad", [b"{", b"\xff", b"[1]"], ids=["cut off", "no text", "no object"])
 def test_messages_that_cannot_be_read(bad: bytes, way: str, size: int, kafka: Any, project: Path) -> None:  # noqa: F811
     topic = kafka.create_topic()

@@ -68,6 +68,7 @@ def numbers(table: str, connection: Any = None) -> list[int]:
 # -------------------------------------------------------------------------------------------------------------- targets
 
 
+@pytest.mark.full
 @pytest.mark.timing
 def test_the_target_is_down_for_a_minute(server: servers.Server, count: Callable[..., int]) -> None:  # noqa: F811
     events = declare(n="int64")

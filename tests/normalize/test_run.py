@@ -54,6 +54,7 @@ def test_failure_names_the_column(runner: Runner, step: Normalizer) -> None:
     assert not isinstance(runner, DatabaseRunner) or runner.rejects([step], ["no such thing"], pa.string())
 
 
+@pytest.mark.brief("sqlite", "duckdb", "postgres", "mysql")
 def test_all_letters(runner: Runner) -> None:
     """Each with its neighbours: what stands beside a letter must not count."""
     cased_letters = [
@@ -68,6 +69,7 @@ def test_all_letters(runner: Runner) -> None:
         assert [each for each in zip(texts, found, wanted, strict=True) if each[1] != each[2]] == []
 
 
+@pytest.mark.brief("sqlite", "duckdb", "postgres", "mysql")
 def test_long_texts(runner: Runner) -> None:
     """None of the patterns takes forever, or more stack than there is."""
     long = [

@@ -144,6 +144,7 @@ def test_what_is_pushed_down_needs_no_spark(database: Database, monkeypatch: pyt
             assert told.counts.rows_read == loaded.counts.rows_read
 
 
+@pytest.mark.brief("sqlite")
 def test_what_only_spark_has(database: Database, spark: Any) -> None:
     """Tried by a task, where a run would write it."""
     frame = spark.createDataFrame([(1, "A", 10), (2, None, 20)], "id long, name string, n long")
@@ -201,7 +202,7 @@ def run(pipeline: Pipeline) -> Any:
     return made.loaded[0].counts
 
 
-@pytest.mark.brief("lake")
+@pytest.mark.full
 @pytest.mark.parametrize("place", ["lake", "files"])
 def test_what_is_declared(lake: Project, tmp_path: Path, place: str) -> None:
     made = pipeline(
@@ -247,7 +248,7 @@ def test_what_would_be_refused(lake: Project, place: str) -> None:
     assert "column 'n'" in str([each.problem for each in validate(widest)])
 
 
-@pytest.mark.brief("scd2")
+@pytest.mark.brief("merge")
 @pytest.mark.parametrize("mode", ["append", "truncate", "merge", "scd2"])
 def test_the_run_does_what_was_told(lake: Project, mode: str) -> None:
     keys = {"keys": ["id"]} if mode in ("merge", "scd2") else {}

@@ -17,6 +17,7 @@ from weft.systems.schema_registry.client import SchemaRegistry
 pytestmark = pytest.mark.usefixtures("spark", "here")
 
 
+@pytest.mark.brief("toml", "classes")
 @pytest.mark.parametrize("form", ["toml", "typed", "named", "classes"])
 def test_schema_registry(
     kafka: Any,

@@ -113,6 +113,7 @@ def act(page: Page, button: Locator, label: str, says: str) -> None:
     expect(dialog).to_be_hidden()
 
 
+@pytest.mark.full
 def test_dead_letters_are_replayed_and_purged(service: Any, key: str, show: Callable[..., Page]) -> None:
     page = show("#/letters", key)
     page.get_by_role("link", name="loader", exact=True).click()

@@ -51,6 +51,7 @@ def offsets(page: Page) -> list[int]:
     return [int(text) for text in page.locator("#tail .offset").all_text_contents()]
 
 
+@pytest.mark.full
 def test_streams_and_pipelines_are_shown(service: Any, open_page: Callable[..., Page]) -> None:
     service.publish("orders", [{"n": n} for n in range(1200)])
     service.client.post("/api/v1/streams/orders/consume", json={"consumer": "billing", "batch_size": 200})
@@ -103,6 +104,7 @@ def test_the_tail_filters_and_pauses(service: Any, open_page: Callable[..., Page
     expect(shown).to_have_count(3)
 
 
+@pytest.mark.full
 def test_a_filter_looks_far_back_and_says_what_is_wrong_with_it(service: Any, open_page: Callable[..., Page]) -> None:
     service.publish("quiet", [{"kind": "rare"}, *({"kind": "common"} for _ in range(100))])
     page = open_page(service.url)

@@ -305,6 +305,7 @@ def test_delta_removes_old_commits_from_its_log(delta: Any, spark: Any, project:
     assert why(kept) is None
 
 
+@pytest.mark.full
 def test_expectation_keeps_the_old_rows(delta: Any) -> None:
     @weft.model(connection="lake", expectations=[weft.expectations.range("total", max=5)])
     def small(orders: Any) -> Any:

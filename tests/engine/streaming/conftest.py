@@ -114,6 +114,18 @@ for name in ("weft.streaming", "weft.commit"):
 """
 
 
+STATE_PLACE = """
+stores = {
+    "two": {"connection": weft.SQLiteConnection(f"{folder}/state.db")},
+    "files": {"kind": "files"},
+    "delta": {"connection": "default"},
+}
+state = {"state_store": weft.StateStore(**stores[place])} if place in stores else {}
+target = weft.DeltaLocalConnection(f"{folder}/lake", name="lake") if place == "delta" else "default"
+"""
+"""A part of a program for `run_killed`: where its state and its tables are, by `place` and `folder`."""
+
+
 def run_killed(program: str, step: str, times: int, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run a program with these arguments in a process that is killed (-9) when it has come to a step so often. Its JVM
     is that of the test's session."""

@@ -55,7 +55,7 @@ def letters() -> list[tuple[str, Any]]:
     return [(each["error"], json.loads(each["payload"])) for each in weft.consume_sync(stream_of("failed", None), "me")]
 
 
-@pytest.mark.brief("dlq")
+@pytest.mark.full
 @pytest.mark.parametrize("on_error", ["dlq", "drop", "fail"])
 def test_an_odd_message_stops_nothing(on_error: str, kafka: Any) -> None:
     sql = "SELECT user_id FROM source WHERE valid"
@@ -117,7 +117,7 @@ def test_parts_without_a_type_yet(kafka: Any) -> None:
     assert [payload for _, payload in letters()] == [{"tags": ["x"]}]
 
 
-@pytest.mark.brief("evolve")
+@pytest.mark.full
 @pytest.mark.parametrize("drift", ["evolve", "ignore"])
 def test_integers_that_become_wider(drift: str, kafka: Any) -> None:
     topic = Topic(
@@ -131,6 +131,7 @@ def test_integers_that_become_wider(drift: str, kafka: Any) -> None:
     assert [payload for _, payload in letters()] == ([] if drift == "evolve" else [{"id": 2.5}])
 
 
+@pytest.mark.full
 def test_a_number_that_makes_the_sql_wrong_is_a_bad_row(kafka: Any) -> None:
     """A float has no bits."""
     topic = Topic(kafka, transform_sql="SELECT flags & 1 AS bit FROM source")
@@ -238,7 +239,7 @@ def kept(topic: Topic) -> dict[str, str]:
     return {each.name: str(each.type) for each in columns if each.name != "_event_ts"}
 
 
-@pytest.mark.brief("SELECT n FROM source")
+@pytest.mark.full
 @pytest.mark.parametrize("sql", [None, "SELECT n FROM source"])
 def test_a_row_that_a_target_rejected_decides_nothing(sql: str | None, kafka: Any) -> None:
     topic = Topic(kafka, transform_sql=sql)

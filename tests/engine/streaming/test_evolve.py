@@ -44,7 +44,7 @@ def stored(lake: Any, *columns: str) -> list[tuple[Any, ...]]:
     return sorted(map(tuple, found.select(*columns).collect()), key=repr)
 
 
-@pytest.mark.brief("s3-parquet")
+@pytest.mark.brief("local-parquet")
 @pytest.mark.parametrize(
     ("place", "kind"),
     [

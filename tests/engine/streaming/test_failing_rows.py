@@ -46,7 +46,7 @@ class Attempts(FailingRows):
         return super().attempt(rows)
 
 
-@pytest.mark.brief("value", "join", "explode")
+@pytest.mark.brief("value")
 @pytest.mark.parametrize(("sql", "bad"), AT_ONCE.values(), ids=AT_ONCE)
 def test_at_once(sql: str, bad: list[int], plain_spark: Any) -> None:
     attempts = Attempts(plain_spark, sql)
@@ -74,6 +74,7 @@ def test_by_halving(sql: str, bad: list[int], plain_spark: Any) -> None:
     assert result.equals(attempts.attempt(ROWS.take([0, 2, 3, 4])))
 
 
+@pytest.mark.full
 def test_rows_that_all_fail(plain_spark: Any) -> None:
     for sql in ("SELECT 1 / 0 AS x FROM source", "SELECT sum(1 / (n - n)) AS x FROM source"):
         result, found = Attempts(plain_spark, sql).split(ROWS)

@@ -71,7 +71,7 @@ def run_files(source: Any, **declared: Any) -> None:
 @pytest.mark.parametrize("on_error", ["fail", "dlq"])
 @pytest.mark.parametrize("target", ["table", "two tables", "stream", "files"])
 @pytest.mark.parametrize("source", ["json", "parquet", "delta"])
-@pytest.mark.brief("json-two tables-fail", "delta-files-fail")
+@pytest.mark.brief("json-two tables-fail")
 def test_rows_are_counted_before_the_sql(source: str, target: str, on_error: str, project: Path) -> None:
     lake = weft.ObjectStoreLocalConnection(str(project / "lake"), name="lake")
     out = weft.ObjectStoreLocalConnection(str(project / "out"), name="out", format="parquet")
@@ -113,7 +113,7 @@ def test_rows_are_counted_before_the_sql(source: str, target: str, on_error: str
     assert set(report.written.values()) == {2 if on_error == "dlq" else 3}
 
 
-@pytest.mark.brief("s3")
+@pytest.mark.full
 def test_each_file_is_read_once_whatever_its_name(lake: Callable[..., Any]) -> None:
     source = lake()
     put(source, "raw/2026/m.csv", "id,v\n1,1.5\n2,2.5\n")
@@ -247,7 +247,7 @@ def test_files_of_one_batch_need_not_be_alike(lake: Callable[..., Any]) -> None:
     ]
 
 
-@pytest.mark.brief("s3")
+@pytest.mark.brief("local")
 def test_folders_of_partitions_are_columns(lake: Callable[..., Any]) -> None:
     source = lake()
     put(source, "raw/year=2025/month=12/a.csv", "id\n1\n")
@@ -316,7 +316,7 @@ def test_a_folder_that_is_not_there(lake: Callable[..., Any]) -> None:
         run_files(lake())
 
 
-@pytest.mark.brief("local")
+@pytest.mark.full
 def test_how_files_of_a_target_are_written(lake: Callable[..., Any]) -> None:
     """Each option of the guide, as the bytes of the files show it."""
     events = declare(n="int64", text="string")
@@ -352,6 +352,7 @@ def test_how_files_of_a_target_are_written(lake: Callable[..., Any]) -> None:
     assert sorted(map(tuple, found.collect())) == [(1, "it's; so"), (2, None), (3, "")]
 
 
+@pytest.mark.full
 def test_keys_that_begin_as_ours(project: Path) -> None:
     source = weft.ObjectStoreLocalConnection(str(project / "lake"), name="lake", format="json_lines")
     put(source, "raw/a", '{"n": 1, "_weft_bad": "x"}\n')
@@ -359,7 +360,7 @@ def test_keys_that_begin_as_ours(project: Path) -> None:
     assert rows("rows", "n, bad") == [(1, "x")]
 
 
-@pytest.mark.brief("local")
+@pytest.mark.full
 def test_how_files_of_a_source_are_read(lake: Callable[..., Any]) -> None:
     source = lake(format="csv")
     put(source, "raw/a", "# said by hand\n1;'x;y';NA\n2;'it\\'s';5\n3;NULL\n")

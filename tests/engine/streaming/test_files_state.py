@@ -37,7 +37,7 @@ def contents(store: Any) -> list[str]:
 def test_as_in_memory(seed: int, tmp_path: Path, count: Callable[..., int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files_state, "_MOST_FILES", 5)
     monkeypatch.setattr(files_state, "_MOST_DEAD", 20)
-    for round_ in range(count(100, 5)):
+    for round_ in range(count(100, 3)):
         chance = random.Random(seed * 1000 + round_)
         folder = folder_at(tmp_path / f"{round_}")
         plain, schema = InMemoryState(), SCHEMA

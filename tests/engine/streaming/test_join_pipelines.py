@@ -105,6 +105,7 @@ def test_late_rows_are_dead_letters() -> None:
     ]
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("plain_spark", "here")
 def test_a_late_row_within_allowed_lateness() -> None:
     options = declared(late_data="reopen", allowed_lateness_ms=30_000)

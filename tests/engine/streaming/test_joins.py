@@ -83,7 +83,7 @@ def check(case: Case, spark: Any, open_store: Callable[[], StateStore]) -> None:
         assert found == oracle.emitted, f"case {case.seed}, batch {number}"
 
 
-@pytest.mark.brief("left_outer", "full_outer")
+@pytest.mark.brief("left_outer")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.usefixtures("here")
 def test_as_in_plain_python(kind: str, small_spark: Any, count: Callable[..., int]) -> None:
@@ -107,6 +107,7 @@ def test_state_in_a_database(kind: str, small_spark: Any, count: Callable[..., i
         check(Case.random(seed, kind), small_spark, open_store)
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("here")
 def test_a_batch_runs_the_code_of_the_one_before(plain_spark: Any) -> None:
     """Times that move on with each batch must not be part of what Spark compiles."""

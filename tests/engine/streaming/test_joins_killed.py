@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import weft
-from engine.streaming.conftest import declare, rows, rows_in_lake, run_killed
+from engine.streaming.conftest import STATE_PLACE, declare, rows, rows_in_lake, run_killed
 from engine.streaming.test_join_pipelines import at, order, payment
 
 PROGRAM = """
@@ -25,15 +25,12 @@ from weft.pipelines.streaming.declare import make
 orders = weft.stream(name="orders", fields={"id": "int64", "item": "string", "at": "timestamp"})(lambda: None)
 payments = weft.stream(name="payments", fields={"order_id": "int64", "at": "timestamp"})(lambda: None)
 place, folder = sys.argv[1:]
-stores = {
-    "two": {"connection": weft.SQLiteConnection(f"{folder}/state.db")},
-    "files": {"kind": "files"},
-    "delta": {"connection": "default"},
-}
-target = weft.DeltaLocalConnection(f"{folder}/lake", name="lake") if place == "delta" else "default"
+"""
+PROGRAM += STATE_PLACE
+PROGRAM += """
 pipeline = make(
     name="paid",
-    **({"state_store": weft.StateStore(**stores[place])} if place in stores else {}),
+    **state,
     sources=[weft.Source(query=orders, max_rows=20), weft.Source(query=payments, max_rows=20)],
     targets=[weft.Target(connection=target, table="paid"), weft.Target(connection=target, table="copies")],
     join=weft.Join(

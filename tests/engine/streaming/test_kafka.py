@@ -27,6 +27,7 @@ def broker(kafka: Any) -> Any:
     return weft.KafkaConnection(name="broker", bootstrap_servers=kafka.bootstrap, group_id="shop")
 
 
+@pytest.mark.brief("driver")
 def test_messages_become_rows(kafka: Any, broker: Any, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of few messages no batch takes a job, also not the first one of a checkpoint."""
     few, read = KafkaSource._few, list[int | None]()
@@ -158,6 +159,7 @@ def _committed(kafka: Any, topic: str) -> int:
     return sum(max(each.offset, 0) for each in found.result().topic_partitions if each.topic == topic)
 
 
+@pytest.mark.full
 def test_columns_that_a_batch_lacks(kafka: Any, broker: Any) -> None:
     topic = kafka.create_topic()
     pipeline: dict[str, Any] = {

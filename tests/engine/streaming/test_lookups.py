@@ -66,6 +66,7 @@ def named(refresh_interval_ms: int) -> Iterator[Any]:
         query.wait(60)
 
 
+@pytest.mark.full
 @pytest.mark.timing
 def test_a_lookup_is_read_again() -> None:
     with named(refresh_interval_ms=1) as events:

@@ -93,7 +93,7 @@ def test_times_that_python_does_not_have() -> None:
     assert found == [("1970-", "1970-"), ("1970-", "10000"), ("10000", "18029")]
 
 
-@pytest.mark.brief("driver")
+@pytest.mark.full
 def test_from_redis_to_redis(open_system: Callable[[str], AbstractContextManager[System]], way: str) -> None:
     with open_system("redis") as redis:
         connection = redis.connection

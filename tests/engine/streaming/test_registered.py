@@ -114,6 +114,7 @@ def test_avro_messages_become_rows(kafka: Any, broker: Any) -> None:
     assert "rewind the pipeline to read 0:2" in str(source.why_not_replayed("0:2"))
 
 
+@pytest.mark.brief("mysql")
 @pytest.mark.parametrize("kind", ["default", "postgres", "mysql"])
 def test_every_avro_type_in_tables(kafka: Any, broker: Any, kind: str, shared_server: Any) -> None:
     topic = kafka.create_topic()
@@ -136,6 +137,7 @@ def test_every_avro_type_in_tables(kafka: Any, broker: Any, kind: str, shared_se
         ]
 
 
+@pytest.mark.brief("protobuf")
 @pytest.mark.parametrize("payload_format", ["avro", "protobuf"])
 def test_rows_become_messages_and_rows_again(kafka: Any, registry: Any, payload_format: str) -> None:
     broker = _broker(kafka, registry, payload_format)

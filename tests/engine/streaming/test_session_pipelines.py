@@ -24,7 +24,7 @@ def visits(**options: Any) -> weft.Window:
 
 
 @pytest.mark.parametrize("place", ["database", "delta"])
-@pytest.mark.brief("postgres-database")
+@pytest.mark.brief("sqlite-database")
 @pytest.mark.usefixtures("spark", "streams")
 def test_a_late_row_makes_one_session_of_two(place: str, project: Path, count: Callable[..., int]) -> None:
     events = declare(user="string", at="timestamp")

@@ -71,7 +71,7 @@ def test_versions_of_delta(start: Any, expected: list[int]) -> None:
     assert [n for (n,) in rows("copies", "n")] == expected
 
 
-@pytest.mark.brief("stream", "topic")
+@pytest.mark.brief("topic")
 @pytest.mark.timing
 @pytest.mark.parametrize("kind", ["stream", "topic", "delta"])
 def test_the_end_is_remembered(kind: str, request: pytest.FixtureRequest, project: Path) -> None:

@@ -39,7 +39,7 @@ def lakes(request: pytest.FixtureRequest, project: Path) -> list[Any]:
 # Each system and each way of the rows once: a batch of one system is loaded by the same code on both ways.
 
 
-@pytest.mark.brief("postgres-tasks", "mysql-driver")
+@pytest.mark.brief("mysql-driver")
 @pytest.mark.usefixtures("streams")
 def test_a_stream_becomes_a_table(system: System, way: str) -> None:
     events = declare(n="int64", name="string")
@@ -89,7 +89,7 @@ def test_rows_with_one_key_in_a_batch(way: str, project: Path) -> None:
     assert sorted(map(tuple, weft.read("last", source=lake).select("id", "name").collect())) == wanted
 
 
-@pytest.mark.brief("postgres-tasks-table")
+@pytest.mark.full
 @WITH_LAKE
 @pytest.mark.usefixtures("plain_spark", "streams")
 def test_the_history_of_each_key(system: System, way: str, lakes: list[Any]) -> None:
@@ -246,6 +246,7 @@ def test_double_quotes_are_names_and_single_ones_texts() -> None:
     assert rows("strikes") == [(4500, 4501, "strike"), (4505, 4506, "strike")]
 
 
+@pytest.mark.full
 def test_what_the_docs_say_of_the_sql(spark: Any) -> None:
     source = spark.createDataFrame([(2, "b"), (None, "c"), (1, "a")], "n int, Name string")
     (row,) = frames.transformed(
@@ -286,6 +287,7 @@ def test_it_goes_on_until_it_is_stopped() -> None:
     assert done <= 100 and rows("copies", "n") == sorted(((n,) for n in range(100)), key=repr)
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("here")
 def test_where_a_new_checkpoint_begins() -> None:
     events = declare(n="int64")

@@ -56,6 +56,7 @@ def check(step: Any, batches: list[list[tuple[str, Any]]], clock: Clock, spark: 
     return [step.emission(spark), *(step.emission(spark) if not step.tick(spark) else "twice" for _ in range(1))]
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("here")
 def test_a_window_closes(clock: Clock, plain_spark: Any) -> None:
     case = Case(1, 60 * SECOND, 60 * SECOND, 0, 0, "drop", ("a", "b"))

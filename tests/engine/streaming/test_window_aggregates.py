@@ -61,7 +61,7 @@ def publish(stream: Any, *events: tuple[str, float, int | None]) -> None:
     )
 
 
-@pytest.mark.brief("mysql")
+@pytest.mark.full
 @pytest.mark.usefixtures("plain_spark", "streams")
 def test_aggregates_that_are_merged() -> None:
     events = declare(user="string", at="timestamp", v="int64")

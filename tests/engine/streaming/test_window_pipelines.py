@@ -60,7 +60,7 @@ def test_a_late_row_is_dropped() -> None:
     assert minutes() == [(0, "ann", 2), (0, "bob", 1), (1, "ann", 2)]
 
 
-@pytest.mark.brief("postgres")
+@pytest.mark.full
 @pytest.mark.usefixtures("plain_spark", "streams")
 def test_a_late_row_reopens_its_window() -> None:
     events = declare(user="string", at="timestamp")
@@ -238,6 +238,7 @@ def test_a_late_row_beside_one_that_sql_fails_for(sql: str) -> None:
     assert sorted(json.loads(each.payload)["user"] for each in letters) == ["bob", "cid"]
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("plain_spark", "here")
 def test_rows_that_are_left_out_are_not_too_many_for_an_aggregate() -> None:
     events = declare(user="string", at="timestamp", page="string")
@@ -280,6 +281,7 @@ def test_a_column_of_nulls_gets_its_type_later(project: Path) -> None:
     assert [each[2:] for each in rows("counts")] == [(9, 10, 19, 9)]
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("plain_spark", "here")
 def test_windows_that_are_gone_cannot_be_reopened() -> None:
     events = declare(user="string", at="timestamp")

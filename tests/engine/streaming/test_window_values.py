@@ -72,7 +72,7 @@ def test_values_that_a_database_refuses(kind: str) -> None:
     assert rows("counts") == [(name, "NaN", 1_000_000, "-Infinity", "Infinity", "NaN", name)]
 
 
-@pytest.mark.brief("2")
+@pytest.mark.full
 @pytest.mark.parametrize("batches", [1, 2])
 @pytest.mark.usefixtures("plain_spark", "here")
 def test_a_sum_of_decimals_that_is_too_large(batches: int) -> None:
@@ -157,7 +157,7 @@ def test_a_window_that_is_written_again_has_no_older_sum(kind: str) -> None:
     assert letter.error == "The window has a null in its place: a sum is larger than its type can hold (total)."
 
 
-@pytest.mark.brief("sqlite")
+@pytest.mark.full
 @pytest.mark.usefixtures("plain_spark", "streams")
 def test_a_column_that_becomes_wider() -> None:
     events = declare(user="string", at="timestamp", v="int64")
@@ -238,7 +238,7 @@ def test_a_group_that_is_a_time_without_a_zone() -> None:
     assert [each.day for each in read.collect()] == [datetime(2026, 3, 29, 2, 30)]
 
 
-@pytest.mark.brief("mysql")
+@pytest.mark.full
 @pytest.mark.usefixtures("plain_spark", "streams")
 def test_times_that_no_database_gives_back() -> None:
     events = declare(user="string", at="timestamp", v="int64")

@@ -258,7 +258,7 @@ KINDS = ["drop", "reopen", "update", "reopen update"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.brief("reopen update")
+@pytest.mark.full
 @pytest.mark.usefixtures("here")
 def test_sessions_as_in_plain_python(
     kind: str, small_spark: Any, count: Callable[..., int], monkeypatch: pytest.MonkeyPatch

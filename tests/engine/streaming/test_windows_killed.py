@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from engine.streaming.conftest import declare, rows, rows_in_lake, run_killed
+from engine.streaming.conftest import STATE_PLACE, declare, rows, rows_in_lake, run_killed
 from engine.streaming.test_window_pipelines import START, publish
 
 PROGRAM = """
@@ -34,18 +34,15 @@ if kind == "session":
     more = {"late_data": "reopen", "allowed_lateness_ms": 86_400_000}
     window = weft.Window(kind="session", gap_ms=40_000, max_session_duration_ms=86_400_000, **common, **more)
     how = {"mode": "merge", "primary_key": ["user", "session_id"]}
-stores = {
-    "two": {"connection": weft.SQLiteConnection(f"{folder}/state.db")},
-    "files": {"kind": "files"},
-    "delta": {"connection": "default"},
-}
-target = weft.DeltaLocalConnection(f"{folder}/lake", name="lake") if place == "delta" else "default"
+"""
+PROGRAM += STATE_PLACE
+PROGRAM += """
 pipeline = make(
     name="per_minute",
     source=weft.Source(query=events, max_rows=20),
     targets=[weft.Target(connection=target, table=each, **how) for each in ("counts", "copies")],
     window=window,
-    **({"state_store": weft.StateStore(**stores[place])} if place in stores else {}),
+    **state,
 )
 supervise(SparkEngine(pipeline), Running(once=True))
 """

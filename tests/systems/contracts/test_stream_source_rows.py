@@ -136,6 +136,8 @@ def filled(request: pytest.FixtureRequest, here: Project, project: Path) -> Fill
     return SOURCES[request.param](project, request)
 
 
+# The others have tests of whole pipelines of their own.
+@pytest.mark.brief(*(SOURCES.keys() - {"files", "kinesis", "pubsub", "topic"}))
 def test_each_row_is_taken_once(filled: Filled) -> None:
     declared: dict[str, Any] = {
         "name": "copies",

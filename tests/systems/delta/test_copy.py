@@ -54,6 +54,7 @@ def both_ways(spark: Any, lake: Any, data: pa.Table) -> tuple[dict[str, Any], di
     return log("theirs")[0], log("ours")[0]
 
 
+@pytest.mark.full
 def test_the_same_as_delta(spark: Any, lake: DeltaLocalConnection) -> None:
     # How the ends of long texts are written is ours: see below.
     data = table([(*row[:12], (row[12] or "")[:32], *row[13:]) for row in EDGES])

@@ -92,6 +92,7 @@ def test_nothing_but_tombstones(kafka: Any, connection: KafkaConnection, batch: 
         assert good.count() == bad.count() == 0
 
 
+@pytest.mark.full
 def test_an_empty_topic(kafka: Any, connection: KafkaConnection, batch: Batch) -> None:
     with closing(messages.rows(batch(kafka.create_topic()), connection, {"n": pa.int64()})) as rows:
         good, bad = rows.good, rows.bad

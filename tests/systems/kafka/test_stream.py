@@ -68,6 +68,7 @@ def test_the_columns_of_messages(spark: Any, kafka: Any, connection: KafkaConnec
     assert set(frame.columns) >= {"key", "value", "topic", "partition", "offset", "timestamp"}
 
 
+@pytest.mark.full
 def test_batches_are_bounded(follow: Follow, kafka: Any, connection: KafkaConnection) -> None:
     topic = kafka.create_topic()
     kafka.produce(topic, numbers(*range(5)))
@@ -76,6 +77,7 @@ def test_batches_are_bounded(follow: Follow, kafka: Any, connection: KafkaConnec
     assert [batch for batch in found if batch] == [[0, 1], [2, 3], [4]]
 
 
+@pytest.mark.full
 def test_from_now_on(follow: Follow, kafka: Any, connection: KafkaConnection) -> None:
     topic = kafka.create_topic()
     kafka.produce(topic, numbers(1))

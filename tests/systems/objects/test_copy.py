@@ -194,6 +194,7 @@ def test_settings_that_are_left_to_spark(spark: Any) -> None:
     assert everything() == []
 
 
+@pytest.mark.full
 def test_compression(spark: Any) -> None:
     for compression in ("snappy", "gzip", "zstd", "uncompressed"):
         lake = connection(parquet_compression=compression)
@@ -299,6 +300,7 @@ def test_loads_at_once(spark: Any) -> None:
     assert numbers(spark, lake) == [1, 2, 3, 4, 5, 6]
 
 
+@pytest.mark.full
 def test_bucket(spark: Any, s3: Any) -> None:
     lake = ObjectStoreS3Connection(**s3.fields(), prefix="a lake", format="parquet")
     planned = load(commit_key="monday")

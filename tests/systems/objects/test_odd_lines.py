@@ -3,6 +3,7 @@ columns without a header."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +107,7 @@ def test_keys_of_json_lines_that_are_one_column(spark: Any, here: Any) -> None:
     assert read(spark, lake, {"a": T.LongType()}) == ({"a": "bigint", "id": "bigint"}, [(1, 1)])
 
 
-def test_an_empty_text_of_csv_is_no_null(spark: Any, here: Any) -> None:
+def test_an_empty_text_of_csv_is_no_null(spark: Any, here: Any, count: Callable[..., int]) -> None:
     folder = str(Path("lake").resolve())
     for options in ({}, {"csv_escape": "\\"}):
         lake = ObjectStoreLocalConnection(folder, format="csv", **options)
@@ -114,6 +115,9 @@ def test_an_empty_text_of_csv_is_no_null(spark: Any, here: Any) -> None:
         expected = [(1, "", 5), (2, None, None), (3, "x", None)]
         for known in ({}, {"id": T.LongType(), "t": T.StringType(), "n": T.LongType()}):
             for bad in (False, True):
+                # Each two of the three together, in half of the reads.
+                if count(2, 1) == 1 and (bool(options) + bool(known) + bad) % 2:
+                    continue
                 types, found = read(spark, lake, known, bad=bad)
                 assert types == {"id": "bigint", "t": "string", "n": "bigint"}
                 assert [row[:3] for row in found] == expected

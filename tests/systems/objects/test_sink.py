@@ -55,7 +55,7 @@ def staging(folder: str = "lake") -> list[str]:
     return [name for name in everything(folder) if "/staging/" in name]
 
 
-@pytest.mark.brief("parquet", "csv")
+@pytest.mark.brief("parquet")
 @each_format
 def test_append_and_truncate(spark: Any, format: str) -> None:
     lake = connection(format)
@@ -204,6 +204,7 @@ def test_csv_of_a_text_that_means_null(spark: Any) -> None:
         write(given, connection("csv", csv_null_value="\\N"), load())
 
 
+@pytest.mark.full
 def test_parquet_compression(spark: Any) -> None:
     import pyarrow.parquet as pq
 

@@ -72,6 +72,7 @@ def test_rows_that_are_cut_off(spark: Any) -> None:
         rows(spark, forgiving, "b.csv")
 
 
+@pytest.mark.brief("json_lines")
 @pytest.mark.parametrize("format", ["csv", "json_lines"])
 def test_types_are_told_from_the_first_rows(spark: Any, format: str) -> None:
     lines = [*range(20), "x"] if format == "csv" else [*range(20), '"x"']
@@ -97,6 +98,7 @@ def test_partitions_are_columns(spark: Any) -> None:
     assert rows(spark, lake(), "events") == [(1, 2026)]
 
 
+@pytest.mark.full
 def test_bucket(spark: Any, s3: Any) -> None:
     fields = s3.fields()
     with s3.files.open_output_stream(f"{fields['bucket']}/in/a.csv") as stream:

@@ -160,7 +160,7 @@ def test_the_mirror_is_what_the_source_has(
         assert (report.creates, report.updates, report.deletes) == (0, 0, 0)
         assert mirror(tables, table) == wanted
 
-    checked(count(2000, 8 if tables.dialect == "sqlite" else 3), check, **options)
+    checked(count(2000, 6 if tables.dialect == "sqlite" else 2), check, **options)
 
 
 @pytest.mark.parametrize("back", [False, True])
@@ -175,7 +175,7 @@ def test_a_history_has_every_version(tables: SqlTables, count: Callable[..., int
         assert (report.creates, report.updates, report.deletes) == (0, 0, 0)
         check_versions(mirror(tables, table), source, back=back)
 
-    checked(count(2000, 8 if tables.dialect == "sqlite" else 3), check, back=back)
+    checked(count(2000, 6 if tables.dialect == "sqlite" else 2), check, back=back)
 
 
 def check_versions(rows: list[dict[str, Any]], source: Source, *, back: bool) -> None:

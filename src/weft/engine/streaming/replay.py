@@ -44,7 +44,7 @@ from weft.engine.streaming.lock import opened
 from weft.engine.streaming.row_origin import ORIGIN, origin_of
 from weft.engine.streaming.source_state import Columns
 from weft.engine.streaming.sources import open_source
-from weft.engine.streaming.targets import topic_target
+from weft.engine.streaming.target_streams import topic_target
 from weft.engine.streaming.transform import WithOrigins, memory_of
 from weft.errors import BusyError, ConnectionFailedError, NotFoundError, WeftError
 from weft.pipelines.streaming.endpoints import label_of

@@ -13,7 +13,7 @@ from weft.engine.frames import from_memory, transformed
 from weft.engine.readers import opened_tables, stored_columns
 from weft.engine.streaming import fan_in, functions, lookups
 from weft.engine.streaming.target_columns import is_own
-from weft.engine.streaming.targets import topic_target
+from weft.engine.streaming.target_streams import topic_target
 from weft.errors import ConnectionFailedError, DeclarationError, WeftError, did_you_mean, nearest
 from weft.pipelines.streaming.cdc import CDC
 from weft.pipelines.streaming.joins import Join

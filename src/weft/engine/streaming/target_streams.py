@@ -1,4 +1,5 @@
-"""Streams of ours as targets: each row of a batch is an event, and one that the stream refuses becomes a letter."""
+"""Streams and topics as targets: each row of a batch is an event or a message, and one that is refused becomes a
+letter."""
 
 from __future__ import annotations
 
@@ -7,27 +8,32 @@ import json
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
-from datetime import date
+from datetime import UTC, date, datetime
 from decimal import Decimal
+from hashlib import sha256
 from typing import Any
 
 import pyarrow as pa
 
 from weft.columns import hint_of, is_nested, python_rows, python_values
-from weft.engine import inputs
+from weft.engine import connectors, frames, inputs
 from weft.engine.inputs import Input
 from weft.engine.readers import read_all
+from weft.engine.streaming.batch_id import BatchId
 from weft.engine.streaming.dead_letters import NO_STORE
 from weft.errors import SchemaError
-from weft.pipelines.streaming.spec import Target
+from weft.pipelines.streaming.spec import StreamingPipeline, Target
+from weft.project import current
 from weft.spark_support import outcome
+from weft.streams.declare import Stream
 from weft.streams.encode import unfit
 from weft.streams.publishing import publish_batch
 from weft.streams.runtime import Opened, open_stream
-from weft.systems.base import Connection
-from weft.systems.load import Counts
+from weft.systems.base import Connection, system_for
+from weft.systems.load import Counts, Load
 from weft.systems.log import RESERVED_PREFIX
 from weft.systems.stream_source import EVENT_TIME
+from weft.systems.target import Reject, SparkTarget
 from weft.types import to_json
 
 # So many events are one publish: all of them or none, and few enough to be held as Python objects.
@@ -36,7 +42,50 @@ PutRefused = Callable[[Sequence[tuple[dict[str, Any], str]]], None]
 """Takes the rows that a stream refuses, each with the reason, before the others are stored."""
 
 
-def published_events(target: Target, connection: Connection, rows: Input, key: str, put: PutRefused | None) -> Counts:
+def published(
+    pipeline: StreamingPipeline, target: Target, rows: Input, batch: BatchId, put: PutRefused | None
+) -> Counts:
+    """Publish the rows of a batch to a topic or stream."""
+    connection, topic = current().connection(target.connection), topic_target(target)
+    if topic is None:
+        return _published_events(target, connection, rows, _publish_key(batch), put)
+    load = Load(
+        table=target.name,
+        keys=target.primary_key,
+        pipeline=pipeline.name,
+        checkpoint_id=batch.query_id,
+        batch_id=batch.number,
+        moment=datetime.now(UTC),
+    )
+    frame = frames.of(rows, rows.reader if isinstance(rows, inputs.Readable) else None, None)
+    with outcome.explained(f"write to {target.name}"):
+        reject = None if put is None else rejecting(put)
+        return topic.write(frame, load, connectors.ready(frame.sparkSession, connection), reject)
+
+
+def _publish_key(batch: BatchId) -> str:
+    """Return the key under which a batch is published once. With other rows it has another one: else they would be
+    taken for duplicates where an older checkpoint was brought back."""
+    key = f"{batch.query_id} {batch.number}"
+    return key if batch.positions is None else f"{key} {sha256(batch.positions.encode()).hexdigest()[:16]}"
+
+
+def rejecting(put: PutRefused) -> Reject:
+    """Return what a target of Spark's hands refused rows to."""
+    return lambda rows, why: put([(row, why) for row in python_rows(rows)])
+
+
+def topic_target(target: Target) -> SparkTarget | None:
+    """Return the topics of a target's connection; `None` where the target is a stream of ours."""
+    connection = current().connection(target.connection)
+    target_class = system_for(connection.kind).load("target")
+    if target_class is None or isinstance(target.stream, Stream):
+        return None
+    opened: SparkTarget = target_class(connection)
+    return opened
+
+
+def _published_events(target: Target, connection: Connection, rows: Input, key: str, put: PutRefused | None) -> Counts:
     """Publish rows to a stream of ours. A batch that is tried again is found by its key where it is one publish, and
     stored again where it is several: which rows come first may differ between two tries, so that a key could lose
     some."""

@@ -15,8 +15,7 @@ from typing import Any
 import pyarrow as pa
 
 from weft import tracing
-from weft.columns import python_rows
-from weft.engine import connectors, files, frames, inputs, session
+from weft.engine import files, inputs, session
 from weft.engine.frame_projection import schema_of
 from weft.engine.inputs import Input
 from weft.engine.load import Job
@@ -31,7 +30,7 @@ from weft.engine.streaming.source_state import Written
 from weft.engine.streaming.sources import open_source, show_position
 from weft.engine.streaming.spans import commit_span, note_counts
 from weft.engine.streaming.target_columns import DeclaredColumns, TargetColumns
-from weft.engine.streaming.target_streams import PutRefused, published_events
+from weft.engine.streaming.target_streams import published, rejecting
 from weft.engine.streaming.transform import WithOrigins
 from weft.errors import LoadRefusedError, WeftError
 from weft.pipelines.streaming.cdc import SchemaEvolution
@@ -39,9 +38,8 @@ from weft.pipelines.streaming.endpoints import check_targets, delivery_to, label
 from weft.pipelines.streaming.spec import Drift, StreamingPipeline, Target
 from weft.pipelines.streaming.windows import SESSION_ID, Window
 from weft.project import current
-from weft.spark_support import outcome
 from weft.spark_support.sessions import quoted
-from weft.streams.declare import MAX_NEW_COLUMNS, Stream
+from weft.streams.declare import MAX_NEW_COLUMNS
 from weft.systems.base import Connection, system_for
 from weft.systems.dead_letter_store import DeadLetter
 from weft.systems.load import KEY_LENGTH, KEYED_MODES, SCD2_COLUMNS, Counts, Load
@@ -49,7 +47,6 @@ from weft.systems.sql import commit as sql_commit
 from weft.systems.sql import ledger, quarantine
 from weft.systems.sql.driver import MissingTableError
 from weft.systems.sql.tables import Column, SqlTables
-from weft.systems.target import Reject, SparkTarget
 
 _log = logging.getLogger("weft.engine")
 NOTHING = inputs.Memory(pa.schema([]), [])
@@ -142,7 +139,7 @@ class Targets:
             ready = self._ready(target, connection, load, rows, batch, tables, changes)
             if ready is None:
                 return Counts()
-            ready.job.reject = None if put is None else _rejecting(put)
+            ready.job.reject = None if put is None else rejecting(put)
             fitted = ready.fitted
             is_decided = bool(fitted.aside or fitted.added)
             if is_decided and self.has(target, batch):
@@ -562,49 +559,3 @@ def _columns(connection: Connection, tables: SqlTables | None, load: Load) -> di
         return None if names is None else dict.fromkeys(map(str.lower, names))
     columns = None if connection.is_missing() else stored_columns(tables, load.schema, load.table)
     return None if columns is None else {each.name.lower(): each for each in columns}
-
-
-# --------------------------------------------------------------------------------------------------- streams and topics
-
-
-def published(
-    pipeline: StreamingPipeline, target: Target, rows: Input, batch: BatchId, put: PutRefused | None
-) -> Counts:
-    """Publish the rows of a batch to a topic or stream."""
-    connection, topic = current().connection(target.connection), topic_target(target)
-    if topic is None:
-        return published_events(target, connection, rows, _publish_key(batch), put)
-    load = Load(
-        table=target.name,
-        keys=target.primary_key,
-        pipeline=pipeline.name,
-        checkpoint_id=batch.query_id,
-        batch_id=batch.number,
-        moment=datetime.now(UTC),
-    )
-    frame = frames.of(rows, rows.reader if isinstance(rows, inputs.Readable) else None, None)
-    with outcome.explained(f"write to {target.name}"):
-        reject = None if put is None else _rejecting(put)
-        return topic.write(frame, load, connectors.ready(frame.sparkSession, connection), reject)
-
-
-def _publish_key(batch: BatchId) -> str:
-    """Return the key under which a batch is published once. With other rows it has another one: else they would be
-    taken for duplicates where an older checkpoint was brought back."""
-    key = f"{batch.query_id} {batch.number}"
-    return key if batch.positions is None else f"{key} {sha256(batch.positions.encode()).hexdigest()[:16]}"
-
-
-def _rejecting(put: PutRefused) -> Reject:
-    """Return what a target of Spark's hands refused rows to."""
-    return lambda rows, why: put([(row, why) for row in python_rows(rows)])
-
-
-def topic_target(target: Target) -> SparkTarget | None:
-    """Return the topics of a target's connection; `None` where the target is a stream of ours."""
-    connection = current().connection(target.connection)
-    target_class = system_for(connection.kind).load("target")
-    if target_class is None or isinstance(target.stream, Stream):
-        return None
-    opened: SparkTarget = target_class(connection)
-    return opened

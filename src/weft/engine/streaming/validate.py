@@ -13,7 +13,7 @@ from weft.engine.streaming.cdc.copying import tables_to_copy
 from weft.engine.streaming.cdc.routes import resolved
 from weft.engine.streaming.dead_letters import DeadLetterBox
 from weft.engine.streaming.sources import open_source, refuse_unreachable
-from weft.engine.streaming.targets import topic_target
+from weft.engine.streaming.target_streams import topic_target
 from weft.engine.validate import ValidationResult, open_connection, run_check
 from weft.pipelines.streaming.cdc import CDC
 from weft.pipelines.streaming.endpoints import delivery_to
