@@ -1,4 +1,4 @@
-"""Debezium itself, over PostgreSQL and into Kafka: every type, and what goes wrong with it."""
+"""Debezium itself, over PostgreSQL and MariaDB and into Kafka: every type, and what goes wrong with it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 import weft
 from debezium_process import Debezium
 from engine.streaming.conftest import run_once
-from servers import PostgresServer, wait_until
+from servers import MariaDBServer, PostgresServer, wait_until
 from weft import CDC
 from weft.engine.readers import open_tables
 from weft.engine.streaming.cdc.verify import Difference, Side, compare
@@ -267,3 +267,85 @@ def _is_used(shop: Shop) -> bool:
     with closing(shop.server.connect()) as connection:
         query = f"SELECT bool_or(active) FROM pg_replication_slots WHERE slot_name = '{shop.prefix}'"
         return bool(connection.execute(query).fetchone()[0])
+
+
+MARIADB = """CREATE TABLE kinds (
+    id int PRIMARY KEY, small smallint, big bigint unsigned, f float, d double, b boolean, n decimal(30,12),
+    v varchar(20), t text, raw blob, day date, clock time(6), ts datetime(6), at timestamp(6) NULL,
+    e enum('sad', 'ok'), j json, y year)"""
+MARIADB_ROW = r"""(1, -2, 18446744073709551615, 1.5, 0.1, true, -123456789012345678.123456789012, 'vé', 'tëxt',
+    x'00ff10', '2024-02-29', '-12:34:56.789012', '2024-02-29 12:34:56.789012', '2024-02-29 12:34:56.789012', 'ok',
+    '{"a":[1,null,0.12345678901234567890]}', 2024)"""
+
+
+class MariaMirrored:
+    """A table of MariaDB, Debezium, and a pipeline that keeps a mirror of the table in the same server."""
+
+    def __init__(self, kafka: Any) -> None:
+        self.kafka, self.server, self.debezium = kafka, MariaDBServer(), Debezium(kafka.bootstrap)
+        self.server.start()
+        self.urls = {name: self.server.create_database(name) for name in ("source", "mirror")}
+        for each in self.urls:
+            self.run(MARIADB, database=each)
+        self.prefix = f"faults{next(_numbers)}"
+        self.topic = kafka.create_topic(name=f"{self.prefix}.source.kinds")
+        schemas = {"value.converter.schemas.enable": "true", "bigint.unsigned.handling.mode": "precise"}
+        self.debezium.capture(self.prefix, self.urls["source"], ["source.kinds"], **schemas)
+
+    def run(self, *statements: str, database: str = "source") -> None:
+        with closing(self.server.connect(database)) as connection, connection.cursor() as cursor:
+            for each in statements:
+                cursor.execute(each)
+
+    def rows(self, database: str) -> Any:
+        with closing(self.server.connect(database)) as connection, connection.cursor() as cursor:
+            cursor.execute("SELECT * FROM kinds ORDER BY id")
+            return cursor.fetchall()
+
+    def check(self) -> None:
+        """Wait for all changes so far to be in the topic, apply them, and compare."""
+        mark = f"mark {next(_numbers)}"
+        self.run(f"INSERT INTO kinds (id, v) VALUES ({next(_numbers)}, '{mark}')")
+        wait_until(
+            lambda: any(mark.encode() in (each.value() or b"") for each in self.kafka.messages(self.topic)), mark, 120
+        )
+        run_once(
+            name="kinds",
+            source=weft.KafkaConnection(bootstrap_servers=self.kafka.bootstrap),
+            source_query=self.topic,
+            target=weft.connect(url=self.urls["mirror"]),
+            target_table=("mirror", "kinds"),
+            cdc=CDC(envelope="debezium", key_field="after.id", schema_evolution="evolve"),
+        )
+        assert self.rows("mirror") == self.rows("source")
+
+
+def test_debezium_of_mariadb(plain_spark: Any, kafka: Any, need_server: Any) -> None:
+    need_server("debezium")
+    need_server("mysql")
+    mirrored = MariaMirrored(kafka)
+    debezium, run = mirrored.debezium, mirrored.run
+    try:
+        run(f"INSERT INTO kinds VALUES {MARIADB_ROW}", "INSERT INTO kinds (id) VALUES (2)")
+        debezium.start()
+        mirrored.check()
+        run(
+            f"INSERT INTO kinds VALUES {MARIADB_ROW.replace('1', '3', 1)}",
+            "UPDATE kinds SET n = 0.000000000001 WHERE id = 1",
+            "UPDATE kinds SET id = 4 WHERE id = 2",
+            "DELETE FROM kinds WHERE id = 4",
+        )
+        mirrored.check()
+        # It is killed, and sends again what its offsets do not have. The source is restarted, and altered.
+        run("UPDATE kinds SET v = 'before' WHERE id = 1")
+        debezium.kill()
+        run("UPDATE kinds SET v = 'after' WHERE id = 1")
+        debezium.start()
+        mirrored.check()
+        mirrored.server.restart()
+        run("UPDATE kinds SET v = 'restarted' WHERE id = 1", "ALTER TABLE kinds ADD COLUMN more decimal(6,2)")
+        run("UPDATE kinds SET more = 1.25 WHERE id = 1")
+        mirrored.check()
+    finally:
+        debezium.kill()
+        mirrored.server.kill()

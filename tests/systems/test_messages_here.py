@@ -60,7 +60,7 @@ def rows(found: pa.Table) -> list[str]:
 
 @pytest.mark.parametrize("codec", CODECS)
 def test_both_are_alike(plain_spark: Any, codec: str, count: Callable[..., int]) -> None:
-    for seed in range(count(100, brief=1) if codec == "json" else 1):
+    for seed in range(count(20, brief=1) if codec == "json" else 1):
         dice = random.Random(seed)
         before: dict[str, pa.DataType] = {}
         widens, added = dice.random() < 0.5, dice.choice([{}, {"_key": "key"}])
