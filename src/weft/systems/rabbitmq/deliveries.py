@@ -86,7 +86,9 @@ def _names(encoded: bytes) -> tuple[Any, Any]:
 def _properties(buffer: bytes, at: int, flags: int) -> Properties:
     """Return the properties, which are there in the order of their flags."""
     known = spec.BasicProperties
-    headers = message_id = timestamp = None
+    headers: Any = None
+    message_id: Any = None
+    timestamp: int | None = None
     for each in (known.FLAG_CONTENT_TYPE, known.FLAG_CONTENT_ENCODING):
         if flags & each:
             at += 1 + buffer[at]
