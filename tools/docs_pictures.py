@@ -141,7 +141,7 @@ VIEWS = {
     "streaming-pipeline": ("#/streaming/clean_orders", "The last day"),
     "graph": ("#/graph", "A click opens a node"),
     "run": ("#/runs/RUN", "Attempt"),
-    "letters": ("#/letters", "quarantined"),
+    "letters": ("#/letters", "refunds"),
     "letters-pipeline": ("#/letters/clean_orders", "By error"),
     "audit": ("#/audit", "resumed"),
     "api": ("docs", "/api/v1/streams"),
@@ -271,7 +271,8 @@ def take(url: str, folder: Path, *, everything: bool, only: str | None = None) -
                 size = {"width": width, "height": 820}
                 context = browser.new_context(color_scheme=scheme, viewport=size, bypass_csp=everything)
                 if key is not None:
-                    context.add_init_script(f"location.protocol === 'about:' || sessionStorage.setItem('weft.key', {key!r})")
+                    kept = f"sessionStorage.setItem('weft.key', {key!r})"
+                    context.add_init_script(f"location.protocol === 'about:' || {kept}")
                 page = context.new_page()
                 page.on("console", lambda message: print(message.type, message.text))
                 page.on("pageerror", lambda error: print("error", error))
