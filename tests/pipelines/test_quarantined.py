@@ -190,9 +190,16 @@ def test_values_come_back_as_they_were(database: Database) -> None:
         "text": 'é"\\ 1',
         "ratio": 0.1,
     }
-    good, bad = {"id": 1, "amount": 1, **values}, {"id": 2, "amount": -1, **values}
-    database.execute(pipeline(range("amount", min=0), rows=[good, bad]))
-    assert quarantined.replay(pipeline(rows=[good])).again == 0
+    good, bad, worse = ({"id": number, "amount": 2 - number * 2, **values} for number in (1, 2, 3))
+    database.execute(pipeline(range("amount", min=0), rows=[good, bad, worse]))
+    # One that no column can hold stays, with the reason.
+    database.run(
+        "UPDATE sales__quarantine SET payload = replace(payload, '\"2026-03-01\"', '\"someday\"') "
+        "WHERE payload LIKE '%\"id\": 3,%'"
+    )
+    assert quarantined.replay(pipeline(rows=[good])).again == 1
+    (kept,) = database.rows("sales__quarantine")
+    assert (json.loads(kept["payload"])["id"], "day" in kept["_weft_error"]) == (3, True)
     one, two = sorted(database.rows("sales"), key=lambda row: row["id"])
     assert {name: two[name] for name in values} == {name: one[name] for name in values}
 
