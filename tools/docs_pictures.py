@@ -143,7 +143,7 @@ VIEWS = {
     "run": ("#/runs/RUN", "Attempt"),
     "letters": ("#/letters", "refunds"),
     "letters-pipeline": ("#/letters/clean_orders", "By error"),
-    "audit": ("#/audit", "resumed"),
+    "audit": ("#/audit", "Ann"),
     "api": ("docs", "/api/v1/streams"),
 }
 DOCS = ("overview", "streaming-pipeline", "graph")
