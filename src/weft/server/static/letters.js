@@ -49,7 +49,7 @@ export class DeadLetters extends View {
           <${Table} label="Quarantined rows of pipelines" head=${[["Pipeline"], ["Rows", "number"], ["Where", "medium"], ["Do", "end"]]}>
             ${quarantines.map((each) => html`
               <tr key=${each.pipeline}>
-                <th scope="row"><a class="strong" href=${to("pipelines", each.pipeline)}>${each.pipeline}</a><span class="note block">by error there</span></th>
+                <th scope="row"><a class="strong" href=${to("pipelines", each.pipeline)}>${each.pipeline}</a><span class="note block">its view has them by error</span></th>
                 <td class="number loud">${count(each.count)}</td>
                 <td class="medium note">${each.tables.join(", ")}</td>
                 <td class="end"><${ReplayRows} pipeline=${each.pipeline} /> <${PurgeRows} pipeline=${each.pipeline} /></td>
