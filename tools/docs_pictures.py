@@ -79,6 +79,14 @@ def ledger(conn):
     return "SELECT 1 AS id, 2.5 AS total"
 
 
+@weft.pipeline(
+    target="refunds", schedule="30 2 * * *", expectations=[weft.expectations.range("amount", min=0)],
+    on_quality_failure="quarantine", description="What customers got back.",
+)
+def refunds():
+    return [{"order": number, "amount": 12 - number} for number in range(16)]
+
+
 @weft.streaming_pipeline(
     source=orders, target="default", target_table="clean_orders", description="Orders with a known tax.",
     transform_sql="SELECT id, upper(city) AS city, CAST(100 / (id % 97 - 5) AS DOUBLE) AS tax, at FROM source",
@@ -124,6 +132,7 @@ VIEWS = {
     "stream": ("#/streams/orders", "The last day"),
     "pipelines": ("#/pipelines", "ledger"),
     "pipeline": ("#/pipelines/ledger", "Why it failed"),
+    "quarantine": ("#/pipelines/refunds", "Quarantined rows"),
     "model": ("#/pipelines/best_cities", "where they come from"),
     "streaming": ("#/streaming", "Held by"),
     "streaming-window": ("#/streaming/clicks_per_minute", "Open windows"),
@@ -132,9 +141,9 @@ VIEWS = {
     "streaming-pipeline": ("#/streaming/clean_orders", "The last day"),
     "graph": ("#/graph", "A click opens a node"),
     "run": ("#/runs/RUN", "Attempt"),
-    "letters": ("#/letters", "quarantined"),
+    "letters": ("#/letters", "refunds"),
     "letters-pipeline": ("#/letters/clean_orders", "By error"),
-    "audit": ("#/audit", "key"),
+    "audit": ("#/audit", "Ann"),
     "api": ("docs", "/api/v1/streams"),
 }
 DOCS = ("overview", "streaming-pipeline", "graph")
@@ -157,6 +166,7 @@ def demo(folder: Path) -> Iterator[str]:
         project.load_modules(())
         _fill(weft)
         weft_command = [sys.executable, "-m", "weft"]
+        subprocess.run([*weft_command, "run", "refunds"], check=True, stdout=subprocess.DEVNULL)
         for pipeline in ("clicks_per_minute", "customers_mirror"):
             subprocess.run([*weft_command, "consume", pipeline, "--once"], check=True, stdout=subprocess.DEVNULL)
         running: list[subprocess.Popen[Any]] = [
@@ -253,12 +263,16 @@ def take(url: str, folder: Path, *, everything: bool, only: str | None = None) -
 
     folder.mkdir(parents=True, exist_ok=True)
     run = httpx.get(f"{url}/api/v1/pipelines/ledger").raise_for_status().json()["runs"][0]["run_id"]
+    key = _acted(url) if everything else None
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         for scheme in ("light", "dark"):
             for width in (1280, 360) if everything else (1280,):
                 size = {"width": width, "height": 820}
                 context = browser.new_context(color_scheme=scheme, viewport=size, bypass_csp=everything)
+                if key is not None:
+                    kept = f"sessionStorage.setItem('weft.key', {key!r})"
+                    context.add_init_script(f"location.protocol === 'about:' || {kept}")
                 page = context.new_page()
                 page.on("console", lambda message: print(message.type, message.text))
                 page.on("pageerror", lambda error: print("error", error))
@@ -277,6 +291,26 @@ def take(url: str, folder: Path, *, everything: bool, only: str | None = None) -
                         _shrink(file)
                 context.close()
         browser.close()
+
+
+def _acted(url: str) -> str:
+    """Make a key, and do something with it: for the audit log, and buttons that are on."""
+    import httpx
+
+    said = subprocess.run(
+        [sys.executable, "-m", "weft", "apikey", "create", "--name", "Ann", "--scope", "admin", "--format", "json"],
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+    key = str(json.loads(said)["key"])
+    ends = time.monotonic() + 60
+    while httpx.get(f"{url}/api/v1/pipelines").status_code != 401 and time.monotonic() < ends:
+        time.sleep(1)  # until the service knows it
+    for action in ("pause", "resume"):
+        path = f"{url}/api/v1/pipelines/ledger/{action}"
+        httpx.post(path, headers={"authorization": f"Bearer {key}"}).raise_for_status()
+    return key
 
 
 def _shrink(file: Path) -> None:

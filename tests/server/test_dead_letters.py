@@ -14,11 +14,12 @@ from click.testing import CliRunner
 
 import weft
 from operations_project import declare_project, make_key
+from weft import expectations
 from weft.cli.dlq import dlq
+from weft.engine.run import PipelineRun
 from weft.engine.streaming.batch_id import BatchId
 from weft.engine.streaming.dead_letters import DeadLetterBox
 from weft.engine.streaming.letter_choice import summary
-from weft.operate.runlog import open_run_log
 from weft.pipelines.streaming.declare import find
 from weft.project import Project
 from weft.server.actions import Commands
@@ -53,9 +54,16 @@ def letters(streams: Project) -> list[str]:
     return [each.letter_id for each in box.letters()]
 
 
+def put_aside() -> None:
+    """Let the pipeline `lines` put four rows aside."""
+    rows = [{"n": number} for number in range(-4, 2)]
+    checks: dict[str, Any] = {"expectations": [expectations.range("n", min=0)], "on_quality_failure": "quarantine"}
+    declared = weft.pipeline(target="lines", name="lines", **checks)(lambda: rows)
+    PipelineRun(declared, "first", datetime.now(UTC)).execute()
+
+
 def test_what_was_put_aside(letters: list[str], http: Any) -> None:
-    with open_run_log() as log:
-        log.finish(log.claim("nightly"), "succeeded", counts={"quarantined": 4})  # type: ignore[arg-type]
+    put_aside()
     found = http.get(ALL).json()
     (copies,) = found["pipelines"]
     assert (copies["pipeline"], copies["count"], copies["more"], copies["problem"]) == ("copies", 3, False, None)
@@ -69,7 +77,30 @@ def test_what_was_put_aside(letters: list[str], http: Any) -> None:
         ("bad", "quarantined", 1),
     ]
     (quarantine,) = found["quarantines"]
-    assert (quarantine["pipeline"], quarantine["count"], quarantine["tables"]) == ("nightly", 4, ["totals__quarantine"])
+    assert (quarantine["pipeline"], quarantine["count"], quarantine["tables"]) == ("lines", 4, ["lines__quarantine"])
+
+
+def test_rows_in_quarantine(streams: Project, http: Any) -> None:
+    """They are replayed and purged by the same command as at a terminal, with a key alone."""
+    put_aside()
+    key, reader = make_key("admin"), make_key("read", "write")
+    place, one = "/api/v1/pipelines/lines/quarantine", {"dry_run": True, "all": True}
+    (table,) = http.get(place, headers=key).json()["tables"]
+    group = {"group": table["groups"][0]["group"], "rows": 4}
+    for action in ("replay", "purge"):
+        assert http.post(f"{place}/{action}", json=one).status_code == 401
+        assert http.post(f"{place}/{action}", json=one, headers=reader).status_code == 403
+        for asked in (one, group | {"dry_run": True}):
+            plan = http.post(f"{place}/{action}", json=asked, headers=key).json()
+            assert (plan["letters"], plan["held"], plan["place"], plan["targets"]) == (
+                4,
+                {},
+                "lines__quarantine",
+                ["lines"],
+            )
+        for wrong in ({"dry_run": True}, {"all": True}, group | {"all": True}, group | {"group": "x"}, {"some": 1}):
+            assert http.post(f"{place}/{action}", json=wrong, headers=key).status_code == 422, wrong
+        assert http.post("/api/v1/pipelines/no/quarantine/purge", json=one, headers=key).status_code == 404
 
 
 def test_the_letters_of_a_pipeline(letters: list[str], http: Any) -> None:

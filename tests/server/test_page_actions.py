@@ -39,6 +39,10 @@ class Totals:
 def nightly(conn):
     return "SELECT 1 AS id"
 
+@weft.pipeline(target="lines", expectations=[weft.expectations.range("n", min=0, on_failure="quarantine")])
+def lines():
+    return [{{"n": n}} for n in (-2, -1, 0)]
+
 @weft.model(trigger="manual", materialise="merge", key="n")
 def sums(visits):
     return "SELECT n FROM visits"
@@ -181,6 +185,24 @@ def test_rejected_events_of_a_stream_are_replayed_and_purged(service: Any, key: 
     expect(row.get_by_role("button")).to_have_count(0)
     actions = service.client.get("/api/v1/audit", headers=headers).json()["actions"]
     assert [each["action"] for each in actions[:3]] == ["trim", "replay", "replay"]
+
+
+@pytest.mark.full
+def test_rows_of_a_pipeline_are_replayed_and_purged(service: Any, key: str, show: Callable[..., Page]) -> None:
+    page = show("#/pipelines/lines", key)
+    act(page, page.get_by_role("button", name="Run now", exact=True), "Run now", "It writes to lines")
+    row = page.get_by_role("row", name="expectation range(n, min=0)")
+    expect(row).to_contain_text("2", timeout=ENDS)
+    notice = page.locator(".notice", has_text="Replay lines")
+    act(page, row.get_by_role("button", name="Replay"), "Replay", "2 rows are loaded into lines once more")
+    expect(notice).to_contain_text("loaded 0 rows; 2 failed again", timeout=ENDS)
+    page.goto(f"{service.url}/#/letters")
+    row = page.get_by_role("row", name="lines__quarantine")
+    act(page, row.get_by_role("button", name="Purge"), "Purge", "2 rows are removed from lines__quarantine")
+    expect(page.locator(".notice", has_text="Purge lines")).to_contain_text("removed 2 rows", timeout=ENDS)
+    expect(row).to_have_count(0, timeout=ENDS)
+    actions = service.client.get("/api/v1/audit", headers={"authorization": f"Bearer {key}"}).json()["actions"]
+    assert [each["action"] for each in actions[:2]] == ["quarantine purge", "quarantine replay"]
 
 
 @pytest.mark.full

@@ -74,6 +74,7 @@ VIEWS = {
     "#/runs/RUN": "what the log says",
     "#/streaming": "loader",
     "#/streaming/loader": "Lag by source",
+    "#/letters": "Dead letters and quarantines",
     "#/schedule": "Due next",
     "#/graph": "A click opens a node",
     "#/streams/orders": "Rejected events",

@@ -35,6 +35,7 @@ _COMMANDS = {
     "state": ("weft.cli.state:state", "Show and remove the state of streaming pipelines with windows."),
     "cdc": ("weft.cli.cdc:cdc", "Compare mirrors of change data capture with their sources."),
     "dlq": ("weft.cli.dlq:dlq", "List, show, replay and remove dead letters of streaming pipelines."),
+    "quarantine": ("weft.cli.quarantine:quarantine", "List, load again and remove rows that pipelines put aside."),
     "status": ("weft.cli.pipelines:status", "Show how each pipeline stands."),
     "preview": ("weft.cli.inspect:preview", "Show what a run would do."),
     "validate": ("weft.cli.inspect:validate", "Check pipelines against their databases."),

@@ -119,6 +119,8 @@ def app(
             Route("/api/v1/pipelines/{pipeline}/pause", actions.pause, methods=["POST"]),
             Route("/api/v1/pipelines/{pipeline}/resume", actions.resume, methods=["POST"]),
             Route("/api/v1/pipelines/{pipeline}/quarantine", quarantine.quarantine),
+            Route("/api/v1/pipelines/{pipeline}/quarantine/replay", quarantine.replay, methods=["POST"]),
+            Route("/api/v1/pipelines/{pipeline}/quarantine/purge", quarantine.purge, methods=["POST"]),
             Route("/api/v1/pipelines/{pipeline}/plan", model_actions.plan),
             Route("/api/v1/pipelines/{pipeline}/backfill", model_actions.backfill, methods=["POST"]),
             Route("/api/v1/runs", pipelines.runs),

@@ -27,6 +27,7 @@ from weft.server.cached_probe import CachedProbe
 from weft.server.consuming import in_utc, query, whole
 from weft.server.overview import Overview
 from weft.server.problems import Problem, bad_parameter
+from weft.server.quarantine import read_counts
 from weft.server.run_log import in_thread, told
 from weft.server.service import json_response, service_of
 from weft.streams.rejected import places
@@ -92,6 +93,14 @@ class DeadLetters:
 
     def __init__(self) -> None:
         self._each: dict[str, CachedProbe[dict[str, Any]]] = {}
+        self._quarantines = CachedProbe(read_counts, fresh_seconds=_FRESH_SECONDS)
+
+    async def quarantines(self) -> list[dict[str, Any]]:
+        """Return how many rows the targets of pipelines have put aside; nothing where their databases do not answer."""
+        try:
+            return await self._quarantines.get(_LIST_SECONDS)
+        except TimeoutError:
+            return []
 
     async def of(self, pipeline: StreamingPipeline, seconds: float = _LIST_SECONDS) -> dict[str, Any]:
         """Return the letters of a pipeline by error; where its place does not answer, that it does not."""
@@ -164,13 +173,13 @@ def _first_line(letter: StoredLetter, secrets: set[str]) -> str:
 
 
 async def dead_letters(request: Request) -> Response:
-    """List what was put aside: by streaming pipelines, by streams, and by the last runs of pipelines."""
+    """List what was put aside: by streaming pipelines, by streams, and by the targets of pipelines."""
     query(request)
     await service_of(request).access.admit_to_all(request)
     letters: DeadLetters = request.app.state.dead_letters
     known: Overview = request.app.state.overview
     declared = [each for each in list(current().streaming_pipelines.values()) if each.dead_letters is not None]
-    read, (_, runs) = await asyncio.gather(letters.of_all(declared), asyncio.gather(known.update(), known.pipelines()))
+    read, quarantines, _ = await asyncio.gather(letters.of_all(declared), letters.quarantines(), known.update())
     streams = []
     for stream in list(current().streams.values()):
         dead, misfits = places(stream)
@@ -181,12 +190,6 @@ async def dead_letters(request: Request) -> Response:
         ):
             if place is not None:
                 streams.append({"stream": stream.name, "kind": kind, "place": place.name, "count": count})
-    quarantines = [
-        {"pipeline": each["name"], "run_id": each["last"]["run_id"], "count": each["last"]["quarantined"]}
-        | {"tables": [f"{name}__quarantine" for name in each["targets"]]}
-        for each in runs["pipelines"]
-        if (each["last"] or {}).get("quarantined")
-    ]
     pipelines = [{"pipeline": each.name, **found} for each, found in zip(declared, read, strict=True)]
     return json_response(
         {"at": datetime.now(UTC), "pipelines": pipelines, "streams": streams, "quarantines": quarantines}

@@ -15,6 +15,7 @@ from weft.server import consuming, webhooks
 from weft.server.dead_letters import Chosen
 from weft.server.model_actions import Backfill
 from weft.server.overview import readable
+from weft.server.quarantine import ChosenRows
 from weft.server.rejected import UpTo
 from weft.server.schemas import SCHEMAS, array, event_schema, ref
 from weft.server.service import json_response
@@ -82,7 +83,7 @@ async def openapi(request: Request) -> Response:
 def document(streams: Sequence[Stream]) -> dict[str, Any]:
     """Return the OpenAPI 3.1 document of the service with these streams."""
     _, bodies = msgspec.json.schema_components(
-        [consuming.Consume, consuming.Ack, consuming.Nack, consuming.Reset, Chosen, Backfill, UpTo],
+        [consuming.Consume, consuming.Ack, consuming.Nack, consuming.Reset, Chosen, ChosenRows, Backfill, UpTo],
         ref_template="#/components/schemas/{name}",
     )
     paths = _paths()
@@ -298,6 +299,12 @@ def _operations() -> dict[str, Any]:
         ),
         "/api/v1/pipelines/{pipeline}/plan": plan,
         "/api/v1/pipelines/{pipeline}/quarantine": aside,
+        "/api/v1/pipelines/{pipeline}/quarantine/replay": command(
+            "replayRows", "Load rows of the quarantine once more", "ChosenRows", "Planned"
+        ),
+        "/api/v1/pipelines/{pipeline}/quarantine/purge": command(
+            "purgeRows", "Remove rows of the quarantine for good", "ChosenRows", "Planned"
+        ),
         "/api/v1/pipelines/{pipeline}/backfill": command(
             "backfill", "Build again what came to a model in a range of time", "Backfill", "BackfillPlan"
         ),

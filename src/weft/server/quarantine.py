@@ -1,22 +1,31 @@
-"""`/api/v1/pipelines/{pipeline}/quarantine`: the rows that the targets of a pipeline rejected, by their errors."""
+"""`/api/v1/pipelines/{pipeline}/quarantine`: the rows that the targets of a pipeline rejected, by their errors;
+`/replay` loads them once more, `/purge` removes them."""
 
 from __future__ import annotations
 
 import threading
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from datetime import UTC, datetime
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
+from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
 
+from weft.errors import WeftError
 from weft.operate.redaction import clean, project_secrets
-from weft.pipelines.declare import Pipeline, find
+from weft.pipelines.declare import Pipeline, PipelineTarget, find
 from weft.project import current
+from weft.server.actions import admit_body, start_command
 from weft.server.consuming import query
+from weft.server.problems import bad_parameter
 from weft.server.run_log import in_thread, told
 from weft.server.service import json_response, service_of
 from weft.systems.base import system_for
+from weft.systems.load import full_name
+from weft.systems.sql.quarantine import group_of, name_for
 from weft.systems.sql.tables import SqlTables
 
 # The newest so many are grouped.
@@ -36,20 +45,111 @@ async def quarantine(request: Request) -> Response:
     return json_response({"at": datetime.now(UTC), "pipeline": pipeline.name, "grouped": _GROUPED, "tables": found})
 
 
+class ChosenRows(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """The body of `/replay` and `/purge`: which rows, and how many they must be. `dry_run` answers how many."""
+
+    all: bool = False
+    group: Annotated[str, Meta(pattern="^[0-9a-f]{32}$")] | None = None
+    rows: Annotated[int, Meta(ge=0)] | None = None
+    dry_run: bool = False
+
+    def words(self) -> list[str]:
+        """Return the options of `weft quarantine` that choose the same."""
+        if self.all == (self.group is not None):
+            raise bad_parameter("Choose rows by group, or all of them.")
+        return ["--all"] if self.group is None else [f"--group={self.group}"]
+
+
+async def replay(request: Request) -> Response:
+    """Load rows once more, in a process of its own: it may need Spark."""
+    return await _act(request, "replay")
+
+
+async def purge(request: Request) -> Response:
+    """Remove rows for good."""
+    return await _act(request, "purge")
+
+
+async def _act(request: Request, action: str) -> Response:
+    key, asked = await admit_body(request, ChosenRows)
+    words = asked.words()
+    pipeline = find(request.path_params["pipeline"])
+    if asked.dry_run:
+        work = told(lambda: _plan(pipeline, action, asked))
+        return json_response(await in_thread(work, "The database of a target", _room))
+    if asked.rows is None:
+        raise bad_parameter("rows is how many rows are meant: dry_run has it.", field="rows")
+    named = f"{pipeline.name} {words[0]}"
+    words = ["quarantine", action, pipeline.name, *words, f"--expect={asked.rows}"]
+    words += ["--yes"] if action == "purge" else []
+    return await start_command(request, key, f"quarantine {action}", named, words, pipeline.name)
+
+
+def _plan(pipeline: Pipeline, action: str, asked: ChosenRows) -> dict[str, Any]:
+    """Return what `--dry-run` says."""
+    from weft.engine import quarantined
+
+    found = quarantined.count(pipeline, asked.group, to_replay=action == "replay")
+    known = {"at": datetime.now(UTC), "pipeline": pipeline.name, "letters": found.rows, "held": found.held}
+    return known | {"place": ", ".join(found.places), "targets": found.targets}
+
+
 def read_quarantine(pipeline: Pipeline) -> list[dict[str, Any]]:
     """Return what each target of a pipeline has put aside of its rows; targets without a quarantine are left out."""
     found = []
     for target in pipeline.targets:
-        connection = current().connection(target.connection or target.table.connection)
-        system = system_for(connection.kind)
-        # Files and Delta tables have none. A database that is not there yet is not made by a look at it.
-        if system.tables is None or connection.is_missing():
-            continue
-        with closing(system.load_tables()(connection)) as tables:
-            table = _read(tables, target.table.schema, f"{target.table.name}__quarantine", pipeline.name)
-        if table is not None:
-            found.append(table)
+        with _opened(target) as tables:
+            if tables is not None:
+                found.append(_read(tables, target.table.schema, name_for(target.table.name), pipeline.name))
+    return [each for each in found if each is not None]
+
+
+def read_counts() -> list[dict[str, Any]]:
+    """Return how many rows each pipeline has in quarantine, of those that have some or whose database is away."""
+    found = []
+    for pipeline in list(current().pipelines.values()):
+        counts: dict[str, int | None] = {}
+        for target in filter(_may_put_aside, pipeline.targets):
+            name = full_name(target.table.schema, name_for(target.table.name))
+            try:
+                with _opened(target) as tables:
+                    number = 0 if tables is None else _count(tables, target, pipeline.name)
+            except WeftError:
+                number = None
+            if number != 0:
+                counts[name] = number
+        if counts:
+            known = [each for each in counts.values() if each is not None]
+            count = sum(known) if len(known) == len(counts) else None
+            found.append({"pipeline": pipeline.name, "count": count, "tables": list(counts)})
     return found
+
+
+def _may_put_aside(target: PipelineTarget) -> bool:
+    reactions = (each.reaction or target.on_quality_failure for each in target.expectations)
+    return target.options.get("on_bad_rows") == "quarantine" or "quarantine" in reactions
+
+
+@contextmanager
+def _opened(target: PipelineTarget) -> Iterator[SqlTables | None]:
+    """Open the tables of a target; `None` where it can have no quarantine."""
+    connection = current().connection(target.connection or target.table.connection)
+    system = system_for(connection.kind)
+    # Files and Delta tables have none. A database that is not there yet is not made by a look at it.
+    if system.tables is None or connection.is_missing():
+        yield None
+        return
+    with closing(system.load_tables()(connection)) as tables:
+        yield tables
+
+
+def _count(tables: SqlTables, target: PipelineTarget, pipeline: str) -> int:
+    schema, name = target.table.schema, name_for(target.table.name)
+    with tables.driver.session("read") as session:
+        if tables.columns(session, schema, name) is None:
+            return 0
+        owner = tables.quote("_weft_pipeline")
+        return int(session.value(f"SELECT count(*) FROM {tables.table(schema, name)} WHERE {owner} = ?", (pipeline,)))
 
 
 def _read(tables: SqlTables, schema: str | None, name: str, pipeline: str) -> dict[str, Any] | None:
@@ -66,8 +166,8 @@ def _read(tables: SqlTables, schema: str | None, name: str, pipeline: str) -> di
     for text, payload in rows:
         # Without secrets before it is cut: of half a secret nobody knows that it is one.
         reason = clean(str(text)[:10_000].partition("\n")[0], known=secrets)[:_ERROR]
-        group = groups.setdefault(reason, {"error": reason, "count": 0, "payload": str(payload)[:_PAYLOAD]})
-        group["count"] += 1
+        group = group_of(str(text))
+        found = {"group": group, "error": reason, "count": 0, "payload": str(payload)[:_PAYLOAD]}
+        groups.setdefault(group, found)["count"] += 1
     common = sorted(groups.values(), key=lambda each: -each["count"])
-    full = name if schema is None else f"{schema}.{name}"
-    return {"table": full, "count": count, "groups": common[:_GROUPS]}
+    return {"table": full_name(schema, name), "count": count, "groups": common[:_GROUPS]}

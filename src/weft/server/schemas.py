@@ -275,7 +275,9 @@ SCHEMAS: dict[str, Schema] = {
         pipeline=_TEXT,
         grouped=_WHOLE,
         tables=array(
-            _object(table=_TEXT, count=_WHOLE, groups=array(_object(error=_TEXT, count=_WHOLE, payload=_TEXT)))
+            _object(
+                table=_TEXT, count=_WHOLE, groups=array(_object(group=_TEXT, error=_TEXT, count=_WHOLE, payload=_TEXT))
+            )
         ),
     ),
     "ModelDetails": _object(
@@ -381,13 +383,13 @@ SCHEMAS: dict[str, Schema] = {
         dead_letters=nullable(_object(**_LETTERS)),
     ),
     "DeadLetters": _object(
-        "What was put aside. `count` is null where it is not known; `quarantines` are of the last runs of pipelines.",
+        "What was put aside. `count` is null where it is not known; `quarantines` are of the targets of pipelines.",
         at=_TIME,
         pipelines=array(_object(pipeline=_TEXT, **_LETTERS)),
         streams=array(
             _object(stream=_TEXT, kind={"enum": ["dead letters", "quarantined"]}, place=_TEXT, count=nullable(_WHOLE))
         ),
-        quarantines=array(_object(pipeline=_TEXT, run_id=_TEXT, count=_WHOLE, tables=array(_TEXT))),
+        quarantines=array(_object(pipeline=_TEXT, count=nullable(_WHOLE), tables=array(_TEXT))),
     ),
     "PipelineLetters": _object(
         at=_TIME, pipeline=_TEXT, targets=array(_TEXT), **_LETTERS, letters=array(ref("DeadLetter"))
@@ -408,7 +410,7 @@ SCHEMAS: dict[str, Schema] = {
         cut=_FLAG,
     ),
     "Planned": _object(
-        "What would be done. `held`: how many letters are left alone, by the reason.",
+        "What would be done. `held`: how many letters or rows are left alone, by the reason.",
         at=_TIME,
         pipeline=_TEXT,
         letters=_WHOLE,

@@ -113,6 +113,25 @@ class Declared:
     """How columns are handled that the stored table lacks: `evolve` adds them."""
 
 
+RowsOf = Literal["source", "table"]
+"""The columns that a row has which was put aside: those of the source, or those that the table was to get."""
+
+
+@dataclass(frozen=True)
+class Taken:
+    """Rows that an earlier load put aside and another one takes out of the quarantine, in the same commit."""
+
+    checkpoint_id: str
+    batch_id: int
+    rows_of: RowsOf | None
+    errors: tuple[str, ...]
+    """Those with one of these errors."""
+    count: int
+    """How many they are: where there are more or fewer by now, nothing is done."""
+    returned: tuple[tuple[str, str], ...] = ()
+    """Errors and payloads of those that stay in the quarantine, now as rows of the load that takes the others."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Load:
     """One load into one table: picklable, and equal in every retry, so that a retry is not a new load."""
@@ -157,6 +176,8 @@ class Load:
     """Of a merge of changes what they say besides the rows."""
     watermark: Watermark | None = None
     """How far the source was read: stored in the same commit."""
+    taken: Taken | None = None
+    """What it takes out of the table's quarantine."""
     events_after: tuple[tuple[str, int], ...] = ()
     """Streams of the target's database (`events.orders`) of which the query reads all events after an offset: refused
     where retention has removed some of them before it did."""

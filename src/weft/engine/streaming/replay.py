@@ -12,18 +12,16 @@ letters it is for, and targets with a ledger get the rows once:
 
 from __future__ import annotations
 
-import base64
 import fcntl
 import json
 import logging
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property
 from heapq import nsmallest
 from itertools import groupby
-from math import isfinite
 from typing import Any
 from uuid import uuid4
 
@@ -31,6 +29,7 @@ import pyarrow as pa
 
 from weft.columns import hint_of
 from weft.engine import connectors, files, frame_projection, session
+from weft.engine.payload_rows import is_of_json, parsed_rows, rejected_rows, row_of
 from weft.engine.readers import opened_tables, stored_columns, stream_reader
 from weft.engine.streaming.batch import Batches
 from weft.engine.streaming.batch_id import BatchId
@@ -52,13 +51,11 @@ from weft.pipelines.streaming.spec import StreamingPipeline, Target
 from weft.project import current
 from weft.systems.base import system_for
 from weft.systems.codecs.columns import WHOLE, message_type, storable
-from weft.systems.codecs.json import JsonDecoder
 from weft.systems.dead_letter_store import Stage, StoredLetter, as_json, digest
 from weft.systems.load import KEYED_MODES
 from weft.systems.log import EXTRA, RESERVED_PREFIX, ROWID
-from weft.systems.payloads import has_not_finite, loads
 from weft.systems.stream_source import EVENT_TIME, StreamSource
-from weft.types import FieldType, exact_number
+from weft.types import FieldType
 
 # Tests stop a process at each of these steps, by a handler on this logger.
 _steps = logging.getLogger("weft.streaming")
@@ -326,7 +323,7 @@ def _source_rows(
     payloads: list[str | dict[str, Any]] = []
     extras, times = [], []
     for letter in letters:
-        row = _object(letter.payload, known)
+        row = row_of(letter.payload, known)
         times.append(_moment(None if row is None else row.pop(EVENT_TIME, None)) or letter.failed_at)
         if row is not None and letter.stage == "transform":
             row = {name: _sent(value, types.get(name)) for name, value in row.items()}
@@ -334,7 +331,7 @@ def _source_rows(
         more = {name: row.pop(name) for name in list(row) if name not in known} if row and are_exact else {}
         extras.append(as_json(more) if more else None)
         payloads.append(letter.payload if row is None else row)
-    rows, numbers, bad = _parsed(payloads, known, types)
+    rows, numbers, bad = parsed_rows(payloads, known, types)
     for name, values in (
         (EVENT_TIME, times),
         (EXTRA, extras),
@@ -391,24 +388,12 @@ def _with_origins(rows: pa.Table, letters: Sequence[StoredLetter]) -> pa.Table:
 def _rejected_rows(letters: Sequence[StoredLetter], target: Target) -> tuple[pa.Table, Sequence[int], dict[int, str]]:
     """Return the rows that a target rejected, the numbers of their letters, and why the others cannot be parsed."""
     known = _columns_of(target)
-    binary = [name for name, each in known.items() if pa.types.is_binary(each.type)]
-    payloads: list[str | dict[str, Any]] = []
-    for letter in letters:
-        row = _object(letter.payload, known)
-        if row is not None:
-            row |= {name: _base64(row[name]) for name in binary if isinstance(row.get(name), str)}
-        payloads.append(letter.payload if row is None else row)
     types = None
     if target.stream is not None:
         # Documents may differ in all their keys: they are no structs of one type.
         documents = {name: pa.json_() for name, each in known.items() if hint_of(each) == "json"}
-        types = documents | {name: each.type for name, each in known.items() if not _is_of_json(each.type)}
-    return _parsed(payloads, known, types)
-
-
-def _base64(digits: str) -> str:
-    """Return bytes as JSON has them, of the hexadecimal digits in a rejected row."""
-    return base64.b64encode(bytes.fromhex(digits)).decode()
+        types = documents | {name: each.type for name, each in known.items() if not is_of_json(each.type)}
+    return rejected_rows([each.payload for each in letters], known, types)
 
 
 def _columns_of(target: Target) -> dict[str, pa.Field]:
@@ -428,79 +413,6 @@ def _columns_of(target: Target) -> dict[str, pa.Field]:
     with opened_tables(connection) as tables:
         columns = stored_columns(tables, *target.table) or []
     return {each.name: each.field for each in columns if not each.generated and each.name not in normalized}
-
-
-def _parsed(
-    payloads: Sequence[str | dict[str, Any]],
-    known: Mapping[str, pa.Field],
-    types: Mapping[str, pa.DataType] | None = None,
-) -> tuple[pa.Table, Sequence[int], dict[int, str]]:
-    """Return payloads as columns, the numbers of those that are rows, and what is wrong with the others.
-
-    Values are of these types; without any they are of the types that JSON has, and where a column is of another one (a
-    time, a decimal, bytes) of that one.
-    """
-    if types is None:
-        types = {name: each.type for name, each in known.items() if not _is_of_json(each.type)}
-    # JSON has no word for them, so they are put in afterwards: by column, and by the number of the row.
-    odd: dict[str, dict[int, float]] = {}
-    texts = []
-    refused: dict[int, str] = {}
-    for number, row in enumerate(payloads):
-        if not isinstance(row, str):
-            not_finite = {name: each for name, each in row.items() if isinstance(each, float) and not isfinite(each)}
-            for name, each in not_finite.items():
-                odd.setdefault(name, {})[number] = each
-            rest = {**row, **dict.fromkeys(not_finite)}
-            inside = [name for name, each in rest.items() if has_not_finite(each)]
-            if inside:
-                refused[number] = f"{inside[0]!r} has NaN or infinity in it, which can be replayed as a column alone."
-            row = "" if inside else as_json(rest)
-        texts.append(row.encode("utf-8", "surrogatepass"))
-    parsed = JsonDecoder(types).parse(pa.array(texts, pa.binary()))
-    parsed = parsed._replace(bad={**parsed.bad, **refused})
-    names = {name.lower(): name for name in known}
-    columns, fields = [], []
-    for name, array in parsed.columns.items():
-        if name in odd:
-            # Beside texts they are texts.
-            kind, convert = (pa.string(), json.dumps) if pa.types.is_string(array.type) else (pa.float64(), float)
-            values = array.to_pylist()
-            for place, number in enumerate(parsed.good):
-                if number in odd[name]:
-                    values[place] = convert(odd[name][number])
-            array = pa.array(values, kind)
-        field = known.get(names.get(name.lower(), ""), pa.field(name, pa.string()))
-        if pa.types.is_null(array.type):
-            array = pa.nulls(len(array), field.type)
-        fields.append(field if array.type.equals(field.type) else pa.field(field.name, array.type))
-        columns.append(array)
-    if not columns:  # rows without a single key
-        return pa.table({ROWID: pa.nulls(len(parsed.good), pa.int64())}), parsed.good, parsed.bad
-    return pa.Table.from_arrays(columns, schema=pa.schema(fields)), parsed.good, parsed.bad
-
-
-def _is_of_json(kind: pa.DataType) -> bool:
-    types = pa.types
-    others = (types.is_temporal, types.is_decimal, types.is_binary, types.is_large_binary)
-    return not any(each(kind) for each in others)
-
-
-def _object(payload: str, known: Mapping[str, pa.Field]) -> dict[str, Any] | None:
-    """Return the row that a payload is, if it is one, with the decimals that its decimal columns have."""
-    try:
-        row = loads(payload)
-    except ValueError:
-        return None
-    if not isinstance(row, dict):
-        return None
-    decimals = {name.lower() for name, each in known.items() if pa.types.is_decimal(each.type)}
-    floats = [name for name, each in row.items() if type(each) is float and name.lower() in decimals]
-    if floats:
-        texts = json.loads(payload, parse_float=str)
-        # NaN and Infinity, which are no JSON, are not texts here either.
-        row |= {name: exact_number(row[name], texts[name]) for name in floats if isinstance(texts[name], str)}
-    return row
 
 
 def _moment(value: object) -> datetime | None:

@@ -45,13 +45,14 @@ export class DeadLetters extends View {
         `}
       <//>
       ${quarantines.length > 0 && html`
-        <${Panel} id="quarantines-title" title="Last runs of pipelines">
-          <${Table} label="Quarantined rows of pipelines" head=${[["Pipeline"], ["Rows", "number"], ["Where", "medium"]]}>
+        <${Panel} id="quarantines-title" title="Pipelines" note="rows that targets rejected, or that broke an expectation">
+          <${Table} label="Quarantined rows of pipelines" head=${[["Pipeline"], ["Rows", "number"], ["Where", "medium"], ["Do", "end"]]}>
             ${quarantines.map((each) => html`
               <tr key=${each.pipeline}>
-                <th scope="row"><a class="strong" href=${to("pipelines", each.pipeline)}>${each.pipeline}</a></th>
+                <th scope="row"><a class="strong" href=${to("pipelines", each.pipeline)}>${each.pipeline}</a><span class="note block">its view has them by error</span></th>
                 <td class="number loud">${count(each.count)}</td>
-                <td class="medium">${each.tables.map((table) => html`<${Command} key=${table} text=${`weft sql ${quoted(`SELECT * FROM ${table}`)}`} />`)}</td>
+                <td class="medium note">${each.tables.join(", ")}</td>
+                <td class="end"><${ReplayRows} pipeline=${each.pipeline} /> <${PurgeRows} pipeline=${each.pipeline} /></td>
               </tr>
             `)}
           <//>
@@ -123,7 +124,7 @@ function GroupRow({ group, pipeline, now }) {
   `;
 }
 
-const held = (plan) => Object.entries(plan.held).map(([why, number]) => html`<p key=${why} class="note">${plural(number, "letter")} left alone: ${why}.</p>`);
+const held = (plan, one = "letter") => Object.entries(plan.held).map(([why, number]) => html`<p key=${why} class="note">${plural(number, one)} left alone: ${why}.</p>`);
 
 const Replay = ({ pipeline, words, body, ...more }) => html`
   <${Action} plan path=${`${api(pipeline)}/replay`} body=${body} command=${`weft dlq replay ${quoted(pipeline)} ${words}`} what=${(plan) => html`
@@ -154,6 +155,31 @@ export const PurgePlace = ({ place, ...more }) => html`
   <${Action} plan path=${`api/v1/streams/${encodeURIComponent(place)}/purge`} body=${{}} decided=${upTo} label="Purge" of=${place} small command=${`weft streams trim ${quoted(place)} --max-rows 0`} what=${(plan) => html`
     <p>${plan.letters ? html`<strong>${plural(plan.letters, "event")}</strong> of ${plan.of.join(", ")} ${plan.letters === 1 ? "is" : "are"} removed from ${place}. This cannot be undone.` : "There is nothing to remove."}</p>
   `} ...${more} />
+`;
+
+// Rows that targets of a pipeline put aside: all, or those of a group. More or fewer than were counted are left alone.
+const rowsOf = (pipeline, group, action) => ({
+  plan: true,
+  small: true,
+  path: `api/v1/pipelines/${encodeURIComponent(pipeline)}/quarantine/${action}`,
+  body: group ? { group: group.group } : { all: true },
+  decided: (plan) => ({ ...(group ? { group: group.group } : { all: true }), rows: plan.letters }),
+  command: `weft quarantine ${action} ${quoted(pipeline)} ${group ? `--group ${group.group}` : "--all"}`,
+  of: group ? `the rows with ${group.error}` : `the rows of ${pipeline}`,
+});
+
+export const ReplayRows = ({ pipeline, group, label = "Replay" }) => html`
+  <${Action} ...${rowsOf(pipeline, group, "replay")} label=${label} what=${(plan) => html`
+    <p>${plan.letters ? html`<strong>${plural(plan.letters, "row")}</strong> ${plan.letters === 1 ? "is" : "are"} loaded into ${plan.targets.join(", ")} once more, as ${pipeline} is now.` : "There is nothing to load."}</p>
+    <p>What is loaded leaves ${plan.place} in the same transaction; what is rejected again stays in it. An old row may overwrite a newer one of the same key.</p>
+    ${held(plan, "row")}
+  `} />
+`;
+
+export const PurgeRows = ({ pipeline, group, label = "Purge" }) => html`
+  <${Action} ...${rowsOf(pipeline, group, "purge")} label=${label} what=${(plan) => html`
+    <p>${plan.letters ? html`<strong>${plural(plan.letters, "row")}</strong> ${plan.letters === 1 ? "is" : "are"} removed from ${plan.place}. This cannot be undone: the rows are lost, unless the source has them.` : "There is nothing to remove."}</p>
+  `} />
 `;
 
 function pretty(payload) {

@@ -14,7 +14,7 @@ let latest = { streams: [], pipelines: [] };
 let now = Date.now() / 1000; // by the server's clock
 let asked = false;
 // Streaming pipelines and their dead letters: of those who may read everything.
-let more = { streaming: [], letters: [] };
+let more = { streaming: [], letters: [], quarantines: [] };
 let others = null;
 
 const draw = lineChart(find("chart"));
@@ -41,7 +41,7 @@ function askForMore() {
   const missing = () => {};
   others = [
     poll("api/v1/streaming", ({ pipelines }) => (more.streaming = pipelines), { every: 6000, missing }),
-    poll("api/v1/dead-letters", ({ pipelines }) => (more.letters = pipelines), { every: 20000, missing }),
+    poll("api/v1/dead-letters", ({ pipelines, quarantines }) => (more = { ...more, letters: pipelines, quarantines }), { every: 20000, missing }),
   ];
 }
 
@@ -55,7 +55,7 @@ function show(overview) {
   if (overview.complete && !others) askForMore();
   if (!overview.complete) {
     leaveMore();
-    more = { streaming: [], letters: [] };
+    more = { streaming: [], letters: [], quarantines: [] };
   }
   latest = overview;
   now = new Date(overview.at) / 1000;
@@ -166,12 +166,13 @@ function streamRow({ name }) {
 const MOST = 6;
 
 // What is wrong, and what runs now: each a link to where it is mended.
-function Attention({ streams, pipelines, streaming, letters }) {
+function Attention({ streams, pipelines, streaming, letters, quarantines }) {
   const wrong = [
     ...streams.filter((each) => each.problem).map((each) => ["streams", each.name, "bad", "not answering", each.problem]),
     ...pipelines.filter((each) => ["failed", "interrupted"].includes(each.status)).map((each) => ["pipelines", each.name, "bad", each.status, (each.last?.error || "").split("\n")[0]]),
     ...streams.filter((each) => each.dead_letters || each.quarantined).map((each) => ["streams", each.name, "warn", "rejected", aside(each)]),
     ...letters.filter((each) => each.count).map((each) => ["letters", each.pipeline, "warn", "dead letters", `${count(each.count)}: ${each.groups[0]?.error.split("\n")[0] ?? ""}`]),
+    ...quarantines.filter((each) => each.count).map((each) => ["pipelines", each.pipeline, "warn", "quarantined", `${plural(each.count, "row")} in ${each.tables.join(", ")}`]),
     ...streams.flatMap((stream) => stream.consumers.filter((each) => each.lost).map((each) => ["streams", stream.name, "warn", "lost events", `${each.consumer} missed ${count(each.lost)} that retention removed`])),
     ...pipelines.filter((each) => each.state?.endsWith(", stale")).map((each) => ["pipelines", each.name, "warn", "stale", "no success within its freshness"]),
   ];

@@ -4,6 +4,7 @@ import { Action, ActionsOff } from "./actions.js";
 import { askJson } from "./api.js";
 import { Chart } from "./chart.js";
 import { ago, briefDuration, count, duration, plural } from "./dom.js";
+import { PurgeRows, ReplayRows } from "./letters.js";
 import { ModelPanels } from "./models.js";
 import { poll } from "./status.js";
 import { Chip, Code, Command, Empty, Facts, Panel, Status, Table, Time, Timeline, Title, View, changed, html, quoted, to, until } from "./ui.js";
@@ -122,7 +123,7 @@ export class Pipeline extends View {
             `
           : html`<${Empty} title="It never ran."><p><${Command} text=${`weft run ${name}`} /></p><//>`}
       <//>
-      ${this.state.tables?.map((each) => html`<${Aside} key=${each.table} ...${each} />`)}
+      ${this.state.tables?.map((each) => html`<${Aside} key=${each.table} pipeline=${name} ...${each} />`)}
       ${model && html`<${Plan} name=${name} />`}
       ${pipeline.code && html`<${Panel} id="code" title="Code" note=${pipeline.declared}><${Code} label="Code" text=${pipeline.code} /><//>`}
     `;
@@ -130,14 +131,23 @@ export class Pipeline extends View {
 }
 
 // The rows that a target rejected, by error.
-const Aside = ({ table, count: number, groups }) => html`
-  <${Panel} id=${`aside-${table}`} title="Quarantined rows" note=${`${count(number)} in ${table}`}>
-    <${Table} label=${`Rows in ${table} by error`} head=${[["Error"], ["Rows", "number"]]}>
-      ${groups.map((each) => html`<tr key=${each.error}><th scope="row">${each.error}<details class="why"><summary>One of them</summary><pre>${each.payload}</pre></details></th><td class="number">${count(each.count)}</td></tr>`)}
+const Aside = ({ table, count: number, groups, pipeline }) =>
+  number > 0 &&
+  html`
+    <${Panel} id=${`aside-${table}`} title="Quarantined rows" note=${`${count(number)} in ${table}`}>
+      <${ActionsOff} commands=${[`weft quarantine replay ${quoted(pipeline)} --all`]} />
+      <${Table} label=${`Rows in ${table} by error`} head=${[["Error"], ["Rows", "number"], ["Do", "end"]]}>
+        ${groups.map((each) => html`
+          <tr key=${each.group}>
+            <th scope="row">${each.error}<details class="why"><summary>One of them</summary><pre>${each.payload}</pre></details></th>
+            <td class="number">${count(each.count)}</td>
+            <td class="end"><${ReplayRows} pipeline=${pipeline} group=${each} /> <${PurgeRows} pipeline=${pipeline} group=${each} /></td>
+          </tr>
+        `)}
+      <//>
+      <p class="foot top-gap"><${ReplayRows} pipeline=${pipeline} label="Replay all" /> <${PurgeRows} pipeline=${pipeline} label="Purge all" /> <${Command} text=${`weft sql ${quoted(`SELECT * FROM ${table}`)}`} /></p>
     <//>
-    <p class="foot top-gap"><${Command} text=${`weft sql ${quoted(`SELECT * FROM ${table}`)}`} /></p>
-  <//>
-`;
+  `;
 
 const iso = (value) => (value && !Number.isNaN(Date.parse(value)) ? new Date(value).toISOString() : null);
 

@@ -3,9 +3,11 @@
 import { address, askJson, key, parseJson } from "./api.js";
 import { count, make, plural, say } from "./dom.js";
 
-const SHOWN = 200;
+const SHOWN = 100;
+// Nobody reads faster, and each time costs style, layout and paint, however few rows are new.
+const DRAWN_EVERY_MS = 40;
 // More rows take longer than a frame of 16 ms, where a machine stood still for a while; the others come with the next ones.
-const DRAWN_A_FRAME = 16;
+const DRAWN_AT_ONCE = 32;
 // Made once: toLocaleTimeString makes one for each call.
 const clock = new Intl.DateTimeFormat(undefined, { hour: "numeric", minute: "numeric", second: "numeric" });
 const MOST_PAUSE = 10_000;
@@ -26,6 +28,7 @@ export class Tail {
     this.input.addEventListener("change", () => this.where === this.input.value.trim() || this.open());
     this.input.form.addEventListener("submit", (event) => event.preventDefault());
     this.button.addEventListener("click", () => this.pause(!this.paused));
+    this.list.addEventListener("click", ({ target }) => target.closest("button") && toggle(target.closest("li")));
   }
 
   get stream() {
@@ -37,6 +40,7 @@ export class Tail {
     if (stream) this.select.value = stream;
     this.list.replaceChildren();
     this.waiting = [];
+    this.skipped = 0;
     this.last = null;
     this.pauseFor = 1000;
     this.pause(false);
@@ -103,12 +107,17 @@ export class Tail {
     this.last = event.lastEventId;
     this.waiting.push(event);
     // More than are shown are never held.
-    if (this.waiting.length > SHOWN) this.waiting.shift();
+    if (this.waiting.length > SHOWN) {
+      this.waiting.shift();
+      this.skipped++;
+    }
     this.drawSoon();
   }
 
   drawSoon() {
-    if (!this.paused && !this.drawing) this.drawing = requestAnimationFrame(() => this.draw());
+    if (this.paused || this.drawing) return;
+    this.drawing = true;
+    setTimeout(() => requestAnimationFrame(() => this.draw()), DRAWN_EVERY_MS);
   }
 
   pause(paused) {
@@ -120,57 +129,74 @@ export class Tail {
   }
 
   draw() {
-    this.drawing = null;
-    const rows = this.waiting.splice(0, DRAWN_A_FRAME).map(row).reverse();
-    this.list.prepend(...rows);
+    this.drawing = false;
+    if (this.paused) return;
+    const taken = this.waiting.splice(0, DRAWN_AT_ONCE);
+    const rows = taken.map((message) => (message.type === "stream.event" ? filled(this.spare(taken.length), message) : lost(message)));
+    this.list.prepend(...rows.reverse());
     while (this.list.children.length > SHOWN) this.list.lastChild.remove();
     if (this.waiting.length) this.drawSoon();
     this.showStatus();
   }
 
+  // The row of an event that makes place for a new one is used again: to make one takes longer than to fill it.
+  spare(coming) {
+    const last = this.list.lastChild;
+    if (this.list.children.length + coming <= SHOWN || last.className) return blank();
+    last.remove();
+    if (last.lastChild !== last.firstChild) toggle(last);
+    return last;
+  }
+
   showStatus() {
     if (!this.source || this.source.readyState !== EventSource.OPEN) return;
     const shown = this.list.children.length;
-    if (this.paused) say(this.status, "Paused. New events are kept for when you resume, the last 200 of them.");
+    if (this.paused) say(this.status, `Paused. New events are kept for when you resume, the last ${SHOWN} of them.`);
     else if (this.where && !shown) say(this.status, `Following ${this.stream}. None of the last ${count(FILTERED)} events has ${this.where}. Waiting for one …`);
-    else say(this.status, shown ? `Following ${this.stream}. ${plural(shown, "event")} shown, the newest first.` : `Following ${this.stream}. Waiting for its first event …`);
+    else say(this.status, shown ? `Following ${this.stream}. ${plural(shown, "event")} shown, the newest first.${this.skipped ? ` ${count(this.skipped)} came and went unseen.` : ""}` : `Following ${this.stream}. Waiting for its first event …`);
   }
 }
 
-function row(message) {
+function lost(message) {
   const data = parseJson(message.data);
-  if (message.type === "stream.lost") {
-    return make("li", { class: "lost" }, `${plural(data.lost, "event")} before ${BigInt(data.resumed_after_text) + 1n} were removed by retention.`);
-  }
-  if (message.type === "stream.rewound") {
-    return make("li", { class: "lost" }, `The stream went back to ${data.resumed_after_text}: an older state of it was restored.`);
-  }
-  const event = { ...data.event };
+  const text =
+    message.type === "stream.lost"
+      ? `${plural(data.lost, "event")} before ${BigInt(data.resumed_after_text) + 1n} were removed by retention.`
+      : `The stream went back to ${data.resumed_after_text}: an older state of it was restored.`;
+  return make("li", { class: "lost" }, text);
+}
+
+// One line a row: the time, the offset and the fields. All of the event below it when somebody asks; at hundreds a second few are asked for.
+const blank = () => make("li", {}, make("button", { type: "button", "aria-expanded": "false" }, make("time"), make("span", { class: "offset" }), make("span", { class: "fields" })));
+
+function filled(row, message) {
+  const { event } = (row.message = parseJson(message.data));
+  const [time, offset, fields] = row.firstChild.children;
   const at = new Date(event._weft_published_at);
-  for (const name of Object.keys(event)) if (name.startsWith("_weft_")) delete event[name];
-  // A stream has a column for every field that ever came: those that this event lacks would hide the ones it has.
-  const present = Object.entries(event).filter(([, value]) => value !== null);
-  const fields = present.flatMap(([name, value]) => [
-    make("span", { class: "name" }, name),
-    make("span", { class: "value" }, typeof value === "string" ? value : JSON.stringify(value)),
-  ]);
-  // All of it when somebody looks: at hundreds a second few are looked at.
-  const all = make("pre");
-  const ontoggle = () => say(all, JSON.stringify(data.event, null, 2));
-  return make(
-    "li",
-    {},
-    make(
-      "details",
-      { ontoggle },
-      make(
-        "summary",
-        {},
-        make("time", { datetime: at.toISOString() }, clock.format(at)),
-        make("span", { class: "offset" }, message.lastEventId),
-        make("span", { class: "fields" }, ...fields),
-      ),
-      all,
-    ),
-  );
+  time.dateTime = at.toISOString();
+  time.textContent = clock.format(at);
+  offset.textContent = message.lastEventId;
+  let next = fields.firstChild;
+  for (const [name, value] of Object.entries(event)) {
+    // A stream has a column for every field that ever came: those that this event lacks would hide the ones it has.
+    if (value === null || name.startsWith("_weft_")) continue;
+    next ??= fields.appendChild(make("span", { class: "name" }));
+    next.textContent = name;
+    next = next.nextSibling ?? fields.appendChild(new Text());
+    next.data = typeof value === "string" ? value : JSON.stringify(value);
+    next = next.nextSibling;
+  }
+  while (next) {
+    const rest = next.nextSibling;
+    next.remove();
+    next = rest;
+  }
+  return row;
+}
+
+function toggle(row) {
+  const [button, all] = row.children;
+  button.setAttribute("aria-expanded", !all);
+  if (all) all.remove();
+  else row.append(make("pre", {}, JSON.stringify(row.message.event, null, 2)));
 }

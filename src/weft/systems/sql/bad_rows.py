@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from weft.columns import python_rows
 from weft.errors import LoadRefusedError, SchemaError, WeftError
-from weft.systems.load import Counts
+from weft.systems.load import Counts, RowsOf
 from weft.systems.sql import quarantine
 from weft.systems.sql.merge import ComparedMove
 from weft.systems.sql.move import LoadTransaction, Move
@@ -93,6 +93,8 @@ class BadRows:
         self.unstaged = 0
         """Those of them that not even the staging table accepted."""
         self._numbered = 0
+        self._rows_of: RowsOf = "table"
+        """Which columns the rows have that are tried."""
         self._is_trial = is_trial
         self._is_rejected = False
         self._waiting: list[tuple[int, Reason]] = []
@@ -123,6 +125,7 @@ class BadRows:
         tables.create_temporary(self.session, name, ", ".join([*definitions, f"{tables.quote(ROW)} {kind}", *index]))
         keep(self.transaction)
         table, numbered = tables.temporary(name), schema.append(_NUMBER)
+        self._rows_of = "table" if self.load.projection is None else "source"
         last = rows = sent = 0
         for batch in batches:
             if batch.num_rows:
@@ -132,6 +135,7 @@ class BadRows:
                 copied, size = self.copy(table, numbered, part)
                 rows, sent = rows + copied, sent + size
         self._numbered, self.unstaged = last, self.count
+        self._rows_of = "table"
         self._refuse_deletes()
         return rows, sent
 
@@ -142,6 +146,7 @@ class BadRows:
         tables, session = self.tables, self.session
         # Rows that have no projection keep their numbers: without this the last ones would be moved nowhere.
         self._numbered = max(self._numbered, rows)
+        self._rows_of = "source"
         number = f"q.{tables.quote(ROW)}"
         select = f"SELECT {projection}, {number} FROM {tables.temporary(raw)} AS q"
         if not self._try(lambda: tables.create_temporary_as(session, stage, select, keys=keys)):
@@ -163,6 +168,7 @@ class BadRows:
             if tables.savepoints or not self._weed_unreadable(raw, names, insert, aside) or not fill(0, end):
                 tables.index_rows(session, raw)
                 self._search_table(raw, names, end, fill, aside)
+        self._rows_of = "table"
         keep(self.transaction)
         self._refuse_deletes()
         return int(session.value(f"SELECT count(*) FROM {tables.temporary(stage)}"))
@@ -539,7 +545,7 @@ class BadRows:
         self._release()
         rows = [(reason.error.what, row) for _, row, reason in rejected]
         if not self.tables.savepoints:
-            quarantine.insert(self.transaction, rows, [number for number, _, _ in rejected])
+            quarantine.insert(self.transaction, rows, [number for number, _, _ in rejected], self._rows_of)
             keep(self.transaction)
         elif not self._is_trial:
-            quarantine.insert(self.transaction, rows)
+            quarantine.insert(self.transaction, rows, rows_of=self._rows_of)

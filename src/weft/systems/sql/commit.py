@@ -211,6 +211,8 @@ class LoadAttempt:
 
     def _claim(self) -> None:
         ledger.claim(self.tables, self.session, self.load)
+        if self.load.taken is not None:
+            quarantine.take(self.transaction, self.load.taken)
 
     def _record(self, counts: Counts) -> None:
         ledger.record(self.tables, self.session, self.load, counts)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from hashlib import blake2b
 
 import pyarrow as pa
 
-from weft.errors import DeclarationError, WeftError
+from weft.errors import DeclarationError, LoadRefusedError, WeftError
 from weft.systems import payloads
-from weft.systems.load import Load
+from weft.systems.load import Load, RowsOf, Taken
+from weft.systems.sql.driver import Session
 from weft.systems.sql.move import LoadTransaction
 from weft.systems.sql.tables import ROW, SqlTables
 
@@ -23,6 +25,8 @@ _STORED_LETTERS = 1_000_000
 _NAMED_COLUMNS, _NAMED_LETTERS = 3, 60
 # PostgreSQL cuts longer names off silently.
 _NAME_BYTES = 63
+ROWS_OF = "_weft_rows_of"
+"""The column that says which columns the row has; null where an older version put it aside."""
 _FIELDS = pa.schema(
     [
         pa.field("_weft_quarantined_at", pa.timestamp("us", "UTC"), nullable=False),
@@ -31,6 +35,7 @@ _FIELDS = pa.schema(
         pa.field("_weft_checkpoint_id", pa.string(), nullable=False),
         pa.field("_weft_batch_id", pa.int64(), nullable=False),
         pa.field("payload", pa.string(), nullable=False),
+        pa.field(ROWS_OF, pa.string()),
     ]
 )
 NOWHERE = -1
@@ -39,7 +44,12 @@ NOWHERE = -1
 
 def table_name(load: Load) -> str:
     """Return the name of the table for rejected rows."""
-    return f"{load.replaces or load.table}__quarantine"
+    return name_for(load.replaces or load.table)
+
+
+def name_for(table: str) -> str:
+    """Return the name of the table for the rows that a table rejects."""
+    return f"{table}__quarantine"
 
 
 def prepare(tables: SqlTables, load: Load) -> None:
@@ -49,19 +59,25 @@ def prepare(tables: SqlTables, load: Load) -> None:
             f"{table_name(load)!r} is longer than {_NAME_BYTES} bytes, so {load.name} cannot have a quarantine.",
             hint="Give the table a shorter name, or let a load with bad rows fail.",
         )
+    table = tables.table(load.schema, table_name(load))
     with tables.driver.session("read") as session:
-        if tables.columns(session, load.schema, table_name(load)) is not None:
-            return
+        columns = tables.columns(session, load.schema, table_name(load))
+    if columns is None:
+        change = f"CREATE TABLE IF NOT EXISTS {table} ({', '.join(_definitions(tables, _FIELDS))})"
+    elif ROWS_OF not in {each.name for each in columns}:
+        change = f"ALTER TABLE {table} ADD COLUMN {', '.join(_definitions(tables, [_FIELDS.field(ROWS_OF)]))}"
+    else:
+        return
+    # Where two do it at once, one fails; if both do, the first INSERT raises the reason.
     with suppress(WeftError), tables.driver.session("publish") as session:
-        # Where two create it at once, one fails; if both do, the first INSERT raises the reason.
-        session.run(
-            f"CREATE TABLE IF NOT EXISTS {tables.table(load.schema, table_name(load))} "
-            f"({', '.join(_definitions(tables, _FIELDS))})"
-        )
+        session.run(change)
 
 
 def _definitions(tables: SqlTables, fields: Iterable[pa.Field]) -> list[str]:
-    return [f"{tables.quote(field.name)} {tables.sql_type(field)} NOT NULL" for field in fields]
+    return [
+        f"{tables.quote(field.name)} {tables.sql_type(field)}{'' if field.nullable else ' NOT NULL'}"
+        for field in fields
+    ]
 
 
 def create_list(transaction: LoadTransaction) -> None:
@@ -79,19 +95,30 @@ def insert_listed(transaction: LoadTransaction) -> None:
 
 
 def insert(
-    transaction: LoadTransaction, rows: Sequence[tuple[str, dict[str, object]]], numbers: Sequence[int] | None = None
+    transaction: LoadTransaction,
+    rows: Sequence[tuple[str, dict[str, object]]],
+    numbers: Sequence[int] | None = None,
+    rows_of: RowsOf = "table",
 ) -> None:
     """Put rows aside, each with the reason; with `numbers` into the list of those that are put aside in the end."""
+    _insert(transaction, [(reason, payload(row)) for reason, row in rows], numbers, rows_of)
+
+
+def _insert(
+    transaction: LoadTransaction,
+    rows: Sequence[tuple[str, str]],
+    numbers: Sequence[int] | None,
+    rows_of: RowsOf | None,
+) -> None:
     tables, load = transaction.tables, transaction.load
     into, fields = _quarantine(transaction), _FIELDS.names
     if numbers is not None:
         into, fields = tables.temporary(LISTED), [*fields, ROW]
     marks, values, size = list[str](), list[object](), 0
-    for at, (reason, row) in enumerate(rows):
-        text = payload(row)
-        marks.append(f"({tables.moment(load.moment)}, ?, ?, ?, ?, ?{'' if numbers is None else f', {numbers[at]}'})")
+    for at, (reason, text) in enumerate(rows):
+        marks.append(f"({tables.moment(load.moment)}, ?, ?, ?, ?, ?, ?{'' if numbers is None else f', {numbers[at]}'})")
         # A text with NUL is what PostgreSQL refuses; in the payload it is an escape.
-        values += (reason.replace("\0", "\\0"), load.pipeline, load.checkpoint_id, load.batch_id, text)
+        values += (reason.replace("\0", "\\0"), load.pipeline, load.checkpoint_id, load.batch_id, text, rows_of)
         size += len(text)
         if len(marks) == STORED_ROWS or size > _STORED_LETTERS or at == len(rows) - 1:
             listed = ", ".join(marks)
@@ -101,6 +128,75 @@ def insert(
 
 def _quarantine(transaction: LoadTransaction) -> str:
     return transaction.tables.table(transaction.load.schema, table_name(transaction.load))
+
+
+# ------------------------------------------------------------------------------------------ taking rows out of it again
+
+
+def group_of(error: str) -> str:
+    """Return the id of the rows whose errors have the same first line."""
+    return blake2b(error.partition("\n")[0].encode(), digest_size=16).hexdigest()
+
+
+def sets(tables: SqlTables, schema: str | None, table: str, pipeline: str) -> list[tuple[Taken, str]]:
+    """Return what the quarantine of a table has of a pipeline, the oldest first: the rows of one load with one error,
+    and that error."""
+    at, error, of, checkpoint, batch = map(tables.quote, _FIELDS.names[:5])
+    with tables.driver.session("read") as session:
+        columns = tables.columns(session, schema, name_for(table))
+        if columns is None:
+            return []
+        kind = tables.quote(ROWS_OF) if ROWS_OF in {each.name for each in columns} else "NULL"
+        found = session.rows(
+            f"SELECT {checkpoint}, {batch}, {kind}, {error}, count(*) FROM {tables.table(schema, name_for(table))} "
+            f"WHERE {of} = ? GROUP BY {checkpoint}, {batch}, {kind}, {error} ORDER BY min({at}), {checkpoint}",
+            (pipeline,),
+        )
+    return [(Taken(row[0], int(row[1]), row[2], (row[3],), int(row[4])), str(row[3])) for row in found]
+
+
+def read(tables: SqlTables, load: Load, taken: Taken) -> list[tuple[str, str]]:
+    """Return the errors and payloads of a set."""
+    found: list[tuple[str, str]] = []
+    error = tables.quote("_weft_error")
+    with tables.driver.session("read") as session:
+        for condition, values in _conditions(tables, load, taken):
+            place = tables.table(load.schema, table_name(load))
+            found += session.rows(f"SELECT {error}, payload FROM {place} WHERE {condition}", values)
+    return found
+
+
+def take(transaction: LoadTransaction, taken: Taken) -> None:
+    """Remove a set from the quarantine, but for what stays in it. Raises where it is not what it was."""
+    removed = remove(transaction.tables, transaction.session, transaction.load, taken)
+    if removed != taken.count:
+        raise LoadRefusedError(
+            f"Rows of {table_name(transaction.load)} were replayed or removed by another meanwhile; nothing was done.",
+            hint="Try again.",
+        )
+    _insert(transaction, taken.returned, None, taken.rows_of)
+
+
+def remove(tables: SqlTables, session: Session, load: Load, taken: Taken) -> int:
+    """Remove a set from the quarantine; return how many rows it had."""
+    place = tables.table(load.schema, table_name(load))
+    return sum(
+        int(session.run(f"DELETE FROM {place} WHERE {condition}", values).rowcount)
+        for condition, values in _conditions(tables, load, taken)
+    )
+
+
+def _conditions(tables: SqlTables, load: Load, taken: Taken) -> Iterator[tuple[str, tuple[object, ...]]]:
+    """Yield the conditions that the rows of a set meet, each one of them."""
+    _, error, pipeline, checkpoint, batch = map(tables.quote, _FIELDS.names[:5])
+    condition = f"{pipeline} = ? AND {checkpoint} = ? AND {batch} = ?"
+    values: tuple[object, ...] = (load.pipeline, taken.checkpoint_id, taken.batch_id)
+    if taken.rows_of is not None:
+        condition += f" AND {tables.quote(ROWS_OF)} = ?"
+        values = (*values, taken.rows_of)
+    for first in range(0, len(taken.errors), STORED_ROWS):
+        some = taken.errors[first : first + STORED_ROWS]
+        yield f"{condition} AND {error} IN ({', '.join('?' * len(some))})", (*values, *some)
 
 
 def payload(row: dict[str, object]) -> str:
