@@ -110,7 +110,7 @@ def _as_floats(op: Any) -> Any:
     given = {name: getattr(op, name) for name in op.argnames}
     # What a case compares and what it returns are of kinds of their own.
     groups = [("base", "cases"), ("results", "default")] if isinstance(op, ops.SimpleCase) else [tuple(given)]
-    changed = {}
+    changed: dict[str, Any] = {}
     for names in groups:
         values = [each for name in names for each in _flat(given[name]) if each.dtype.is_numeric()]
         if any(each.dtype == dt.float64 for each in values):
