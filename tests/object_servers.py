@@ -104,7 +104,9 @@ class SeaweedServer(_ObjectServer):
                 ports.append(f"-{part}.port={servers.free_port()}")
         # Each bucket takes seven volumes.
         place = [f"-dir={self.folder}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-volume.max=5000"]
-        return [self.program, "server", "-filer", "-s3", "-master.volumeSizeLimitMB=64", *place, *ports]
+        # Else it would take the key of the test that restarts it for that of everybody.
+        plain = ["env", "-u", "AWS_ACCESS_KEY_ID", "-u", "AWS_SECRET_ACCESS_KEY", self.program]
+        return [*plain, "server", "-filer", "-s3", "-master.volumeSizeLimitMB=64", *place, *ports]
 
     def connect(self, database: str | None = None) -> Any:
         # Its port answers before its filer does.

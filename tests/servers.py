@@ -36,6 +36,7 @@ STARTUP_SECONDS = 120
 WAITS_FOR_DISK = True
 EXECUTABLES = {
     *("postgres", "mariadbd", "redis-server", "redis-check-rdb", "java", "beam.smp", "epmd", "erl_child_setup"),
+    *("pgbouncer", "weed"),
     Path(sys.executable).resolve().name,
 }
 

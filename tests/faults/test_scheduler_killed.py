@@ -50,7 +50,7 @@ def test_leaders_that_are_paused_or_killed(fleet: Fleet, count: Count) -> None: 
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("fleet", ["postgres", "mysql"], indirect=True)
+@pytest.mark.parametrize("fleet", ["postgres", "mysql", "seaweed"], indirect=True)
 def test_a_run_log_that_is_restarted(fleet: Fleet, count: Count) -> None:  # noqa: F811
     wanted = count(10)
     fleet.add(2)

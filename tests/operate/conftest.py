@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import object_servers
+import pgbouncer_server  # noqa: F401 - a kind of server
 import servers
 import weft
 from weft.operate.runlog import RunLog, open_run_log
@@ -21,7 +22,7 @@ from weft.project import Project, use
 
 KINDS = [
     *("sqlite", "postgres", "mysql", "duckdb", "s3"),
-    *(pytest.param(kind, marks=pytest.mark.full) for kind in ("azure", "gcs", "seaweed")),
+    *(pytest.param(kind, marks=pytest.mark.full) for kind in ("azure", "gcs", "seaweed", "pgbouncer")),
 ]
 
 

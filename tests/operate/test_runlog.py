@@ -80,6 +80,18 @@ def test_runs_are_listed_newest_first(log: RunLog) -> None:
     assert one.seconds is not None and one.seconds >= 0
 
 
+def test_a_skip_does_not_come_after_a_run_that_it_did_not_see(log: RunLog) -> None:
+    for _ in range(2):
+        seen = log.latest(["rollups"])["rollups"]
+        claimed = log.claim("rollups")
+        assert isinstance(claimed, ClaimedRun)
+        log.finish(claimed, "succeeded")
+        log.skip("rollups", SLOT, "waiting on upstream: orders", seen)
+        assert log.runs("rollups", "skipped") == []
+    log.skip("rollups", SLOT, "waiting on upstream: orders", log.latest(["rollups"])["rollups"])
+    assert len(log.runs("rollups", "skipped")) == 1
+
+
 def test_a_skip_is_recorded_once_a_slot_and_reason(log: RunLog) -> None:
     for _ in range(3):
         log.skip("rollups", SLOT, "waiting on upstream: orders")

@@ -12,6 +12,7 @@ from weft.errors import ConnectionFailedError
 from weft.operate.records import ClaimedRun, RefusedClaim
 from weft.operate.runlog import RunLog, open_run_log
 from weft.operate.runlog_objects import RunObjects
+from weft.systems.object_stores import objects as objects_module
 from weft.systems.object_stores.objects import Objects, Stored
 
 SLOT = datetime(2025, 6, 1, 2, tzinfo=UTC)
@@ -74,6 +75,7 @@ def test_old_runs_are_forgotten_in_the_archive_too(log: RunLog, small: None) -> 
     assert [each.run_id for each in kept[2:]] == [first]
     refused = log.claim("orders", slot=SLOT)
     assert isinstance(refused, RefusedClaim) and refused.why == "succeeded"
+    assert {each.key for each in objects_of(log).listing("runs/")} == {f"runs/{each.run_id}" for each in kept}
 
 
 def test_a_page_of_runs_reads_the_documents_that_changed_last(log: RunLog, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,6 +131,25 @@ def test_two_clocks_of_hosts(log: RunLog, monkeypatch: pytest.MonkeyPatch) -> No
     run = log.claim("orders", slot=SLOT)
     assert isinstance(run, ClaimedRun)
     assert abs(run.started_at - datetime.now(UTC)) < timedelta(minutes=5)
+
+
+def test_a_look_at_the_clock_that_takes_long(log: RunLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process may be stopped between its own clock and the store's: with a clock of its own, it would take over what
+    others hold."""
+    objects, stopped = objects_of(log), [100.0, 0.0]
+    real, overwrite = objects_module._running, objects.overwrite
+    ahead = 0.0
+
+    def slow(key: str, data: bytes) -> None:
+        nonlocal ahead
+        ahead += stopped.pop(0) if stopped else 0.0
+        overwrite(key, data)
+
+    monkeypatch.setattr(objects_module, "_running", lambda: real() + ahead)
+    monkeypatch.setattr(objects, "overwrite", slow)
+    monkeypatch.setattr(objects, "_looked_at", None)
+    assert abs(objects.now() - datetime.now(UTC)) < timedelta(seconds=50)
+    assert stopped == []
 
 
 def test_a_store_that_is_away(log: RunLog, log_url: str, caplog: pytest.LogCaptureFixture) -> None:

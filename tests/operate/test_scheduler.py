@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -208,6 +209,64 @@ def test_leader_that_lost_its_lease_starts_nothing(log: RunLog, clock: Clock) ->
     assert sleeper.tick() == []
 
 
+@pytest.mark.parametrize("is_granted", [True, False])
+def test_claim_whose_answer_was_lost(
+    log: RunLog, clock: Clock, monkeypatch: pytest.MonkeyPatch, is_granted: bool
+) -> None:
+    """It would else be refused by itself until its lease ends, and nobody would lead."""
+    declare("orders")
+    metrics = Metrics()
+    made = scheduler(log, Runs(), clock, metrics=metrics)
+    locked = log._book.locked
+
+    def lost(pipeline: str, work: Any) -> Any:
+        if is_granted:
+            locked(pipeline, work)
+        raise ConnectionFailedError("The connection is lost.")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(log._book, "locked", lost)
+        with pytest.raises(ConnectionFailedError):
+            made.tick()
+    assert made.leads is None and log.latest([LEADER])[LEADER].is_live is is_granted
+    assert made.tick() == ["orders"]
+    assert made.leads is not None and made.leads.fence == 1 + is_granted
+    assert [each.status for each in log.runs(LEADER)][1:] == ["interrupted"] * is_granted
+    # Only then: another scheduler in this process has the lease by right.
+    assert scheduler(log, Runs(), clock).tick() == [] and made.tick() == [] and made.leads is not None
+
+
+def test_leader_that_lost_its_lease_records_no_skip(log: RunLog, clock: Clock) -> None:
+    declare("raw")
+    declare("report", depends_on="raw")
+    sleeper = scheduler(log, Runs(), clock)
+
+    class Asleep(Runs):
+        def start(self, dispatch: Dispatch) -> Any:
+            assert sleeper.leads is not None
+            log.finish(sleeper.leads, "interrupted")
+            return super().start(dispatch)
+
+    sleeper.executor = Asleep()
+    assert sleeper.tick() == ["raw"]
+    assert sleeper.leads is None and log.runs("report") == []
+
+
+def test_lease_is_handed_over_after_the_start_in_hand(
+    log: RunLog, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("weft.operate.scheduler._STOP_SECONDS", 120)
+    made = scheduler(log, Runs(), clock)
+    made.tick()
+    handing = threading.Thread(target=made.hand_over)
+    with made._starting:  # as a thread that starts a build
+        handing.start()
+        handing.join(0.2)
+        assert handing.is_alive() and log.latest([LEADER])[LEADER].is_live
+    handing.join(120)
+    assert not log.latest([LEADER])[LEADER].is_live
+
+
 def test_limits_what_runs_at_once(log: RunLog, clock: Clock) -> None:
     for number in range(5):
         declare(f"p{number}")
@@ -234,6 +293,33 @@ def test_run_that_ends_before_its_claim_is_started_again_later(log: RunLog, cloc
     clock.move(seconds=6)
     assert made.tick() == []
     clock.move(seconds=6)
+    assert made.tick() == ["orders"]
+
+
+def test_run_that_claimed_and_failed_is_tried_again_by_its_policy(log: RunLog, clock: Clock) -> None:
+    declare("orders", retry={"max_attempts": 9, "backoff_seconds": 1})
+    runs = Runs()
+    made = scheduler(log, runs, clock)
+
+    for _ in range(4):
+        assert made.tick() == ["orders"]
+        claimed = log.claim("orders", slot=NOON.replace(second=0), attempts_allowed=9)
+        assert isinstance(claimed, ClaimedRun)
+        log.finish(claimed, "failed", retry_in=0.0)
+        runs.codes["orders"] = 1
+
+
+def test_next_slot_does_not_wait_for_what_the_last_one_waits_for(log: RunLog, clock: Clock) -> None:
+    declare("orders")
+    runs = Runs()
+    runs.error = OSError("no memory")
+    made = scheduler(log, runs, clock)
+    clock.now = NOON.replace(second=58)
+    assert made.tick() == []
+    runs.error = None
+    clock.move(seconds=1)
+    assert made.tick() == []
+    clock.move(seconds=1)
     assert made.tick() == ["orders"]
 
 

@@ -35,6 +35,7 @@ def grant(
     lease_seconds: float,
     resume: bool,
     by_hand: bool,
+    again: bool = False,
 ) -> ClaimedRun | RefusedClaim:
     """Begin an attempt, or return why not. Either way, an attempt whose process is gone is recorded as interrupted."""
     claim = records.claim
@@ -44,7 +45,7 @@ def grant(
         return RefusedClaim(why, claim.pipeline, attempts[-1])
     previous = records.attempts_at(claim.run_id) if claim.run_id is not None else []
     last = previous[-1] if previous else None
-    if claim.is_live:
+    if claim.is_live and not (again and claim.owner == process.this_process()):
         return RefusedClaim("running", claim.pipeline, last)
     if claim.paused_at is not None and not by_hand:
         return RefusedClaim("paused", claim.pipeline, last)
@@ -131,6 +132,8 @@ def _interrupt(records: LockedPipeline, last: Attempt) -> Attempt:
     claim = records.claim
     assert claim.owner is not None
     ended = "has ended" if process.has_ended(claim.owner) else "was silent for longer than its lease"
+    if claim.is_live:
+        ended = "was not told that it had this claim"
     error = f"The process {last.pid} on {last.host} {ended}."
     is_cancelled = claim.cancelled == attempt_text(last.run_id, last.attempt)
     status = "cancelled" if is_cancelled else "interrupted"

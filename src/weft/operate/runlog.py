@@ -89,6 +89,7 @@ class RunLog:
         lease_seconds: float = LEASE_SECONDS,
         resume: bool = True,
         by_hand: bool | None = None,
+        again: bool = False,
     ) -> ClaimedRun | RefusedClaim:
         """Return an attempt that only the caller may make, or why there is none.
 
@@ -97,7 +98,8 @@ class RunLog:
         not succeed; not with `resume=False`. Either is refused while another process works on the pipeline. A process
         that was killed or was silent for longer than its lease does not count: its attempt is recorded as interrupted.
         Up to three such attempts of a slot are not counted among those allowed. A pipeline that is paused runs only
-        `by_hand`, which is without a slot unless it is said.
+        `by_hand`, which is without a slot unless it is said. `again`: the answer to the last claim of this process was
+        lost, and if that was granted, it does not stand in the way.
         """
         if slot is not None and slot.tzinfo is None:
             raise DeclarationError("A slot needs a time zone.", hint="Use what Schedule.latest gives.")
@@ -108,6 +110,7 @@ class RunLog:
             lease_seconds=lease_seconds,
             resume=resume,
             by_hand=slot is None if by_hand is None else by_hand,
+            again=again,
         )
         try:
             return self._book.locked(pipeline, begin)
@@ -196,12 +199,16 @@ class RunLog:
 
         return self._try(lambda: self._book.locked(run.pipeline, end), keep)
 
-    def skip(self, pipeline: str, slot: datetime, reason: str) -> None:
-        """Record that a slot was not run, and why. Once for each slot and reason, however often it is called."""
+    def skip(self, pipeline: str, slot: datetime, reason: str, seen: PipelineState | None = None) -> None:
+        """Record that a slot was not run, and why. Once for each slot and reason, however often it is called; not where
+        the pipeline has been run since it was `seen`."""
         reason = clean(reason)
         run_id = claims.slot_id(pipeline, slot, "skip", reason)
 
         def record(records: LockedPipeline) -> bool:
+            last = None if seen is None or seen.last is None else (seen.last.run_id, seen.last.attempt)
+            if seen is not None and (records.claim.run_id, records.claim.attempt) != (last or (None, None)):
+                return True
             if not records.attempts_at(run_id, slot):
                 now = records.claim.now
                 values = {"run_id": run_id, "attempt": 0, "pipeline": pipeline, "slot": slot, "status": "skipped"}

@@ -147,22 +147,32 @@ class RunObjects(RunStore):
         if len(found) <= keep:
             return
         since = found[-2].started_at
+        seen: set[str] = set()
+        left: set[str] = set()
 
-        def stays(each: Attempt) -> bool:
-            return each.started_at >= since or each.status != "succeeded" or each.slot is not None
+        def staying(attempts: list[Attempt]) -> list[Attempt]:
+            kept = [
+                each
+                for each in attempts
+                if each.started_at >= since or each.status != "succeeded" or each.slot is not None
+            ]
+            seen.update(each.run_id for each in attempts)
+            left.update(each.run_id for each in kept)
+            return kept
 
         def remove(records: LockedPipeline) -> None:
             assert isinstance(records, _Records)
-            records.keep([each for each in records.document.attempts if stays(each)])
+            records.keep(staying(records.document.attempts))
 
         self.locked(pipeline, remove)
         for listed in self._objects.listing(_pages_of(pipeline)):
             page = self._page(listed.key)
-            kept = [each for each in page if stays(each)]
+            kept = staying(page)
             if not kept:
                 self._objects.delete(listed.key)
             elif len(kept) < len(page):
                 self._objects.overwrite(listed.key, msgspec.json.encode(kept))
+        list(self._pool.map(self._objects.delete, [f"runs/{run_id}" for run_id in seen - left]))
 
     # ---------------------------------------------------------------------------------------------------------- reading
 

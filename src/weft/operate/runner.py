@@ -253,7 +253,7 @@ class Runner(Planner):
                 # Many pipelines may wait, and run-due asks every minute: each skip is recorded once.
                 known = due.state.skipped
                 if known is None or (known.slot, known.reason) != (due.slot, due.why):
-                    self.log.skip(pipeline.name, due.slot, due.why)
+                    self.log.skip(pipeline.name, due.slot, due.why, due.state)
                 yield Outcome(pipeline.name, "skipped", slot=due.slot, reason=due.why)
             while due.is_due:
                 yield self.run(pipeline, slot=due.slot)

@@ -41,6 +41,7 @@ _MOST_PAUSE_SECONDS = 60.0
 # A run that cannot be asked about, as one of Lambda, and has claimed nothing after so long is started again.
 _SILENT_SECONDS = 1200.0
 _COUNTED_AT_ONCE = 100
+_STOP_SECONDS = 5.0
 
 
 def leader_status(log: RunLog) -> dict[str, Any]:
@@ -104,6 +105,8 @@ class Scheduler(Planner):
         self.traces = traces
         self.poll_seconds, self.lease_seconds, self.most_running = poll_seconds, lease_seconds, most_running
         self.leads: ClaimedRun | None = None
+        self._may_lead = False
+        """Whether the answer to its last claim was lost: it may hold the lease, and not know it."""
         self._stopping = threading.Event()
         self._running: dict[str, _Dispatched] = {}
         self._building: dict[str, float] = {}
@@ -140,8 +143,11 @@ class Scheduler(Planner):
 
     def tick(self) -> list[str]:
         """Dispatch what is due now, if this is the leader; return the names of it."""
-        leads = self._is_leader()
-        self.metrics.set(LEADS, leads)
+        leads = False
+        try:
+            leads = self._is_leader()
+        finally:  # while the log is away, nobody knows
+            self.metrics.set(LEADS, leads)
         return self._dispatch_due() if leads else []
 
     def _is_leader(self) -> bool:
@@ -151,7 +157,9 @@ class Scheduler(Planner):
                 return True
             _log.warning("this scheduler was silent for longer than its lease, and another one leads")
             self.leads = None
-        claimed = self.log.claim(LEADER, lease_seconds=self.lease_seconds, resume=False)
+        again, self._may_lead = self._may_lead, True
+        claimed = self.log.claim(LEADER, lease_seconds=self.lease_seconds, resume=False, again=again)
+        self._may_lead = False
         if isinstance(claimed, RefusedClaim):
             last = claimed.last
             leader = f"process {last.pid} on {last.host}" if last is not None else "another one"
@@ -178,10 +186,15 @@ class Scheduler(Planner):
 
     def hand_over(self) -> None:
         """Release the lease, so that another scheduler takes over at its next tick."""
-        if (leads := self.leads) is not None:
-            self.log.finish(leads, "succeeded")
-            self.log.forget(LEADER, 100)
-            self.leads = None
+        if (leads := self.leads) is None:
+            return
+        # A thread may be about to start a build, which is not to come after. One that hangs is not waited for.
+        is_quiet = self._starting.acquire(timeout=_STOP_SECONDS)
+        self.leads = None
+        if is_quiet:
+            self._starting.release()
+        self.log.finish(leads, "succeeded")
+        self.log.forget(LEADER, 100)
 
     # --------------------------------------------------------------------------------------------------------- dispatch
 
@@ -198,12 +211,12 @@ class Scheduler(Planner):
         for due in dues:
             name = due.pipeline.name
             try:
-                if due.waits_for:
-                    self._skip(due)
+                if due.waits_for and not self._skip(due):
+                    break
                 if not due.is_due:
                     continue
                 with self._starting:
-                    if not self._may_start(due.pipeline, states):
+                    if not self._may_start(due.pipeline, due.slot, states):
                         continue
                     if not self._still_leads():
                         break
@@ -256,14 +269,18 @@ class Scheduler(Planner):
             )
             return None
 
-    def _skip(self, due: Due) -> None:
+    def _skip(self, due: Due) -> bool:
+        """Record a skip that is new; `False` where another one leads."""
         assert due.slot is not None
         known = due.state.skipped
         if known is None or (known.slot, known.reason) != (due.slot, due.why):
-            self.log.skip(due.pipeline.name, due.slot, due.why)
+            if not self._still_leads():
+                return False
+            self.log.skip(due.pipeline.name, due.slot, due.why, due.state)
+        return True
 
     def _forget_ended(self, due: Due) -> None:
-        """Forget the run of a pipeline that has succeeded, or of which nobody tells more than the run log."""
+        """Forget the run of a pipeline that has ended with a claim, or of which nobody tells more than the run log."""
         name = due.pipeline.name
         known = self._running.get(name)
         if known is None or known.started is None:
@@ -275,8 +292,8 @@ class Scheduler(Planner):
             known.code = None
         if known.code is not None:
             is_same = known.slot == due.slot and _last_attempt(due.state) == known.before
-            if known.code == 0 and not (due.is_due and is_same):
-                del self._running[name]
+            if not is_same or (known.code == 0 and not due.is_due):
+                del self._running[name]  # when it is tried again is in the run log
             return  # one that was refused, as by a clock that is behind, is not started again at once
         if due.state.is_live or getattr(known.started, "tells_end", False):
             return
@@ -285,9 +302,9 @@ class Scheduler(Planner):
         elif self.clock() - known.began > _SILENT_SECONDS:
             known.code = 1  # it ended before it claimed anything
 
-    def _may_start(self, pipeline: Pipeline, states: dict[str, PipelineState]) -> bool:
+    def _may_start(self, pipeline: Pipeline, slot: datetime | None, states: dict[str, PipelineState]) -> bool:
         known = self._running.get(pipeline.name)
-        if known is not None and (known.code is None or self.clock() < known.not_before):
+        if known is not None and (known.code is None or (known.slot == slot and self.clock() < known.not_before)):
             return False
         running = self._at_work()
         if pipeline.pool is not None:
@@ -310,7 +327,7 @@ class Scheduler(Planner):
         be started. Any thread may call it."""
         name, states = model.name, {} if model.pool is None else self.log.latest(list(self.project.pipelines))
         with self._starting:
-            if name in self._at_work() or not self._may_start(model, states) or not self._still_leads():
+            if name in self._at_work() or not self._may_start(model, None, states) or not self._still_leads():
                 return None
             known = self._running.pop(name, None)
             failures = known.failures if known is not None and known.slot is None else 0

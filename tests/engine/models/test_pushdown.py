@@ -285,7 +285,6 @@ UNLIKE_SPARK: dict[str, Computed] = {
     "quotient of a float32": lambda e: e.r / 3,
     "float32 or integer": lambda e: ibis.coalesce(e.r, e.i),
     "case of a float32": lambda e: (e.i > 0).ifelse(e.r, e.i),
-    "integer unless it is a float": lambda e: e.i.nullif(e.f),
     "decimal or integer": lambda e: ibis.coalesce(e.n, e.i),
     "case of a decimal": lambda e: (e.i > 0).ifelse(e.n, e.f),
     "replaced by a column": lambda e: e.s.replace("a", e.t),
@@ -295,6 +294,7 @@ LIKE_SPARK: dict[str, Computed] = {
     "integer or float": lambda e: ibis.coalesce(e.i, e.f),
     "float32 or 0": lambda e: e.r.fill_null(0),
     "unless it is 0": lambda e: e.i.nullif(0),
+    "integer unless it is a float": lambda e: e.i.nullif(e.f),
     "float unless it is 0": lambda e: e.f.nullif(0),
     "replaced": lambda e: e.s.replace("a", "b"),
 }

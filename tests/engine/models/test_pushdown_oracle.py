@@ -91,6 +91,14 @@ SAMPLES: dict[str, list[Any]] = {
     "n": _DECIMALS,
     "m": _DECIMALS,
 }
+EDGES: dict[str, list[Any]] = {
+    "i": [2**63 - 1, -(2**63), -(2**62) - 1, -(2**63)],
+    "j": [1, -1, 4, 2**63 - 1],
+    "h": [2**31 - 1, -(2**31), 2**31 - 1, -1],
+    "sh": [2**15 - 1, -(2**15), 2**15 - 1, -1],
+    "f": [2.0**63, None, 2.0**62, -(2.0**63)],
+    "g": [2.0**63, -(2.0**63), 3.0, 2.0**53],
+}
 
 
 def rows_of(seed: int, number: int) -> pa.Table:
@@ -101,6 +109,13 @@ def rows_of(seed: int, number: int) -> pa.Table:
         values = [*samples, *choose.choices(samples, k=number)][:number]
         choose.shuffle(values)
         columns[name] = values
+    return pa.table(columns, pa.schema(KINDS))
+
+
+def edges() -> pa.Table:
+    """Rows of numbers at the ends of their types; the other columns are null."""
+    number = len(EDGES["i"])
+    columns = {name: EDGES.get(name, [None] * number) for name in KINDS} | {"k": list(range(number))}
     return pa.table(columns, pa.schema(KINDS))
 
 
@@ -472,11 +487,11 @@ def _is_known(of: Computed, table: Any) -> bool:
 
 
 @pytest.fixture
-def databases(here: Project) -> Iterator[Callable[[pa.Table, str], dict[str, Database]]]:
+def databases(here: Project) -> Iterator[Callable[..., dict[str, Database]]]:
     opened: list[Database] = []
 
-    def made(table: pa.Table, name: str) -> dict[str, Database]:
-        found = {each: Database(each, table, name) for each in DATABASES}
+    def made(table: pa.Table, name: str, *some: str) -> dict[str, Database]:
+        found = {each: Database(each, table, name) for each in some or DATABASES}
         opened.extend(found.values())
         return found
 
@@ -485,7 +500,7 @@ def databases(here: Project) -> Iterator[Callable[[pa.Table, str], dict[str, Dat
         each.opened.close()
 
 
-Databases = Callable[[pa.Table, str], dict[str, Database]]
+Databases = Callable[..., dict[str, Database]]
 
 
 def refuse(wrong: list[str]) -> None:
@@ -523,3 +538,30 @@ def test_expressions(databases: Databases, plain_spark: Any, part: str) -> None:
     made = expressions()
     assert len(made) > 500
     refuse([*compared(spark, found, {name: made[name] for name in SOME} if part == "some" else made)])
+
+
+SOME_AT_THE_ENDS = ("i // j", "i + j", "i == f", "i coalesce f", "f ifelse i", "i mixed")
+
+
+@pytest.mark.brief("some")
+@pytest.mark.parametrize("row", ["some", *range(len(EDGES["i"]))])
+def test_numbers_at_the_ends_of_their_types(databases: Databases, plain_spark: Any, row: int | str) -> None:
+    made = expressions()
+    if isinstance(row, str):
+        given, chosen, some = edges().slice(0, 1), [*SOME_AT_THE_ENDS], ("sqlite", "postgres")
+    else:
+        given, chosen, some = (
+            edges().slice(row, 1),
+            [name for name in made if set(name.split()) & set(WHOLE)],
+            DATABASES,
+        )
+    found, spark = databases(given, "edges", *some), Spark(plain_spark, given)
+    refuse([*compared(spark, found, {name: made[name] for name in chosen})])
+
+
+@pytest.mark.full
+def test_tables_of_numbers_at_the_ends_of_their_types(databases: Databases, plain_spark: Any) -> None:
+    given = edges()
+    found, spark = databases(given, "edges"), Spark(plain_spark, given)
+    numbers = {name: of for name, of in tables().items() if set(name.split()) & set(WHOLE)}
+    refuse([*compared_tables(spark, found, numbers)])

@@ -79,6 +79,22 @@ for _name in ("Add", "Subtract", "Multiply"):
     setattr(_Widening, f"visit_{_name}", _widening(f"visit_{_name}"))
 
 
+class _Dividing:
+    """A whole number is divided as one: by way of floats, which Ibis writes, those beyond 2^53 lose digits."""
+
+    def visit_FloorDivide(self: Any, op: Any, *, left: Any, right: Any) -> Any:
+        if not (op.left.dtype.is_integer() and op.right.dtype.is_integer()):
+            return super().visit_FloorDivide(op, left=left, right=right)  # type: ignore[misc]
+        # A quotient is cut towards 0; the greatest number below a negative one is one less.
+        left = self.cast(left, op.dtype)
+        has_rest = self.binop(sge.Mod, left, right).neq(0)
+        is_below = sg.and_(has_rest, (left < 0).neq(sge.paren(right < 0)))
+        return self.cast(self.binop(sge.Sub, self.divided(left, right), self.if_(is_below, 1, 0)), op.dtype)
+
+    def divided(self: Any, left: Any, right: Any) -> Any:
+        return self.binop(sge.IntDiv, left, right)
+
+
 class _Sqlite(_Compiler, SQLiteCompiler):  # type: ignore[misc]
     """Times are texts: `2026-01-31T12:00:00.000000+00:00`, without a zone those without `+00:00`."""
 
@@ -137,7 +153,7 @@ for _name, _place in _PARTS.items():
     setattr(_Sqlite, f"visit_Extract{_name}", _part(*_place))
 
 
-class _MySQL(_Compiler, MySQLCompiler):  # type: ignore[misc]
+class _MySQL(_Dividing, _Compiler, MySQLCompiler):  # type: ignore[misc]
     """Times are DATETIME in UTC. Whole numbers are divided and averaged as decimals of four digits, numbers with points
     are decimals, and texts of the query alone are compared without case."""
 
@@ -173,9 +189,6 @@ class _MySQL(_Compiler, MySQLCompiler):  # type: ignore[misc]
     def visit_Divide(self, op: Any, *, left: Any, right: Any) -> Any:
         return self.binop(sge.Div, _double(left), right)
 
-    def visit_FloorDivide(self, op: Any, *, left: Any, right: Any) -> Any:
-        return self.cast(self.f.floor(self.binop(sge.Div, _double(left), right)), op.dtype)
-
     def visit_Mean(self, op: Any, *, arg: Any, where: Any) -> Any:
         return self.agg.avg(_double(arg), where=where)
 
@@ -190,7 +203,7 @@ def _double(value: Any) -> Any:
     return sge.paren(sge.Mul(this=sge.paren(value), expression=sge.Literal.number("1e0")))
 
 
-class _InUtc(_Widening, _Compiler):
+class _InUtc(_Widening, _Dividing, _Compiler):
     """A time with a zone has the day and the hour of UTC, whatever the zone of the session is that reads a view."""
 
     def visit_NonNullLiteral(self: Any, op: Any, *, value: Any, dtype: Any) -> Any:
@@ -240,6 +253,10 @@ for _name in _PARTS:
 class _Postgres(_InUtc, PostgresCompiler):  # type: ignore[misc]
     """Texts are equal letter by letter, and ordered by the language of the database."""
 
+    def divided(self, left: Any, right: Any) -> Any:
+        # Of two whole numbers it is one; IntDiv would be that of numerics.
+        return sge.paren(sge.Div(this=left, expression=sge.paren(right), typed=True))
+
 
 def _ordering(name: str) -> Callable[..., Any]:
     def collated(self: Any, op: Any, value: Any) -> Any:
@@ -264,10 +281,14 @@ for _name in ("Less", "LessEqual", "Greater", "GreaterEqual", "Between", "Least"
 
 
 class _DuckDB(_InUtc, DuckDBCompiler):  # type: ignore[misc]
-    pass
+    def visit_Modulus(self, op: Any, *, left: Any, right: Any) -> Any:
+        if op.right.dtype.is_integer() and not isinstance(op.right, ops.Literal):
+            # The least number by -1 is refused, though the rest is 0.
+            right = self.if_(right.eq(-1), 1, right)
+        return super().visit_Modulus(op, left=left, right=right)
 
 
-class _Spark(_Widening, PySparkCompiler):  # type: ignore[misc]
+class _Spark(_Widening, _Dividing, PySparkCompiler):  # type: ignore[misc]
     """Numbers with a point are decimals, times that are cut are instants, seconds have a fraction: Ibis says something
     else, and so do the databases."""
 

@@ -24,6 +24,7 @@ from weft.systems.sql.tables import SqlTables
 
 _COMPARISONS = (ops.Equals, ops.NotEquals, ops.Less, ops.LessEqual, ops.Greater, ops.GreaterEqual, ops.IdenticalTo)
 _CHOOSING = (*_COMPARISONS, ops.Between, ops.InValues, ops.Coalesce, ops.NullIf, ops.IfElse, ops.SearchedCase)
+_MIXING = (*_CHOOSING, ops.Least, ops.Greatest, ops.SimpleCase)
 _ARITHMETIC = (ops.Add, ops.Subtract, ops.Multiply, ops.Negate)
 _DIVISIONS = (ops.Divide, ops.FloorDivide, ops.Modulus)
 _UNITS = ("Y", "M", "D", "h", "m", "s")
@@ -43,7 +44,7 @@ def cleared(expression: Any) -> Any:
         if isinstance(new, ops.ExtractEpochSeconds):
             # Ibis says 32 bits, which end in 2038.
             return ops.Cast(new, dt.int64)
-        return _with_like_literals(new) if isinstance(new, _CHOOSING) else new
+        return _as_floats(_with_like_literals(new)) if isinstance(new, _MIXING) else new
 
     return expression.op().replace(clear).to_expr()
 
@@ -101,6 +102,30 @@ def _with_like_literals(op: Any) -> Any:
         return tuple(map(like, value)) if isinstance(value, tuple) else _like(value, wanted)
 
     return op.copy(**{name: like(getattr(op, name)) for name in names})
+
+
+def _as_floats(op: Any) -> Any:
+    """Return an operation whose whole numbers are floats, where others of its values are: so Spark compares them, and
+    chooses from them. SQLite would compare each digit, and return the whole number."""
+    given = {name: getattr(op, name) for name in op.argnames}
+    # What a case compares and what it returns are of kinds of their own.
+    groups = [("base", "cases"), ("results", "default")] if isinstance(op, ops.SimpleCase) else [tuple(given)]
+    changed: dict[str, Any] = {}
+    for names in groups:
+        values = [each for name in names for each in _flat(given[name]) if each.dtype.is_numeric()]
+        if any(each.dtype == dt.float64 for each in values):
+            changed |= {name: _as_float(given[name]) for name in names}
+    return op.copy(**changed) if changed else op
+
+
+def _as_float(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return tuple(map(_as_float, value))
+    if not isinstance(value, ops.Value) or not value.dtype.is_integer():
+        return value
+    if _is_literal(value):
+        return value if value.value is None else _literal(float(value.value), dt.float64)
+    return ops.Cast(value, dt.float64)
 
 
 def _flat(value: Any) -> Iterable[Any]:

@@ -62,17 +62,15 @@ class PostgresSessions(SqlDriver):
 
     def connect_as(self, role: Role, *, autocommit: bool) -> psycopg.Connection[Any]:
         """The same, in or out of transactions."""
-        # A server that waits for its replicas keeps doing so: only `off` is made stricter.
-        durability = "coalesce(nullif(current_setting('synchronous_commit'), 'off'), 'on')"
-        if role == "keep" and not self.connection.durable_acks:
-            durability = "'off'"
         try:
             driver = psycopg.connect(**self.parameters(), autocommit=True)
             with closed_on_error(driver):
                 # One round trip; as startup options they would replace those of the URL, and poolers refuse them.
-                configuration = {**self.configuration, "lock_timeout": f"{LOCK_SECONDS}s"}
-                others = "".join(f", set_config('{name}', '{value}', false)" for name, value in configuration.items())
-                driver.execute(f"SELECT set_config('synchronous_commit', {durability}, false){others}")
+                is_pooled = f"pg_backend_pid() <> {driver.info.backend_pid}"
+                row = driver.execute(f"SELECT {is_pooled}, {self._settings(role, is_pooled)}").fetchone()
+                if row is not None and row[0]:
+                    # Each transaction may be in another session of the server, where nothing was prepared.
+                    driver.prepare_threshold = None
                 driver.autocommit = autocommit
                 # As texts, to be decoded a column at a time.
                 driver.adapters.register_loader("json", TextLoader)
@@ -82,6 +80,17 @@ class PostgresSessions(SqlDriver):
             said = str(error)
             raise self.connection.unreachable(error, answered="FATAL" in said, denied=_denies(said)) from None
         return driver
+
+    def _settings(self, role: Role, is_local: str) -> str:
+        """Return the expressions that set up a session; with `is_local` true, what others in it must not have until the
+        end of the transaction alone."""
+        # A server that waits for its replicas keeps doing so: only `off` is made stricter.
+        durability = "coalesce(nullif(current_setting('synchronous_commit'), 'off'), 'on')"
+        if role == "keep" and not self.connection.durable_acks:
+            durability = "'off'"
+        configuration = {**self.configuration, "lock_timeout": f"{LOCK_SECONDS}s"}
+        others = (f"set_config('{name}', '{value}', false)" for name, value in configuration.items())
+        return ", ".join((f"set_config('synchronous_commit', {durability}, {is_local})", *others))
 
     def connect_adbc(self, dbapi: Any) -> Any:
         """A connection of the ADBC driver, which reads Arrow: ranges of streams and queries of loads."""
@@ -101,6 +110,8 @@ class PostgresSessions(SqlDriver):
         return ConnectionFailedError(what, passes=not is_denied and (not code or code.startswith(_LOST)))
 
     def begin(self, driver: psycopg.Connection[Any], role: Role) -> None:
+        if driver.prepare_threshold is None and role != "read":
+            driver.execute(f"SELECT {self._settings(role, 'true')}")
         if self.silent_seconds is not None and role != "read":
             # Not of the session: where a pooler hands out single transactions, the next one is a stranger's.
             driver.execute(f"SET LOCAL idle_in_transaction_session_timeout = '{self.silent_seconds}s'")
