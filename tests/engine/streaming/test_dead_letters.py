@@ -285,7 +285,7 @@ def test_rows_that_two_targets_of_one_name_reject(project: Path) -> None:
     ]
     put_back = (
         "INSERT INTO strict__quarantine VALUES ('2026-01-31 00:00:00', ?, 'strict', "
-        "(SELECT checkpoint_id FROM \"weft.commits\" WHERE pipeline = 'strict'), 0, ?)"
+        "(SELECT checkpoint_id FROM \"weft.commits\" WHERE pipeline = 'strict'), 0, ?, 'table')"
     )
     with closing(sqlite3.connect("second.db")) as database, database:
         database.execute(put_back, (letters[0]["error"], letters[0]["payload"]))
