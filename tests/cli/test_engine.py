@@ -238,6 +238,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config
 
 
 def test_a_pushdown_run_starts_none_and_the_first_with_spark_does(engine: Engine) -> None:
+    engine.run("engine", "stop")
     assert "pushdown" in engine.run("run", "push")
     for env in ({"WEFT_ENGINE": "0"}, {"CI": "true"}):
         assert engine.run("validate", "copy", **env)
@@ -246,10 +247,11 @@ def test_a_pushdown_run_starts_none_and_the_first_with_spark_does(engine: Engine
     assert "10 inserted (spark)" in engine.run("run", "copy")
     first = engine.status()
     assert first["commands"] == 1 and first["memory"] > 100 << 20
+    ((stored,),) = engine.rows("SELECT count(*) FROM copies")
     assert "10 inserted (spark)" in engine.run("run", "copy")
     assert "inserted (pushdown)" in engine.run("run", "push")
     assert (engine.status()["pid"], engine.status()["commands"]) == (first["pid"], 3)
-    assert engine.rows("SELECT count(*) FROM copies") == [(20,)]
+    assert engine.rows("SELECT count(*) FROM copies") == [(stored + 10,)]
     found = (engine.folder / ".weft" / "engine.sock").stat()
     assert (found.st_mode & 0o777, found.st_uid) == (0o600, os.getuid())
 
