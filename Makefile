@@ -50,7 +50,7 @@ coverage: ## which lines and branches of src/weft all tests reach, those of subp
 	@tools/setup-servers
 	tools/measure-coverage
 
-soak: ## a streaming pipeline for two hours (SOAK_MINUTES=120): every row there once, memory flat
+soak: ## a streaming pipeline for two hours (SOAK=rows, windows or joins): every row there once, memory flat
 	@tools/setup-venv dev
 	@tools/setup-servers
 	.venv/bin/python -m tests.faults.soak

@@ -1,6 +1,7 @@
 """`make soak`: a streaming pipeline at a steady rate for two hours. In the end every row is there once, and memory,
-files, threads and bookkeeping have stayed what they were.
+files, threads, state and bookkeeping have stayed what they were.
 
+SOAK=rows          which pipeline: rows, windows or joins, each in a module of its own
 SOAK_MINUTES=120   how long
 SOAK_RATE=200      events a second
 
@@ -11,6 +12,7 @@ shows them, and judges the rows alone.
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import signal
@@ -31,13 +33,15 @@ from rich.console import Console
 from rich.table import Table
 
 from tests import servers
-from tests.faults.soak_pipeline import COUNTRIES, KEYS, is_bad
 
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))  # as in the processes of the pipeline
+MODULE = f"soak_{os.environ.get('SOAK', 'rows')}"
+soaked = importlib.import_module(MODULE)
 MINUTES, RATE = float(os.environ.get("SOAK_MINUTES", "120")), float(os.environ.get("SOAK_RATE", "200"))
 JUDGED_FROM_MINUTES = 30
 AT_MOST = 1.10
 PATIENCE = 300 + MINUTES * 10
-HERE = Path(__file__).parent
 MB = 1 << 20
 # What is sampled: what it is called, and the unit in which it is shown.
 MEASURES = {
@@ -52,6 +56,7 @@ MEASURES = {
     "scratch": ("files of Spark's scratch space", 1),
     "log": ("Spark's log, kB", 1024),
     "ledger": ("rows of the ledger", 1),
+    "state": ("rows of the state", 1),
     "lag": ("events that wait", 1),
     "seconds": ("seconds a batch", 1),
 }
@@ -177,6 +182,7 @@ def look(samples: Samples, driver: int, jvm: int, project: Path, database: Any) 
     samples.add("scratch", files_below(project / "scratch"))
     samples.add("log", (project / ".weft" / "spark.log").stat().st_size)
     samples.add("ledger", one(database, "SELECT count(*) FROM weft.commits"))
+    samples.add("state", sum(one(database, f"SELECT count(*) FROM weft.{name}") for name in state_tables(database)))
 
 
 # -------------------------------------------------------------------------------------------------------------- the end
@@ -192,26 +198,21 @@ def one(database: Any, sql: str) -> int:
         return 0
 
 
-def mistakes(database: Any, published: int) -> list[str]:
-    """What is not as it must be in the tables."""
-    good = [n for n in range(published) if not is_bad(n)]
-    bad = [n for n in range(published) if is_bad(n)]
-    found = []
-    copies = "SELECT count(*), count(DISTINCT n), sum(n), sum(twice), sum(amount) FROM everything"
-    amounts = sum(n % 1000 for n in good) + len(good) / 2
-    told = list(map(float, database.execute(copies).fetchone()))
-    if told != [len(good), len(good), sum(good), 2 * sum(good), amounts]:
-        found.append(f"the table `everything` does not have each of {len(good):,} rows once: {told}")
-    if one(database, f"SELECT count(*) FROM everything WHERE country IS DISTINCT FROM 'c' || (n % {COUNTRIES})"):
-        found.append("rows of `everything` have no country, or another's")
-    latest = dict(database.execute("SELECT key, n FROM latest").fetchall())
-    if latest != {n % KEYS: n for n in good}:
-        found.append("the table `latest` does not have the last number of each key")
-    letters = database.execute('SELECT payload, "offset", source, stage FROM events.failed').fetchall() if bad else []
-    about = sorted((json.loads(payload)["n"], int(offset), *more) for payload, offset, *more in letters)
-    if about != [(n, n + 1, "numbered", "transform") for n in bad]:
-        found.append(f"the dead letters are not the {len(bad)} bad events: {about[:20]}")
-    return found
+def state_tables(database: Any) -> list[str]:
+    import psycopg
+
+    with suppress(psycopg.errors.UndefinedTable):
+        return [name for (name,) in database.execute("SELECT table_name FROM weft.state").fetchall()]
+    return []
+
+
+def is_done(database: Any, steps: int) -> bool:
+    """Return whether the target has what was published; not while its table is not there."""
+    import psycopg
+
+    with suppress(psycopg.errors.UndefinedTable):
+        return bool(soaked.is_done(database, steps))
+    return False
 
 
 def swollen(samples: Samples, console: Console) -> list[str]:
@@ -250,24 +251,20 @@ def soak(project: Path, url: str, console: Console) -> list[str]:
         f'[spark.conf]\n"spark.local.dir" = {scratch}\n"spark.driver.memory" = "1g"\n', encoding="utf-8"
     )
     with closing(psycopg.connect(url, autocommit=True)) as database:
-        database.execute("CREATE TABLE countries (id BIGINT, name TEXT)")
-        database.execute(f"INSERT INTO countries SELECT i, 'c' || i FROM generate_series(0, {COUNTRIES - 1}) i")
+        soaked.prepare(database)
         samples = Samples(MINUTES * 60)
-        publisher = start(project, url, str(HERE / "soak_pipeline.py"), str(RATE), stdin=subprocess.PIPE)
+        publisher = start(project, url, str(HERE / f"{MODULE}.py"), str(RATE), stdin=subprocess.PIPE)
         with (project / "consume.log").open("wb") as log:
-            consume = ("-m", "weft", "consume", "soak", "--module", "soak_pipeline", "--format", "json")
+            consume = ("-m", "weft", "consume", "soak", "--module", MODULE, "--format", "json")
             runner = start(project, url, *consume, stderr=log)
         listener = threading.Thread(target=heed, args=(samples, runner))
         listener.start()
         try:
             follow(samples, publisher, runner, project, database, console)
             out, _ = publisher.communicate("", timeout=PATIENCE)
-            published = int(out)
-            console.print(f"{published:,} events were published; waiting for the last of them")
-            is_done = f"SELECT count(*) FROM (SELECT FROM latest WHERE n = {published - 1}) last"
-            servers.wait_until(
-                lambda: runner.poll() is not None or one(database, is_done) > 0, "the last event", PATIENCE
-            )
+            steps = int(out)
+            console.print(f"The events of {steps:,} steps were published; waiting for the last of them")
+            servers.wait_until(lambda: runner.poll() is not None or is_done(database, steps), "the last", PATIENCE)
             runner.terminate()
             code = runner.wait(PATIENCE)
         finally:
@@ -276,7 +273,7 @@ def soak(project: Path, url: str, console: Console) -> list[str]:
                 process.wait()
             listener.join(10)
         found = [] if code == 0 else [f"the pipeline ended with status {code}:\n{tail(project)}"]
-        found += mistakes(database, published)
+        found += soaked.mistakes(database, steps)
     grown = swollen(samples, console)
     if MINUTES < JUDGED_FROM_MINUTES:
         console.print(f"Less than {JUDGED_FROM_MINUTES} minutes: too short to tell what grows.")
