@@ -115,6 +115,10 @@ class ScriptedEngine:
         with self._batch:
             pass  # the batch in hand is done
 
+    @property
+    def is_stopping(self) -> bool:
+        return self._stopping.is_set()
+
     def forget(self, error: Exception) -> None:
         self.forgotten.append(error)
 

@@ -73,8 +73,9 @@ def test_a_signal_ends_it_after_the_batch_in_hand(number: signal.Signals) -> Non
     def interrupt() -> None:
         assert batch.begun.wait(PATIENCE)
         send(number)()
+        wait_until(lambda: engine.is_stopping, "the signal to be heeded", PATIENCE)
         # A second one ends the process at once, as if nobody heeded the first.
-        wait_until(lambda: signal.getsignal(number) is signal.SIG_DFL, "the signal to be heeded", PATIENCE)
+        assert signal.getsignal(number) is signal.SIG_DFL
         assert (engine.is_locked, witness.batches) == (True, [])
         batch.released.set()
 
@@ -116,13 +117,15 @@ def test_a_signal_between_two_starts() -> None:
 @pytest.mark.timing
 @pytest.mark.usefixtures("handlers")
 def test_an_error_after_a_signal_is_not_tried_again() -> None:
+    heeded = threading.Event()
+
     def stop_and_wait() -> None:
         send(signal.SIGTERM)()
-        wait_until(lambda: signal.getsignal(signal.SIGTERM) is signal.SIG_DFL, "the signal to be heeded", PATIENCE)
+        assert heeded.wait(PATIENCE)
 
     class Failing(ScriptedEngine):
         def stop(self) -> None:
-            """The batch in hand fails."""
+            heeded.set()  # and the batch in hand fails
 
     engine = Failing([stop_and_wait, down()])
     with pytest.raises(weft.ConnectionFailedError):
