@@ -75,6 +75,8 @@ def test_many_streams(url: str, add: Add, client: Any) -> None:
     assert empty.schema == {"_stream": pl.String, "_id": pl.String, "_ts": pl.Int64, "n": pl.Int64}
     lazy = weft.scan_streams(url, "events:*", schema={"n": pl.Int64})
     assert lazy.filter(pl.col("n") == 5).select("_stream", "n").collect().rows() == [("events:a", 5), ("events:b", 5)]
+    with pytest.raises(SettingsError, match="pattern"):
+        weft.read_streams(url, ["events:a"])  # type: ignore[arg-type]
 
 
 def test_quarantines_are_no_streams_of_their_own(url: str, add: Add) -> None:
