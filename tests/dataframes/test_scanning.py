@@ -130,6 +130,8 @@ def test_hashes_that_cannot_be(url: str, client: Any) -> None:
         weft.write_hashes("sqlite:///x.db", frame, key_column="id")
     with pytest.raises(SettingsError, match="key_prefix"):
         weft.write_hashes(url, frame, key_column="id", key_prefix=b"x")  # type: ignore[arg-type]
+    with pytest.raises(SettingsError, match="key_column"):
+        weft.write_hashes(url, frame, key_column=None)  # type: ignore[arg-type]
     with pytest.raises(SchemaError, match="Two columns have the name 'n'"):
         weft.write_hashes(url, pa.table([["a"], [1], [2]], names=["id", "n", "n"]), key_column="id")
     with pytest.raises(SchemaError, match="column n"):
