@@ -397,6 +397,6 @@ def iter_stream_async(
 ) -> AsyncStreamBatches:
     """`iter_stream` for asyncio, with the same parameters. `batch_timeout_ms` is another name of `block_ms`."""
     refuse_unknown_options(iter_stream_async, IterOptions, options)
-    if batch_timeout_ms is not None:
-        options["block_ms"] = batch_timeout_ms
+    if batch_timeout_ms is not None and options.setdefault("block_ms", batch_timeout_ms) != batch_timeout_ms:
+        raise SettingsError("block_ms and batch_timeout_ms are two names of one option.", hint="Give one of them.")
     return AsyncStreamBatches(_open(url, stream, **options))
