@@ -221,6 +221,7 @@ def test_what_is_refused() -> None:
         (itself, "dead letters cannot go to 's'"),
         ({"streams": []}, "at least one stream"),
         ({"streams": "one"}, "list of streams"),
+        ({"streams": {"one": "0"}}, r"one=\{\"identifier\": \"0\"\}"),
         ({"streams": [3]}, "has a name"),
         ({}, "needs the streams"),
         ({"streams": ["s"], "bufer_size": 3}, "'buffer_size'"),
@@ -230,6 +231,7 @@ def test_what_is_refused() -> None:
         ({"streams": ["s"], "group": "g"}, "go together"),
         ({"streams": ["s"], "group": "g", "consumer": ""}, "must be a name"),
         ({"streams": ["s"], "group": "g", "consumer": "c", "dead_letter": "d"}, "needs max_deliveries"),
+        ({"streams": ["s"], "group": "g", "consumer": "c", "auto_acknowledge": "no"}, "True or False, not 'no'"),
         ({"streams": ["s"], "s": {"start": 1}}, "identifier"),
     ):
         with pytest.raises(weft.SettingsError, match=words):

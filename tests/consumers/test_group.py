@@ -41,6 +41,8 @@ async def test_where_a_group_begins(client: Any) -> None:
     for start, expected in ({}, [0, 1, 2]), ({"group_start": "$"}, []), ({"group_start": third.decode()}, [2]):
         async with client.xconsumer(streams=["s"], group=f"g{start}", consumer="a", **start) as consumer:
             assert numbers(await drained(consumer)) == expected
+    async with client.xconsumer(streams=["s"], group="bytes", consumer="a", group_start=b"$") as consumer:
+        assert await drained(consumer) == []
     with pytest.raises(weft.SettingsError, match="identifier"):
         await client.xconsumer(streams=["s"], **GROUP, group_start="now").get_entry()
 

@@ -325,6 +325,8 @@ async def test_async(url: str, add: Add, client: Any, later: Later) -> None:
         if len(seen) == 251:
             break
     assert seen == [found.decode() for found, _ in client.xrange("events")]
+    with pytest.raises(SettingsError, match="two names"):
+        weft.iter_stream_async(url, "events", block_ms=5, batch_timeout_ms=6)
 
 
 async def test_async_stops(url: str, add: Add) -> None:

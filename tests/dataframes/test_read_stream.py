@@ -301,6 +301,7 @@ def test_ranges_and_counts(url: str, client: Any) -> None:
         {"group": "", "consumer": "c"},
         {"group": 5, "consumer": "c"},
         {"group": "g", "consumer": 5},
+        {"group": "g", "consumer": "c", "auto_ack": "false"},
     ],
 )
 def test_options_that_cannot_be(url: str, options: Any) -> None:

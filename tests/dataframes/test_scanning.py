@@ -75,6 +75,8 @@ def test_many_streams(url: str, add: Add, client: Any) -> None:
     assert empty.schema == {"_stream": pl.String, "_id": pl.String, "_ts": pl.Int64, "n": pl.Int64}
     lazy = weft.scan_streams(url, "events:*", schema={"n": pl.Int64})
     assert lazy.filter(pl.col("n") == 5).select("_stream", "n").collect().rows() == [("events:a", 5), ("events:b", 5)]
+    with pytest.raises(SettingsError, match="pattern"):
+        weft.read_streams(url, ["events:a"])  # type: ignore[arg-type]
 
 
 def test_quarantines_are_no_streams_of_their_own(url: str, add: Add) -> None:
@@ -128,6 +130,8 @@ def test_hashes_that_cannot_be(url: str, client: Any) -> None:
         weft.write_hashes("sqlite:///x.db", frame, key_column="id")
     with pytest.raises(SettingsError, match="key_prefix"):
         weft.write_hashes(url, frame, key_column="id", key_prefix=b"x")  # type: ignore[arg-type]
+    with pytest.raises(SettingsError, match="key_column"):
+        weft.write_hashes(url, frame, key_column=None)  # type: ignore[arg-type]
     with pytest.raises(SchemaError, match="Two columns have the name 'n'"):
         weft.write_hashes(url, pa.table([["a"], [1], [2]], names=["id", "n", "n"]), key_column="id")
     with pytest.raises(SchemaError, match="column n"):

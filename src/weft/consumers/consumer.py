@@ -295,6 +295,14 @@ class GroupConsumer(Consumer):
         for what, number in (("claim_idle", claim_idle), ("max_deliveries", max_deliveries)):
             if number is not None:
                 _check_number(what, number, 1)
+        for what, flag in (
+            ("auto_create", auto_create),
+            ("auto_acknowledge", auto_acknowledge),
+            ("start_from_backlog", start_from_backlog),
+        ):
+            # A text, as from an environment, would be true whatever it says.
+            if flag not in (True, False):
+                raise SettingsError(f"{what} must be True or False, not {flag!r}.")
         if dead_letter is not None and max_deliveries is None:
             raise SettingsError("dead_letter needs max_deliveries.", hint="max_deliveries=5 gives up after five.")
         if dead_letter is not None and _text(dead_letter) in map(_text, self.streams):
@@ -461,6 +469,11 @@ def _system_of_client(client: object) -> System:
 def _distinct(streams: Iterable[Any]) -> list[Any]:
     if isinstance(streams, str | bytes) or not isinstance(streams, Iterable):
         raise SettingsError(f"streams must be a list of streams, not {streams!r}.", hint='streams=["one", "two"]')
+    if isinstance(streams, Mapping):  # as XREAD takes them: the identifiers would be passed over
+        raise SettingsError(
+            f"streams must be a list of streams, not {streams!r}.",
+            hint='streams=["one"], one={"identifier": "0"} begins after an identifier.',
+        )
     distinct = list({_text(stream): stream for stream in streams}.values())
     if not distinct:
         raise SettingsError("A consumer needs at least one stream.")

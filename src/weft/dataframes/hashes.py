@@ -19,8 +19,9 @@ def write_hashes(url: str | Connection, frame: Any, key_column: str = "key", *, 
     """
     connection = find_connection(url)
     write = partial(system_with("hashes", connection, "write_hashes").load("hashes"), connection)
-    if not isinstance(key_prefix, str):
-        raise SettingsError(f"key_prefix is a text, not {key_prefix!r}.")
+    for what, name in (("key_column", key_column), ("key_prefix", key_prefix)):
+        if not isinstance(name, str):
+            raise SettingsError(f"{what} is a text, not {name!r}.")
     table = _table_of(frame)
     if key_column not in table.column_names:
         raise unknown("column", key_column, table.column_names)

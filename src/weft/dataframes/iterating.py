@@ -16,7 +16,7 @@ from typing import Any, Protocol, Self, Unpack
 import pyarrow as pa
 
 from weft.dataframes.layout import frame_of, join
-from weft.dataframes.options import Options, ReadOptions, refuse_unknown_options, wait_of, whole_number
+from weft.dataframes.options import Options, ReadOptions, refuse_unknown_options, true_or_false, wait_of, whole_number
 from weft.dataframes.reading import fetch, open_feed
 from weft.errors import ConnectionFailedError, SettingsError, WeftError
 from weft.streams.declare import Stream
@@ -383,7 +383,7 @@ def _open(
         lambda stopped: open_feed(url, stream, asked, iterates=True, stopped=stopped),
         asked,
         batch_size=whole_number("batch_size", batch_size, 1),
-        idle_seconds=wait_seconds if yield_on_idle else None,
+        idle_seconds=wait_seconds if true_or_false("yield_on_idle", yield_on_idle) else None,
         stop=stop,
     )
 
@@ -397,6 +397,6 @@ def iter_stream_async(
 ) -> AsyncStreamBatches:
     """`iter_stream` for asyncio, with the same parameters. `batch_timeout_ms` is another name of `block_ms`."""
     refuse_unknown_options(iter_stream_async, IterOptions, options)
-    if batch_timeout_ms is not None:
-        options["block_ms"] = batch_timeout_ms
+    if batch_timeout_ms is not None and options.setdefault("block_ms", batch_timeout_ms) != batch_timeout_ms:
+        raise SettingsError("block_ms and batch_timeout_ms are two names of one option.", hint="Give one of them.")
     return AsyncStreamBatches(_open(url, stream, **options))

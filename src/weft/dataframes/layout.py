@@ -155,6 +155,8 @@ class Layout:
         row, name, why = min(faults)
         first = f"the entry {page.ids[row]} of {stream!r}: {name!r} {why}"
         if self.on_error == "raise":
+            # A declared stream gives its member the events again by itself, a group of Redis does not.
+            again = "" if page.is_typed else ": in a group, only reads with claim_idle have these entries again"
             ways = 'on_error="null"' if page.is_typed else 'on_error="null" or "quarantine"'
             other = f'schema={{{name!r}: "string"}} reads them as texts'
             if name == self.timestamp_column:
@@ -163,7 +165,7 @@ class Layout:
                 f"Cannot read {first}.",
                 index=row,
                 field=name,
-                hint=f"{ways} goes on without such values, {other}. Nothing was acknowledged.",
+                hint=f"{ways} goes on without such values, {other}. Nothing was acknowledged{again}.",
             )
         if self.on_error == "null":
             _log.warning("%d values of %r do not fit and are null, the first in %s.", len(faults), stream, first)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any, TypedDict
 
@@ -69,6 +69,9 @@ class Options:
         check_choice("to", self.to, To)
         if self.count is not None:
             whole_number("count", self.count)
+        for each in fields(self):
+            if isinstance(each.default, bool):
+                true_or_false(each.name, getattr(self, each.name))
 
     @cached_property
     def layout(self) -> Layout:
@@ -102,6 +105,14 @@ def whole_number(name: str, value: object, least: int = 0) -> int:
     if type(value) is not int or not least <= value < 2**63:
         raise SettingsError(f"{name} must be a whole number from {least} to 2^63 - 1, not {value!r}.")
     return value
+
+
+def true_or_false(name: str, value: object) -> bool:
+    """Return the value of an option that is true or false. A text, as from an environment, would be true whatever it
+    says."""
+    if value not in (True, False):
+        raise SettingsError(f"{name} must be True or False, not {value!r}.")
+    return bool(value)
 
 
 def wait_of(block_ms: int | None) -> float | None:

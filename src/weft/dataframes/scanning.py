@@ -83,6 +83,8 @@ def _scan_with_spark(url: str | Connection, stream: str | bytes | Stream, option
 
 
 def _open_many(url: str | Connection, pattern: str, options: Options, layout: Layout) -> PageFeed:
+    if not isinstance(pattern, str | bytes):
+        raise SettingsError(f"A pattern is a text, not {pattern!r}.", hint='"events:*", or "*" for all streams')
     pages = open_pages(find_connection(url), "A pattern of keys")
     return pages.read_matching(pattern, layout.field_names, options.start_id, options.end_id)
 

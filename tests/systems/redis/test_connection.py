@@ -73,6 +73,9 @@ def test_a_password_of_the_environment_is_taken_as_it_is(monkeypatch: pytest.Mon
         ({"host": "h", "tls_key": "k"}, DeclarationError, "needs a tls_cert"),
         ({"hots": "h"}, DeclarationError, r"no field 'hots'[\s\S]*Did you mean 'host'\?"),
         ({"url": "mysql://h"}, DeclarationError, "needs redis:// or rediss://"),
+        ({"url": "redis://h?connect_timeout=nan"}, DeclarationError, "from above 0 to 3,600, not nan"),
+        ({"host": "h", "connect_timeout": -1}, DeclarationError, "from above 0 to 3,600, not -1"),
+        ({"url": "redis://me:hunter2@h..example"}, DeclarationError, "'h..example', which is not a name"),
     ],
 )
 def test_refused(fields: dict[str, Any], error: type[Exception], message: str) -> None:

@@ -141,6 +141,19 @@ def test_deleted_entries_are_not_behind(streams: Project, client: Any) -> None:
     assert lag_and_lost() == (0, 0)
 
 
+def test_nothing_new_comes_before_what_a_member_holds(streams: Project, client: Any) -> None:
+    declare(fields={"n": "int64"})
+    weft.publish_sync("orders", [{"n": n} for n in range(6)])
+    weft.consume_sync("orders", "worker", 4, member="a")
+    client.xdel("orders", client.xrange("orders")[0][0])
+    held = weft.consume_sync("orders", "worker", 2, member="a")
+    assert numbers(held) == [1]
+    weft.ack_sync("orders", "worker", held)
+    with pytest.raises(weft.EventsLostError):
+        weft.consume_sync("orders", "worker", member="a")
+    assert numbers(weft.consume_sync("orders", "worker", member="a")) == [2, 3, 4, 5]
+
+
 # --------------------------------------------------------------------------------------------------------------- groups
 
 

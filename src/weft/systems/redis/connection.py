@@ -34,6 +34,9 @@ _PARAMETERS: dict[str, Callable[[str], Any]] = {
 }
 
 
+_LONGEST_CONNECT = 3600
+
+
 @dataclass(frozen=True)
 class RedisConnection(Connection):
     """A Redis server: `RedisConnection("redis://user:${PASSWORD}@host:6379/0")`, or with fields in the place of a URL:
@@ -90,6 +93,17 @@ class RedisConnection(Connection):
             )
         if options.get("tls_key") and not options.get("tls_cert"):
             raise DeclarationError(f"A tls_key needs a tls_cert ({self.label}).")
+        seconds = options.get("connect_timeout")
+        if seconds is not None and not 0 < seconds <= _LONGEST_CONNECT:
+            raise DeclarationError(
+                f"The connect_timeout of {self.label} must be a number of seconds from above 0 to "
+                f"{_LONGEST_CONNECT:,}, not {seconds!r}."
+            )
+        host = options.get("host", "")
+        try:  # as Python's sockets do, whose error is none of a connection
+            _ = settings.has_references(host) or host.encode("idna")
+        except UnicodeError:
+            raise DeclarationError(f"The host of {self.label} is {host!r}, which is not a name.") from None
 
     def options(self) -> dict[str, Any]:
         """Return the fields that are set, with those of the URL."""

@@ -238,7 +238,7 @@ class RedisGroupReader(RedisReader):
 
     def __init__(self, client: Any, membership: Membership) -> None:
         super().__init__(client)
-        if membership.group_start != "$":
+        if text_of(membership.group_start) != "$":
             _check_identifier(membership.group_start)
         self._member = membership
         self._members: dict[Key, Member] = {}

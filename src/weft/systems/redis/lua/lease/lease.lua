@@ -49,7 +49,8 @@ elseif later > 0 then
   call('HSET', meta, 'untold:' .. group, later)
 end
 
-local room = choose(entries)
+-- Nothing new instead of what was deleted: more that was delivered before may wait, and comes first.
+local room = choose(entries) - deleted
 claim()
 local new = read_new(room)
 note_lease(new)
