@@ -23,7 +23,7 @@ from weft.engine.streaming.dead_letters import NO_STORE, DeadLetterBox
 from weft.engine.streaming.joins import Joins
 from weft.engine.streaming.log_source import EventRows
 from weft.engine.streaming.progress import OpenedSource
-from weft.engine.streaming.row_reader import RowReader
+from weft.engine.streaming.batch_reader import BatchReader
 from weft.engine.streaming.sessions import Sessions
 from weft.engine.streaming.source_state import Columns, Written
 from weft.engine.streaming.spans import note_read, process_span
@@ -85,7 +85,7 @@ class Batches:
         self._box = box or DeadLetterBox(pipeline)
         self._written = Written(columns.home)
         self.transform, self.targets = Transform(pipeline, columns), Targets(pipeline, self._box, self._written)
-        self._reader = RowReader(pipeline, columns)
+        self._reader = BatchReader(pipeline, columns)
         self._stateful: Stateful | None = None
         self._is_emitted = False
         """Whether each target has what the last batch emits."""

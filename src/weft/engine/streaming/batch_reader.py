@@ -16,7 +16,7 @@ from weft.systems.log import EXTRA
 from weft.systems.stream_source import BatchRows, FrameRows, UntypedRows
 
 
-class RowReader:
+class BatchReader:
     """Reads the rows of all sources. Columns of one name are one column, where rows of all sources become one table."""
 
     def __init__(self, pipeline: StreamingPipeline, columns: Columns) -> None:
