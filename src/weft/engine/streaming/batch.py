@@ -16,6 +16,7 @@ import pyarrow as pa
 from weft import tracing
 from weft.engine import inputs
 from weft.engine.streaming.batch_id import BatchId
+from weft.engine.streaming.batch_reader import BatchReader
 from weft.engine.streaming.cdc.applying import ChangeBatch, changes_of, tombstones
 from weft.engine.streaming.cdc.routing import Routed, routed, well_formed
 from weft.engine.streaming.cdc.row_sql import RunSql
@@ -23,7 +24,6 @@ from weft.engine.streaming.dead_letters import NO_STORE, DeadLetterBox
 from weft.engine.streaming.joins import Joins
 from weft.engine.streaming.log_source import EventRows
 from weft.engine.streaming.progress import OpenedSource
-from weft.engine.streaming.batch_reader import BatchReader
 from weft.engine.streaming.sessions import Sessions
 from weft.engine.streaming.source_state import Columns, Written
 from weft.engine.streaming.spans import note_read, process_span
