@@ -272,6 +272,8 @@ class Stateful(ABC):
     # ------------------------------------------------------------------------------------------------------- decisions
 
     def _decide(self, number: int, reduced: Reduced) -> StateBatch:
+        """Return the watermark after a batch, with what the state keeps about the batch. The source that is furthest
+        behind decides, unless it is idle; without any time of an active source the watermark stays."""
         last = self.last
         before = None if last is None else last.watermark
         sources = dict(last.sources) if last is not None else {}
