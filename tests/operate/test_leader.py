@@ -49,14 +49,14 @@ def test_leader_that_lost_its_lease_starts_nothing(log: RunLog, clock: Clock) ->
 
         def start(self, dispatch: Dispatch) -> Any:
             run = super().start(dispatch)
-            assert sleeper.leads is not None
-            log.finish(sleeper.leads, "interrupted")
+            assert sleeper.lease is not None
+            log.finish(sleeper.lease, "interrupted")
             other.tick()
             return run
 
     sleeper.executor = Asleep()
     assert sleeper.tick() == ["orders"]
-    assert sleeper.leads is None
+    assert sleeper.lease is None
     assert second.started == ["orders", "items"]
     assert sleeper.tick() == []
 
@@ -80,12 +80,12 @@ def test_claim_whose_answer_was_lost(
         patch.setattr(log._book, "locked", lost)
         with pytest.raises(ConnectionFailedError):
             made.tick()
-    assert made.leads is None and log.latest([LEADER])[LEADER].is_live is is_granted
+    assert made.lease is None and log.latest([LEADER])[LEADER].is_live is is_granted
     assert made.tick() == ["orders"]
-    assert made.leads is not None and made.leads.fence == 1 + is_granted
+    assert made.lease is not None and made.lease.fence == 1 + is_granted
     assert [each.status for each in log.runs(LEADER)][1:] == ["interrupted"] * is_granted
     # Only then: another scheduler in this process has the lease by right.
-    assert scheduler(log, Runs(), clock).tick() == [] and made.tick() == [] and made.leads is not None
+    assert scheduler(log, Runs(), clock).tick() == [] and made.tick() == [] and made.lease is not None
 
 
 def test_leader_that_lost_its_lease_records_no_skip(log: RunLog, clock: Clock) -> None:
@@ -95,13 +95,13 @@ def test_leader_that_lost_its_lease_records_no_skip(log: RunLog, clock: Clock) -
 
     class Asleep(Runs):
         def start(self, dispatch: Dispatch) -> Any:
-            assert sleeper.leads is not None
-            log.finish(sleeper.leads, "interrupted")
+            assert sleeper.lease is not None
+            log.finish(sleeper.lease, "interrupted")
             return super().start(dispatch)
 
     sleeper.executor = Asleep()
     assert sleeper.tick() == ["raw"]
-    assert sleeper.leads is None and log.runs("report") == []
+    assert sleeper.lease is None and log.runs("report") == []
 
 
 def test_lease_is_handed_over_after_the_start_in_hand(
@@ -122,13 +122,13 @@ def test_lease_is_handed_over_after_the_start_in_hand(
 def test_new_leader_is_reported(log: RunLog, clock: Clock) -> None:
     declare("orders")
     told = Told()
-    first, second, third = (scheduler(log, Runs(), clock, told=Alerters([told])) for _ in range(3))
+    first, second, third = (scheduler(log, Runs(), clock, alerters=Alerters([told])) for _ in range(3))
     first.tick()
     first.hand_over()
     second.tick()
     assert told.texts == []  # the first ever, and one that was started again on its host
-    assert second.leads is not None
-    log.finish(second.leads, "interrupted")  # as the next one finds it after its lease
+    assert second.lease is not None
+    log.finish(second.lease, "interrupted")  # as the next one finds it after its lease
     third.tick()
     assert len(told.texts) == 1 and "ended or was silent for longer than its lease" in told.texts[0]
 

@@ -157,7 +157,7 @@ def test_executor_that_fails_is_reported(log: RunLog, clock: Clock) -> None:
     declare("orders")
     runs, told = Runs(), Told()
     runs.error = OSError("no memory")
-    made = scheduler(log, runs, clock, told=Alerters([told]))
+    made = scheduler(log, runs, clock, alerters=Alerters([told]))
 
     assert made.tick() == []
     assert told.texts == ["orders could not be started: no memory"]
@@ -176,7 +176,7 @@ def test_tick_reports_what_is_stale(log: RunLog, clock: Clock) -> None:
     declare("orders", expect_within="2h")
     declare("other")
     told = Told()
-    made = scheduler(log, Runs(), clock, told=Alerters([told]))
+    made = scheduler(log, Runs(), clock, alerters=Alerters([told]))
     made.tick()
     log._book.locked("orders", lambda each: each.change({"watched_at": each.claim.now - timedelta(hours=3)}))
     made.tick()
