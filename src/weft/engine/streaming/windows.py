@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from weft.columns import python_rows
+from weft.columns import python_rows, without_voids
 from weft.engine import frames
 from weft.engine.streaming import fan_in, functions
 from weft.engine.streaming.aggregates import OF_NUMBERS, OF_VALUES, Steps, lost, plain, steps
@@ -153,17 +153,17 @@ class Windows(Stateful):
         rows = rows if self.window.changes_rows else rows.filter(pc.invert(is_lost))
         rows = self._untyped(rows.drop_columns([_LOST]))
         if self.window.emit_sql is None or not len(rows):
-            return _typed(rows)
+            return without_voids(rows)
         sql = FailingRows(
             f"run the emit_sql of {self.pipeline.name}", lambda some: frame_of(spark, some), self._selected
         )
         if self.pipeline.dead_letters is None:
-            return _typed(sql.attempt(rows))
+            return without_voids(sql.attempt(rows))
         selected, failed = sql.split(rows)
         for row, why in zip(python_rows(rows.take(pa.array(failed, pa.int64()))), failed.values(), strict=True):
             kept = " What the targets had of this window stays." if self.window.changes_rows else ""
             self._unfit.append(self._letter(row, f"The window is left out: {why}{kept}"))
-        return _typed(selected)
+        return without_voids(selected)
 
     def _untyped(self, rows: pa.Table) -> pa.Table:
         """Return emitted rows, in which an aggregate that has had no value yet has no type either."""
@@ -521,11 +521,6 @@ def bounded(rows: pa.Table, start: Any, end: Any) -> pa.Table:
     for position, (name, column) in enumerate(columns):
         rows = rows.add_column(position, name, column)
     return rows
-
-
-def _typed(rows: pa.Table) -> pa.Table:
-    """Return rows without columns of nulls alone: the type of such a column is known when it has a value."""
-    return rows.drop_columns([field.name for field in rows.schema if pa.types.is_null(field.type)])
 
 
 def frame_of(spark: Any, rows: pa.Table) -> Any:
