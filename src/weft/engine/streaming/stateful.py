@@ -28,8 +28,7 @@ from weft.pipelines.streaming.windows import LateData, Watermark, keeps_column
 from weft.spark_support import outcome
 from weft.spark_support.sessions import quoted
 from weft.systems.dead_letter_store import DeadLetter
-from weft.systems.state_store import BATCH, CODED, StateBatch, StateStore, overtaken
-from weft.systems.state_store import TIME as TIME
+from weft.systems.state_store import BATCH, CODED, TIME, StateBatch, StateStore, overtaken
 from weft.systems.stream_source import EVENT_TIME, FrameRows, counted
 
 REASON = "_weft_reason"

@@ -27,7 +27,6 @@ from weft.engine.streaming.stateful import (
     NESTED,
     NEVER,
     REASON,
-    TIME,
     Reduced,
     Stateful,
     is_void,
@@ -44,7 +43,7 @@ from weft.spark_support.sessions import quoted
 from weft.systems.dead_letter_store import DeadLetter
 from weft.systems.sql.quarantine import payload
 from weft.systems.state_in_memory import mask
-from weft.systems.state_store import BATCH, END, KEY, Selection, StateBatch, StateStore
+from weft.systems.state_store import BATCH, END, KEY, TIME, Selection, StateBatch, StateStore
 
 _ROWS, _SOURCE = "_weft_rows", "_weft_source"
 _LOST = "_weft_lost"
