@@ -257,3 +257,8 @@ def leaves_calendar(array: pa.Array) -> bool:
 def has_nan(array: pa.Array) -> bool:
     """Return whether a column of floats holds NaN, which some databases would store as null."""
     return bool(pa.types.is_floating(array.type) and pc.any(pc.is_nan(array)).as_py())
+
+
+def without_voids(rows: pa.Table) -> pa.Table:
+    """Return rows without columns of nulls alone: such a column has no type until it has a value."""
+    return rows.drop_columns([each.name for each in rows.schema if pa.types.is_null(each.type)])

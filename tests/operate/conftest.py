@@ -3,6 +3,7 @@
 def test_something(log):         runs on SQLite, PostgreSQL, MariaDB, DuckDB, S3 and memory (-k duckdb: on that one)
 def test_something(log_url):     the same without memory: an empty database that several processes can open
 def test_something(numbers):     a stream of a fresh project
+def test_something(clock):       a fresh project whose clock the test moves
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import object_servers
 import pgbouncer_server  # noqa: F401 - a kind of server
 import servers
 import weft
+from tests.operate.scheduling import Clock
 from weft.operate.runlog import RunLog, open_run_log
 from weft.project import Project, use
 
@@ -78,3 +80,11 @@ def numbers() -> Iterator[Any]:
 
         yield numbers
         weft.streams.close(project)
+
+
+@pytest.fixture
+def clock(project: Path) -> Iterator[Clock]:
+    made = Clock()
+    with use(Project()) as fresh:
+        fresh.clock = lambda: made.now.timestamp()
+        yield made

@@ -20,7 +20,7 @@ import servers
 from servers import wait_until
 from weft.cli.lambda_handler import handler
 from weft.engine import config
-from weft.errors import ConnectionFailedError, SettingsError
+from weft.errors import ConnectionFailedError, NotFoundError, SettingsError
 from weft.operate.executors import Dispatch, open_executor
 from weft.operate.kubernetes_executor import job_name, label_value
 from weft.operate.runlog import open_run_log
@@ -297,3 +297,16 @@ def test_the_guides_scheduler(cluster: Api, project: Path, shared_server: Any) -
     (container,) = job["spec"]["template"]["spec"]["containers"]
     assert container["args"] == ["run-due", "load_numbers", "--module", "my_app.pipelines"]
     assert "hunter2" not in json.dumps(job)
+
+
+def test_executors_by_url() -> None:
+    assert Dispatch("orders", ("shop",), "postgres://me:x@db", ("slack://a",)).arguments == [
+        "run-due",
+        "orders",
+        "--module",
+        "shop",
+    ]
+    with pytest.raises(NotFoundError, match="There is no executor 'k9s'"):
+        open_executor("k9s://x")
+    with pytest.raises(SettingsError, match="takes nothing behind it"):
+        open_executor("subprocess+python://x")

@@ -108,11 +108,11 @@ def test_room_and_lease_are_asked_for_first(log: RunLog) -> None:
     assert made.start_build(model) is None
     made.build_ended("another")
     with open_run_log(None) as other:  # another scheduler takes over
-        claimed = made.leads
+        claimed = made.lease
         assert claimed is not None
         other.finish(claimed, "succeeded")
         assert Scheduler(other, runs)._is_leader()
-        assert made.start_build(model) is None and made.leads is None
+        assert made.start_build(model) is None and made.lease is None
     assert runs.started == []
 
 
@@ -201,7 +201,7 @@ def test_a_build_without_a_result_is_no_failure_and_is_started_again_later(
 def test_a_lease_that_was_won_meanwhile_stays(log: RunLog, monkeypatch: pytest.MonkeyPatch) -> None:
     made = Scheduler(log, Inline(log))
     made.tick()
-    lapsed, renew = made.leads, log.renew
+    lapsed, renew = made.lease, log.renew
     assert lapsed is not None
     log.finish(lapsed, "succeeded")
 
@@ -212,7 +212,7 @@ def test_a_lease_that_was_won_meanwhile_stays(log: RunLog, monkeypatch: pytest.M
 
     monkeypatch.setattr(log, "renew", slow)
     assert made.start_build(models()["copies"]) is None
-    assert made.leads is not None and made.leads is not lapsed
+    assert made.lease is not None and made.lease is not lapsed
 
 
 @pytest.mark.timing

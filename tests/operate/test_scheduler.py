@@ -2,101 +2,27 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 import weft
-from weft.errors import ConnectionFailedError, NotFoundError, SettingsError
-from weft.operate.alerts import Alert, Alerter, Alerters
-from weft.operate.executors import Dispatch, open_executor
+from tests.operate.scheduling import NOON, Clock, Runs, Told, declare, scheduler, succeed
+from weft.errors import ConnectionFailedError, SettingsError
+from weft.operate.alerts import Alerters
+from weft.operate.executors import Dispatch
 from weft.operate.metrics import Metrics
 from weft.operate.records import ClaimedRun
 from weft.operate.runlog import RunLog, open_run_log
-from weft.operate.scheduler import LEADER, Scheduler, _pause
-from weft.project import Project, use
-
-NOON = datetime(2030, 5, 1, 12, 0, 30, tzinfo=UTC)
-
-
-class Runs:
-    """An executor that starts nothing: the test says how its runs end."""
-
-    def __init__(self) -> None:
-        self.started: list[str] = []
-        self.codes: dict[str, int | None] = {}
-        self.error: Exception | None = None
-        self.tells_end = False
-
-    def start(self, dispatch: Dispatch) -> Any:
-        if self.error is not None:
-            raise self.error
-        self.started.append(dispatch.pipeline)
-        self.codes[dispatch.pipeline] = None
-        runs, name = self, dispatch.pipeline
-
-        class Run:
-            tells_end = self.tells_end
-
-            def ended(self) -> int | None:
-                return runs.codes[name]
-
-        return Run()
-
-
-class Told(Alerter):
-    """Remembers."""
-
-    shown = "told"
-    is_local = True
-
-    def __init__(self) -> None:
-        self.texts: list[str] = []
-
-    def deliver(self, event: Alert) -> None:
-        self.texts.append(str(event))
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = NOON
-
-    def move(self, **by: float) -> None:
-        self.now += timedelta(**by)
-
-
-@pytest.fixture
-def clock(project: Path) -> Iterator[Clock]:
-    made = Clock()
-    with use(Project()) as fresh:
-        fresh.clock = lambda: made.now.timestamp()
-        yield made
+from weft.operate.scheduler import _pause
 
 
 @pytest.fixture
 def log(clock: Clock) -> Iterator[RunLog]:
     with open_run_log(None) as opened:
         yield opened
-
-
-def declare(name: str, **options: Any) -> None:
-    @weft.pipeline(name=name, target=name, schedule="* * * * *", **options)
-    def load():  # type: ignore[no-untyped-def]
-        return [{"id": 1}]
-
-
-def scheduler(log: RunLog, runs: Runs, clock: Clock, **options: Any) -> Scheduler:
-    return Scheduler(log, runs, clock=lambda: clock.now.timestamp(), **options)
-
-
-def succeed(log: RunLog, name: str, slot: datetime) -> None:
-    claimed = log.claim(name, slot=slot)
-    assert isinstance(claimed, ClaimedRun)
-    log.finish(claimed, "succeeded")
 
 
 def test_starts_each_slot_once(log: RunLog, clock: Clock) -> None:
@@ -171,102 +97,6 @@ def test_follows_the_graph(log: RunLog, clock: Clock) -> None:
     assert made.tick() == ["report"]
 
 
-def test_only_the_leader_starts(log: RunLog, clock: Clock) -> None:
-    declare("orders")
-    first, second = Runs(), Runs()
-    leader, follower = scheduler(log, first, clock), scheduler(log, second, clock)
-
-    assert leader.tick() == ["orders"]
-    assert follower.tick() == []
-    leader.hand_over()
-    succeed(log, "orders", NOON.replace(second=0))
-    clock.move(minutes=1)
-    assert follower.tick() == ["orders"]
-    assert leader.tick() == []
-    assert (len(first.started), len(second.started)) == (1, 1)
-
-
-def test_leader_that_lost_its_lease_starts_nothing(log: RunLog, clock: Clock) -> None:
-    declare("orders")
-    declare("items")
-    first, second = Runs(), Runs()
-    sleeper, other = scheduler(log, first, clock), scheduler(log, second, clock)
-
-    class Asleep(Runs):
-        """While it starts the first run, its lease ends and another scheduler takes over."""
-
-        def start(self, dispatch: Dispatch) -> Any:
-            run = super().start(dispatch)
-            assert sleeper.leads is not None
-            log.finish(sleeper.leads, "interrupted")
-            other.tick()
-            return run
-
-    sleeper.executor = Asleep()
-    assert sleeper.tick() == ["orders"]
-    assert sleeper.leads is None
-    assert second.started == ["orders", "items"]
-    assert sleeper.tick() == []
-
-
-@pytest.mark.parametrize("is_granted", [True, False])
-def test_claim_whose_answer_was_lost(
-    log: RunLog, clock: Clock, monkeypatch: pytest.MonkeyPatch, is_granted: bool
-) -> None:
-    """It would else be refused by itself until its lease ends, and nobody would lead."""
-    declare("orders")
-    metrics = Metrics()
-    made = scheduler(log, Runs(), clock, metrics=metrics)
-    locked = log._book.locked
-
-    def lost(pipeline: str, work: Any) -> Any:
-        if is_granted:
-            locked(pipeline, work)
-        raise ConnectionFailedError("The connection is lost.")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(log._book, "locked", lost)
-        with pytest.raises(ConnectionFailedError):
-            made.tick()
-    assert made.leads is None and log.latest([LEADER])[LEADER].is_live is is_granted
-    assert made.tick() == ["orders"]
-    assert made.leads is not None and made.leads.fence == 1 + is_granted
-    assert [each.status for each in log.runs(LEADER)][1:] == ["interrupted"] * is_granted
-    # Only then: another scheduler in this process has the lease by right.
-    assert scheduler(log, Runs(), clock).tick() == [] and made.tick() == [] and made.leads is not None
-
-
-def test_leader_that_lost_its_lease_records_no_skip(log: RunLog, clock: Clock) -> None:
-    declare("raw")
-    declare("report", depends_on="raw")
-    sleeper = scheduler(log, Runs(), clock)
-
-    class Asleep(Runs):
-        def start(self, dispatch: Dispatch) -> Any:
-            assert sleeper.leads is not None
-            log.finish(sleeper.leads, "interrupted")
-            return super().start(dispatch)
-
-    sleeper.executor = Asleep()
-    assert sleeper.tick() == ["raw"]
-    assert sleeper.leads is None and log.runs("report") == []
-
-
-def test_lease_is_handed_over_after_the_start_in_hand(
-    log: RunLog, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("weft.operate.scheduler._STOP_SECONDS", 120)
-    made = scheduler(log, Runs(), clock)
-    made.tick()
-    handing = threading.Thread(target=made.hand_over)
-    with made._starting:  # as a thread that starts a build
-        handing.start()
-        handing.join(0.2)
-        assert handing.is_alive() and log.latest([LEADER])[LEADER].is_live
-    handing.join(120)
-    assert not log.latest([LEADER])[LEADER].is_live
-
-
 def test_limits_what_runs_at_once(log: RunLog, clock: Clock) -> None:
     for number in range(5):
         declare(f"p{number}")
@@ -327,7 +157,7 @@ def test_executor_that_fails_is_reported(log: RunLog, clock: Clock) -> None:
     declare("orders")
     runs, told = Runs(), Told()
     runs.error = OSError("no memory")
-    made = scheduler(log, runs, clock, told=Alerters([told]))
+    made = scheduler(log, runs, clock, alerters=Alerters([told]))
 
     assert made.tick() == []
     assert told.texts == ["orders could not be started: no memory"]
@@ -342,25 +172,11 @@ def test_executor_that_fails_is_reported(log: RunLog, clock: Clock) -> None:
     assert told.texts[3:] == ["orders was started after 5 failed starts"]
 
 
-def test_new_leader_is_reported(log: RunLog, clock: Clock) -> None:
-    declare("orders")
-    told = Told()
-    first, second, third = (scheduler(log, Runs(), clock, told=Alerters([told])) for _ in range(3))
-    first.tick()
-    first.hand_over()
-    second.tick()
-    assert told.texts == []  # the first ever, and one that was started again on its host
-    assert second.leads is not None
-    log.finish(second.leads, "interrupted")  # as the next one finds it after its lease
-    third.tick()
-    assert len(told.texts) == 1 and "ended or was silent for longer than its lease" in told.texts[0]
-
-
 def test_tick_reports_what_is_stale(log: RunLog, clock: Clock) -> None:
     declare("orders", expect_within="2h")
     declare("other")
     told = Told()
-    made = scheduler(log, Runs(), clock, told=Alerters([told]))
+    made = scheduler(log, Runs(), clock, alerters=Alerters([told]))
     made.tick()
     log._book.locked("orders", lambda each: each.change({"watched_at": each.claim.now - timedelta(hours=3)}))
     made.tick()
@@ -488,60 +304,6 @@ def test_error_of_a_tick_does_not_end_the_scheduler(
     made.run()
     assert len(ticks) == 2
     assert "this tick failed, and the next one comes" in caplog.text and str(error) in caplog.text
-
-
-def test_interrupt_ends_the_scheduler(log: RunLog, clock: Clock) -> None:
-    declare("orders")
-    runs = Runs()
-    made = scheduler(log, runs, clock, poll_seconds=0)
-
-    def interrupted(dispatch: Dispatch) -> Any:
-        raise KeyboardInterrupt
-
-    runs.start = interrupted  # type: ignore[method-assign]
-    with pytest.raises(KeyboardInterrupt):
-        made.run()
-    assert not log.latest([LEADER])[LEADER].is_live
-
-
-def test_executors_by_url() -> None:
-    assert Dispatch("orders", ("shop",), "postgres://me:x@db", ("slack://a",)).arguments == [
-        "run-due",
-        "orders",
-        "--module",
-        "shop",
-    ]
-    with pytest.raises(NotFoundError, match="There is no executor 'k9s'"):
-        open_executor("k9s://x")
-    with pytest.raises(SettingsError, match="takes nothing behind it"):
-        open_executor("subprocess+python://x")
-
-
-def test_nobody_leads_after_a_clean_stop(log: RunLog, clock: Clock) -> None:
-    declare("orders")
-    made = scheduler(log, Runs(), clock, poll_seconds=0.01)
-    made.tick()
-    assert log.latest([LEADER])[LEADER].is_live
-    made.stop()
-    made.run()
-    assert not log.latest([LEADER])[LEADER].is_live
-
-
-def test_lease_is_handed_over_by_a_stop_within_a_tick(log: RunLog, clock: Clock) -> None:
-    declare("orders")
-    declare("items")
-    made = scheduler(log, Runs(), clock, poll_seconds=0.01)
-
-    class Stopping(Runs):
-        def start(self, dispatch: Dispatch) -> Any:
-            made.stop()
-            return super().start(dispatch)
-
-    made.executor = Stopping()
-    made.run()
-    assert made.executor.started == ["orders"]
-    assert not log.latest([LEADER])[LEADER].is_live
-    assert log.runs(LEADER)[0].status == "succeeded"
 
 
 def test_metrics_have_what_ended_wherever_it_ran(log: RunLog, clock: Clock) -> None:

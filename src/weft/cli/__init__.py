@@ -50,7 +50,7 @@ _COMMANDS = {
     "jars": ("weft.cli.jars:jars", "Fetch, list and verify the jars of Spark's connectors."),
 }
 
-# What an engine carries out where one runs, `consume` with --once alone.
+# The commands that a warm engine carries out where one runs; of `consume` only with --once.
 _WARM = ("run", "preview", "validate", "consume", "sql")
 
 
@@ -126,6 +126,7 @@ def cli() -> None:
 
 
 def main() -> None:
+    """Run the command that the arguments of this process name."""
     arguments = sys.argv[1:]
     # Before anything else is imported: where an engine runs, it carries out the command.
     if os.path.exists(os.path.join(".weft", "engine.sock")) and _is_for_engine(arguments):

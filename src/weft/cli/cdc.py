@@ -93,10 +93,10 @@ def verify(
             print_table(shown[:_SHOWN], ["key", "in_mirror", "columns"], seldom=["columns"])
             if len(rows) > _SHOWN:
                 click.echo(f"… and {len(rows) - _SHOWN:,} more (--format json has all)", err=True)
-        told = f"{plural(found.rows, 'row')} compared, {len(rows):,} differ"
-        told += f", {found.mended:,} of them mended" if mend else ""
-        told += f", {len(changing):,} changed each time they were looked at" if changing else ""
-        click.echo(f"{told}.", err=True)
+        summary = f"{plural(found.rows, 'row')} compared, {len(rows):,} differ"
+        summary += f", {found.mended:,} of them mended" if mend else ""
+        summary += f", {len(changing):,} changed each time they were looked at" if changing else ""
+        click.echo(f"{summary}.", err=True)
     if len(rows) > found.mended:
         click.get_current_context().exit(1)
 

@@ -103,7 +103,7 @@ def scheduler(
     logging.getLogger("weft.scheduler").setLevel(logging.INFO)
     settings = read_project_file(current().root)
     with (
-        open_alerters(alerters or settings.get("alerters", ())) as told,
+        open_alerters(alerters or settings.get("alerters", ())) as own_alerters,
         open_metrics(project_url(metrics), must_serve=True) as counted,
         open_run_log(project_log_url(run_log)) as log,
     ):
@@ -111,13 +111,15 @@ def scheduler(
             log,
             open_executor(executor),
             modules=modules,
-            **passed,
+            run_log=passed.get("run_log"),
+            run_alerters=passed.get("alerters", ()),
+            traces=passed.get("traces"),
             poll_seconds=poll_interval,
             lease_seconds=lease_seconds,
             most_running=max_running,
             pools=settings.get("pools"),
             metrics=counted,
-            told=told,
+            alerters=own_alerters,
         )
         with signalled(running.stop), _building_models(running):
             running.run()

@@ -159,9 +159,10 @@ class Shell:
             rows = [{"name": name, "kind": kind} for name, kind in sorted(relations.declared_names().items())]
             for info in current().describe_connections():
                 names = [] if info.problem else self._names_on(info.name)
-                rows += [{"name": f"{_quoted(info.name)}.{each}", "kind": f"{info.kind} table"} for each in names]
+                connection = relations.quoted_part(info.name)
+                rows += [{"name": f"{connection}.{each}", "kind": f"{info.kind} table"} for each in names]
                 if not names:
-                    rows.append({"name": f"{_quoted(info.name)}.…", "kind": info.problem or str(info.kind)})
+                    rows.append({"name": f"{connection}.…", "kind": info.problem or str(info.kind)})
             print_table(rows, ("name", "kind"))
         else:
             click.echo(_HELP)
@@ -184,20 +185,16 @@ class Shell:
         project, before = current(), word.rpartition(".")[0]
         names = {*relations.declared_names()}
         names |= {name.rpartition(".")[2] for name in names}
-        names |= {f"{_quoted(name)}." for name in project.connection_names()}
+        names |= {f"{relations.quoted_part(name)}." for name in project.connection_names()}
         first = relations.parts_of(before)[0] if before else project.connection(self.connection).name or ""
         if project.has_connection(first):
-            names |= {f"{_quoted(first)}.{each}" if before else each for each in self._names_on(first)}
+            names |= {f"{relations.quoted_part(first)}.{each}" if before else each for each in self._names_on(first)}
         # Behind an alias too: which table it stands for matters little to who types.
         columns = {column for name in _TABLE.findall(text) for column in self._columns_of(name, self.connection)}
-        names |= {f"{before}.{column}" if before else column for column in map(_quoted, columns)}
+        names |= {f"{before}.{column}" if before else column for column in map(relations.quoted_part, columns)}
         if not before:
             names |= {each if word.isupper() else each.lower() for each in _WORDS}
         return sorted(name for name in names if name.lower().startswith(word.lower()) and name != word)
-
-
-def _quoted(name: str) -> str:
-    return name if re.fullmatch(r"\w+", name) else '"' + name.replace('"', '""') + '"'
 
 
 def _names_on(connection: str) -> list[str]:

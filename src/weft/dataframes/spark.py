@@ -106,7 +106,7 @@ def scan_log(connection: Connection, stream: str | Stream, layout: Layout, start
     """Return a DataFrame of what a declared stream holds now."""
     from pyspark.sql.pandas.types import from_arrow_type
 
-    from weft.engine import frames, session
+    from weft.engine import reader_frames, session
     from weft.engine.readers import stream_reader
 
     (after, upto), reader = offsets(start, end), stream_reader(stream, connection)
@@ -117,7 +117,7 @@ def scan_log(connection: Connection, stream: str | Stream, layout: Layout, start
     )
     session.refuse_one_host(reader.one_host, "The source of this load")
     spark = session.spark()
-    frame = frames.from_reader(spark, reader, spark.sparkContext.defaultParallelism)
+    frame = reader_frames.from_reader(spark, reader, spark.sparkContext.defaultParallelism)
     own = {
         layout.id_column: frame[ROWID].cast("string"),
         layout.timestamp_column: F.unix_millis(frame[PUBLISHED_AT]),

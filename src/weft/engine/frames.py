@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from weft.engine import files, inputs, queries, session
 from weft.engine.inputs import Input
-from weft.engine.reader_frames import from_reader as from_reader
+from weft.engine.reader_frames import from_reader
 from weft.engine.readers import RowReader, SqlReader, reader_for
 from weft.errors import DeclarationError, did_you_mean, listed
 from weft.project import current

@@ -19,7 +19,7 @@ from weft.columns import LOCAL_TIME, UTC_TIME, canonical_batch, canonical_schema
 from weft.errors import DeclarationError, NotFoundError
 from weft.streams.declare import Stream
 from weft.systems.base import Connection, system_for
-from weft.systems.stream_source import Packed as Packed
+from weft.systems.stream_source import Packed
 
 BATCH_ROWS = 65_536
 _SQL = re.compile(

@@ -54,7 +54,7 @@ def find(name: str, default: str | Connection | None = None) -> Relation:
 
 def find_parts(parts: Sequence[str], default: str | Connection | None = None) -> Relation:
     """Return what a name stands for, of which the parts are known."""
-    name, project = ".".join(map(_shown, parts)), current()
+    name, project = ".".join(map(quoted_part, parts)), current()
     if not 1 <= len(parts) <= 3:
         raise DeclarationError(
             f"The name {name} has {len(parts)} parts.",
@@ -81,7 +81,7 @@ def find_on(connection: Connection, parts: Sequence[str | None], name: str | Non
     *schemas, table = parts
     schema = schemas[0] if schemas else None
     assert table is not None
-    name = name or ".".join(_shown(each) for each in parts if each)
+    name = name or ".".join(quoted_part(each) for each in parts if each)
     # What a stream stores is more than its table: a publisher may have sent fields that have no column yet.
     for stream in _streams():
         is_named = stream.name == table and schema in (stream.schema, None)
@@ -176,13 +176,13 @@ def names_on(connection: Connection) -> list[str]:
     system = system_for(connection.kind)
     if system.tables is None and system.takes_loads:
         found = system.load("target")(connection).tables()
-        return sorted(".".join(_shown(part) for part in each if part) for each in found)
+        return sorted(".".join(quoted_part(part) for part in each if part) for each in found)
     if system.tables is None or connection.is_missing():
         return []
     streams = {full_name(each.schema, each.name) for each in _streams() if _is_on(each, connection)}
     with closing(open_tables(connection)) as tables, tables.driver.session("read") as session:
         found = tables.all_names(session)
-    named = {full_name(*each): ".".join(_shown(part) for part in each if part) for each in found}
+    named = {full_name(*each): ".".join(quoted_part(part) for part in each if part) for each in found}
     return sorted(named[each] for each in named.keys() - streams if not each.startswith("weft."))
 
 
@@ -262,17 +262,18 @@ def _nearest(relation: Relation, names: Sequence[str]) -> str | None:
     parts, project = parts_of(relation.name), current()
     alike = nearest(parts[-1], names)
     if alike is not None:
-        return ".".join(map(_shown, (*parts[:-1], alike)))
+        return ".".join(map(quoted_part, (*parts[:-1], alike)))
     named = [*((each.schema, each.name) for each in _streams()), *(table for table, _ in _declared_tables())]
     declared = [table if len(parts) == 1 else full_name(schema, table) for schema, table in named]
     alike = nearest(relation.name, declared)
     if alike is None and len(parts) > 1 and not project.has_connection(parts[0]):
         connection = nearest(parts[0], project.connection_names())
-        alike = connection and ".".join(map(_shown, (connection, *parts[1:])))
+        alike = connection and ".".join(map(quoted_part, (connection, *parts[1:])))
     return alike
 
 
-def _shown(part: str) -> str:
+def quoted_part(part: str) -> str:
+    """Return a part of a name as SQL has it: in quotes where it needs them."""
     return part if re.fullmatch(r"\w+", part) else '"' + part.replace('"', '""') + '"'
 
 

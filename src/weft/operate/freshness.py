@@ -40,7 +40,9 @@ def late_by(state: PipelineState, within: float | None) -> float | None:
     return seconds if seconds > within else None
 
 
-def check(log: RunLog, expectations: Mapping[str, float], states: Mapping[str, PipelineState], told: Alerters) -> None:
+def check(
+    log: RunLog, expectations: Mapping[str, float], states: Mapping[str, PipelineState], alerters: Alerters
+) -> None:
     """Report what is stale: when it becomes so, and again each time that it has been for twice as long. Report once
     that it no longer is."""
     if not log.has_notes:
@@ -60,20 +62,20 @@ def check(log: RunLog, expectations: Mapping[str, float], states: Mapping[str, P
             if state.stale_at is None or not log.note_stale(name, state.stale_at, is_stale=False):
                 continue
             # Else it was paused and resumed, or is expected less often: nothing came.
-            # A success of the moment in which it was told is a later one: clocks of databases count milliseconds.
+            # A success of the moment of the report is a later one: clocks of databases count milliseconds.
             if state.succeeded_at is not None and state.succeeded_at >= state.stale_at:
-                told.notice("recovered", _shown(name), f"{_shown(name)} is fresh again")
+                alerters.notice("recovered", _shown(name), f"{_shown(name)} is fresh again")
             continue
         assert state.now is not None
-        # How late it was when it was told; below 0 where there was a success since, which nobody has told.
-        told_at = -1.0 if state.stale_at is None else seconds - (state.now - state.stale_at).total_seconds()
-        if told_at > 0 and seconds < 2 * told_at:
+        # How late it was at the last report; below 0 where there was a success since, which nobody has reported.
+        reported_at = -1.0 if state.stale_at is None else seconds - (state.now - state.stale_at).total_seconds()
+        if reported_at > 0 and seconds < 2 * reported_at:
             continue
         if log.note_stale(name, state.stale_at, is_stale=True):
             age, limit = (str(timedelta(seconds=round(each))) for each in (seconds, within))
             what = "row" if name != _shown(name) else "success"
             text = f"{_shown(name)} had no {what} for {age}; one is expected within {limit}"
-            told.notice("stale", _shown(name), text)
+            alerters.notice("stale", _shown(name), text)
 
 
 def _shown(name: str) -> str:

@@ -49,7 +49,7 @@ class ModelDispatch:
         pause = 0.0
         while not self._ended.wait(pause):
             pause = self._scheduler.poll_seconds
-            if self._scheduler.leads is None:
+            if self._scheduler.lease is None:
                 continue
             try:
                 pause = max(self._models.start_due(), min(1.0, pause))

@@ -115,12 +115,14 @@ class Runner(Planner):
 
     def _attempt(self, pipeline: Pipeline, claimed: ClaimedRun) -> Outcome:
         def keep() -> None:
+            """Renew the claim; raise where this process is not to go on with the run."""
             if not self.log.heartbeat(claimed):
                 raise _TakenOverError(_taken_over(claimed), hint="The run log has its outcome.")
             if self.log.is_cancelled(claimed):
                 raise _cancelled(claimed)
 
-        def end() -> None:
+        def interrupt() -> None:
+            """End a call of the main thread, such as a query of hours."""
             if is_main and self.has_signals:
                 signal.pthread_kill(main.ident or 0, signal.SIGTERM)
 
@@ -133,7 +135,7 @@ class Runner(Planner):
         try:
             with (
                 tracing.span(f"run {pipeline.name}", "consumer", _described_run(claimed)),
-                heartbeat(self.log, claimed, end),
+                heartbeat(self.log, claimed, interrupt),
                 captured(self.project.root, claimed.run_id, claimed.attempt),
             ):
                 _log.info("%s: attempt %d, run %s", pipeline.name, claimed.attempt, claimed.run_id, extra=known)

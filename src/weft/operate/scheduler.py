@@ -82,33 +82,36 @@ class Scheduler(Planner):
         *,
         modules: Sequence[str] = (),
         run_log: str | None = None,
-        alerters: Sequence[str] = (),
+        run_alerters: Sequence[str] = (),
         traces: str | None = None,
         poll_seconds: float = 10.0,
         lease_seconds: float = 300.0,
         most_running: int = 16,
         pools: Mapping[str, int] | None = None,
         metrics: Metrics | None = None,
-        told: Alerters | None = None,
+        alerters: Alerters | None = None,
         project: Project | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(log, project)
         self.executor, self.clock, self.metrics = executor, clock, metrics or Metrics()
-        self.told = told or Alerters()
+        self.alerters = alerters or Alerters()
         self.pools = pools or {}
         for each in self.project.pipelines.values():
             if each.pool is not None and each.pool not in self.pools:
                 hint = listed(each.pool, self.pools, f"Add it to [pools] in {PROJECT_FILE}: {each.pool} = 2")
                 raise SettingsError(f"{each.name} is in the pool {each.pool!r}, which has no size.", hint=hint)
-        self.modules, self.run_log, self.alerters = tuple(modules), run_log, tuple(alerters)
-        self.traces = traces
+        self.modules, self.run_log, self.traces = tuple(modules), run_log, traces
+        self.run_alerters = tuple(run_alerters)
+        """Those that the runs report to; `alerters` are those of the scheduler itself."""
         self.poll_seconds, self.lease_seconds, self.most_running = poll_seconds, lease_seconds, most_running
-        self.leads: ClaimedRun | None = None
+        self.lease: ClaimedRun | None = None
+        """That of the leader; `None` where another one leads."""
         self._may_lead = False
         """Whether the answer to its last claim was lost: it may hold the lease, and not know it."""
         self._stopping = threading.Event()
         self._running: dict[str, _Dispatched] = {}
+        """What was started last of each pipeline, until it has ended and the run log says so."""
         self._building: dict[str, float] = {}
         """When each build of a model was started that has not ended."""
         self._unclaimed: Counter[str] = Counter()
@@ -151,12 +154,12 @@ class Scheduler(Planner):
         return self._dispatch_due() if leads else []
 
     def _is_leader(self) -> bool:
-        leads = self.leads  # a thread that starts builds may find that it is lost
-        if leads is not None:
-            if self.log.renew(leads):
+        lease = self.lease  # a thread that starts builds may find that it is lost
+        if lease is not None:
+            if self.log.renew(lease):
                 return True
             _log.warning("this scheduler was silent for longer than its lease, and another one leads")
-            self.leads = None
+            self.lease = None
         again, self._may_lead = self._may_lead, True
         claimed = self.log.claim(LEADER, lease_seconds=self.lease_seconds, resume=False, again=again)
         self._may_lead = False
@@ -167,10 +170,10 @@ class Scheduler(Planner):
                 _log.info("the leader is %s", leader)
             self._leader = leader
             return False
-        self.leads, self._leader = claimed, None
+        self.lease, self._leader = claimed, None
         self._counted.clear()  # another one has counted meanwhile
         _log.info("this scheduler leads")
-        if self.told:
+        if self.alerters:
             self._tell_new_leader(claimed)
         return True
 
@@ -182,25 +185,25 @@ class Scheduler(Planner):
             return
         ended = "was stopped" if before.status == "succeeded" else "ended or was silent for longer than its lease"
         text = f"the scheduler is led by process {pid} on {host}: process {before.pid} on {before.host} {ended}"
-        self.told.notice("leader_changed", LEADER, text)
+        self.alerters.notice("leader_changed", LEADER, text)
 
     def hand_over(self) -> None:
         """Release the lease, so that another scheduler takes over at its next tick."""
-        if (leads := self.leads) is None:
+        if (lease := self.lease) is None:
             return
         # A thread may be about to start a build, which is not to come after. One that hangs is not waited for.
         is_quiet = self._starting.acquire(timeout=_STOP_SECONDS)
-        self.leads = None
+        self.lease = None
         if is_quiet:
             self._starting.release()
-        self.log.finish(leads, "succeeded")
+        self.log.finish(lease, "succeeded")
         self.log.forget(LEADER, 100)
 
     # --------------------------------------------------------------------------------------------------------- dispatch
 
     def _dispatch_due(self) -> list[str]:
         graph.refuse_unknown_dependencies(self.project.pipelines)
-        expected = freshness.expected(self.project) if self.told else {}
+        expected = freshness.expected(self.project) if self.alerters else {}
         states = self.log.latest(dict.fromkeys((*self.project.pipelines, *expected)))
         self._count(states)
         dues = [each for each in (self._due(pipeline, states) for pipeline in self.chosen(())) if each is not None]
@@ -227,19 +230,19 @@ class Scheduler(Planner):
             except Exception as error:
                 _log.error("%s is left out of this tick: %s", name, described(error), extra={"pipeline": name})
         self.metrics.set(RUNNING, len(self._at_work()))
-        if self.leads is not None:
-            freshness.check(self.log, expected, states, self.told)
+        if self.lease is not None:
+            freshness.check(self.log, expected, states, self.alerters)
         return dispatched
 
     def _still_leads(self) -> bool:
         """Renew the lease. Right before each start: a process that was stopped for long in between starts nothing."""
-        leads = self.leads
-        if leads is None or self._stopping.is_set():
-            return False  # what it leads is handed over
-        if not self.log.renew(leads):
+        lease = self.lease
+        if lease is None or self._stopping.is_set():
+            return False  # the lease is handed over
+        if not self.log.renew(lease):
             # Another thread may have won a new lease meanwhile, which stays.
-            if self.leads is leads:
-                self.leads = None
+            if self.lease is lease:
+                self.lease = None
             return False
         return True
 
@@ -376,21 +379,21 @@ class Scheduler(Planner):
             with tracing.span(f"dispatch {name}", "producer", about):
                 trace = tracing.environment()
                 started = self.executor.start(
-                    Dispatch(name, self.modules, self.run_log, self.alerters, self.traces, trace)
+                    Dispatch(name, self.modules, self.run_log, self.run_alerters, self.traces, trace)
                 )
         except Exception as error:
             _log.error("%s could not be started: %s", name, error, extra={"pipeline": name})
             self.metrics.add(DISPATCH_FAILURES, pipeline=name)
             self._not_started[name] += 1
             if is_worth_telling(times := self._not_started[name]):
-                self.told.notice(
+                self.alerters.notice(
                     "dispatch_failed", name, f"{name} could not be started", error=str(error), failures=times
                 )
             return None
         known = {"pipeline": name} | ({} if slot is None else {"slot": slot})
         _log.info("%s was started for %s", name, slot or "new inputs", extra=known)
         if times := self._not_started.pop(name, 0):
-            self.told.notice("recovered", name, f"{name} was started after {times} failed starts", failures=times)
+            self.alerters.notice("recovered", name, f"{name} was started after {times} failed starts", failures=times)
         self.metrics.add(DISPATCHES, pipeline=name)
         return started
 

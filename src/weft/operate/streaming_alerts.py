@@ -64,7 +64,7 @@ class StreamingAlerts(RunListener):
         self,
         name: str,
         log: RunLog | None,
-        told: Alerters,
+        alerters: Alerters,
         *,
         open_log: Callable[[], RunLog] | None = None,
         limits: Limits | None = None,
@@ -72,7 +72,7 @@ class StreamingAlerts(RunListener):
         look_seconds: float = _LOOK_SECONDS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.name, self.told, self.limits = name, told, limits or Limits()
+        self.name, self.alerters, self.limits = name, alerters, limits or Limits()
         self._log, self._open_log, self._open_at, self._is_away = log, open_log, 0.0, log is None
         self.expect_within, self.clock = expect_within, clock
         self._key = freshness.streaming_key(name)
@@ -188,7 +188,7 @@ class StreamingAlerts(RunListener):
         # It is not known what an earlier process that failed has told.
         if failures and (self._has_told or failures > self._starts):
             text = f"{self.name} has rows again, after {failures} failure{'s' if failures > 1 else ''}"
-            self.told.notice("recovered", self.name, text, failures=failures)
+            self.alerters.notice("recovered", self.name, text, failures=failures)
         self._has_told, self._starts, self._failures = False, 0, 0
         self._is_unheard = noted is None
         self._noted_at = None if noted is None else self.clock()
@@ -202,13 +202,13 @@ class StreamingAlerts(RunListener):
             if self._starts or is_worth_telling(times):
                 self._has_told = True
                 text = f"{self.name} failed, and has ended"
-                self.told.notice("gave_up", self.name, text, error=error, failures=times)
+                self.alerters.notice("gave_up", self.name, text, error=error, failures=times)
             return
         self._starts += 1
         if self._starts % self.limits.restarts == 0 and is_worth_telling(self._starts // self.limits.restarts):
             self._has_told = True
             text = f"{self.name} failed {times} times in a row, and is started again"
-            self.told.notice("failed", self.name, text, error=error, failures=times)
+            self.alerters.notice("failed", self.name, text, error=error, failures=times)
 
     def look(self) -> None:
         """Compare the lag, the dead letters and the time of the last rows with their limits."""
@@ -216,12 +216,12 @@ class StreamingAlerts(RunListener):
         self._judge_dead_letters()
         if self._is_unheard and not self._failures:
             self._note_rows()
-        if self.expect_within is not None and self.told:
+        if self.expect_within is not None and self.alerters:
             self._in_log(self._check_freshness)
 
     def _check_freshness(self, log: RunLog) -> None:
         assert self.expect_within is not None
-        freshness.check(log, {self._key: self.expect_within}, log.latest([self._key]), self.told)
+        freshness.check(log, {self._key: self.expect_within}, log.latest([self._key]), self.alerters)
 
     def _ask_for_lag(self) -> None:
         """Ask in a thread of its own: a source that does not answer holds up no other alert."""
@@ -259,10 +259,10 @@ class StreamingAlerts(RunListener):
         down around it is reported once too."""
         if value > limit and kind not in self._over:
             self._over.add(kind)
-            self.told.notice(kind, self.name, f"{text}; the limit is {limit:,}")
+            self.alerters.notice(kind, self.name, f"{text}; the limit is {limit:,}")
         elif value <= limit // 2 and kind in self._over:
             self._over.remove(kind)
-            self.told.notice("recovered", self.name, text)
+            self.alerters.notice("recovered", self.name, text)
 
 
 @contextmanager
@@ -272,8 +272,8 @@ def reported(
     """Yield the listener that reports on a pipeline, for the alerters and the run log of the project unless others are
     named; none where nobody is to be told."""
     settings = read_project_file(current().root)
-    told = open_alerters(alerters or settings.get("alerters", ()))
-    if not told and pipeline.expect_within is None:
+    opened = open_alerters(alerters or settings.get("alerters", ()))
+    if not opened and pipeline.expect_within is None:
         yield []
         return
     url = project_log_url(run_log)
@@ -283,11 +283,11 @@ def reported(
         log.close()
         log = None
     with (
-        told,
+        opened,
         StreamingAlerts(
             pipeline.name,
             log,
-            told,
+            opened,
             open_log=partial(open_run_log, url),
             limits=Limits.of(settings, pipeline.name),
             expect_within=pipeline.expect_within,

@@ -79,10 +79,10 @@ class Supervisor:
             threading.Thread(target=self.engine.stop, name="weft-stop", daemon=True).start()
 
     def _run_once(self) -> None:
-        told = threading.Event()
+        has_started = threading.Event()
 
         def notify(method: str, *details: object) -> None:
-            told.wait()  # the first batch may be done before the engine's `start` returns
+            has_started.wait()  # the first batch may be done before the engine's `start` returns
             self._notify(method, *details)
 
         self._is_running = True  # a start may take long, if tables are copied first
@@ -98,7 +98,7 @@ class Supervisor:
                 _log.info(text, self.engine.name, self.engine.location, extra=self._about)
                 self._notify("started", self.engine.lag)
             finally:
-                told.set()
+                has_started.set()
             if self._stopping.is_set():  # by a caller who did not see that it runs
                 self.engine.stop()
             self.engine.wait()

@@ -90,27 +90,27 @@ def app(
         finally:
             await service.stop()
 
-    one = f"{_STREAMS}/{{name}}"
-    publishing = Route(one, publish, methods=["POST"])
+    stream = f"{_STREAMS}/{{name}}"
+    publishing = Route(stream, publish, methods=["POST"])
     application = _App(
         service,
         Requests(_publish, guarded=guarded, origins=allowed),
         publishing,
         routes=[
             publishing,
-            Route(f"{one}/consume", consuming.consume, methods=["POST"]),
-            Route(f"{one}/ack", consuming.ack, methods=["POST"]),
-            Route(f"{one}/nack", consuming.nack, methods=["POST"]),
-            Route(f"{one}/reset", consuming.reset, methods=["POST"]),
-            Route(f"{one}/groups", consuming.groups),
-            Route(f"{one}/events", consuming.events),
-            Route(f"{one}/rejected", rejected.rejected),
-            Route(f"{one}/replay", rejected.replay, methods=["POST"]),
-            Route(f"{one}/purge", rejected.purge, methods=["POST"]),
-            Route(f"{one}/history", stream_history),
-            Route(f"{one}/subscribe", subscribe),
-            Route(f"{one}/ticket", ticket, methods=["POST"]),
-            Route(one, details),
+            Route(f"{stream}/consume", consuming.consume, methods=["POST"]),
+            Route(f"{stream}/ack", consuming.ack, methods=["POST"]),
+            Route(f"{stream}/nack", consuming.nack, methods=["POST"]),
+            Route(f"{stream}/reset", consuming.reset, methods=["POST"]),
+            Route(f"{stream}/groups", consuming.groups),
+            Route(f"{stream}/events", consuming.events),
+            Route(f"{stream}/rejected", rejected.rejected),
+            Route(f"{stream}/replay", rejected.replay, methods=["POST"]),
+            Route(f"{stream}/purge", rejected.purge, methods=["POST"]),
+            Route(f"{stream}/history", stream_history),
+            Route(f"{stream}/subscribe", subscribe),
+            Route(f"{stream}/ticket", ticket, methods=["POST"]),
+            Route(stream, details),
             Route(_STREAMS, streams),
             Route("/api/v1/overview", overview.overview),
             Route("/api/v1/pipelines", pipelines.pipelines),

@@ -31,11 +31,11 @@ def open_log(*, read_only: bool = True) -> RunLog:
     return open_run_log(project_log_url(), read_only=read_only)
 
 
-async def with_run_log(work: Callable[[RunLog], T], *, read_only: bool = True) -> T:
+async def with_run_log(work: Callable[[RunLog], T]) -> T:
     """Return what `work` finds in the run log; 503 where it does not answer."""
 
     def run() -> T:
-        with open_log(read_only=read_only) as log:
+        with open_log() as log:
             return work(log)
 
     return await in_thread(run, "The run log")

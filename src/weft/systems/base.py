@@ -10,12 +10,11 @@ import time
 import types
 import typing
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, ClassVar, Literal, NoReturn, Self
-from urllib.parse import unquote_plus
 
 from weft import hooks, settings
 from weft.errors import (
@@ -25,7 +24,6 @@ from weft.errors import (
     NotFoundError,
     SettingsError,
     WeftError,
-    did_you_mean,
     installing,
     listed,
 )
@@ -367,29 +365,6 @@ class System:
         )
 
 
-def url_parameters(
-    query: str, known: Mapping[str, Callable[[str], Any]], malformed: Callable[[str, str | None], SettingsError]
-) -> dict[str, Any]:
-    """Return the parameters behind the `?` of a URL, each read by its function. Raise for an unknown name."""
-    parameters: dict[str, Any] = {}
-    for pair in filter(None, query.split("&")):
-        name, _, text = pair.partition("=")
-        if name not in known:
-            if "@" in query:
-                # Not quoted: it may well be the end of a password.
-                raise malformed(
-                    "has an unknown parameter",
-                    "A ? in a user or password must be percent-encoded: %3F for ?, %40 for @.",
-                )
-            hint = did_you_mean(name, known, f"Known parameters: {', '.join(known)}.")
-            raise malformed(f"has an unknown parameter {name!r}", hint)
-        try:
-            parameters[name] = known[name](unquote_plus(text))
-        except ValueError:
-            raise malformed(f"has an invalid value of {name!r}", None) from None
-    return parameters
-
-
 def require(module: str, system: System | str) -> types.ModuleType:
     """Import `module`, which a system needs; when a package is not installed, say which extra brings it."""
     try:
@@ -574,10 +549,10 @@ def system_for_url(url: str) -> System:
     schemes = [each for system in systems().values() for each in system.schemes]
     if scheme is None:
         # Not quoted: what was passed in the place of a URL may be a secret.
-        listed = ", ".join(f"{each}://" for each in schemes)
+        known = ", ".join(f"{each}://" for each in schemes)
         raise SettingsError(
             "A connection's URL must begin with a scheme such as postgres://.",
-            hint=f"Known schemes: {listed}. A file is sqlite:///relative/path or sqlite:////absolute/path.",
+            hint=f"Known schemes: {known}. A file is sqlite:///relative/path or sqlite:////absolute/path.",
         )
     raise _no_system(f"No kind of connection has URLs that begin with {scheme}://.", scheme, "schemes", schemes)
 

@@ -158,7 +158,8 @@ class Load:
     checkpoint_id: str = ""
     batch_id: int = 0
     positions: str | None = None
-    """What a batch of a streaming pipeline is: recorded with it, so that another one of its number is found."""
+    """How far a batch of a streaming pipeline reads its sources. The ledger has it, so that a batch of the same number
+    with other rows is noticed."""
     declared: Declared | None = None
     replaces: str | None = None
     """The table whose place this one will take: rejected rows are put aside next to that."""

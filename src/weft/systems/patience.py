@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 from weft.errors import ConnectionFailedError
@@ -13,6 +14,7 @@ T = TypeVar("T")
 PATIENCE_SECONDS = 30.0
 """How long such a server may be gone."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 0.5
+_FIRST_WAIT, _LONGEST_WAIT = 0.1, 5.0
 
 
 class Patience:
@@ -43,3 +45,12 @@ def patiently(request: Callable[[], T], stopped: Callable[[], bool] = lambda: Fa
             return request()
         except ConnectionFailedError as error:
             time.sleep(patience.pause_after(error))
+
+
+def growing_waits() -> Iterator[float]:
+    """Yield growing times to wait before a service is asked again that refused a request for now. No two processes wait
+    equally long, so that they do not all come back at once."""
+    wait = _FIRST_WAIT
+    while True:
+        yield wait * random.uniform(0.5, 1.0)
+        wait = min(2 * wait, _LONGEST_WAIT)

@@ -39,7 +39,7 @@ class SourceSettings:
     """What a pipeline declares about one of its sources."""
 
     name: str
-    """The topic, prefix or table."""
+    """Of the topic, stream, prefix, table or queue."""
     start: str = "earliest"
     """Where a new checkpoint begins."""
     max_rows: int | None = None
@@ -102,8 +102,8 @@ class StreamSource(ABC):
         self.name = settings.name
 
     def read_as(self, reader: str) -> None:  # noqa: B027 - optional
-        """Take the name of the checkpoint that is to follow the source. No other checkpoint has it. Before `end` and
-        `follow`."""
+        """Take the name of the checkpoint that is to follow the source. No other checkpoint has this name. Called
+        before `end` and `follow`."""
 
     # ------------------------------------------------------------------------------------------------------------- rows
 
@@ -164,7 +164,7 @@ class StreamSource(ABC):
         """Return at most how many units come after a position (`None` before the first batch); `None` if unknown."""
 
     def lag_by_partition(self, position: Any | None) -> dict[str, int] | None:
-        """Return the same by partition; `None` if unknown, or if the source has none."""
+        """Return the lag by partition; `None` if unknown, or if the source has no partitions."""
         return None
 
     @abstractmethod
@@ -187,7 +187,7 @@ class StreamSource(ABC):
         return ()
 
     def traceparents(self, rows: BatchRows) -> Collection[str]:
-        """Return the same where messages name a span, as W3C writes it. Called when the rows have been read."""
+        """Return the spans that published the messages of a batch, as W3C writes them. Called once these are read."""
         return ()
 
     def planned(self, position: Any | None, source_log: Location) -> Any:

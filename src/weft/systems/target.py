@@ -58,7 +58,7 @@ class Kept:
     at: datetime | None = None
     """When that was."""
     positions: str | None = None
-    """What that load was, of a batch of a streaming pipeline."""
+    """Of a batch of a streaming pipeline: `Load.positions` of that load."""
     is_complete: bool = True
     """Whether the last load is in place. One that was cut off is completed by the next, or by `SparkTarget.has`."""
 

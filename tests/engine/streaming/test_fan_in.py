@@ -16,7 +16,7 @@ from engine.streaming.conftest import declare, rows, run_once
 from weft.engine.streaming import batch as batches
 from weft.engine.streaming import fan_in
 from weft.engine.streaming.batch_id import BatchId
-from weft.engine.streaming.row_reader import RowReader
+from weft.engine.streaming.batch_reader import BatchReader
 from weft.engine.streaming.source_state import Columns
 from weft.errors import DeclarationError, WeftError
 from weft.systems.dead_letter_store import DeadLetter
@@ -142,13 +142,13 @@ def columns() -> Columns:
     return Columns(nothing)
 
 
-def reader(kept: Columns) -> RowReader:
+def reader(kept: Columns) -> BatchReader:
     pipeline: Any = SimpleNamespace(
         **dict.fromkeys(("cdc", "join", "window", "transform_sql", "dead_letters")),
         on_drift="evolve",
         transform_on_error="fail",
     )
-    return RowReader(pipeline, kept)
+    return BatchReader(pipeline, kept)
 
 
 @pytest.mark.parametrize("is_first", [True, False])

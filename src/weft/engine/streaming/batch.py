@@ -16,6 +16,7 @@ import pyarrow as pa
 from weft import tracing
 from weft.engine import inputs
 from weft.engine.streaming.batch_id import BatchId
+from weft.engine.streaming.batch_reader import BatchReader
 from weft.engine.streaming.cdc.applying import ChangeBatch, changes_of, tombstones
 from weft.engine.streaming.cdc.routing import Routed, routed, well_formed
 from weft.engine.streaming.cdc.row_sql import RunSql
@@ -23,7 +24,6 @@ from weft.engine.streaming.dead_letters import NO_STORE, DeadLetterBox
 from weft.engine.streaming.joins import Joins
 from weft.engine.streaming.log_source import EventRows
 from weft.engine.streaming.progress import OpenedSource
-from weft.engine.streaming.row_reader import RowReader
 from weft.engine.streaming.sessions import Sessions
 from weft.engine.streaming.source_state import Columns, Written
 from weft.engine.streaming.spans import note_read, process_span
@@ -85,7 +85,7 @@ class Batches:
         self._box = box or DeadLetterBox(pipeline)
         self._written = Written(columns.home)
         self.transform, self.targets = Transform(pipeline, columns), Targets(pipeline, self._box, self._written)
-        self._reader = RowReader(pipeline, columns)
+        self._reader = BatchReader(pipeline, columns)
         self._stateful: Stateful | None = None
         self._is_emitted = False
         """Whether each target has what the last batch emits."""
@@ -160,9 +160,10 @@ class Batches:
             except WeftError as error:
                 failure = first = error
             agreed = self._columns.agreed()
-            # A row of a file that cannot be parsed, which Spark does not report; or a number, or a key of an object,
-            # that makes its column wider than the SQL or a target takes. A target that has the batch has its rows as
-            # they were. Of wider values read apart, types may clash that did not at first: then without widening.
+            # Spark does not report which row of a file cannot be parsed, nor which number, or key of an object, made
+            # its column wider than the SQL or a target takes. So the rows are read again: first with those apart that
+            # cannot be parsed, then also with those that make a column wider. Types of columns may clash the first time
+            # that did not clash before. A target that has the batch already has its rows as they were.
             for widens, grows in ((self._reader.widens, True), (False, False)):
                 is_refused = isinstance(failure, LoadRefusedError) and grows
                 is_unread = isinstance(failure, ConnectionFailedError) or isinstance(first, DeclarationError)
@@ -214,9 +215,11 @@ class Batches:
             self._written.supersede(batch, () if drops else letters)
 
     def _is_done(self, batch: BatchId) -> bool:
+        """Return whether every target has a batch."""
         return self.targets.is_done(self.pipeline.targets, batch)
 
     def _is_stored(self, batch: BatchId, *, unknown: bool = False) -> bool:
+        """Return whether the state or a target has rows of a batch; `unknown` where that cannot be known."""
         last = None if self._stateful is None else self._stateful.last
         is_in_state = last is not None and last.number == batch.number
         return is_in_state or any(self.targets.has(each, batch, unknown=unknown) for each in self.pipeline.targets)
@@ -243,16 +246,16 @@ class Batches:
         filled = [each for each in typed if each.size != 0]
         cdc = self.pipeline.cdc
         changes: ChangeBatch | Routed | None = None
-        # Tables that are led apart are read apart: columns of one name need not be of one type.
+        # Sources of changes that are routed to several tables are not united: columns of one name may differ in type.
         is_routed = cdc is not None and cdc.route is not None
         groups = [[each] for each in filled] if is_routed else [filled] if filled else []
-        apart = [self.transform.run(each, spark, batch.query_id) for each in groups]
-        transformed = apart[0] if apart else None
+        by_group = [self.transform.run(each, spark, batch.query_id) for each in groups]
+        transformed = by_group[0] if by_group else None
         try:
             if transformed is not None and cdc is not None:
                 if is_routed:
-                    changes = routed(list(zip(apart, filled, strict=True)), cdc, self.targets.stored)
-                    transformed = transformed._replace(with_origins=partial(_origins, apart))
+                    changes = routed(list(zip(by_group, filled, strict=True)), cdc, self.targets.stored)
+                    transformed = transformed._replace(with_origins=partial(_origins, by_group))
                 else:
                     changes = changes_of(transformed, filled, cdc, self._run_sql(spark), self.targets.stored)
                 self._check_malformed(changes)
@@ -264,7 +267,7 @@ class Batches:
                     self._box.put(each.bad, batch, f"read {each.source}")
             if transformed is not None:
                 rows, letters, with_origins = transformed
-                if letters and self.targets.is_done(self.pipeline.targets, batch):
+                if letters and self._is_done(batch):
                     # What failed then is stored; what fails by other SQL now is in the targets.
                     self._box.origins.update((each.source, each.offset) for each in letters)
                     letters = []
@@ -277,26 +280,31 @@ class Batches:
                     with suppress(Exception):  # the batch is done, and goes uncounted
                         rows_read = self.transform.rows_read()
         finally:
-            for one in apart:
-                if isinstance(one.rows, inputs.Frame):
-                    one.rows.frame.unpersist()
+            for group in by_group:
+                if isinstance(group.rows, inputs.Frame):
+                    group.rows.frame.unpersist()
         self._keep_columns(typed, batch.query_id)
         rejected += sum(each.quarantined for each in counts.values())
         report = None
-        if self.pipeline.cdc is not None and not (counts and all(each.replayed for each in counts.values())):
+        if cdc is not None and not (counts and all(each.replayed for each in counts.values())):
             rows_read = sum(each.size or 0 for each in filled)
             dropped = tombstones(typed) + (rejected if self.pipeline.dead_letters is None else 0)
-            if isinstance(changes, Routed):
-                names = {label_of(self.pipeline, each): each.name for each in self.pipeline.targets}
-                by_table: dict[str, list[Counts]] = {}
-                for label, counted in counts.items():
-                    by_table.setdefault(names[label], []).append(counted)
-                report = changes.report(by_table, dropped)
-            elif changes is not None:
-                report = changes.report(counts.values(), dropped)
-            elif dropped:
-                report = CdcReport(0, 0, 0, dropped, 0, None)
+            report = self._cdc_report(changes, counts, dropped)
         return BatchResult(batch.number, counts, rows_read, rejected, cdc=report)
+
+    def _cdc_report(
+        self, changes: ChangeBatch | Routed | None, counts: dict[str, Counts], dropped: int
+    ) -> CdcReport | None:
+        """Return what became of the changes of a batch, of which so many `dropped` messages were none."""
+        if changes is None:
+            return CdcReport(0, 0, 0, dropped, 0, None) if dropped else None
+        if not isinstance(changes, Routed):
+            return changes.report(counts.values(), dropped)
+        names = {label_of(self.pipeline, each): each.name for each in self.pipeline.targets}
+        by_table: dict[str, list[Counts]] = {}
+        for label, counted in counts.items():
+            by_table.setdefault(names[label], []).append(counted)
+        return changes.report(by_table, dropped)
 
     def load(
         self,
@@ -320,7 +328,7 @@ class Batches:
             self._emit_tick(step, spark, batch.query_id)
         self._is_emitted = False
         try:
-            is_stored = step.begin(batch.number, *self._offsets(batch))
+            is_stored = step.begin(batch.number, *self._noted_by_spark(batch))
             if is_stored and step.last is not None and step.last.is_tick:
                 self._is_emitted = True
                 return BatchResult(batch.number)  # there was a tick after it, when each target had it
@@ -337,8 +345,9 @@ class Batches:
         return replace(result, dead_letters=result.dead_letters + rejected)
 
     def _opened_step(self, query_id: str) -> Stateful:
+        """Return the windows or the join of the pipeline, over its state."""
         if self._stateful is None:
-            self._stateful = _step(self.pipeline, open_state(self.pipeline, query_id, self._columns.home))
+            self._stateful = _stateful(self.pipeline, open_state(self.pipeline, query_id, self._columns.home))
             self._owes_tick = self._stateful.last is not None and self._stateful.last.is_tick
         return self._stateful
 
@@ -391,7 +400,7 @@ class Batches:
         rows_read = 0 if step.last is None else step.last.rows
         return BatchResult(batch.number, counts, rows_read, rejected, step.report(emitted))
 
-    def _put_unfit(self, letters: Sequence[DeadLetter], batch: BatchId, step: str = "window") -> int:
+    def _put_unfit(self, letters: Sequence[DeadLetter], batch: BatchId, part: str = "window") -> int:
         """Store rows that no column holds as letters; an error where there is no place for them."""
         if letters and self.pipeline.dead_letters is None:
             raise LoadRefusedError(
@@ -399,10 +408,10 @@ class Batches:
                 f"The first: {letters[0].payload[:500]}",
                 hint=NO_STORE,
             )
-        self._box.put(letters, batch, step)
+        self._box.put(letters, batch, part)
         return len(letters)
 
-    def _offsets(self, batch: BatchId) -> tuple[str, int | None]:
+    def _noted_by_spark(self, batch: BatchId) -> tuple[str, int | None]:
         """Return a digest of what Spark has noted that a batch is to read, and when it was begun."""
         noted = self._columns.home.at(f"offsets/{batch.number}").read()
         if noted is None:
@@ -459,12 +468,12 @@ class Batches:
         for each in rows if rejected else ():
             if isinstance(each, FrameRows) and self._columns.has_news(each.source):
                 offsets = [offset for source, offset in rejected if source == each.source and offset is not None]
-                found = None
+                columns = None
                 if all(offset is not None for _, offset in rejected):
                     with suppress(WeftError):  # the targets have the batch
-                        found = each.found_without(offsets)
-                if found is not None:
-                    self._columns.note_again(found, each.source, query_id, self.pipeline.transform_sql)
+                        columns = each.found_without(offsets)
+                if columns is not None:
+                    self._columns.note_again(columns, each.source, query_id, self.pipeline.transform_sql)
                 else:
                     self._columns.forget_changes(each.source)
         if len(self.targets.dropped) == len(self.pipeline.targets):
@@ -509,7 +518,7 @@ class Batches:
             )
 
 
-def _step(pipeline: StreamingPipeline, store: StateStore) -> Stateful:
+def _stateful(pipeline: StreamingPipeline, store: StateStore) -> Stateful:
     if pipeline.join is not None:
         return Joins(pipeline, store)
     assert pipeline.window is not None

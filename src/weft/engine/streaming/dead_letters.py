@@ -44,7 +44,7 @@ NO_STORE = "Name a place where such rows go alone: dead_letter_stream, dead_lett
 
 
 class DeadLetterBox:
-    """The dead letters of a pipeline. `replays`: how often those of a replay have been replayed."""
+    """The dead letters of a pipeline. `replays`: how often those that are put have been replayed; 0 for a batch."""
 
     def __init__(self, pipeline: StreamingPipeline, *, replays: int = 0) -> None:
         self.pipeline, self._replays = pipeline, replays
@@ -90,7 +90,8 @@ class DeadLetterBox:
         stored = []
         for each in letters:
             seen[each] += 1
-            # By what it says: a batch that is tried again under other SQL may have other letters, in another order.
+            # Its id follows from what it says, not from its number: a batch that is tried again under other SQL may
+            # have other letters, in another order.
             again = (self.withdrawn,) if self.withdrawn else ()
             letter_id = digest(repr((*batch[:2], part, tuple(vars(each).values()), seen[each], *again)))
             stored.append(

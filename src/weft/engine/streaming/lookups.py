@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from weft.engine import frame_projection, frames, inputs
+from weft.engine import frame_projection, frames, inputs, reader_frames
 from weft.engine.readers import SqlReader, naming_declared, open_tables, opened_tables
 from weft.errors import NotFoundError, WeftError, did_you_mean
 from weft.pipelines.streaming.spec import Lookup
@@ -74,7 +74,7 @@ class LookupTable:
             return _frame_of_files(self.lookup, connection)
         tables = open_tables(connection)
         sql = _sql(self.lookup, tables)
-        return frames.from_reader(self.spark, SqlReader(tables, sql, tables.describe(sql)))
+        return reader_frames.from_reader(self.spark, SqlReader(tables, sql, tables.describe(sql)))
 
     def _swap(self, frame: Any) -> None:
         from weft.spark_support.sessions import moved_to

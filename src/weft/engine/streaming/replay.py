@@ -27,7 +27,7 @@ from uuid import uuid4
 
 import pyarrow as pa
 
-from weft.columns import hint_of
+from weft.columns import hint_of, without_voids
 from weft.engine import connectors, files, frame_projection, session
 from weft.engine.payload_rows import is_of_json, parsed_rows, rejected_rows, row_of
 from weft.engine.readers import opened_tables, stored_columns, stream_reader
@@ -274,7 +274,7 @@ class Replay:
             result, blame = attempts.split(rows)
             failed += [_again(letters[numbers[number]], "transform", why) for number, why in blame.items()]
             named = batches.transform.over(selecting_also(sql, ORIGIN), spark)
-            return _without_voids(result), failed, lambda: named.attempt(without_rows(placed, blame))
+            return without_voids(result), failed, lambda: named.attempt(without_rows(placed, blame))
         return rows, failed, lambda: placed
 
 
@@ -425,11 +425,6 @@ def _moment(value: object) -> datetime | None:
 
 def _offset(letter: StoredLetter) -> int | None:
     return int(letter.offset) if letter.offset is not None and letter.offset.isdecimal() else None
-
-
-def _without_voids(rows: pa.Table) -> pa.Table:
-    """Return rows without the columns of nulls alone, whose type is unknown."""
-    return rows.drop_columns([each.name for each in rows.schema if pa.types.is_null(each.type)])
 
 
 def chosen(ids: Iterable[str], letters: Iterable[StoredLetter]) -> dict[str, list[StoredLetter]]:

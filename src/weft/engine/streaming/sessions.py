@@ -19,14 +19,14 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from weft.engine.streaming.stateful import MILLISECOND, REASON, TIME, Reduced, moving
+from weft.engine.streaming.stateful import MILLISECOND, REASON, Reduced, moving
 from weft.engine.streaming.windows import NEWEST, OLDEST, Windows, bounded, frame_of
 from weft.pipelines.streaming.execution import WindowReport
 from weft.pipelines.streaming.spec import StreamingPipeline
 from weft.pipelines.streaming.windows import SESSION_ID, WINDOW_END, WINDOW_START
 from weft.spark_support import outcome
 from weft.spark_support.sessions import quoted
-from weft.systems.state_store import BATCH, CLOSED, END, KEY, Selection, StateBatch, StateStore
+from weft.systems.state_store import BATCH, CLOSED, END, KEY, TIME, Selection, StateBatch, StateStore
 
 _CELL, _LONG, _FIRST, _LAST = "_weft_cell", "_weft_long", "_weft_first", "_weft_last"
 _SESSION, _PREVIOUS = "_weft_session", "_weft_previous"

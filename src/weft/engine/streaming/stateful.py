@@ -28,8 +28,7 @@ from weft.pipelines.streaming.windows import LateData, Watermark, keeps_column
 from weft.spark_support import outcome
 from weft.spark_support.sessions import quoted
 from weft.systems.dead_letter_store import DeadLetter
-from weft.systems.state_store import BATCH, CODED, StateBatch, StateStore, overtaken
-from weft.systems.state_store import TIME as TIME
+from weft.systems.state_store import BATCH, CODED, TIME, StateBatch, StateStore, overtaken
 from weft.systems.stream_source import EVENT_TIME, FrameRows, counted
 
 REASON = "_weft_reason"
@@ -272,6 +271,8 @@ class Stateful(ABC):
     # ------------------------------------------------------------------------------------------------------- decisions
 
     def _decide(self, number: int, reduced: Reduced) -> StateBatch:
+        """Return the watermark after a batch, with what the state keeps about the batch. The source that is furthest
+        behind decides, unless it is idle; without any time of an active source the watermark stays."""
         last = self.last
         before = None if last is None else last.watermark
         sources = dict(last.sources) if last is not None else {}

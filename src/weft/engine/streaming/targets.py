@@ -82,13 +82,14 @@ class Targets:
         self._pipeline, self._box, self._written = pipeline, box, written
         self._tables: dict[Connection, SqlTables] = {}
         """What stays open: to sign in again for each batch takes longer than to write a few rows."""
-        self._from = ", ".join(each.name for each in pipeline.sources)
+        self._source_names = ", ".join(each.name for each in pipeline.sources)
         # SQL that names its columns has those that its author wants.
         is_open = (
             pipeline.window is None
             and pipeline.cdc is None
             and (pipeline.transform_sql is None or "*" in pipeline.transform_sql)
         )
+        # Then any row may bring columns of its own, which its table may get.
         self._takes_keys = is_open and any(open_source(each).brings_keys for each in pipeline.sources)
         self._left_out: set[tuple[str, str]] = set()
         """Tables and the columns that they do not get, of which a warning was written."""
@@ -173,8 +174,9 @@ class Targets:
                 ready: list[_Ready] = []
                 for target in changed:
                     own, load = changes.by_table[target.name], self._planned(target, batch)[1]
-                    made = self._ready(target, connection, load, NOTHING, batch, tables, own)
-                    ready += [] if made is None else [made]
+                    one = self._ready(target, connection, load, NOTHING, batch, tables, own)
+                    if one is not None:
+                        ready.append(one)
                 counts = dict(zip((each.target.name for each in ready), _committed(ready, tables), strict=True))
                 note_counts(counts.values())
             for each in ready:
@@ -184,31 +186,32 @@ class Targets:
     def stored(self, table: str | None = None) -> list[StoredTable]:
         """Return the tables of the targets with the columns that they have now, or one of them; none where a stream is
         a target too, which gets the changes as they are. Of columns with normalizers any value may be one."""
-        found: list[StoredTable] = []
+        stored: list[StoredTable] = []
         if any(each.stream is not None for each in self._pipeline.targets):
-            return found
+            return stored
         for target in self._pipeline.targets:
             connection, load = self._planned(target, BatchId("", 0))
             if table not in (None, target.name):
                 continue
             if connection.is_missing():
-                found.append(StoredTable({}))
+                stored.append(StoredTable({}))
                 continue
             with self._opened(connection) as tables:
                 is_lake = tables is None
                 columns = _typed_columns(connection, load) if is_lake else _columns(connection, tables, load)
-            made = target.declared.columns if target.declared is not None else ()
-            any_value = {each.name.lower() for each in made if each.normalizers}
+            declared = target.declared.columns if target.declared is not None else ()
+            any_value = {each.name.lower() for each in declared if each.normalizers}
             fields = {name: each.field for name, each in (columns or {}).items() if each is not None}
             known = {name: each for name, each in fields.items() if name not in any_value}
-            found.append(StoredTable(known, refuses_rows=not is_lake))
-        return found
+            stored.append(StoredTable(known, refuses_rows=not is_lake))
+        return stored
 
     def _by_connection(self, targets: Sequence[Target]) -> dict[Connection, list[Target]]:
-        by: dict[Connection, list[Target]] = {}
+        by_connection: dict[Connection, list[Target]] = {}
         for each in targets:
-            by.setdefault(each.connection_with_options(current().connection(each.connection)), []).append(each)
-        return by
+            connection = each.connection_with_options(current().connection(each.connection))
+            by_connection.setdefault(connection, []).append(each)
+        return by_connection
 
     @contextmanager
     def _explained(self, targets: Sequence[Target], batch: BatchId) -> Iterator[None]:
@@ -341,7 +344,9 @@ class Targets:
     ) -> None:
         """Store rows as letters that a target cannot take, each with the reason."""
         label = label_of(self._pipeline, target)
-        letters = [DeadLetter("store", why, self._from, quarantine.payload(row), target=label) for row, why in rows]
+        letters = [
+            DeadLetter("store", why, self._source_names, quarantine.payload(row), target=label) for row, why in rows
+        ]
         self._box.put(dead_letters.name_origins(letters, with_origins), batch, f"store {label}")
 
     def _refuse_gone(self, target: Target, connection: Connection) -> None:
@@ -441,6 +446,7 @@ class Targets:
         return all(DeclaredColumns.of(each, self._pipeline.on_drift).runs_in(dialect) for each in declared)
 
     def _planned(self, target: Target, batch: BatchId) -> tuple[Connection, Load]:
+        """Return what the load of a batch into a target is, before its rows are known."""
         connection: Connection = target.connection_with_options(current().connection(target.connection))
         options = target.load_options
         if self._pipeline.dead_letters is not None and system_for(connection.kind).tables is not None:
@@ -464,9 +470,9 @@ class Targets:
         connection, load = self._planned(target, batch)
         if self._pipeline.dead_letters is None or load.on_bad_rows != "quarantine":
             return
-        # First into the box, then out of the target's own: a crash between repeats what the box knows already.
+        # First into the box, then out of the target's quarantine: after a crash between, the box has them already.
         label = label_of(self._pipeline, target)
-        with dead_letters.rejected(connection, load, self._from, label) as letters:
+        with dead_letters.rejected(connection, load, self._source_names, label) as letters:
             named = dead_letters.name_origins(letters, with_origins) if letters else []
             self._box.put(named, batch, f"store {label}")
 

@@ -13,7 +13,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import pyarrow as pa
 
 from weft.columns import python_rows
-from weft.engine import frames, inputs
+from weft.engine import frames, inputs, reader_frames
 from weft.engine.inputs import Input
 from weft.engine.streaming import dead_letters, fan_in, functions
 from weft.engine.streaming.failing_rows import FailingRows, without_rows
@@ -323,7 +323,7 @@ class Transform:
         gathered = rows.gather() if is_small else None
         if gathered is not None:
             return frames.from_memory(spark, _memory(gathered))
-        return frames.from_reader(spark, rows.reader, spark.sparkContext.defaultParallelism)
+        return reader_frames.from_reader(spark, rows.reader, spark.sparkContext.defaultParallelism)
 
     def _transformed(self, rows: Any, sql: str) -> Any:
         if self._lookups is None:

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from weft.columns import python_rows
+from weft.columns import python_rows, without_voids
 from weft.engine import frames
 from weft.engine.streaming import fan_in, functions
 from weft.engine.streaming.aggregates import OF_NUMBERS, OF_VALUES, Steps, lost, plain, steps
@@ -27,7 +27,6 @@ from weft.engine.streaming.stateful import (
     NESTED,
     NEVER,
     REASON,
-    TIME,
     Reduced,
     Stateful,
     is_void,
@@ -44,7 +43,7 @@ from weft.spark_support.sessions import quoted
 from weft.systems.dead_letter_store import DeadLetter
 from weft.systems.sql.quarantine import payload
 from weft.systems.state_in_memory import mask
-from weft.systems.state_store import BATCH, END, KEY, Selection, StateBatch, StateStore
+from weft.systems.state_store import BATCH, END, KEY, TIME, Selection, StateBatch, StateStore
 
 _ROWS, _SOURCE = "_weft_rows", "_weft_source"
 _LOST = "_weft_lost"
@@ -153,17 +152,17 @@ class Windows(Stateful):
         rows = rows if self.window.changes_rows else rows.filter(pc.invert(is_lost))
         rows = self._untyped(rows.drop_columns([_LOST]))
         if self.window.emit_sql is None or not len(rows):
-            return _typed(rows)
+            return without_voids(rows)
         sql = FailingRows(
             f"run the emit_sql of {self.pipeline.name}", lambda some: frame_of(spark, some), self._selected
         )
         if self.pipeline.dead_letters is None:
-            return _typed(sql.attempt(rows))
+            return without_voids(sql.attempt(rows))
         selected, failed = sql.split(rows)
         for row, why in zip(python_rows(rows.take(pa.array(failed, pa.int64()))), failed.values(), strict=True):
             kept = " What the targets had of this window stays." if self.window.changes_rows else ""
             self._unfit.append(self._letter(row, f"The window is left out: {why}{kept}"))
-        return _typed(selected)
+        return without_voids(selected)
 
     def _untyped(self, rows: pa.Table) -> pa.Table:
         """Return emitted rows, in which an aggregate that has had no value yet has no type either."""
@@ -521,11 +520,6 @@ def bounded(rows: pa.Table, start: Any, end: Any) -> pa.Table:
     for position, (name, column) in enumerate(columns):
         rows = rows.add_column(position, name, column)
     return rows
-
-
-def _typed(rows: pa.Table) -> pa.Table:
-    """Return rows without columns of nulls alone: the type of such a column is known when it has a value."""
-    return rows.drop_columns([field.name for field in rows.schema if pa.types.is_null(field.type)])
 
 
 def frame_of(spark: Any, rows: pa.Table) -> Any:

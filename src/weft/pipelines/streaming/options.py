@@ -1,8 +1,8 @@
 """The options of a streaming pipeline: name, type, default, check and sentence of each, once.
 
 The decorator, the function, the TOML file with its JSON Schema and the table in docs/streaming.md are made of them. A
-new option is a line here, a field of `StreamingPipeline` that keeps its value, and a row of
-the table of TOML keys in docs/streaming.md; `make docs` writes the rest.
+new option is a line here, a field of `StreamingPipeline` that keeps its value, and a row of the table of TOML keys in
+docs/streaming.md; `make docs` writes the rest. A type that no other option has needs `kinds`: what a file has for it.
 """
 
 from __future__ import annotations

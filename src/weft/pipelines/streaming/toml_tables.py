@@ -113,6 +113,7 @@ def _key(option: Option, needed: bool = False) -> Key:
         kind, held = structure
         return Key(description, (kind,), held.__name__.lower(), needed=needed)
     kinds = tuple(filter(None, map(_kind_of, variants(option.type))))
+    assert kinds, f"What a file has for {option.name}, a {option.type}, must be said by the kinds of its Option."
     return Key(description, kinds, choices=choices(option.type), needed=needed)
 
 

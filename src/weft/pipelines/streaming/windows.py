@@ -50,9 +50,9 @@ def _length(value: Any, option: str, where: str) -> int:
     return value
 
 
-def milliseconds(sentence: str, default: str | None = None) -> Option:
+def milliseconds(sentence: str) -> Option:
     """Return an option that is a time, from 0."""
-    return Option(sentence, default=default, check=_from_zero, kinds=("number",))
+    return Option(sentence, check=_from_zero, kinds=("number",))
 
 
 def _agg(value: Any, option: str, where: str) -> Any:

@@ -118,7 +118,7 @@ def moved(new: DataFrame, frame: DataFrame, table: DataFrame, ends: Ends, load: 
         _row(frame, load),
     )
     line = of_batch.unionByName(staged)
-    for each in _ended(touched, ends, frame, load):
+    for each in _ended(touched, ends, frame):
         line = line.unionByName(
             each.select(
                 *keys,
@@ -233,7 +233,7 @@ def _cleared(table: DataFrame, frame: DataFrame, load: Load) -> DataFrame:
     return stored
 
 
-def _ended(touched: DataFrame, ends: Ends, frame: DataFrame, load: Load) -> list[DataFrame]:
+def _ended(touched: DataFrame, ends: Ends, frame: DataFrame) -> list[DataFrame]:
     """Return the deletes and truncates that came before: what comes late ends with them too."""
     session, found = frame.sparkSession, []
     if ends.deletes.num_rows:

@@ -278,9 +278,9 @@ def _sql(kind: pa.DataType) -> str:
     if pa.types.is_timestamp(kind):
         return "TIMESTAMP WITH TIME ZONE" if kind.tz else "TIMESTAMP"
     if pa.types.is_map(kind):
-        return _native(kind, (kind.key_type, kind.item_type), lambda key, item: f"MAP({key}, {item})")
+        return _native((kind.key_type, kind.item_type), lambda key, item: f"MAP({key}, {item})")
     if pa.types.is_list(kind):
-        return _native(kind, (kind.value_type,), lambda value: f"{value}[]")
+        return _native((kind.value_type,), lambda value: f"{value}[]")
     if pa.types.is_struct(kind):
         names = [field.name for field in kind]
         # DuckDB has no struct without fields, and none whose names differ by case alone.
@@ -288,14 +288,13 @@ def _sql(kind: pa.DataType) -> str:
             return _HINTED["json"]
         quoted = [quote_name(name) for name in names]
         return _native(
-            kind,
             [field.type for field in kind],
             lambda *kinds: f"STRUCT({', '.join(f'{name} {each}' for name, each in zip(quoted, kinds, strict=True))})",
         )
     return next(sql for matches, sql in _SQL if matches(kind))
 
 
-def _native(kind: pa.DataType, inner: Sequence[pa.DataType], spell: Callable[..., str]) -> str:
+def _native(inner: Sequence[pa.DataType], spell: Callable[..., str]) -> str:
     kinds = [_sql(each) for each in inner]
     # What has to be JSON inside makes JSON of the whole, since JSON is no Arrow type that could be nested.
     return _HINTED["json"] if _HINTED["json"] in kinds else spell(*kinds)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from weft import settings
 from weft.errors import ConnectionFailedError, StorageError, WeftError, unknown
 from weft.systems.base import require
+from weft.systems.patience import growing_waits
 
 if TYPE_CHECKING:
     from weft.systems.kinesis.connection import KinesisConnection
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 PATIENCE = 60.0
 """How many seconds to go on while Kinesis says that there are too many requests."""
 _NETWORK_PATIENCE = 5.0
-_FIRST_WAIT, _LONGEST_WAIT = 0.1, 5.0
 _HINT = "Check region, endpoint and keys."
 _THROTTLED = {
     "ProvisionedThroughputExceededException",
@@ -62,7 +61,7 @@ class Client:
 
     def call(self, operation: str, **arguments: Any) -> Any:
         """Return what Kinesis answers. Wait and ask again where it is asked too often, or cannot be reached."""
-        began, waits = time.monotonic(), _waits()
+        began, waits = time.monotonic(), growing_waits()
         while True:
             try:
                 return getattr(self.client, operation)(**arguments)
@@ -147,16 +146,16 @@ class Client:
 
     def _put(self, stream: str, records: list[dict[str, Any]]) -> None:
         """Put records. Those that were not taken are put again."""
-        began, waits = time.monotonic(), _waits()
+        began, waits = time.monotonic(), growing_waits()
         while True:
-            told = self.call("put_records", StreamName=stream, Records=records)["Records"]
-            failed = [number for number, each in enumerate(told) if each.get("ErrorCode")]
+            answers = self.call("put_records", StreamName=stream, Records=records)["Records"]
+            failed = [number for number, each in enumerate(answers) if each.get("ErrorCode")]
             if not failed:
                 return
             if time.monotonic() - began >= self.patience:
-                first = told[failed[0]]
+                first = answers[failed[0]]
                 raise StorageError(
-                    f"{len(failed)} of {len(told)} records were not taken by the stream {stream!r} of "
+                    f"{len(failed)} of {len(answers)} records were not taken by the stream {stream!r} of "
                     f"{self.connection.label}: {first['ErrorCode']}: {first.get('ErrorMessage', '')}",
                     hint="Give the stream more shards. What is stored is there twice when the batch is tried again.",
                 )
@@ -180,14 +179,6 @@ def client(connection: KinesisConnection) -> Client:
 
 def _parents(shard: dict[str, Any]) -> tuple[str, ...]:
     return tuple(shard[name] for name in ("ParentShardId", "AdjacentParentShardId") if shard.get(name))
-
-
-def _waits() -> Iterator[float]:
-    """Yield growing times to wait, none of them the same as another process's."""
-    wait = _FIRST_WAIT
-    while True:
-        yield wait * random.uniform(0.5, 1.0)
-        wait = min(2 * wait, _LONGEST_WAIT)
 
 
 def _chunks(records: Iterable[tuple[str, bytes]], stream: str) -> Iterator[list[dict[str, Any]]]:

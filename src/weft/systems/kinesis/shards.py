@@ -189,13 +189,13 @@ class Shards:
         """Read a page by an iterator, or from a place where there is none or it is too old."""
         try:
             iterator = iterator or self.client.iterator(self.stream, shard, places.iterator_arguments(place))
-            told = self.client.call("get_records", ShardIterator=iterator, Limit=limit)
+            answer = self.client.call("get_records", ShardIterator=iterator, Limit=limit)
         except ExpiredIteratorError:
             iterator = self.client.iterator(self.stream, shard, places.iterator_arguments(place))
-            told = self.client.call("get_records", ShardIterator=iterator, Limit=limit)
-        records, following = told["Records"], told.get("NextShardIterator")
-        is_last = following is None or (not told.get("MillisBehindLatest") and len(records) < limit)
-        date = told["ResponseMetadata"]["HTTPHeaders"].get("date")
+            answer = self.client.call("get_records", ShardIterator=iterator, Limit=limit)
+        records, following = answer["Records"], answer.get("NextShardIterator")
+        is_last = following is None or (not answer.get("MillisBehindLatest") and len(records) < limit)
+        date = answer["ResponseMetadata"]["HTTPHeaders"].get("date")
         return Page(records, following, is_last, parsedate_to_datetime(date) if date else datetime.now(UTC))
 
     def between(self, start: Position, end: Position) -> Iterator[pa.RecordBatch]:

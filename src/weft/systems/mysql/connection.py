@@ -11,15 +11,9 @@ from urllib.parse import unquote, urlsplit
 
 from weft import settings
 from weft.errors import SettingsError
-from weft.systems.base import SIGN_IN_HINT, Connection, measured, require, url_parameters
+from weft.systems.base import SIGN_IN_HINT, Connection, measured, require
 from weft.systems.sql.tokens import quote_name
-
-
-def _flag(text: str) -> bool:
-    if text.lower() not in ("true", "1", "yes", "false", "0", "no"):
-        raise ValueError("must be true or false")
-    return text.lower() in ("true", "1", "yes")
-
+from weft.systems.url_parameters import flag, url_parameters
 
 # What may follow the `?` of a URL, each an argument of pymysql.connect, and how its text is read.
 _PARAMETERS: dict[str, Callable[[str], Any]] = {
@@ -34,10 +28,10 @@ _PARAMETERS: dict[str, Callable[[str], Any]] = {
     "ssl_cert": str,
     "ssl_key": str,
     "ssl_key_password": str,
-    "ssl_verify_cert": _flag,
-    "ssl_verify_identity": _flag,
-    "ssl_disabled": _flag,
-    "compress": _flag,
+    "ssl_verify_cert": flag,
+    "ssl_verify_identity": flag,
+    "ssl_disabled": flag,
+    "compress": flag,
 }
 
 

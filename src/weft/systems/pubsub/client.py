@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from weft import settings
 from weft.errors import ConnectionFailedError, DeclarationError, StorageError, WeftError, unknown
 from weft.systems.base import require
+from weft.systems.patience import growing_waits
 
 if TYPE_CHECKING:
     from weft.systems.pubsub.connection import PubSubConnection
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 PATIENCE = 60.0
 """How many seconds to go on while Pub/Sub says that there are too many requests, or that it has a problem."""
 _NETWORK_PATIENCE = 5.0
-_FIRST_WAIT, _LONGEST_WAIT = 0.1, 5.0
 _BUSY = {"RESOURCE_EXHAUSTED", "ABORTED", "INTERNAL", "UNKNOWN"}
 _LATE, _DENIED = "DEADLINE_EXCEEDED", "PERMISSION_DENIED"
 _AWAY = {"UNAVAILABLE", _LATE, "CANCELLED"}
@@ -118,7 +117,7 @@ class Client:
         """Return what Pub/Sub answers. Wait and ask again where it is asked too often, or cannot be reached. An error
         whose code it `accepts` is an answer too, `None`."""
         client = self._publisher if hasattr(self._publisher, operation) else self._subscriber
-        began, waits = time.monotonic(), _waits()
+        began, waits = time.monotonic(), growing_waits()
         while True:
             try:
                 return getattr(client, operation)(request=request, timeout=timeout, retry=None)
@@ -274,14 +273,6 @@ def _client(connection: PubSubConnection) -> Client:
 def client(connection: PubSubConnection) -> Client:
     """Return the process's client of a connection, as its variables are now."""
     return _client(connection.resolved())
-
-
-def _waits() -> Iterator[float]:
-    """Yield growing times to wait, none of them the same as another process's."""
-    wait = _FIRST_WAIT
-    while True:
-        yield wait * random.uniform(0.5, 1.0)
-        wait = min(2 * wait, _LONGEST_WAIT)
 
 
 def _windows(messages: Iterable[Outgoing]) -> Iterator[list[Outgoing]]:

@@ -125,9 +125,9 @@ class RabbitMQConnection(Connection):
         report: dict[str, Any] = {}
         resolved = self.resolved()
         with measured(report), client.channel(resolved) as opened:
-            told = client.server_properties(opened)
-        version = told.get("version", "")
-        return {"server": f"{told.get('product', 'AMQP')} {version}".strip(), "database": resolved.address[2], **report}
+            properties = client.server_properties(opened)
+        server = f"{properties.get('product', 'AMQP')} {properties.get('version', '')}".strip()
+        return {"server": server, "database": resolved.address[2], **report}
 
 
 class RabbitMQEndpoint(Endpoint):

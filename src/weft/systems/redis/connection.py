@@ -10,26 +10,20 @@ from urllib.parse import unquote, urlsplit
 
 from weft import settings
 from weft.errors import DeclarationError, SettingsError
-from weft.systems.base import Connection, measured, require, url_parameters
+from weft.systems.base import Connection, measured, require
 from weft.systems.endpoint import StoreEndpoint
 from weft.systems.redis.ids import to_offset
-
-
-def _flag(text: str) -> bool:
-    if text.lower() not in ("true", "1", "yes", "false", "0", "no"):
-        raise ValueError("must be true or false")
-    return text.lower() in ("true", "1", "yes")
-
+from weft.systems.url_parameters import flag, url_parameters
 
 # What may follow the `?` of a URL, each a field of the connection, and how its text is read.
 _PARAMETERS: dict[str, Callable[[str], Any]] = {
-    "cluster": _flag,
+    "cluster": flag,
     "sentinels": str,
     "service": str,
     "tls_ca": str,
     "tls_cert": str,
     "tls_key": str,
-    "tls_verify": _flag,
+    "tls_verify": flag,
     "connect_timeout": float,
 }
 

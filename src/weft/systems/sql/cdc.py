@@ -85,7 +85,7 @@ class Mirror(Merge, UnsaidValues):
         keys = {name: Move._value(self, name) if is_exact else f"t.{self._q(name)}" for name in self.load.keys}
         self._insert_staged(
             f"SELECT {gate.pipeline}, {gate.rows}, s.{key}, s.{position}, "
-            f"COALESCE(s.{ts}, {now}), {deleted}, {self._key_hash(keys)} FROM {stage} AS s{stored} "
+            f"COALESCE(s.{ts}, {now}), {deleted}, {self._hash(keys)} FROM {stage} AS s{stored} "
             f"WHERE (s.{position} IS NOT NULL OR s.{ts} IS NOT NULL) AND COALESCE(s.{ts}, {now}) >= {oldest}"
         )
         self._note_unsaid()
@@ -96,11 +96,6 @@ class Mirror(Merge, UnsaidValues):
         """Whether only equal keys are the same to the table."""
         collated = column.sql.lower().partition("collate")[2]
         return self.tables.as_key("x", column) == "x" and (not collated or "_bin" in collated)
-
-    def _key_hash(self, values: dict[str, str]) -> str:
-        """The hash of a key, by the columns that its values are of."""
-        tables = self.tables
-        return tables.row_hash([tables.as_hashed(value, self.columns[name]) for name, value in values.items()])
 
     # ------------------------------------------------------------------------------------------------------ truncates
 
@@ -119,7 +114,7 @@ class Mirror(Merge, UnsaidValues):
             return Counts()
         tables, soft = self.tables, self.changes.soft_delete_column
         source = self._survivors(truncated)
-        on = f"s.row_key = {self._key_hash({name: f't.{self._q(name)}' for name in self.load.keys})}"
+        on = f"s.row_key = {self._hash({name: f't.{self._q(name)}' for name in self.load.keys})}"
         if soft is not None:
             others = "1 = 1" if source is None else f"NOT EXISTS (SELECT 1 FROM {source} AS s WHERE {on})"
             statement = tables.update(self.target, {soft: self._gone}, f"{self._is_there(soft)} AND {others}")

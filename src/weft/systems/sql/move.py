@@ -51,6 +51,11 @@ class Move:
         self.names = self.load.stored(transaction.schema).names
         self.target = self.tables.table(self.load.schema, self.load.table)
 
+    def _hash(self, values: dict[str, str]) -> str:
+        """The hash of some values of a row, in SQL. `values`: by column, the expression of its value."""
+        tables = self.tables
+        return tables.row_hash([tables.as_hashed(value, self.columns[name]) for name, value in values.items()])
+
     @property
     def source(self) -> str:
         """The staged rows that are to be moved."""

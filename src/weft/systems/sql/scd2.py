@@ -96,11 +96,6 @@ class Scd2(ComparedMove):
         )
         return int(cursor.rowcount)
 
-    def _hash(self, values: dict[str, str]) -> str:
-        """The hash of a row, by the columns that its values are of."""
-        tables = self.tables
-        return tables.row_hash([tables.as_hashed(value, self.columns[name]) for name, value in values.items()])
-
 
 class Scd2ByEvent(Scd2):
     """Versions by the time of an event, in whatever order the events come."""

@@ -94,7 +94,7 @@ def opened(messages: pa.Table, cdc: CDC, stored: Stored = tuple) -> Opened:
             missing[number] = True
             bad.setdefault(number, why)
     code[missing] = _BAD
-    after_columns, before_columns = _fields(after, size), _fields(before, size)
+    after_columns, before_columns = _fields(after), _fields(before)
     keys: dict[str, pa.Array] = {}
     old: dict[str, pa.Array] = {}
     for path, name in zip(cdc.key_field or (), cdc.keys, strict=True):
@@ -182,7 +182,7 @@ class _Parts:
             payload, self.unread = _parsed(inner, _whatever(self._texts_in("")))
             if payload is not None:
                 self.payload = inner
-                self._columns = {**self._columns, **_fields(payload, self.size)}
+                self._columns = {**self._columns, **_fields(payload)}
 
     def meanings(self) -> dict[str, Meaning]:
         """Return what the schemas of the first and the last message say: the table may have been altered between."""
@@ -263,7 +263,7 @@ def _parsed(array: pa.Array, read: Callable[[pa.Array], Parsed]) -> tuple[pa.Arr
     return pa.StructArray.from_arrays(columns, list(parsed.columns), mask=pa.array(places < 0)), unread
 
 
-def _fields(array: pa.Array | None, size: int) -> dict[str, pa.Array]:
+def _fields(array: pa.Array | None) -> dict[str, pa.Array]:
     if array is None:
         return {}
     return {each.name: pc.struct_field(array, each.name) for each in array.type}

@@ -71,7 +71,7 @@ def newest(changes: Opened) -> Newest:
     last_truncate = int(order[truncates[-1]]) if len(truncates) else None
     if len(truncates):
         order = order[truncates[-1] + 1 :]
-    key = _key_texts(changes.keys, len(op))
+    key = _key_texts(changes.keys)
     codes = key.dictionary_encode()
     number = codes.indices.to_numpy(zero_copy_only=False)
     is_repeated = _repeated(number, position)
@@ -139,7 +139,7 @@ def newest(changes: Opened) -> Newest:
 def versions(changes: Opened) -> tuple[pa.Table, pa.Table]:
     """Return all changes of rows, and what each counts as, by its number."""
     order = ordered(changes)
-    key = _key_texts(changes.keys, len(changes.op))
+    key = _key_texts(changes.keys)
     number = key.dictionary_encode().indices.to_numpy(zero_copy_only=False)
     order = order[(changes.op[order] != TRUNCATE) & ~_repeated(number, changes.position)[order]]
     taken = pa.array(order)
@@ -201,7 +201,7 @@ def _repeated(number: np.ndarray, position: pa.Array) -> np.ndarray:
     return repeated
 
 
-def _key_texts(keys: dict[str, pa.Array], size: int) -> pa.Array:
+def _key_texts(keys: dict[str, pa.Array]) -> pa.Array:
     """Return keys as texts that each database can have in a key."""
     texts = [_escaped(pc.fill_null(as_text(each), "")) for each in keys.values()]
     return bounded(texts[0] if len(texts) == 1 else pc.binary_join_element_wise(*texts, SEPARATOR))

@@ -16,7 +16,7 @@ from weft.systems.log import EXTRA
 from weft.systems.stream_source import BatchRows, FrameRows, UntypedRows
 
 
-class RowReader:
+class BatchReader:
     """Reads the rows of all sources. Columns of one name are one column, where rows of all sources become one table."""
 
     def __init__(self, pipeline: StreamingPipeline, columns: Columns) -> None:
@@ -67,8 +67,8 @@ class RowReader:
             each.source: each.declared if isinstance(each, EventRows) else self._columns.declared(each.source)
             for each in parts
         }
-        found = fan_in.refused(types, declared, before, self._is_read)
-        refused = {source: columns for source, columns in found.items() if source in streams}
+        of_all = fan_in.refused(types, declared, before, self._is_read)
+        refused = {source: columns for source, columns in of_all.items() if source in streams}
         for source, columns in streams.items():
             for name in refused.get(source, ()):
                 del columns[name]
@@ -98,11 +98,9 @@ class RowReader:
             read[id(each)] = rows = each.read(self._columns.types(each.source, query_id), widens=self.widens)
             found[each.source] = {} if rows is None else fan_in.types_of_rows(rows)
             types[each.source] = fan_in.updated(types[each.source], found[each.source])
-        # Files of Parquet have types of their own, which shows once they are read under others. Then these decide.
-        is_settled = False
+        # Files of Parquet keep the types that are written in them, also when they are read under others. That is known
+        # after the first time; the second time these types decide those of the other sources.
         for _ in range(2):
-            if is_settled:
-                break
             is_settled = True
             for source, others in fan_in.settled(types, fixed, widens=self.widens).items():
                 self._columns.agree(source, others)
@@ -115,10 +113,13 @@ class RowReader:
                             self._columns.agree(source, own)
                             is_settled = False
                         found[source], types[source] = now, fan_in.updated(types[source], now)
+            if is_settled:
+                break
         return read
 
     def split(self, parts: Sequence[BatchRows], query_id: str, widens: bool, grows: bool) -> list[BatchRows]:
-        """Return the rows again, with those apart that cannot be parsed, if that is worth a try."""
+        """Return the rows again, with those apart that cannot be parsed; parts of which none is apart are returned as
+        they were given. `widens` and `grows`: see `UntypedRows.split`."""
         again = list(parts)
         for number, each in enumerate(parts):
             if isinstance(each, UntypedRows):
