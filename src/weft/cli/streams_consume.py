@@ -172,7 +172,7 @@ def _named_events(stream: Stream, connection: str | None, offsets: tuple[str, ..
         log = log or stored_log(stream, connection)
         stored: list[int] = []
         if log is not None:
-            last = min(last, log.head())
+            last = min(last, log.head(last))
             for batch in log.read_arrow(first - 1, last, [ROWID]):
                 stored += batch.column(0).to_pylist()
                 if len(rowids) + len(stored) > _MAX_OFFSETS:

@@ -211,7 +211,7 @@ class LogRangeFeed(_LogFeed):
         batch = next(self._batches, None)
         if batch is None:
             log, after = self.opened.log, self._after or 0
-            head = log.head()
+            head = log.head(after)
             if self._has_read and head < after:
                 what = moved("reader", self.name, after, head, 0).what
                 if self._identity is not None and self._identity != log.identity():

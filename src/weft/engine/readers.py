@@ -343,8 +343,8 @@ def stored_columns(tables: SqlTables, schema: str | None, table: str) -> list[Co
         return tables.columns(session, schema, table)
 
 
-def stream_reader(stream: str | Stream, connection: str | Connection | None = None) -> StreamReader:
-    """Return a reader of what a stream holds now."""
+def stream_reader(stream: str | Stream, connection: str | Connection | None = None, reached: int = 0) -> StreamReader:
+    """Return a reader of what a stream holds now. `reached`: the offset up to which it was read before."""
     opened = runtime.open_stream(stream, connection, to_read=True)
     log, declared = opened.log, opened.stream
     types = {**log.fields(fresh=True)}
@@ -355,5 +355,5 @@ def stream_reader(stream: str | Stream, connection: str | Connection | None = No
         declared.name,
         tuple(types.items()),
         log.floor(),
-        log.head(),
+        log.head(reached),
     )

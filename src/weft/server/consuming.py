@@ -208,7 +208,8 @@ def _fill(page: AnswerPage, ready: Opened, after: int | None, limit: int) -> int
             lost=log.removed_after(after),
             hint=f"Go on with after={floor}.",
         )
-    start, head = floor if after is None else after, log.head()
+    start = floor if after is None else after
+    head = log.head(start)
     if start > head:
         text = f"The stream {ready.stream.name!r} ends at {head}, before after={start}: an older state was restored."
         raise bad_parameter(text, hint=f"Go on with after={head}.", field="after")

@@ -154,7 +154,7 @@ class Feed:
             return await self.ready.hub.in_thread(self._read, position, _SENT_BYTES)
         if position >= self._last:
             if position > self._last:  # the feed has yet to read these events, or they are removed
-                head = await self.ready.hub.in_thread(self.ready.log.head)
+                head = await self.ready.hub.in_thread(self.ready.log.head, position)
                 if position > head:
                     raise Moved(head)
             return []

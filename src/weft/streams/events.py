@@ -120,7 +120,7 @@ def read_on(log: Log, after: int, limit: int) -> tuple[list[dict[str, Any]], int
     events, floor, lost = read_after(log, after, limit)
     if floor:
         return [], floor, lost
-    if not events and (head := log.head()) < after:
+    if not events and (head := log.head(after)) < after:
         return [], head, 0
     return events, None, 0
 

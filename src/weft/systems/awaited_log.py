@@ -9,7 +9,7 @@ from weft.systems.log import Log, LogPage, Store
 from weft.types import FieldType
 
 _OF_NO_EVENTS: dict[str, Callable[..., Any]] = {
-    "head": lambda: 0,
+    "head": lambda reached=0: 0,
     "identity": lambda: None,
     "published": lambda: 0,
     "floor": lambda: 0,
@@ -20,7 +20,7 @@ _OF_NO_EVENTS: dict[str, Callable[..., Any]] = {
     "read_arrow": lambda after, upto, columns=None: iter(()),
     "bound": lambda after, upto, most: upto,
     "extent": lambda after, upto, most: 0,
-    "first_since": lambda moment: 1,
+    "first_since": lambda moment, reached=0: 1,
     "expired": lambda before, now: 0,
     "groups": list,
     "members": lambda consumer: [],

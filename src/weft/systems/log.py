@@ -183,8 +183,9 @@ class Log(Protocol):
     def forbidden(self) -> str:
         """Characters that no text column can hold; such a text goes to `_weft_extra`, where they are escaped."""
 
-    def head(self) -> int:
-        """Return the last offset that a reader may see; 0 for an empty stream."""
+    def head(self, reached: int = 0) -> int:
+        """Return the last offset that a reader may see; 0 for an empty stream. It may go back a little while others
+        publish, but not below `reached`, which an earlier head was, unless the stream itself ends before it."""
 
     def identity(self) -> str | None:
         """Return what no other stream has, also not one that is created after this one was deleted; `None` where the
@@ -218,8 +219,9 @@ class Log(Protocol):
     def extent(self, after: int, upto: int, most: int) -> int:
         """Return at most how many events a range has. Where they must be counted one by one, no further than `most`."""
 
-    def first_since(self, moment: datetime) -> int:
-        """Return the first offset published at or after `moment`; one past the head if there is none."""
+    def first_since(self, moment: datetime, reached: int = 0) -> int:
+        """Return the first offset published at or after `moment`; one past the head if there is none. `reached`: as for
+        the head."""
 
     def expired(self, before: datetime, now: datetime) -> int:
         """Return the last offset of the events that are older than a moment; 0 if there are none. The time of an event

@@ -58,7 +58,8 @@ class Offsets:
         if self.start == "latest":
             return self.log.head()
         if self.start.isdecimal():
-            after, head = int(self.start) - 1, self.log.head()
+            after = int(self.start) - 1
+            head = self.log.head(after)
             if after > head:
                 raise DeclarationError(
                     f"The stream {self.name!r} cannot start at {self.start}: its last event is {head}.",
@@ -73,11 +74,11 @@ class Offsets:
     def following(self, after: int) -> int:
         """Return the last offset of the next batch; `after` itself where nothing new came within `wait_seconds`."""
         log = self.log
-        head = log.head() if self.end is None else self.end
+        head = log.head(after) if self.end is None else self.end
         if head <= after and self.end is None:
             self._seen = self.store.changed(self._seen, self.wait_seconds)
-            head = log.head()
-        if head < after:
+            head = log.head(after)
+        if head < after and log.head(after) < after:
             raise StorageError(
                 f"The stream {self.name!r} ends at offset {head}, and was read up to {after}: it is another "
                 "one, or an older copy. To start again: weft checkpoints reset.",

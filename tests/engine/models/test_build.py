@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import psycopg
 import pyarrow as pa
+import pytest
 
 import weft
+from conftest import System
 from tests.engine.models.built import ORDERS, build, query, why
 from weft.pipelines.models import Model
+from weft.streams.runtime import open_stream
 
 
 def test_table_is_built_of_all_events(orders: object) -> None:
@@ -48,6 +54,26 @@ def test_incremental_reads_each_event_once(orders: object) -> None:
     assert (second.counts.rows_read, second.counts.inserted) == (1, 1)
     assert (third.engine, third.counts.inserted) == ("none", 0)
     assert sorted(query("SELECT order_id FROM large")) == [("a",), ("c",)]
+
+
+@pytest.mark.parametrize("system", ["postgres"], indirect=True)
+def test_incremental_beside_a_publisher_that_registers_late(system: System, orders: object) -> None:
+    """The head is lower for a moment: no event is read twice, and the stream is not taken for an older copy."""
+
+    @weft.model(materialise="incremental")
+    def kept(orders):  # type: ignore[no-untyped-def]
+        return orders.select("order_id")
+
+    weft.publish_sync("orders", ORDERS)
+    build(kept)
+    log: Any = open_stream("orders").log
+    with psycopg.connect(system.url) as publisher:
+        publisher.execute("SELECT pg_advisory_xact_lock_shared((%s::bigint << 44) | 1)", (log.number,))
+        assert log.head() == 1
+        assert build(kept).engine == "none"
+    weft.publish_sync("orders", [{"order_id": "c"}])
+    build(kept)
+    assert sorted(query("SELECT order_id FROM kept")) == [("a",), ("b",), ("c",)]
 
 
 def test_same_key_again_loads_nothing_twice(orders: object) -> None:

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
 from itertools import count as counter
 from typing import Any
 
@@ -16,7 +17,9 @@ import pytest
 
 from servers import wait_until
 from weft import ConnectionFailedError
+from weft.streams.events import read_on
 from weft.systems.log import ROWID, Batch
+from weft.systems.log_offsets import Offsets
 from weft.systems.postgres.store import PostgresStore
 from weft.systems.sql.leases import ConsumerLeases
 from weft.systems.sql.log import SqlLog
@@ -82,6 +85,34 @@ def test_rollback_gives_way(store: PostgresStore, log: SqlLog) -> None:
         raise GivenUpError
     assert log.head() == 2
     assert read(log, 0, 2) == [2]
+
+
+@pytest.fixture
+def late_publisher(store: PostgresStore, log: SqlLog, connect: Connect) -> None:
+    """Three events, and a publisher that saw only the first when it registered: it had to wait for a processor."""
+    store.append([batch(log, 1, 2, 3)])
+    connect().execute("SELECT pg_advisory_xact_lock_shared((%s::bigint << 44) | 1)", (log.number,))
+    assert log.head() == 1
+
+
+@pytest.mark.usefixtures("late_publisher")
+def test_a_late_publisher_takes_nothing_back(log: SqlLog) -> None:
+    """What a reader had reached is no less reached, and what it planned to read is there."""
+    assert [log.head(reached) for reached in (0, 2, 3, 4)] == [1, 2, 3, 3]
+    assert [row for rows in log.read_arrow(0, 3) for row in rows["n"].to_pylist()] == [1, 2, 3]
+    tomorrow = datetime.now(UTC) + timedelta(days=1)
+    assert (log.first_since(tomorrow), log.first_since(tomorrow, 3)) == (2, 4)
+
+
+@pytest.mark.usefixtures("late_publisher")
+def test_readers_wait_for_a_late_publisher(store: PostgresStore, log: SqlLog) -> None:
+    """They do not take the stream for one that was restored from an older copy."""
+    assert read_on(log, 3, 10) == ([], None, 0)
+    offsets = Offsets(store.connection, "events", "t", "earliest", 100, wait_seconds=0.01)
+    with contextlib.closing(offsets.store):
+        assert offsets.following(3) == 3
+        offsets.stop_at_head()
+        assert (offsets.end, offsets.following(3)) == (1, 3)
 
 
 @pytest.mark.timing
@@ -183,7 +214,7 @@ def test_many_publishers_that_are_late_or_give_up(
     with ThreadPoolExecutor(8) as pool:
         publishers = [pool.submit(publish, seed) for seed in range(8)]
         while not all(publisher.done() for publisher in publishers) or position < log.head():
-            head = log.head()
+            head = log.head(position)
             assert head >= position
             page = log.read(position, head, 1_000_000)
             seen += page.columns[page.names.index("n")]

@@ -246,7 +246,7 @@ class Observer:
                 assert each.relation.stream is not None
                 log = runtime.open_stream(each.relation.stream, each.relation.connection, to_read=True).log
                 read = (last.get(each.input.name) or {}).get("upto", 0)
-                upto = min(read, reader.upto if until is None else log.first_since(until) - 1)
+                upto = min(read, log.head(read) if until is None else log.first_since(until, read) - 1)
                 after = max(reader.after, log.first_since(since) - 1)
                 each = replace(each, reader=replace(reader, after=min(after, upto), upto=upto), has_new=upto > after)
             found.append(each)
@@ -258,10 +258,10 @@ class Observer:
         # Before the rows are read: what changes meanwhile is seen as a change later.
         mark = self.mark(relation)
         if relation.stream is not None:
-            events = stream_reader(relation.stream, relation.connection)
+            before = _last_of(each, mark, last)
+            events = stream_reader(relation.stream, relation.connection, int((before or {}).get("upto", 0)))
             events = events.selecting([name for name in events.schema.names if name != EXTRA])
             mark = {**mark, "upto": events.upto}
-            before = _last_of(each, mark, last)
             if before is None:
                 return Source(each, relation, mark, events, is_read_in_parts=True)
             _refuse_another(before, mark, each, model)

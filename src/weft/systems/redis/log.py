@@ -181,7 +181,7 @@ class RedisLog:
             )
         self._is_behind = is_behind
 
-    def head(self) -> int:
+    def head(self, reached: int = 0) -> int:
         """Return the last offset; a server runs one command after the other, so that nothing appears below it later."""
         return self._state().head
 
@@ -270,7 +270,7 @@ class RedisLog:
                 count, reached = count + len(page), self._offset(page.ids[-1].as_py().encode())
         return count, reached
 
-    def first_since(self, moment: datetime) -> int:
+    def first_since(self, moment: datetime, reached: int = 0) -> int:
         milliseconds = math.ceil((moment - _EPOCH) / timedelta(milliseconds=1))
         entries = self._range(max(ids.first_of(milliseconds), 1), None, 1)
         return self._offset(entries[0][0]) if entries else self.head() + 1

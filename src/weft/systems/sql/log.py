@@ -90,10 +90,12 @@ class SqlLog:
 
     # ---------------------------------------------------------------------------------------------------------- reading
 
-    def head(self) -> int:
+    def head(self, reached: int = 0) -> int:
         """The last offset that a reader may see; never below what retention removed."""
         with self.store.session("read") as session:
             head = self.store.head(session, self)
+            if head < reached:
+                head = max(head, min(reached, self.store.end(session, self)))
         return head or self.floor()
 
     def identity(self) -> str:
@@ -146,9 +148,9 @@ class SqlLog:
         )
         return None if offset is None else int(offset)
 
-    def first_since(self, moment: datetime) -> int:
+    def first_since(self, moment: datetime, reached: int = 0) -> int:
         """The first offset published at or after a moment; one past the head if there is none."""
-        head, since = self.head(), literal(moment.astimezone(UTC), self.store.dialect)
+        head, since = self.head(reached), literal(moment.astimezone(UTC), self.store.dialect)
         # Only up to the head: an event above it may have a neighbour before it that is still to appear.
         offset = self._one(
             f"SELECT {self.rowid} FROM {self.table} WHERE {self.store.quote(PUBLISHED_AT)} >= {since} "
@@ -209,7 +211,7 @@ class SqlLog:
             if name not in types:
                 raise unknown(f"column in stream {self.name!r}", name, types)
         wanted = {name: types[name] for name in (columns if columns is not None else types)}
-        return self.store.arrow_batches(self, max(after, self.floor()), min(upto, self.head()), wanted)
+        return self.store.arrow_batches(self, max(after, self.floor()), upto, wanted)
 
     def _one(self, sql: str, parameters: Sequence[Any] = ()) -> Any:
         with self.store.session("read") as session:

@@ -105,11 +105,15 @@ class SqlStore(SqlDriver):
 
     def fence(self, session: Session, log: SqlLog) -> int:
         """Return the offset up to which a reader may read now: nothing at or below it appears later."""
-        return int(session.value(f"SELECT max({self.quote(ROWID)}) FROM {log.table}") or 0)
+        return self.end(session, log)
 
     def head(self, session: Session, log: SqlLog) -> int:
         """Return the last event's offset at or below the fence: a reader may go on from there, also after a crash."""
         return self.fence(session, log)
+
+    def end(self, session: Session, log: SqlLog) -> int:
+        """Return the last event's offset, also where a reader may not see it yet."""
+        return int(session.value(f"SELECT max({self.quote(ROWID)}) FROM {log.table}") or 0)
 
     def forget_keys(self, session: Session, log: SqlLog, before: int, limit: int) -> int:
         """Remove up to `limit` idempotency keys last seen before a moment (in microseconds); return how many."""
