@@ -190,6 +190,21 @@ def test_every_type(database: Database) -> None:
         assert (kinds["small"], kinds["amount"]) == ("smallint", "numeric(10,2)")
 
 
+@pytest.mark.every_system
+def test_texts_in_a_column_of_uuids(database: Database) -> None:
+    """As files, messages and SQLite have them."""
+
+    @weft.table
+    class Codes:
+        code: UUID | None
+
+    made = weft.pipeline(target=Codes, name="codes", on_bad_rows="quarantine")(lambda: rows)
+    rows: list[dict[str, Any]] = [{"code": "12345678-1234-5678-1234-567812345678"}, {"code": None}]
+    loaded = [database.execute(made)[0].counts for _ in range(2)]
+    assert [(each.inserted, each.quarantined) for each in loaded] == [(2, 0)] * 2
+    assert {row["code"] for row in database.rows("codes")} == {None, rows[0]["code"]}
+
+
 @pytest.mark.parametrize("mode", ["append", "merge"])
 def test_too_long_a_text(database: Database, mode: str) -> None:
     """Also where the database itself would take it."""

@@ -253,7 +253,8 @@ def _fits_scale(text: str, scale: int) -> str:
 
 
 _INCOMING = "_weft_incoming"
-_ROUNDED = ("DECIMAL", "TINYINT", "SMALLINT", "INTEGER", "BIGINT", "HUGEINT", "U", "DATE", "TIME")
+_INTEGERS = ("TINYINT", "SMALLINT", "INTEGER", "BIGINT", "HUGEINT")
+_ROUNDED = (*_INTEGERS, *(f"U{each}" for each in _INTEGERS), "DECIMAL", "DATE", "TIME")
 
 # ---------------------------------------------------------------------------------------------------------------- types
 
