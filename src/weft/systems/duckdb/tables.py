@@ -196,7 +196,8 @@ class DuckDBTables(SqlTables):
             return there, None
         back = own
         if own == "VARCHAR":
-            if not column.sql.startswith(_ROUNDED):
+            # An instant is that of the text, also where its zone is another one than UTC.
+            if not column.sql.startswith(_ROUNDED) or column.sql == "TIMESTAMP WITH TIME ZONE":
                 return there, None
             # As the type that has all the digits which the text may have.
             back = "TIMESTAMP" if column.sql.startswith(("DATE", "TIMESTAMP")) else "DECIMAL(38,10)"
