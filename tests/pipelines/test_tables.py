@@ -207,6 +207,21 @@ def test_numbers_in_columns_of_other_types(database: Database) -> None:
     assert database.rows("numbers") == [{"number": 1, "text": "300"}]
 
 
+@pytest.mark.every_system
+def test_texts_that_are_no_json_and_no_uuid(database: Database) -> None:
+    @weft.table
+    class Notes:
+        note: Json | None
+        code: UUID | None
+
+    code = "12345678-1234-5678-1234-567812345678"
+    rows = [{"note": '{"a": 1}', "code": code}, {"note": "x", "code": code}, {"note": "null", "code": "x"}]
+    made = weft.pipeline(target=Notes, name="notes", on_bad_rows="quarantine")(lambda: [*rows, {"note": None}])
+    counts = database.execute(made)[0].counts
+    assert (counts.inserted, counts.quarantined) == (2, 2)
+    assert {row["code"] for row in database.rows("notes")} == {code, None}
+
+
 @pytest.mark.brief("sqlite", "postgres", "duckdb")
 def test_texts_of_instants_with_a_zone(database: Database) -> None:
     @weft.table

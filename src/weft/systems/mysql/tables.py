@@ -77,12 +77,17 @@ class LoadSessions(MySQLSessions):
             # By the normalizer's own words; the value is not among what the server says.
             field = unread[2].replace("''", "'")
             return SchemaError(f"MySQL ({self.connection.target}): {unread[1]} the value.", field=field)
-        checked = re.search(rf"'{types.TOO_LARGE} \+ .*`([^`]+)`\)'", explained.what)
+        checked = re.search(rf"'{types.TOO_LARGE} \+ (\w+)\(.*`([^`]+)`\)'", explained.what)
         if checked is None:
             return SchemaError(explained.what)
+        if checked[1].lower() == "char_length":
+            return SchemaError(
+                f"MySQL ({self.connection.target}): a value of {checked[2]!r} is not of the column's type.",
+                field=checked[2],
+            )
         return SchemaError(
-            f"MySQL ({self.connection.target}): a value of {checked[1]!r} would be rounded or cut off.",
-            field=checked[1],
+            f"MySQL ({self.connection.target}): a value of {checked[2]!r} would be rounded or cut off.",
+            field=checked[2],
             hint="Round it in the source, or give the column a type that holds it.",
         )
 
@@ -354,7 +359,7 @@ class MySQLTables(SqlTables):
 
     def cast(self, expression: str, field: pa.Field, column: Column) -> str:
         """The value itself, checked where strict mode would round it."""
-        return types.cast(expression, field, column.sql)
+        return types.of_hint(expression, types.cast(expression, field, column.sql), field, column.field)
 
     def update_from(self, table: str, source: str, on: str, assignments: dict[str, str]) -> str:
         """UPDATE … JOIN. A value may not use a column that is assigned before it: that one is new already."""
