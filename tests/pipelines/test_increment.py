@@ -133,6 +133,16 @@ def test_the_mark_against_numbers_in_a_column_of_times(database: Database) -> No
 
 
 @pytest.mark.brief("sqlite")
+def test_a_mark_in_quotation_marks(events: Database) -> None:
+    @weft.pipeline(target="copies")
+    def copy() -> str:
+        return "SELECT id, name FROM raw_events WHERE id > '$watermark'"
+
+    with pytest.raises(DeclarationError, match="Leave them out"):
+        events.execute(copy)
+
+
+@pytest.mark.brief("sqlite")
 def test_a_lookback_without_a_mark(events: Database) -> None:
     @weft.pipeline(target="copies", mode="merge", keys=["id"], lookback=5)
     def copy() -> str:
