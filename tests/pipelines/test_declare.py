@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -57,6 +59,11 @@ def test_the_docs_name_every_option() -> None:
         ({"target": "a", "transforms_post": [1]}, "takes SQL and functions"),
         ({"target": "a", "column_map": ["a"]}, "column_map maps"),
         ({"target": "a", "lookback": "1 day"}, "lookback is a timedelta"),
+        ({"target": "a", "mode": "merge", "keys": ["id"], "incremental_column": "id", "lookback": -3}, "-3 cannot be"),
+        ({"target": "a", "mode": "merge", "keys": ["id"], "lookback": timedelta(hours=-1)}, "how far back a run reads"),
+        ({"target": "a", "mode": "merge", "keys": ["id"], "lookback": math.nan}, "nan cannot be"),
+        ({"target": "a", "mode": "scd2", "keys": ["id"], "ttl": 5, "ttl_seconds": 6}, "both ttl and ttl_seconds"),
+        ({"target": "a", "mode": "truncate", "allow_empty": "no"}, "allow_empty must be True or False"),
         ({"target": 5}, "a target is a class under @weft.table"),
         ({"target": int}, "the class int is not a table"),
     ],

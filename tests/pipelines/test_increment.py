@@ -105,6 +105,53 @@ def test_the_mark_in_the_query(events: Database) -> None:
     assert ids(events) == [1, 2, 3]
 
 
+@pytest.mark.parametrize(("computed", "last"), [("id * 10", 30), ("id * 0.5E0", 1.5), ("lower(name)", "n3")])
+def test_the_mark_against_what_a_query_computes(events: Database, computed: str, last: object) -> None:
+    """In SQLite its values alone show the type, and what is below them."""
+
+    @weft.pipeline(target="copies", incremental_column="position")
+    def copy() -> str:
+        return f"SELECT id, {computed} AS position FROM raw_events WHERE {computed} > $watermark"
+
+    assert events.execute(copy)[0].counts.inserted == 2
+    insert(events, (3, None))
+    assert events.execute(copy)[0].counts.inserted == 1
+    assert events.execute(copy)[0].counts.rows_read == 0
+    assert {row["id"]: row["position"] for row in events.rows("copies")}[3] == last
+
+
+@pytest.mark.brief("sqlite")
+def test_the_mark_against_numbers_in_a_column_of_times(database: Database) -> None:
+    database.run("CREATE TABLE readings (taken_at TIMESTAMP)", "INSERT INTO readings VALUES (1767225600)")
+
+    @weft.pipeline(target="copies")
+    def copy() -> str:
+        return "SELECT taken_at FROM readings WHERE taken_at > $watermark"
+
+    assert database.execute(copy)[0].counts.inserted == 1
+    assert database.execute(copy)[0].counts.rows_read == 0
+
+
+@pytest.mark.brief("sqlite")
+def test_a_mark_in_quotation_marks(events: Database) -> None:
+    @weft.pipeline(target="copies")
+    def copy() -> str:
+        return "SELECT id, name FROM raw_events WHERE id > '$watermark'"
+
+    with pytest.raises(DeclarationError, match="Leave them out"):
+        events.execute(copy)
+
+
+@pytest.mark.brief("sqlite")
+def test_a_lookback_without_a_mark(events: Database) -> None:
+    @weft.pipeline(target="copies", mode="merge", keys=["id"], lookback=5)
+    def copy() -> str:
+        return "SELECT id, name FROM raw_events"
+
+    with pytest.raises(DeclarationError, match=r"no watermark[\s\S]*incremental_column"):
+        events.execute(copy)
+
+
 @pytest.mark.brief("sqlite", "postgres", "mysql")
 def test_a_failed_run_leaves_it(events: Database) -> None:
     @weft.pipeline(target="copies", incremental_column="id", expectations=[weft.expectations.range("id", max=2)])
@@ -426,6 +473,23 @@ def test_binding(sql: str, dialects: list[str]) -> None:
             assert tokens.has(given, pattern, dialect)
             assert not tokens.has(bound, pattern, dialect)
         assert incremental.bind("SELECT $watermarks, $watermark", "1", dialect) == "SELECT $watermarks, 1"
+
+
+@pytest.mark.parametrize(
+    ("sql", "without"),
+    [
+        ("SELECT 1", "SELECT 1"),
+        ("SELECT 1 ;\n", "SELECT 1"),
+        ("SELECT 1; -- the end", "SELECT 1"),
+        ("SELECT 1;; /* ; */ ;", "SELECT 1"),
+        ("SELECT ';--' ;", "SELECT ';--'"),
+        ('SELECT 1 AS "a;"; --', 'SELECT 1 AS "a;"'),
+        ("SELECT E'it\\'s; --'", "SELECT E'it\\'s; --'"),
+        ("SELECT 1; SELECT 2;", "SELECT 1; SELECT 2"),
+    ],
+)
+def test_the_end_of_a_query(sql: str, without: str) -> None:
+    assert tokens.without_end(sql) == without
 
 
 def test_a_question_mark_in_a_text(database: Database) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import pytest
@@ -152,7 +153,7 @@ def test_every_type(database: Database) -> None:
         code: UUID | None
         raw: Bytes | None
 
-    from datetime import UTC, date, datetime
+    from datetime import date
     from decimal import Decimal
     from uuid import uuid4
 
@@ -188,6 +189,64 @@ def test_every_type(database: Database) -> None:
         kinds = database.columns("everything")
         assert (kinds["short"], kinds["more"], kinds["data"]) == ("character varying(10)", "jsonb", "json")
         assert (kinds["small"], kinds["amount"]) == ("smallint", "numeric(10,2)")
+
+
+@pytest.mark.brief("sqlite", "mysql", "duckdb")
+def test_numbers_in_columns_of_other_types(database: Database) -> None:
+    """Those that the column cannot have are put aside, and they alone."""
+
+    @weft.table
+    class Numbers:
+        number: Integer | None
+        text: String[3] | None
+
+    rows = [{"number": 1.0, "text": 300}, {"number": 1e300, "text": 1}, {"number": 2.0, "text": 1000}]
+    made = weft.pipeline(target=Numbers, name="numbers", on_bad_rows="quarantine")(lambda: rows)
+    counts = database.execute(made)[0].counts
+    assert (counts.inserted, counts.quarantined) == (1, 2)
+    assert database.rows("numbers") == [{"number": 1, "text": "300"}]
+
+
+@pytest.mark.every_system
+def test_texts_that_are_no_json_and_no_uuid(database: Database) -> None:
+    @weft.table
+    class Notes:
+        note: Json | None
+        code: UUID | None
+
+    code = "12345678-1234-5678-1234-567812345678"
+    rows = [{"note": '{"a": 1}', "code": code}, {"note": "x", "code": code}, {"note": "null", "code": "x"}]
+    made = weft.pipeline(target=Notes, name="notes", on_bad_rows="quarantine")(lambda: [*rows, {"note": None}])
+    counts = database.execute(made)[0].counts
+    assert (counts.inserted, counts.quarantined) == (2, 2)
+    assert {row["code"] for row in database.rows("notes")} == {code, None}
+
+
+@pytest.mark.brief("sqlite", "postgres", "duckdb")
+def test_texts_of_instants_with_a_zone(database: Database) -> None:
+    @weft.table
+    class Instants:
+        at: TimestampTZ
+
+    rows = [{"at": "2026-01-31T10:00:00+02:00"}, {"at": "2026-01-31T10:00:00Z"}]
+    database.execute(weft.pipeline(target=Instants, name="instants")(lambda: rows))
+    found = sorted(row["at"] for row in database.rows("instants"))
+    assert found == [datetime(2026, 1, 31, hour, tzinfo=UTC) for hour in (8, 10)]
+
+
+@pytest.mark.every_system
+def test_texts_in_a_column_of_uuids(database: Database) -> None:
+    """As files, messages and SQLite have them."""
+
+    @weft.table
+    class Codes:
+        code: UUID | None
+
+    made = weft.pipeline(target=Codes, name="codes", on_bad_rows="quarantine")(lambda: rows)
+    rows: list[dict[str, Any]] = [{"code": "12345678-1234-5678-1234-567812345678"}, {"code": None}]
+    loaded = [database.execute(made)[0].counts for _ in range(2)]
+    assert [(each.inserted, each.quarantined) for each in loaded] == [(2, 0)] * 2
+    assert {row["code"] for row in database.rows("codes")} == {None, rows[0]["code"]}
 
 
 @pytest.mark.parametrize("mode", ["append", "merge"])
@@ -383,8 +442,6 @@ def test_event_times_of_another_type(database: Database, text: str) -> None:
     @weft.pipeline(target=Prices, mode="scd2", event_timestamp_column="since")
     def load() -> str:
         return "SELECT sku, price, since FROM raw_prices"
-
-    from datetime import UTC, datetime
 
     database.execute(load)
     first, second = database.rows("prices")

@@ -318,3 +318,47 @@ def test_double_quotes_are_names_also_over_frames(database: Database, spark: Any
 
     database.execute(few)
     assert [row["n"] for row in database.rows("few")] == [1, 2]
+
+
+def test_a_query_that_ends_in_a_comment(raw: Database) -> None:
+    @weft.pipeline(target="copies")
+    def copy() -> str:
+        return "SELECT id, n FROM raw; -- all of them"
+
+    assert raw.execute(copy)[0].counts.inserted == 3
+
+
+@pytest.mark.brief("sqlite", "postgres", "mysql")  # DuckDB gives the second another name
+def test_two_columns_of_one_name(raw: Database) -> None:
+    @weft.table
+    class Copies:
+        id: BigInt
+        n: BigInt
+
+    @weft.pipeline(target=Copies)
+    def copy() -> str:
+        return "SELECT id, n, n FROM raw"
+
+    with pytest.raises(DeclarationError, match=r"more than one column 'n'[\s\S]*a name of its own"):
+        raw.execute(copy)
+
+
+def test_tables_that_are_not_there(raw: Database) -> None:
+    """The error says what may have been meant: a table there, or one that another pipeline creates."""
+    total = weft.pipeline(target="totals", name="total")(lambda: "SELECT count(*) AS n FROM raw")
+    near = weft.pipeline(target="t", name="near")(lambda: "SELECT * FROM raws AS r")
+    with pytest.raises(weft.WeftError, match=r"raws\b[\s\S]*Did you mean 'raw'\?"):
+        raw.execute(near)
+    early = weft.pipeline(target="t", name="early", mode="merge", keys=["n"])(lambda: "SELECT n FROM totals")
+    with pytest.raises(weft.WeftError, match=r"totals[\s\S]*weft run total"):
+        raw.execute(early)
+    raw.execute(total)
+    assert raw.execute(early)[0].counts.inserted == 1
+
+
+@pytest.mark.brief("sqlite")
+def test_a_table_whose_name_has_a_dot(database: Database) -> None:
+    weft.load([{"id": 1}], target="raw.events")
+    copy = weft.pipeline(target="t", name="copy")(lambda: "SELECT id FROM raw.events")
+    with pytest.raises(weft.WeftError, match=r"FROM [`\"]raw\.events[`\"]"):
+        database.execute(copy)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from weft.engine.missing_tables import described
 from weft.errors import DeclarationError, did_you_mean
 from weft.systems.sql import tokens
 from weft.systems.sql.literals import literal
@@ -78,7 +79,7 @@ def of_query(
     `count_late` looks at all rows of the query, those that are not new too; else the query may find the new ones by an
     index.
     """
-    schema = tables.describe(bind(sql, "NULL", tables.dialect))
+    schema = described(tables, bind(sql, tables.described_watermark, tables.dialect))
     if column not in schema.names:
         raise DeclarationError(
             f"The source has no column {column!r} (incremental_column).",

@@ -19,6 +19,7 @@ from weft.columns import LOCAL_TIME, UTC_TIME, canonical_batch, canonical_schema
 from weft.errors import DeclarationError, NotFoundError
 from weft.streams.declare import Stream
 from weft.systems.base import Connection, system_for
+from weft.systems.sql import tokens
 from weft.systems.stream_source import Packed
 
 BATCH_ROWS = 65_536
@@ -112,7 +113,7 @@ def _text(text: str, has_source: bool) -> Input:
     if not text.strip():
         raise DeclarationError("The source of a load is an empty text.")
     if _SQL.match(text):
-        return Sql(text.strip().rstrip(";"))
+        return Sql(tokens.without_end(text))
     if has_source:
         return Files(text)
     from weft.streams import runtime

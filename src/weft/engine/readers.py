@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 from weft.columns import hinted
 from weft.engine import inputs
 from weft.engine.inputs import Input
+from weft.engine.missing_tables import described
 from weft.errors import EventsLostError
 from weft.project import current
 from weft.streams import runtime
@@ -270,7 +271,7 @@ def reader_for(
             # A target's file is made by its first load; one that is only read must be there.
             tables.connection.refuse_missing()
         sql = naming_declared(data.text, tables)
-        return SqlReader(tables, sql, tables.describe(sql), partition_by)
+        return SqlReader(tables, sql, described(tables, sql), partition_by)
     if isinstance(data, inputs.Events):
         return stream_reader(data.stream, source)
     if isinstance(data, inputs.Readable):

@@ -147,6 +147,16 @@ def prepare_load(pipeline: Pipeline, target: PipelineTarget, load: Load, data: I
             text = _transformed(text, pipeline, tables)
             if column is None and incremental.has_watermark(data.text, tables.dialect):
                 column = incremental.watermark_column(data.text, tables.dialect)
+            if "'$watermark'" in text and not incremental.has_watermark(data.text, tables.dialect):
+                raise DeclarationError(
+                    f"Pipeline {pipeline.name!r}: in quotation marks '$watermark' is a text, not the watermark.",
+                    hint="Leave them out: WHERE updated_at > $watermark",
+                )
+            if column is None and pipeline.lookback is not None:
+                raise DeclarationError(
+                    f"Pipeline {pipeline.name!r} has a lookback, and no watermark that it looks back from.",
+                    hint='Add incremental_column="updated_at", or compare a column with $watermark in the query.',
+                )
             if column is not None:
                 refuse_with_watermark(pipeline, target)
                 last, warnings = _last_watermark(connection, load, target, column)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -171,7 +172,15 @@ def target(
     What is left out is as the pipeline says it. Takes the options of `weft.load` (`mode`, `keys`, …).
     """
     said = {"connection": connection, **options}
+    _refuse_both(options, "target")
     return _make_target(table, {name: value for name, value in said.items() if value is not None}, "target")
+
+
+def _refuse_both(said: Mapping[str, Any], where: str) -> None:
+    """Raise where an option is said under both of its names: one of them would count for nothing."""
+    for short, name in _ALIASES.items():
+        if said.get(short) is not None and said.get(name) is not None:
+            raise DeclarationError(f"{where} has both {short} and {name}, which mean the same.", hint="Keep one.")
 
 
 def _make_target(named: Any, said: Mapping[str, Any], where: str) -> PipelineTarget:
@@ -180,8 +189,6 @@ def _make_target(named: Any, said: Mapping[str, Any], where: str) -> PipelineTar
     options = {
         _ALIASES.get(name, name): value for name, value in said.items() if _ALIASES.get(name, name) in _LOAD_OPTIONS
     }
-    if isinstance(options.get("ttl_seconds"), timedelta):
-        options["ttl_seconds"] = options["ttl_seconds"].total_seconds()
     if "keys" not in options and options.get("mode") in ("merge", "scd1", "scd2") and table.keys:
         options["keys"] = list(table.keys)
     column_map = said.get("column_map") or {}
@@ -247,6 +254,7 @@ def _make(function: Callable[..., Any], options: Mapping[str, Any]) -> Pipeline:
     refuse_unknown(options, OPTIONS, where)
     if not isinstance(name, str) or not name.strip() or len(name) > 200 or not name.isprintable():
         raise DeclarationError(f"{where}: a pipeline's name has 1 to 200 printable characters.")
+    _refuse_both(options, where)
     values = {name: each.checked(options[name], where) for name, each in _KEPT.items() if name in options}
     shared = {key: value for key, value in options.items() if key in _TARGET_OPTIONS and value is not None}
     for each in values.get("transforms_pre", ()):
@@ -447,6 +455,9 @@ def _transforms_post(value: object, option: str, where: str) -> tuple[str | Call
 def _lookback(value: object, option: str, where: str) -> float | timedelta:
     if isinstance(value, bool) or not isinstance(value, int | float | timedelta):
         raise DeclarationError(f"{where}: lookback is a timedelta, or a number for a column of numbers.")
+    if not (value >= timedelta(0) if isinstance(value, timedelta) else 0 <= value < math.inf):
+        # The rows between the watermark and a later time would never be read.
+        raise DeclarationError(f"{where}: lookback says how far back a run reads, so {value!r} cannot be.")
     return value
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypedDict, get_args
 from uuid import uuid4
 
 from weft.errors import DeclarationError, LoadRefusedError, did_you_mean, listed
-from weft.options import Option, column_names, refuse_unknown, text_option
+from weft.options import Option, column_names, flag, refuse_unknown, text_option
 from weft.systems.changes import Changes
 from weft.systems.expectation import Expectation
 from weft.systems.watermark import STATE, Watermark
@@ -81,7 +81,7 @@ class TableOptions(KeyedOptions, total=False):
     """The options of any load into a table."""
 
     handle_deletes: Literal["hard", "soft"] | None
-    ttl_seconds: float | None
+    ttl_seconds: float | timedelta | None
     allow_empty: bool
     on_bad_rows: Literal["fail", "quarantine"]
 
@@ -199,15 +199,19 @@ class Load:
         """A load from what a user wrote, or `DeclarationError` for what cannot be, before anything runs."""
         refuse_unknown(options, LoadOptions.__annotations__, "A load", "Its options")
         schema, table = _target(target)
-        if commit_key is not None and (not 0 < len(commit_key) <= KEY_LENGTH or commit_key.startswith(UNNAMED)):
+        if commit_key is not None and not (
+            isinstance(commit_key, str) and 0 < len(commit_key) <= KEY_LENGTH and not commit_key.startswith(UNNAMED)
+        ):
             raise DeclarationError(
                 f"A commit_key has 1 to {KEY_LENGTH} characters, and does not begin with {UNNAMED!r}."
             )
         mode = _ALIASES.get(mode, mode)
         if mode not in MODES:
             raise DeclarationError(
-                f"There is no mode {mode!r}.", hint=listed(mode, MODES, f"Modes: {', '.join(MODES)}.")
+                f"There is no mode {mode!r}.", hint=listed(str(mode), MODES, f"Modes: {', '.join(MODES)}.")
             )
+        if isinstance(options.get("ttl_seconds"), timedelta):
+            options["ttl_seconds"] = options["ttl_seconds"].total_seconds()
         for name in ("update_columns", "compare_columns"):
             if options.get(name) is not None:
                 options[name] = column_names(options[name], name)
@@ -275,19 +279,27 @@ class Load:
                 raise DeclarationError(f"{name} is an option of {' and '.join(modes)}, not of {self.mode}.")
         if self.on_bad_rows not in ("fail", "quarantine"):
             raise DeclarationError(f"on_bad_rows is 'fail' or 'quarantine', not {self.on_bad_rows!r}.")
-        if self.ttl_seconds is not None and not self.ttl_seconds > 0:
-            raise DeclarationError("ttl_seconds must be more than 0.")
+        if self.ttl_seconds is not None and not (_is_number(self.ttl_seconds, int | float) and self.ttl_seconds > 0):
+            raise DeclarationError(f"ttl_seconds must be a number of seconds above 0, not {self.ttl_seconds!r}.")
+        if not (_is_number(self.batch_id, int) and abs(self.batch_id) < 2**63):
+            raise DeclarationError(f"batch_id must be a number of 64 bits, not {self.batch_id!r}.")
+        # A text such as "no" would count as true, and the load would empty its table.
+        flag(self.allow_empty, "allow_empty", "A load")
 
-    def check_source(self, columns: list[str]) -> None:
-        """Refuse a load that names columns which the source does not have."""
-        if not columns:
-            raise DeclarationError(f"The source of {self.name} has no columns.")
+    def refuse_repeated(self, columns: list[str]) -> None:
+        """Refuse a source with two columns of one name."""
         repeated = {name for name in columns if columns.count(name) > 1}
         if repeated:
             raise DeclarationError(
                 f"The source of {self.name} has more than one column {sorted(repeated)[0]!r}.",
                 hint="Give each a name of its own: SELECT a.id AS id, b.id AS other_id …",
             )
+
+    def check_source(self, columns: list[str]) -> None:
+        """Refuse a load that names columns which the source does not have."""
+        if not columns:
+            raise DeclarationError(f"The source of {self.name} has no columns.")
+        self.refuse_repeated(columns)
         for option in ("keys", "update_columns", "compare_columns", "deduplicate_by", "event_timestamp_column"):
             names = getattr(self, option) or ()
             for name in (names,) if isinstance(names, str) else names:
@@ -378,6 +390,10 @@ def refuse_own(schema: str | None, table: str, where: str = "") -> None:
             f"{where}{name} cannot be written: the schema weft has the tables that Weft itself needs.",
             hint="Name another schema.",
         )
+
+
+def _is_number(value: object, kind: Any) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool)
 
 
 def _target(target: object) -> tuple[str | None, str]:

@@ -29,6 +29,7 @@ from weft.pipelines.execution import Loaded, Step
 from weft.pipelines.models import THIS, Model, ModelInput
 from weft.project import current
 from weft.systems.load import SCD2_COLUMNS, UNNAMED, Counts, Declared
+from weft.systems.sql import tokens
 from weft.systems.sql.tables import SqlTables, subquery
 
 _log = logging.getLogger("weft.engine")
@@ -379,7 +380,7 @@ class Result:
             arguments.setdefault(THIS, None)
         value: Any = run.call(self.model.function, **arguments)
         if isinstance(value, str):
-            return value.strip().rstrip(";")
+            return tokens.without_end(value)
         # A number or a column of Ibis is a table of one row or column.
         return value.as_table() if forms.is_ibis(value) else value
 

@@ -196,7 +196,8 @@ class DuckDBTables(SqlTables):
             return there, None
         back = own
         if own == "VARCHAR":
-            if not column.sql.startswith(_ROUNDED):
+            # An instant is that of the text, also where its zone is another one than UTC.
+            if not column.sql.startswith(_ROUNDED) or column.sql == "TIMESTAMP WITH TIME ZONE":
                 return there, None
             # As the type that has all the digits which the text may have.
             back = "TIMESTAMP" if column.sql.startswith(("DATE", "TIMESTAMP")) else "DECIMAL(38,10)"
@@ -253,7 +254,8 @@ def _fits_scale(text: str, scale: int) -> str:
 
 
 _INCOMING = "_weft_incoming"
-_ROUNDED = ("DECIMAL", "TINYINT", "SMALLINT", "INTEGER", "BIGINT", "HUGEINT", "U", "DATE", "TIME")
+_INTEGERS = ("TINYINT", "SMALLINT", "INTEGER", "BIGINT", "HUGEINT")
+_ROUNDED = (*_INTEGERS, *(f"U{each}" for each in _INTEGERS), "DECIMAL", "DATE", "TIME")
 
 # ---------------------------------------------------------------------------------------------------------------- types
 

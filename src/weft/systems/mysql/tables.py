@@ -77,12 +77,17 @@ class LoadSessions(MySQLSessions):
             # By the normalizer's own words; the value is not among what the server says.
             field = unread[2].replace("''", "'")
             return SchemaError(f"MySQL ({self.connection.target}): {unread[1]} the value.", field=field)
-        checked = re.search(rf"'{types.TOO_LARGE} \+ .*`([^`]+)`\)'", explained.what)
+        checked = re.search(rf"'{types.TOO_LARGE} \+ (\w+)\(.*`([^`]+)`\)'", explained.what)
         if checked is None:
             return SchemaError(explained.what)
+        if checked[1].lower() == "char_length":
+            return SchemaError(
+                f"MySQL ({self.connection.target}): a value of {checked[2]!r} is not of the column's type.",
+                field=checked[2],
+            )
         return SchemaError(
-            f"MySQL ({self.connection.target}): a value of {checked[1]!r} would be rounded or cut off.",
-            field=checked[1],
+            f"MySQL ({self.connection.target}): a value of {checked[2]!r} would be rounded or cut off.",
+            field=checked[2],
             hint="Round it in the source, or give the column a type that holds it.",
         )
 
@@ -354,7 +359,7 @@ class MySQLTables(SqlTables):
 
     def cast(self, expression: str, field: pa.Field, column: Column) -> str:
         """The value itself, checked where strict mode would round it."""
-        return types.cast(expression, field, column.sql)
+        return types.of_hint(expression, types.cast(expression, field, column.sql), field, column.field)
 
     def update_from(self, table: str, source: str, on: str, assignments: dict[str, str]) -> str:
         """UPDATE … JOIN. A value may not use a column that is assigned before it: that one is new already."""
@@ -427,10 +432,10 @@ class MySQLTables(SqlTables):
 
 
 # Duplicate, null, no default, wrong value, out of range, cut off, wrong date, too long, no such parent, still a child,
-# a check, not JSON, a number beyond the largest.
+# a check, not JSON, a number beyond the largest, a float that no whole number or decimal holds.
 _REJECTIONS = {
     *(1048, 1062, 1169, 1216, 1217, 1263, 1264, 1265, 1292, 1364, 1365, 1366, 1367, 1406, 1411, 1416, 1451, 1452, 1586),
-    *(1690, 1761, 1762, 1859, 3140, 3141, 3156, 3157, 3819, 4025, 4038),
+    *(1690, 1761, 1762, 1859, 1916, 1918, 3140, 3141, 3156, 3157, 3819, 4025, 4038),
 }
 
 _DUPLICATES = ((1062,), (1169,), (1586,))

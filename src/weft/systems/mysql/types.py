@@ -216,6 +216,20 @@ def cast(expression: str, field: pa.Field, sql: str) -> str:
     return expression
 
 
+def of_hint(expression: str, converted: str, field: pa.Field, stored: pa.Field) -> str:
+    """A value for a column of JSON or UUIDs, which are texts here: the column itself would take any text."""
+    hint = hint_of(stored)
+    if hint not in ("json", "uuid") or hint_of(field) == hint or is_nested(field.type):
+        return converted
+    fits = f"JSON_VALID({expression})" if hint == "json" else f"{expression} REGEXP '{_UUID}'"
+    # Errors tell it by its function from a value that would be altered.
+    wrong = f"{TOO_LARGE} + CHAR_LENGTH({expression})"
+    return f"CASE WHEN {expression} IS NULL OR {fits} THEN {converted} ELSE {wrong} END"
+
+
+_UUID = "^[0-9A-Fa-f]{8}(-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}$"
+
+
 def _fits_scale(text: str, scale: int) -> str:
     """The condition that a number in a text has no more digits behind the point than a column, but for zeros."""
     lower = f"LOWER(TRIM({text}))"

@@ -102,6 +102,8 @@ class SqlTables(ABC):
     """A random number from 0 to below 1, in each row another one."""
     earliest: ClassVar[datetime] = datetime(1, 1, 2)
     """A time that is before those of rows."""
+    described_watermark: ClassVar[str] = "NULL"
+    """What `$watermark` is while a query is described: below all values, where types are known by values alone."""
     commits_ddl: ClassVar[bool] = False
     """Whether a statement that creates or drops something commits what came before it."""
     default_schema: ClassVar[str | None] = None

@@ -54,6 +54,24 @@ def replaced(sql: str, token: str, by: str | Callable[[str], str], dialect: str)
     return _pattern(token, dialect).sub(one, sql)
 
 
+def without_end(sql: str) -> str:
+    """Return a query without the semicolon at its end and the comments behind it, which no parenthesis may follow."""
+    sql = sql.strip()
+    if ";" not in sql:
+        return sql
+    ends = {_end_of_code(sql, dialect) for dialect in _OPAQUE}
+    return sql[: ends.pop()] if len(ends) == 1 else sql.rstrip(";")
+
+
+def _end_of_code(sql: str, dialect: str) -> int:
+    found = (
+        match.end()
+        for match in _pattern(r"\w+|[^\s;]", dialect).finditer(sql)
+        if match["token"] is not None or not match[0].startswith(("--", "/*", "#"))
+    )
+    return max(found, default=0)
+
+
 def has(sql: str, token: str, dialect: str) -> bool:
     """Whether a statement has a token as code."""
     return any(match["token"] is not None for match in _pattern(token, dialect).finditer(sql))

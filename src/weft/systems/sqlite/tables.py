@@ -87,6 +87,7 @@ class SqliteTables(SqlTables):
     random: ClassVar[str] = "(abs(random()) / 9223372036854775808.0)"
     default_schema: ClassVar[str | None] = "main"
     native_decimals: ClassVar[bool] = False
+    described_watermark: ClassVar[str] = "-9e999"
     enforces_lengths: ClassVar[bool] = False
 
     driver: LoadSessions
