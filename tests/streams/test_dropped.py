@@ -70,6 +70,19 @@ def test_a_dropped_table_is_made_again(orders: None, system: Any) -> None:
 
 
 @DATABASES
+def test_no_offset_is_used_again_where_nobody_consumed(streams: Project, system: Any) -> None:
+    """A model, a pipeline or a subscriber that had read up to the last one would skip the next events."""
+    declare(fields={"n": "int64"})
+    last = weft.publish_sync("orders", [{"n": n} for n in range(1500)])["last_rowid"]
+    for _ in range(2):
+        with sql(system) as session:
+            session.run(f"DROP TABLE {table(system)}")
+        done = weft.publish_sync("orders", {"n": 7})
+        assert done["first_rowid"] > last
+        last = done["last_rowid"]
+
+
+@DATABASES
 def test_a_dropped_table_seen_by_a_new_process(orders: None, system: Any) -> None:
     with sql(system) as session:
         session.run(f"DROP TABLE {table(system)}")
