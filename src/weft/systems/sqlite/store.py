@@ -33,7 +33,7 @@ _POLL_SECONDS = 0.003
 # Once less than so much of the disk is free, this much of it is kept back: to remove events takes space too.
 _SCARCE_BYTES, _RESERVE_BYTES, _LEAST_RESERVE_BYTES = 64 << 20, 8 << 20, 64 << 10
 _MAX_STREAM = 2**53
-# For so many offsets at once the catalogue notes that they were given: each publish would take longer if it wrote there.
+# The catalogue notes so many offsets at once as given: a publish would take longer if each wrote there.
 _NOTED = 1000
 # Closing a store waits for a poll to end.
 _LOOK_SECONDS = 0.2
