@@ -167,6 +167,7 @@ class SqliteStore(SqliteSessions, SqlStore):
 
     def insert(self, session: Session, log: SqlLog, batches: Sequence[Batch]) -> list[tuple[int, int]]:
         """One executemany for all; the write lock makes the offsets contiguous."""
+        self._check_number(session, log)
         types, first = log.types(), batches[0]
         binders = [_BINDERS.get(types[name].base) for name in first.columns]
         published = _iso_timestamp(datetime.fromtimestamp(self.clock(), UTC))
@@ -184,11 +185,19 @@ class SqliteStore(SqliteSessions, SqlStore):
             session.run(f"UPDATE {self.streams} SET head = ? WHERE id = ? AND head < ?", (noted, log.number, noted))
         return contiguous(batches, first_rowid)
 
+    def _check_number(self, session: Session, log: SqlLog) -> None:
+        """Raise where the stream was deleted: one that was created again may have other columns."""
+        if session.row(f"SELECT 1 FROM {self.streams} WHERE id = ? AND name = ?", (log.number, log.full)) is None:
+            raise self.gone(log)
+
+    def fence(self, session: Session, log: SqlLog) -> int:
+        self._check_number(session, log)
+        return super().fence(session, log)
+
     def claim_keys(self, session: Session, log: SqlLog, keys: list[bytes], horizon: float) -> set[bytes]:
         """Under the write lock, where nobody else can claim the same."""
         now = int(self.clock() * 1e6)
-        if session.row(f"SELECT 1 FROM {self.streams} WHERE id = ? AND name = ?", (log.number, log.full)) is None:
-            raise self.gone(log)
+        self._check_number(session, log)
         fresh = self.unseen(session, log, keys, now - int(horizon * 1e6))
         session.driver.executemany(
             f"REPLACE INTO {self.keys} (stream, id, seen) VALUES (?, ?, ?)",
