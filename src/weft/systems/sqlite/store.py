@@ -167,7 +167,6 @@ class SqliteStore(SqliteSessions, SqlStore):
 
     def insert(self, session: Session, log: SqlLog, batches: Sequence[Batch]) -> list[tuple[int, int]]:
         """One executemany for all; the write lock makes the offsets contiguous."""
-        self._check_number(session, log)
         types, first = log.types(), batches[0]
         binders = [_BINDERS.get(types[name].base) for name in first.columns]
         published = _iso_timestamp(datetime.fromtimestamp(self.clock(), UTC))
@@ -178,7 +177,11 @@ class SqliteStore(SqliteSessions, SqlStore):
                 zip(*bound(batch, binders), repeat(published), publish_ids(batch), strict=False) for batch in batches
             ),
         )
-        (last,) = driver.execute("SELECT last_insert_rowid()").fetchone()
+        # With the check of `_check_number`, as one statement: each takes a part of the time of a publish.
+        sql = f"SELECT last_insert_rowid(), (SELECT 1 FROM {self.streams} WHERE id = ? AND name = ?)"
+        last, is_known = driver.execute(sql, (log.number, log.full)).fetchone()
+        if not is_known:
+            raise self.gone(log)
         first_rowid = last - sum(batch.count for batch in batches) + 1
         noted = -(-last // _NOTED) * _NOTED
         if first_rowid <= noted - _NOTED + 1:
