@@ -335,6 +335,7 @@ class SqlLog:
         session.run(f"UPDATE {self.store.streams} SET floor = ? WHERE id = ? AND floor < ?", (cut, self.number, cut))
         return count, count == most
 
+    @_reading
     def trim_keys(self, before: float, most: int | None = None, young: float = math.inf) -> None:
         """Forget idempotency keys seen before a moment. Those of one commit were seen at once, and go together."""
         moment = int(before * 1e6)
