@@ -40,6 +40,8 @@ REPEATED = {
     "among spaces": ('{"n": 1, "doc": {"a" : "b : c", "d\\" : e" \t: 1, "a" : 2}}', JSON, 0, "a"),
     "escaped": ('{"n": 1, "doc": "12:30", "\\u006e": 2}', JSON, 0, "n"),
     "of lines": ('{"n": 1}\n{"n": 1, "doc": "1:2", "n": 2}\n', LINES, 1, "n"),
+    "of events on one line": ('{"n": 1} {"n": 1, "n": 2}\n', LINES, 1, "n"),
+    "of an event on two lines": ('{"n": 1}\n{"n": 1,\n"n": 2}\n', LINES, 1, "n"),
     "among many": (json.dumps([*MANY, {"n": 1}])[:-2] + ', "n": 2}]', JSON, 200, "n"),
 }
 

@@ -10,13 +10,14 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import weft
-from weft.project import Project
+from weft.project import Project, use
 from weft.streams.runtime import close, open_stream
 from weft.systems.file import file_number, is_file
 from weft.systems.sqlite import sessions
@@ -67,6 +68,19 @@ def test_a_dropped_table_is_made_again(orders: None, system: Any) -> None:
     assert numbers() == [2]
     with suppress(weft.EventsLostError):
         assert [event["n"] for event in weft.consume_sync("orders", "worker")] == [2]
+
+
+@DATABASES
+def test_no_offset_is_used_again_where_nobody_consumed(streams: Project, system: Any) -> None:
+    """A model, a pipeline or a subscriber that had read up to the last one would skip the next events."""
+    declare(fields={"n": "int64"})
+    last = weft.publish_sync("orders", [{"n": n} for n in range(1500)])["last_rowid"]
+    for _ in range(2):
+        with sql(system) as session:
+            session.run(f"DROP TABLE {table(system)}")
+        done = weft.publish_sync("orders", {"n": 7})
+        assert done["first_rowid"] > last
+        last = done["last_rowid"]
 
 
 @DATABASES
@@ -490,3 +504,58 @@ def test_dead_letters_of_a_stream_made_anew(streams: Project) -> None:
 async def test_delete_a_stream_with_asyncio(orders: None) -> None:
     assert await weft.delete_stream("orders") is True
     assert numbers() == []
+
+
+@contextmanager
+def elsewhere(system: Any) -> Iterator[Any]:
+    """The stream as another process has it, so to say, and that process's connection."""
+    project = Project()
+    try:
+        with use(project):
+            yield weft.stream(name="orders")(elsewhere), system.connection
+    finally:
+        close(project)
+
+
+@DATABASES
+async def test_readers_of_a_stream_that_another_process_deletes(orders: None, system: Any) -> None:
+    """It is empty, as to those that begin after that; then they get what is published anew."""
+    live = weft.subscribe("orders", since="start")
+    assert [(await anext(live))["n"] for _ in range(2)] == [0, 1]
+    with elsewhere(system) as (stream, connection):
+        weft.delete_stream_sync(stream, connection=connection)
+    assert numbers() == []
+    assert weft.groups_sync("orders") == []
+    assert weft.trim_sync("orders", max_rows=1) == 0
+    assert open_stream("orders", to_read=True).log.count() == 0
+    with pytest.raises(weft.EventsLostError, match="ends at offset 0"):
+        await anext(live)
+    with elsewhere(system) as (stream, connection):
+        weft.publish_sync(stream, {"n": "a text"}, connection=connection)
+    assert (await anext(live))["n"] == "a text"
+    assert weft.reset_sync("orders", "worker", "end") == 1
+
+
+@DATABASES
+def test_a_new_field_of_a_stream_that_another_process_deleted(orders: None, system: Any) -> None:
+    with elsewhere(system) as (stream, connection):
+        weft.delete_stream_sync(stream, connection=connection)
+    weft.publish_sync("orders", {"n": 2, "new": 1})
+    assert [(event["n"], event["new"]) for event in weft.consume_sync("orders", "worker")] == [(2, 1)]
+
+
+@DATABASES
+@pytest.mark.parametrize(
+    "before, then", [(1, "x"), ("x", 1), ({"a": 1}, "x"), ("a text", datetime(2026, 1, 31, tzinfo=UTC))]
+)
+def test_a_stream_that_another_process_made_anew_of_other_types(
+    streams: Project, system: Any, before: Any, then: Any
+) -> None:
+    """Values do not become those of other columns."""
+    declare()
+    weft.publish_sync("orders", {"value": before})
+    with elsewhere(system) as (stream, connection):
+        weft.delete_stream_sync(stream, connection=connection)
+        weft.publish_sync(stream, {"value": then}, connection=connection)
+    weft.publish_sync("orders", {"value": before})
+    assert [event["value"] for event in weft.consume_sync("orders", "worker")][1:] == [before]

@@ -6,7 +6,7 @@ import asyncio
 import codecs
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import lru_cache
 from operator import methodcaller
@@ -36,6 +36,7 @@ _HELD, _RESERVED = "weft.body", "weft.body_reserved"
 _SHORT = 4096
 _BYTE = re.compile(r"\(byte (\d+)\)")
 _KEY_COLON = re.compile(rb'"[ \t\r\n]*:')
+_BEGINS = re.compile(r"[^ \t\r\n]")
 _UNKNOWN = re.compile(r"unknown field `(.*)`")
 # Escapes; the group is half of a pair of UTF-16, without the other half.
 _HALF = re.compile(rb"\\u[dD][89abAB]\w\w\\u[dD][c-fC-F]\w\w|(\\u[dD][89a-fA-F]\w\w)|\\.")
@@ -214,14 +215,14 @@ def events(body: bytes, headers: Mapping[str, str], most: int) -> Any:
             raise _bad_event(index, None, "it is not a JSON object")
         if len(event) > _KEYS:
             raise _bad_event(index, None, f"it has {len(event):,} fields, of {_KEYS:,} that it may have")
-    repeated = _repeated_key(body, several, lines=kind in _LINES)
+    repeated = _repeated_key(body, several)
     if repeated is not None:
         index, field = repeated
         raise _bad_event(index, field, "the key is there twice in one object")
     return parsed
 
 
-def _repeated_key(body: bytes, parsed: list[Any], *, lines: bool) -> tuple[int, str] | None:
+def _repeated_key(body: bytes, parsed: list[Any]) -> tuple[int, str] | None:
     """Return the index of the first event that has a key twice in one object, of which the parser keeps the last, and
     that key. A key of a body is followed by a quotation mark and a colon, and so it is where what was parsed is encoded
     again, unless the body escapes one of them. Only a body that has more of them, or that cannot be compared so, is
@@ -234,10 +235,10 @@ def _repeated_key(body: bytes, parsed: list[Any], *, lines: bool) -> tuple[int, 
         return None
     if b"\\u00" not in body and _key_colons(_encode(parsed)) == colons:
         return None
-    texts = body.split(b"\n") if lines else [body]
-    for index, event in enumerate(each for text in texts if text.strip() for each in _pairs(text)):
-        if isinstance(event, _Repeated):
-            return index, str(event)
+    with suppress(ValueError, RecursionError):  # of what the first parser took
+        for index, event in enumerate(_pairs(body.decode())):
+            if isinstance(event, _Repeated):
+                return index, str(event)
     return None
 
 
@@ -256,12 +257,12 @@ class _Repeated(str):
     """A key that is in one object twice."""
 
 
-def _pairs(text: bytes) -> list[Any]:
-    try:
-        parsed = _PAIRS.decode(text.decode())
-    except (ValueError, RecursionError):  # what the first parser took
-        return []
-    return parsed if isinstance(parsed, list) else [parsed]
+def _pairs(text: str) -> Iterator[Any]:
+    """Yield what `_object` finds in each event, on whatever lines it begins and ends."""
+    at = 0
+    while start := _BEGINS.search(text, at):
+        parsed, at = _PAIRS.raw_decode(text, start.start())
+        yield from parsed if isinstance(parsed, list) else [parsed]
 
 
 def _object(pairs: list[tuple[str, Any]]) -> Any:
@@ -328,7 +329,7 @@ def parse(body: bytes, kind: type[S]) -> S:
     """Parse the body of a request that is no event."""
     try:
         parsed = _decoded(body, lambda text: msgspec.json.decode(text, type=kind))
-        repeated = _repeated_key(body, [_decoder.decode(body)], lines=False)
+        repeated = _repeated_key(body, [_decoder.decode(body)])
         if repeated is not None:
             raise bad_parameter(f"The member {repeated[1][:60]!r} is there twice.", field=repeated[1][:60])
         return parsed

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from weft.errors import ConnectionFailedError, StorageError, WeftError
 from weft.streams.encode import encode_quickly, to_batch
-from weft.systems.log import Appended, Batch, Log, Store
+from weft.systems.log import Appended, Batch, ColumnsChangedError, Log, Store
 
 if TYPE_CHECKING:
     from weft.streams.runtime import Opened
@@ -172,7 +172,7 @@ class Committer:
             if _from_outside(error):
                 for ticket in waiting:
                     ticket.error = _copy(error)
-            elif not again and _altered(batches):
+            elif not again and (isinstance(error, ColumnsChangedError) or _altered(batches)):
                 for ticket in unencoded:
                     ticket.batches = None
                 self._commit(waiting, again=True)

@@ -8,7 +8,7 @@ from typing import Any, cast
 from weft.systems.log import Log, LogPage, Store
 from weft.types import FieldType
 
-_OF_NO_EVENTS: dict[str, Callable[..., Any]] = {
+OF_NO_EVENTS: dict[str, Callable[..., Any]] = {
     "head": lambda reached=0: 0,
     "identity": lambda: None,
     "published": lambda: 0,
@@ -43,7 +43,7 @@ class _AwaitedLog:
         self._log: Log | None = None
 
     def __getattr__(self, method: str) -> Any:
-        if method != "fields" and method not in _OF_NO_EVENTS:
+        if method != "fields" and method not in OF_NO_EVENTS:
             raise AttributeError(f"{method} needs a log that is there")
 
         def call(*arguments: Any, **named: Any) -> Any:
@@ -51,7 +51,7 @@ class _AwaitedLog:
                 self._log = self._store.find(self.schema, self.name, self._fields)
             if self._log is not None:
                 return getattr(self._log, method)(*arguments, **named)
-            return self._fields if method == "fields" else _OF_NO_EVENTS[method](*arguments, **named)
+            return self._fields if method == "fields" else OF_NO_EVENTS[method](*arguments, **named)
 
         return call
 

@@ -75,6 +75,10 @@ def reused_key(stream: str) -> SettingsError:
     )
 
 
+class ColumnsChangedError(WeftError):
+    """The columns of a stream's table are not those for which a batch was encoded: it must be encoded again."""
+
+
 class Appended(NamedTuple):
     """The result of a publish: its first and last offset, and how many events were stored or were duplicates."""
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, TypeVar
+from functools import wraps
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from weft.errors import StorageError, unknown
+from weft.systems.awaited_log import OF_NO_EVENTS
 from weft.systems.log import META_TYPES, PUBLISHED_AT, ROWID, Group, Leased, LogPage, Member, Refused, Release
 from weft.systems.sql import leases
+from weft.systems.sql.driver import MissingTableError
 from weft.systems.sql.leases import ConsumerLeases
 from weft.systems.sql.literals import literal
 from weft.types import FieldType
@@ -21,9 +24,27 @@ if TYPE_CHECKING:
     from weft.systems.sql.store import SqlStore
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 # Retention removes this many events a transaction, so that publishers never wait for long behind it.
 _TRIM_STEP = 10_000
+
+
+def _reading(method: Callable[Concatenate[SqlLog, P], T]) -> Callable[Concatenate[SqlLog, P], T]:
+    """Let a reader find a stream empty that another process deleted, as those do that begin after it."""
+
+    @wraps(method)
+    def read(log: SqlLog, /, *arguments: P.args, **named: P.kwargs) -> T:
+        try:
+            return method(log, *arguments, **named)
+        except MissingTableError:
+            log.forget()
+            if log.store.has(log):  # it was created again; or its table alone was dropped, which is an error
+                return method(log, *arguments, **named)
+            nothing: T = OF_NO_EVENTS[method.__name__](*arguments, **named)
+            return nothing
+
+    return read
 
 
 class SqlLog:
@@ -80,7 +101,7 @@ class SqlLog:
 
     def add_fields(self, fields: dict[str, FieldType]) -> None:
         """Add columns; one that is there already stays as it is."""
-        self.store.add_columns(self, fields)
+        self.store.with_tables([self], lambda: self.store.add_columns(self, fields))
         self.types(fresh=True)
 
     @property
@@ -90,6 +111,7 @@ class SqlLog:
 
     # ---------------------------------------------------------------------------------------------------------- reading
 
+    @_reading
     def head(self, reached: int = 0) -> int:
         """The last offset that a reader may see; never below what retention removed."""
         with self.store.session("read") as session:
@@ -107,6 +129,7 @@ class SqlLog:
         """The head: offsets grow by one, but for what was rolled back."""
         return self.head()
 
+    @_reading
     def floor(self) -> int:
         """The last offset that retention removed."""
         sql = f"SELECT floor FROM {self.store.streams} WHERE id = ? AND name = ?"
@@ -133,12 +156,14 @@ class SqlLog:
         lost = self.removed_after(offset)
         return (offset + lost, lost) if lost else (0, 0)
 
+    @_reading
     def count(self) -> int:
         """Return how many events are stored and visible."""
         with self.store.session("read") as session:
             fence = self.store.fence(session, self)
             return int(session.value(f"SELECT count(*) FROM {self.table} WHERE {self.rowid} <= ?", (fence,)))
 
+    @_reading
     def nth_last(self, n: int) -> int | None:
         """The offset of the n-th event from the end."""
         if n > 1 << 63:  # beyond all offsets, and more than databases take
@@ -148,6 +173,7 @@ class SqlLog:
         )
         return None if offset is None else int(offset)
 
+    @_reading
     def first_since(self, moment: datetime, reached: int = 0) -> int:
         """The first offset published at or after a moment; one past the head if there is none."""
         head, since = self.head(reached), literal(moment.astimezone(UTC), self.store.dialect)
@@ -159,6 +185,7 @@ class SqlLog:
         )
         return head + 1 if offset is None else int(offset)
 
+    @_reading
     def expired(self, before: datetime, now: datetime) -> int:
         """The last one before the moment that is in front of all that are neither older nor of the future."""
         moment, until = (literal(each.astimezone(UTC), self.store.dialect) for each in (before, now))
@@ -175,6 +202,7 @@ class SqlLog:
         )
         return int(last or 0)
 
+    @_reading
     def read(self, after: int, upto: int, limit: int) -> LogPage:
         """Up to `limit` events of a range, in order."""
         with self.store.session("read") as session:
@@ -252,12 +280,14 @@ class SqlLog:
 
         return self.store.with_tables([self], in_session)
 
+    @_reading
     def groups(self) -> list[Group]:
         """Every consumer of this stream."""
         self.floor()  # where the number is that of a deleted stream, this finds the one that took its place
         with self.store.session("read") as session:
             return leases.groups(session, self)
 
+    @_reading
     def members(self, consumer: str) -> list[Member]:
         """The members of a consumer that hold events."""
         self.floor()  # as in `groups`
@@ -270,6 +300,7 @@ class SqlLog:
         """Remove a consumer."""
         return self._keep(lambda session: self._of(session, consumer).remove())
 
+    @_reading
     def trim(self, upto: int, *, keeps_unread: bool = False) -> int:
         """Remove the events up to an offset, in steps; the next lease of each consumer reports how many it lost."""
         removed, most = 0, _TRIM_STEP
@@ -306,6 +337,7 @@ class SqlLog:
         session.run(f"UPDATE {self.store.streams} SET floor = ? WHERE id = ? AND floor < ?", (cut, self.number, cut))
         return count, count == most
 
+    @_reading
     def trim_keys(self, before: float, most: int | None = None, young: float = math.inf) -> None:
         """Forget idempotency keys seen before a moment. Those of one commit were seen at once, and go together."""
         moment = int(before * 1e6)

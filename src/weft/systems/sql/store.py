@@ -13,7 +13,18 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from weft.errors import ConnectionFailedError, DeclarationError, WeftError
 from weft.systems.base import Connection
 from weft.systems.declare import declare
-from weft.systems.log import EXTRA, META_TYPES, PUBLISH_ID, PUBLISHED_AT, ROWID, Appended, Batch, Sample, reused_key
+from weft.systems.log import (
+    EXTRA,
+    META_TYPES,
+    PUBLISH_ID,
+    PUBLISHED_AT,
+    ROWID,
+    Appended,
+    Batch,
+    ColumnsChangedError,
+    Sample,
+    reused_key,
+)
 from weft.systems.sql import leases
 from weft.systems.sql.driver import MissingTableError, Session, SqlDriver
 from weft.systems.sql.log import SqlLog
@@ -157,11 +168,18 @@ class SqlStore(SqlDriver):
         try:
             return work()
         except MissingTableError:
-            with self._lock:
-                self.forget()
-                for log in logs:
-                    self._open(log, log.declared | log.fields())
+            self._make_tables(logs)
             return work()
+
+    def _make_tables(self, logs: Iterable[SqlLog]) -> None:
+        with self._lock:
+            self.forget()
+            for log in logs:
+                self._open(log, log.declared | log.fields())
+
+    def has(self, log: SqlLog) -> bool:
+        """Return whether the catalogue has the stream."""
+        return self._is_prepared() and self._number(log.full) is not None
 
     def _twice(self, work: Callable[[], T]) -> T:
         """Do something that looks for tables. If the ones that we know of are gone, or the whole file, look again."""
@@ -357,8 +375,15 @@ class SqlStore(SqlDriver):
 
     def append(self, batches: Sequence[Batch]) -> list[list[Appended]]:
         """Store batches of any streams in one durable transaction."""
-        logs = {log: None for batch in batches if isinstance(log := batch.log, SqlLog)}
-        return self.with_tables(logs, lambda: self._append(batches))
+        logs = {log: log.fields() for batch in batches if isinstance(log := batch.log, SqlLog)}
+        try:
+            return self._append(batches)
+        except MissingTableError:
+            self._make_tables(logs)
+            for log, fields in logs.items():
+                if log.fields() != fields:  # another process made it again, of other events
+                    raise ColumnsChangedError(f"The columns of stream {log.full} have changed.") from None
+            return self._append(batches)
 
     def _append(self, batches: Sequence[Batch]) -> list[list[Appended]]:
         with self.session("publish") as session:
