@@ -263,6 +263,19 @@ def test_rows_that_only_contradict_each_other(tables: SqlTables, mode: str) -> N
     assert aside(tables) == [500, 501]
 
 
+@pytest.mark.every_system
+@pytest.mark.parametrize("nan", [float("nan"), "NaN"])
+def test_nan_is_no_decimal(tables: SqlTables, nan: float | str) -> None:
+    """PostgreSQL stores it, and then nobody could read the table."""
+    kind = "DECIMAL_TEXT(10,2)" if tables.dialect == "sqlite" else "DECIMAL(10,2)"
+    run(tables, f"CREATE TABLE t (id BIGINT, n {kind})")
+    one = type(nan)("1.5")
+    counts = load(tables, [{"id": 1, "n": nan}, {"id": 2, "n": one}, {"id": 3, "n": None}], on_bad_rows="quarantine")
+    assert (counts.inserted, counts.quarantined) == (2, 1)
+    assert [(row["id"], row["n"]) for row in rows_of(tables, "t")] == [(2, Decimal("1.50")), (3, None)]
+    assert aside(tables) == [1]
+
+
 @pytest.mark.brief("sqlite-scd2", "postgres-merge", "mysql-scd2", "duckdb-merge")
 @pytest.mark.parametrize("mode", ["merge", "scd2"])
 def test_values_that_no_column_takes_and_rows_that_the_table_refuses(tables: SqlTables, mode: str) -> None:
