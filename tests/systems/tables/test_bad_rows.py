@@ -7,7 +7,7 @@ import random
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from datetime import timedelta
+from datetime import date, datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
@@ -274,6 +274,15 @@ def test_nan_is_no_decimal(tables: SqlTables, nan: float | str) -> None:
     assert (counts.inserted, counts.quarantined) == (2, 1)
     assert [(row["id"], row["n"]) for row in rows_of(tables, "t")] == [(2, Decimal("1.50")), (3, None)]
     assert aside(tables) == [1]
+
+
+@pytest.mark.every_system
+@pytest.mark.parametrize("moment", [date(2026, 1, 31), datetime(2026, 1, 31, 12)])
+def test_a_time_is_no_number(tables: SqlTables, moment: date) -> None:
+    run(tables, "CREATE TABLE t (id BIGINT, n DOUBLE PRECISION)")
+    with pytest.raises(WeftError):
+        load(tables, [{"id": 1, "n": moment}])
+    assert rows_of(tables, "t") == []
 
 
 @pytest.mark.brief("sqlite-scd2", "postgres-merge", "mysql-scd2", "duckdb-merge")

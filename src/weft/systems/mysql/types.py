@@ -198,6 +198,8 @@ def cast(expression: str, field: pa.Field, sql: str) -> str:
                 # A text and a number are compared as floats, which have fewer digits.
                 same = f"{same} AND {_fits_scale(expression, scale)}"
             return _checked(expression, same)
+    if base in ("float", "double") and pa.types.is_temporal(kind):
+        return _checked(expression, "1 = 0")  # the digits of a time are no number
     if base == "date" and not pa.types.is_date(kind):
         day, moment = f"CAST(CAST({expression} AS DATE) AS DATETIME(6))", f"CAST({expression} AS DATETIME(6))"
         return _checked(expression, f"{day} = {moment}", "DATE")
