@@ -29,6 +29,9 @@ _OF_LOAD = " AND ".join(f"{name} = ?" for name in _KEY)
 _UNNAMED_KEPT = timedelta(days=7)
 # Of a streaming pipeline, whose batches are numbered: it repeats the last one at most. Looked at once in so many.
 _BATCHES_KEPT, _BATCHES_BETWEEN = 1000, 100
+_tidied: dict[tuple[object, ...], int] = {}
+"""By ledger and checkpoint, the batch in which this process looked last. Not by the number of a batch alone: of windows
+few batches are recorded, perhaps none whose number is a round one."""
 
 
 class ClaimRefusedError(Exception):
@@ -83,11 +86,8 @@ def claim(tables: SqlTables, session: Session, load: Load) -> None:
         f"AND committed_at < {tables.moment(load.moment - _UNNAMED_KEPT)}",
         (load.pipeline,),
     )
-    if load.batch_id and load.batch_id % _BATCHES_BETWEEN == 0:
-        session.run(
-            f"DELETE FROM {table(tables)} WHERE pipeline = ? AND checkpoint_id = ? AND batch_id < ?",
-            (load.pipeline, load.checkpoint_id, load.batch_id - _BATCHES_KEPT),
-        )
+    if load.batch_id > _BATCHES_KEPT:
+        _tidy(tables, session, load)
     names = tables.listed(_FIELDS.names)
     values = ", ".join([*"?" * len(_KEY), tables.moment(load.moment), *"0" * len(_COUNTS), "?"])
     try:
@@ -96,6 +96,17 @@ def claim(tables: SqlTables, session: Session, load: Load) -> None:
         if tables.is_rejection(error):
             raise ClaimRefusedError(error) from None
         raise
+
+
+def _tidy(tables: SqlTables, session: Session, load: Load) -> None:
+    """Now and then, remove the rows of batches that nobody repeats."""
+    checkpoint = (tables.connection.target, load.pipeline, load.checkpoint_id)
+    if load.batch_id - _tidied.get(checkpoint, 0) >= _BATCHES_BETWEEN:
+        _tidied[checkpoint] = load.batch_id
+        session.run(
+            f"DELETE FROM {table(tables)} WHERE pipeline = ? AND checkpoint_id = ? AND batch_id < ?",
+            (load.pipeline, load.checkpoint_id, load.batch_id - _BATCHES_KEPT),
+        )
 
 
 def record(tables: SqlTables, session: Session, load: Load, counts: Counts) -> None:
