@@ -239,7 +239,7 @@ class SqlLog:
             if name not in types:
                 raise unknown(f"column in stream {self.name!r}", name, types)
         wanted = {name: types[name] for name in (columns if columns is not None else types)}
-        return self.store.arrow_batches(self, max(after, self.floor()), upto, wanted)
+        return self.store.arrow_batches(self, max(after, self.floor()), min(upto, self.head(upto)), wanted)
 
     def _one(self, sql: str, parameters: Sequence[Any] = ()) -> Any:
         with self.store.session("read") as session:
