@@ -475,23 +475,6 @@ def test_binding(sql: str, dialects: list[str]) -> None:
         assert incremental.bind("SELECT $watermarks, $watermark", "1", dialect) == "SELECT $watermarks, 1"
 
 
-@pytest.mark.parametrize(
-    ("sql", "without"),
-    [
-        ("SELECT 1", "SELECT 1"),
-        ("SELECT 1 ;\n", "SELECT 1"),
-        ("SELECT 1; -- the end", "SELECT 1"),
-        ("SELECT 1;; /* ; */ ;", "SELECT 1"),
-        ("SELECT ';--' ;", "SELECT ';--'"),
-        ('SELECT 1 AS "a;"; --', 'SELECT 1 AS "a;"'),
-        ("SELECT E'it\\'s; --'", "SELECT E'it\\'s; --'"),
-        ("SELECT 1; SELECT 2;", "SELECT 1; SELECT 2"),
-    ],
-)
-def test_the_end_of_a_query(sql: str, without: str) -> None:
-    assert tokens.without_end(sql) == without
-
-
 def test_a_question_mark_in_a_text(database: Database) -> None:
     """Where values are bound in the same statement, too."""
     with database.tables.driver.session("publish") as session:

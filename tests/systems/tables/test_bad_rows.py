@@ -7,7 +7,7 @@ import random
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from datetime import date, datetime, timedelta
+from datetime import timedelta
 from decimal import Decimal
 from typing import Any
 
@@ -261,28 +261,6 @@ def test_rows_that_only_contradict_each_other(tables: SqlTables, mode: str) -> N
     counts = load(tables, given, mode=mode, keys=keys, on_bad_rows="quarantine")
     assert (counts.inserted, counts.quarantined) == (200, 2)
     assert aside(tables) == [500, 501]
-
-
-@pytest.mark.every_system
-@pytest.mark.parametrize("nan", [float("nan"), "NaN"])
-def test_nan_is_no_decimal(tables: SqlTables, nan: float | str) -> None:
-    """PostgreSQL stores it, and then nobody could read the table."""
-    kind = "DECIMAL_TEXT(10,2)" if tables.dialect == "sqlite" else "DECIMAL(10,2)"
-    run(tables, f"CREATE TABLE t (id BIGINT, n {kind})")
-    one = type(nan)("1.5")
-    counts = load(tables, [{"id": 1, "n": nan}, {"id": 2, "n": one}, {"id": 3, "n": None}], on_bad_rows="quarantine")
-    assert (counts.inserted, counts.quarantined) == (2, 1)
-    assert [(row["id"], row["n"]) for row in rows_of(tables, "t")] == [(2, Decimal("1.50")), (3, None)]
-    assert aside(tables) == [1]
-
-
-@pytest.mark.every_system
-@pytest.mark.parametrize("moment", [date(2026, 1, 31), datetime(2026, 1, 31, 12)])
-def test_a_time_is_no_number(tables: SqlTables, moment: date) -> None:
-    run(tables, "CREATE TABLE t (id BIGINT, n DOUBLE PRECISION)")
-    with pytest.raises(WeftError):
-        load(tables, [{"id": 1, "n": moment}])
-    assert rows_of(tables, "t") == []
 
 
 @pytest.mark.brief("sqlite-scd2", "postgres-merge", "mysql-scd2", "duckdb-merge")

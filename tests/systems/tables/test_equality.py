@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 
 from systems.tables.test_commit import DAY, load, run
 from systems.tables.test_modes import rows_of
-from weft.errors import LoadRefusedError
+from weft.errors import LoadRefusedError, WeftError
 from weft.systems.sql import commit as sql_commit
 from weft.systems.sql.tables import SqlTables
 
@@ -231,3 +232,25 @@ def test_a_table_of_versions_has_its_index_from_the_beginning(tables: SqlTables)
     with tables.driver.session("read") as session:
         indexed = [each[4] for each in session.rows("SHOW INDEX FROM t")]
     assert indexed == keys[:4]
+
+
+@pytest.mark.every_system
+@pytest.mark.parametrize("nan", [float("nan"), "NaN"])
+def test_nan_is_no_decimal(tables: SqlTables, nan: float | str) -> None:
+    """PostgreSQL stores it, and then nobody could read the table."""
+    kind = "DECIMAL_TEXT(10,2)" if tables.dialect == "sqlite" else "DECIMAL(10,2)"
+    run(tables, f"CREATE TABLE t (id BIGINT, n {kind})")
+    one = type(nan)("1.5")
+    counts = load(tables, [{"id": 1, "n": nan}, {"id": 2, "n": one}, {"id": 3, "n": None}], on_bad_rows="quarantine")
+    assert (counts.inserted, counts.quarantined) == (2, 1)
+    assert [(row["id"], row["n"]) for row in rows_of(tables, "t")] == [(2, Decimal("1.50")), (3, None)]
+    assert [json.loads(row["payload"])["id"] for row in rows_of(tables, "t__quarantine")] == [1]
+
+
+@pytest.mark.every_system
+@pytest.mark.parametrize("moment", [date(2026, 1, 31), datetime(2026, 1, 31, 12)])
+def test_a_time_is_no_number(tables: SqlTables, moment: date) -> None:
+    run(tables, "CREATE TABLE t (id BIGINT, n DOUBLE PRECISION)")
+    with pytest.raises(WeftError):
+        load(tables, [{"id": 1, "n": moment}])
+    assert rows_of(tables, "t") == []
