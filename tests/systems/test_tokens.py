@@ -1,4 +1,4 @@
-"""What SQL is made of, as far as it matters to us."""
+"""Queries as tokens: where one ends."""
 
 from __future__ import annotations
 
