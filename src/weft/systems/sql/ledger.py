@@ -101,12 +101,15 @@ def claim(tables: SqlTables, session: Session, load: Load) -> None:
 def _tidy(tables: SqlTables, session: Session, load: Load) -> None:
     """Now and then, remove the rows of batches that nobody repeats."""
     checkpoint = (tables.connection.target, load.pipeline, load.checkpoint_id)
-    if load.batch_id - _tidied.get(checkpoint, 0) >= _BATCHES_BETWEEN:
-        _tidied[checkpoint] = load.batch_id
-        session.run(
-            f"DELETE FROM {table(tables)} WHERE pipeline = ? AND checkpoint_id = ? AND batch_id < ?",
-            (load.pipeline, load.checkpoint_id, load.batch_id - _BATCHES_KEPT),
-        )
+    if load.batch_id - _tidied.get(checkpoint, 0) < _BATCHES_BETWEEN:
+        return
+    _tidied[checkpoint] = load.batch_id
+    # By how many there are, not by their numbers: a user's may be dates.
+    of_checkpoint = f"FROM {table(tables)} WHERE pipeline = ? AND checkpoint_id = ?"
+    newest = f"SELECT batch_id {of_checkpoint} ORDER BY batch_id DESC LIMIT 1 OFFSET {_BATCHES_KEPT - 1}"
+    oldest_kept = session.row(newest, checkpoint[1:])
+    if oldest_kept is not None:
+        session.run(f"DELETE {of_checkpoint} AND batch_id < ?", (*checkpoint[1:], oldest_kept[0]))
 
 
 def record(tables: SqlTables, session: Session, load: Load, counts: Counts) -> None:
