@@ -68,7 +68,7 @@ DATES = [20261230, 20261231, 20270101]
 def test_the_ledger_forgets_batches_that_nobody_repeats(
     tables: SqlTables, monkeypatch: pytest.MonkeyPatch, numbers: Sequence[int], kept: Sequence[int]
 ) -> None:
-    """Also where few batches are recorded, as those that emit windows. Those that stay are counted: numbers have gaps."""
+    """Also where few batches are recorded, as those that emit windows. What stays is counted: numbers have gaps."""
     monkeypatch.setattr(ledger, "_BATCHES_KEPT", 3)
     monkeypatch.setattr(ledger, "_BATCHES_BETWEEN", 5)
     load(tables, [{"id": 0}], commit_key="other")
