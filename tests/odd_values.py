@@ -200,7 +200,7 @@ class Odd:
             pairs.append((key, dice.choice(NUMBERS) if dice.random() < 0.2 else self._written(self.document())))
         dice.shuffle(pairs)
         if pairs and dice.random() < 0.1:
-            pairs.append((dice.choice(pairs)[0], self._written(self.document())))  # one key twice: the last counts
+            pairs.append((dice.choice(pairs)[0], self._written(self.document())))  # one key twice
         return "{" + ",".join(f"{self._written(key)}:{text}" for key, text in pairs) + "}"
 
     def texts(self, fields: Mapping[str, str]) -> dict[str, str]:
@@ -242,9 +242,14 @@ def read_json(text: str) -> dict[str, Any] | None:
     def refuse(name: str) -> Any:
         raise ValueError(name)
 
+    def read_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        if len(dict(pairs)) < len(pairs):
+            raise ValueError(pairs)  # nobody knows which value was meant
+        return dict(pairs)
+
     try:
         text.encode()
-        found = json.loads(text, parse_constant=refuse, parse_float=Number)
+        found = json.loads(text, parse_constant=refuse, parse_float=Number, object_pairs_hook=read_object)
         json.dumps(found, ensure_ascii=False).encode()  # half a character, by an escape
     except ValueError:
         return None
