@@ -351,6 +351,30 @@ def test_parameters(service):
     assert post("reset", {"consumer": "c", "to": 2**63 - 1}) == 200
 
 
+def test_parameters_of_a_post(service):
+    before = len(service.events("orders"))
+
+    def post(path: str, body: object) -> dict:
+        answer = service.client.post(f"{ORDERS}{path}", json=body)
+        assert (answer.status_code, answer.json()["title"]) == (422, "Unknown parameter"), answer.text
+        return answer.json()
+
+    assert post("?idempotency_key=a", {"n": 1})["field"] == "idempotency_key"
+    told = post("/consume?batchsize=1", {"consumer": "asked"})
+    assert told["hint"] == "Did you mean 'batch_size'? In the body: consumer, batch_size, member, lease, wait."
+    assert "In the body: " in post("/ack?token=a", {"consumer": "asked", "events": []})["hint"]
+    for action in ("ack", "nack", "reset"):
+        post(f"/{action}?consumer=c", {"consumer": "asked", "events": [], "to": "end"})
+    post("/ticket?where=n=1", {})
+    assert service.client.get(f"{ORDERS}/groups?consumer=c").json()["hint"] == "There are none here."
+    for path in (ORDERS, "/api/v1/overview"):
+        told = service.client.get(f"{path}?history=yes")
+        assert (told.status_code, told.json()["field"]) == (422, "history"), path
+    assert len(service.events("orders")) == before
+    groups = service.client.get(f"{ORDERS}/groups").json()["groups"]
+    assert "asked" not in [each["consumer"] for each in groups]
+
+
 @pytest.mark.parametrize("moment", ["0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00"])
 def test_times_that_leave_the_calendar_in_utc(service, moment):
     subscribe = f"{ORDERS}/subscribe"

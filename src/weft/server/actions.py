@@ -172,7 +172,7 @@ async def admit_body(request: Request, kind: type[S]) -> tuple[ApiKey, S]:
     """Return the key of a request that may act, and its body."""
     service = service_of(request)
     key = await service.access.admit_action(request)
-    query(request)
+    query(request, body=kind.__struct_fields__)
     bodies.require_json(bodies.media_type(request.headers))
     body = await service.bodies.read(request)
     return key, bodies.parse(bodies.unpack(body, request.headers, service.limits.body_bytes), kind)

@@ -37,7 +37,7 @@ from weft.server import (
 )
 from weft.server.access import opened_by
 from weft.server.audit import Audit
-from weft.server.consuming import moment, query, whole
+from weft.server.consuming import flag, moment, query, whole
 from weft.server.filters import filter_of
 from weft.server.limits import Limits
 from weft.server.live import EventStream
@@ -211,7 +211,7 @@ async def streams(request: Request) -> Response:
 
 async def details(request: Request) -> Response:
     """Show a stream, its size, and where its rejected events go; `?history=true`: with what was sampled of late."""
-    with_history = query(request, "history").get("history") == "true"
+    with_history = flag(query(request, "history"), "history")
     service = service_of(request)
     ready = await service.open(request, "read", to_read=True)
     log, stream = ready.log, ready.stream
@@ -286,6 +286,7 @@ async def ticket(request: Request) -> Response:
     """Issue a ticket, with which a browser's EventSource subscribes: it cannot send a credential."""
     service = service_of(request)
     ready = await service.open(request, "read", to_read=True)
+    query(request)
     issued = await service.access.issue_ticket(ready.stream, opened_by(request))
     return json_response({"stream": ready.stream.name, "ticket": issued, "expires_in": TICKET_SECONDS}, 201)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, suppress
 from datetime import UTC, datetime
 from typing import Annotated, Any, TypeVar
@@ -13,7 +14,7 @@ from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
 
-from weft.errors import EventsLostError
+from weft.errors import EventsLostError, listed
 from weft.server import bodies
 from weft.server.access import opened_by, unauthorized
 from weft.server.answers import AnswerPage
@@ -77,6 +78,7 @@ async def _open(request: Request, kind: type[Body], scope: Scope = "read") -> tu
     """Return the stream that a request may use, and its body."""
     service, headers = service_of(request), request.headers
     ready = await service.open(request, scope)
+    query(request, body=kind.__struct_fields__)
     bodies.require_json(bodies.media_type(headers))
     body = await service.bodies.read(request)
     return ready, bodies.parse(bodies.unpack(body, headers, service.limits.body_bytes), kind)
@@ -177,6 +179,7 @@ async def reset(request: Request) -> Response:
 async def groups(request: Request) -> Response:
     service = service_of(request)
     ready = await service.open(request, "read", to_read=True)
+    query(request)
     with service.room(ready.stream):
         found = [with_texts(group, "position") for group in await consuming.groups(ready.stream)]
         return json_response({"stream": ready.stream.name, "groups": found})
@@ -219,13 +222,21 @@ def _fill(page: AnswerPage, ready: Opened, after: int | None, limit: int) -> int
     return start
 
 
-def query(request: Request, *known: str, repeated: str | None = None) -> dict[str, str]:
-    """Return the parameters of a query, each but `repeated` at most once; unknown ones are refused."""
+def query(request: Request, *known: str, repeated: str | None = None, body: Sequence[str] = ()) -> dict[str, str]:
+    """Return the parameters of a query, each but `repeated` at most once; unknown ones are refused. `body`: what a body
+    may have, where the options of a request are there."""
     parameters: dict[str, str] = {}
     for name, value in request.query_params.multi_items():
         if name not in known:
-            text = f"There is no parameter {name[:60]!r} here; there are {', '.join(known)}."
-            raise Problem(422, "parameter", "Unknown parameter", text, field=name[:60])
+            listing = f"Parameters: {', '.join(known)}." if known else f"In the body: {', '.join(body)}." if body else ""
+            raise Problem(
+                422,
+                "parameter",
+                "Unknown parameter",
+                f"There is no parameter {name[:60]!r} here.",
+                hint=listed(name, (*known, *body), listing) or "There are none here.",
+                field=name[:60],
+            )
         if name in parameters and name != repeated:
             raise Problem(422, "parameter", "Repeated parameter", f"{name} was given twice.", field=name)
         parameters[name] = value
@@ -237,6 +248,14 @@ def whole(text: str, name: str, least: int) -> int:
     if not (text.isascii() and text.isdigit() and len(text) <= 19 and least <= int(text) < 2**63):
         raise bad_parameter(f"{name} must be a whole number of at least {least}, not {text[:40]!r}.", field=name)
     return int(text)
+
+
+def flag(parameters: dict[str, str], name: str) -> bool:
+    """Parse a parameter that is true or false; false where it is not given."""
+    text = parameters.get(name, "false")
+    if text not in ("true", "false"):
+        raise bad_parameter(f"{name} must be true or false, not {text[:40]!r}.", field=name)
+    return text == "true"
 
 
 def in_utc(when: datetime, name: str) -> datetime:

@@ -18,7 +18,7 @@ from weft.operate.records import COUNTS, Attempt
 from weft.project import current
 from weft.server.bodies import encode
 from weft.server.cached_probe import CachedProbe
-from weft.server.consuming import query
+from weft.server.consuming import flag, query
 from weft.server.run_log import open_log
 from weft.server.service import encoded_response, service_of
 from weft.streams.declare import Stream
@@ -265,7 +265,7 @@ async def overview(request: Request) -> Response:
 
     `?history=true`: with what the service has sampled of late, for a page that opens.
     """
-    with_history = query(request, "history").get("history") == "true"
+    with_history = flag(query(request, "history"), "history")
     known: Overview = request.app.state.overview
     history = service_of(request).history
     streams, all_of_them = await readable(request)

@@ -13,6 +13,7 @@ from starlette.responses import Response
 from weft import tracing
 from weft.server import bodies
 from weft.server.access import webhook_id
+from weft.server.consuming import query
 from weft.server.problems import Problem
 from weft.server.service import json_response, service_of
 from weft.streams.encode import keys_of
@@ -26,6 +27,8 @@ async def publish(request: Request) -> Response:
     """Publish one event, an array, or a line each."""
     service = service_of(request)
     ready = await service.open(request, "write")
+    if request.scope["query_string"]:  # to parse an empty one takes time
+        query(request)
     headers = request.headers
     key, delivery = headers.get("idempotency-key"), webhook_id(request)
     if key is not None and len({value for name, value in request.scope["headers"] if name == b"idempotency-key"}) > 1:
