@@ -228,13 +228,13 @@ def query(request: Request, *known: str, repeated: str | None = None, body: Sequ
     parameters: dict[str, str] = {}
     for name, value in request.query_params.multi_items():
         if name not in known:
-            listing = f"Parameters: {', '.join(known)}." if known else f"In the body: {', '.join(body)}." if body else ""
+            title, there = ("Parameters", known) if known else ("In the body", body)
             raise Problem(
                 422,
                 "parameter",
                 "Unknown parameter",
                 f"There is no parameter {name[:60]!r} here.",
-                hint=listed(name, (*known, *body), listing) or "There are none here.",
+                hint=listed(name, there, f"{title}: {', '.join(there)}.") if there else "There are none here.",
                 field=name[:60],
             )
         if name in parameters and name != repeated:
