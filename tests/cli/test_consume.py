@@ -189,8 +189,8 @@ def test_the_batch_in_hand_is_finished(start: Any, number: signal.Signals, code:
         wait_until(has_begun, "the batch to begin", PATIENCE)
         process.send_signal(number)
         assert not has_committed()
-    out, _ = process.communicate(timeout=PATIENCE)
-    assert (process.returncode, out) == (code, "copies: 10 rows in 1 batch\n")
+    out, err = process.communicate(timeout=PATIENCE)
+    assert (process.returncode, out) == (code, "copies: 10 rows in 1 batch\n"), err
     assert has_committed()
     assert copied() == list(range(10))
 

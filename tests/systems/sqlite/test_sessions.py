@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import time
 from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
@@ -53,3 +54,36 @@ def test_time_in_which_a_writer_stood_still_is_not_waited(tmp_path: Path, monkey
         with pytest.raises(BusyError, match="30 seconds"), driver.session("publish"):
             pass
         assert len(stops) == 66
+
+
+def test_a_file_that_is_not_in_wal_mode_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others made it, and write to it when the first connection is opened."""
+    path, sleep = str(tmp_path / "other.db"), time.sleep
+    driver = SqliteSessions(weft.SQLiteConnection(path))
+    with closing(driver), closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("CREATE TABLE t (n INT)")
+        other.execute("BEGIN IMMEDIATE")
+
+        def end(seconds: float) -> None:
+            if other.in_transaction:
+                other.execute("COMMIT")
+            sleep(seconds)
+
+        monkeypatch.setattr(sessions, "time", SimpleNamespace(monotonic=time.monotonic, sleep=end))
+        with driver.session("keep") as session:
+            session.run("INSERT INTO t VALUES (1)")
+        assert other.execute("SELECT n FROM t").fetchall() == [(1,)]
+
+
+def test_a_file_that_is_not_in_wal_mode_and_stays_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = str(tmp_path / "other.db")
+    driver = SqliteSessions(weft.SQLiteConnection(path))
+    monkeypatch.setattr(sessions, "LOCK_SECONDS", 0.2)
+    with closing(driver), closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("CREATE TABLE t (n INT)")
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(BusyError, match="has been locked"), driver.session("keep"):
+            pass
+        other.execute("COMMIT")
+        with driver.session("keep") as session:
+            session.run("INSERT INTO t VALUES (1)")

@@ -91,17 +91,17 @@ class SqliteSessions(SqlDriver):
                 number = file_number(location)
             driver = sqlite3.connect(
                 location,
-                timeout=LOCK_SECONDS,
+                timeout=0,  # `_run_when_free` waits
                 isolation_level=None,
                 check_same_thread=False,
                 cached_statements=256,
                 factory=reading.FileConnection,
             )
             with closed_on_error(driver):
-                driver.execute("PRAGMA journal_mode=WAL")
+                # For the lock that this needs in a file of another mode, SQLite itself never waits.
+                self._run_when_free(driver, "PRAGMA journal_mode=WAL")
                 waits = role == "publish" or self.connection.durable_acks
-                driver.execute(f"PRAGMA synchronous={'FULL' if waits else 'NORMAL'}")
-                driver.execute("PRAGMA busy_timeout=0")  # `begin` waits by itself
+                self._run_when_free(driver, f"PRAGMA synchronous={'FULL' if waits else 'NORMAL'}")
             if self.in_memory:
                 return driver
             driver.location, driver.files = location, (number,)
@@ -112,7 +112,7 @@ class SqliteSessions(SqlDriver):
 
     def _make_file(self, location: str) -> None:
         """Make the file, without a log that another file of this name left behind, maybe to a process that uses it."""
-        with suppress(OSError), self._removing, _locked(os.path.dirname(location)):
+        with suppress(OSError, sqlite3.OperationalError), self._removing, _locked(os.path.dirname(location)):
             if file_number(location) is None:
                 for left in [each for each in self._left if each.location == location]:
                     self._remove_log(left)
@@ -232,16 +232,19 @@ class SqliteSessions(SqlDriver):
 
     def begin(self, driver: sqlite3.Connection, role: Role) -> None:
         """Take the write lock at once: a lock taken later could fail in the middle of the work."""
-        if role == "read" or driver.in_transaction:
-            return
+        if role != "read" and not driver.in_transaction:
+            self._run_when_free(driver, "BEGIN IMMEDIATE")
+            self._busy_since = None
+
+    def _run_when_free(self, driver: sqlite3.Connection, sql: str) -> None:
+        """Run a statement, as soon as no other process has the lock that it needs."""
         # The writers of this process wait in turn: those after the first have waited for the same lock already.
         begun_at = time.monotonic()
         since = begun_at if self._busy_since is None else max(self._asked_at, self._busy_since)
         deadline, tried = since + LOCK_SECONDS, begun_at
         while True:
             try:
-                driver.execute("BEGIN IMMEDIATE")
-                self._busy_since = None
+                driver.execute(sql)
                 return
             except sqlite3.OperationalError as error:
                 now = time.monotonic()
