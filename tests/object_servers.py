@@ -102,6 +102,8 @@ class SeaweedServer(_ObjectServer):
             ports.append(f"-{part}.port.grpc={servers.free_port()}")
             if part != "s3":
                 ports.append(f"-{part}.port={servers.free_port()}")
+        # Its catalogues have fixed ports, which the server of another process may have.
+        ports += ["-s3.port.iceberg=0", "-s3.port.lance=0"]
         # Each bucket takes seven volumes.
         place = [f"-dir={self.folder}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-volume.max=5000"]
         # Else it would take the key of the test that restarts it for that of everybody.

@@ -208,10 +208,7 @@ def totals(conn):
 
 def test_a_pipeline_is_run(server: Callable[..., Any]) -> None:
     served = server(PIPELINE)
-    create = [sys.executable, "-m", "weft", "apikey", "create", "--scope", "admin"]
-    token = warm_python.run(create, cwd=served.folder, check=True, capture_output=True, text=True).stdout.strip()
-    key = {"authorization": f"Bearer {token}"}
-    wait_until(lambda: served.client.get("/api/v1/pipelines").status_code == 401, "the service to know the key")
+    key = _key_of(served)
     answer = served.client.post("/api/v1/pipelines/totals/run", headers=key)
     assert (answer.status_code, answer.json()["done"]) == (202, "started")
 
@@ -223,6 +220,27 @@ def test_a_pipeline_is_run(server: Callable[..., Any]) -> None:
     action = f"/api/v1/audit/{answer.json()['action']}"
     wait_until(lambda: served.client.get(action, headers=key).json()["outcome"], "what came of it", 120)
     assert "totals" in served.client.get(action, headers=key).json()["outcome"]
+
+
+def _key_of(served: Any) -> dict[str, str]:
+    create = [sys.executable, "-m", "weft", "apikey", "create", "--scope", "admin"]
+    token = warm_python.run(create, cwd=served.folder, check=True, capture_output=True, text=True).stdout.strip()
+    wait_until(lambda: served.client.get("/api/v1/pipelines").status_code == 401, "the service to know the key")
+    return {"authorization": f"Bearer {token}"}
+
+
+def test_the_command_names_the_run_log(server: Callable[..., Any], tmp_path: Path) -> None:
+    """Its workers have it, and so has what they start."""
+    url = f"sqlite:///{tmp_path / 'elsewhere.db'}"
+    served = server(PIPELINE, "--run-log", url)
+    key = _key_of(served)
+    assert served.client.post("/api/v1/pipelines/totals/pause", headers=key).json()["done"] == "paused"
+    assert served.client.post("/api/v1/pipelines/totals/run", headers=key).status_code == 202
+    with open_run_log(url) as log:
+        assert log.latest(["totals"])["totals"].paused_at is not None
+        wait_until(lambda: bool(log.runs("totals", "succeeded")), "the run to end", 120)
+    assert served.client.get("/api/v1/pipelines/totals", headers=key).json()["status"] == "succeeded"
+    assert not (served.folder / ".weft" / "runs.db").exists()
 
 
 @on_sqlite

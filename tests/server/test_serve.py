@@ -309,6 +309,13 @@ def test_settings(project, setting, named):
     assert named in done.stderr
 
 
+def test_a_run_log_that_is_none(project):
+    (project / "streams.py").write_text("import weft\n" + textwrap.dedent(ORDERS))
+    done = _weft("serve", "--module", "streams", "--port", "0", "--run-log-url", "postgrs://logs/weft")
+    assert done.returncode == 1
+    assert "There is no run log at postgrs://" in done.stderr and "Did you mean postgres://" in done.stderr
+
+
 def test_a_port_that_is_taken(server, project):
     served = server(ORDERS)
     (project / "streams.py").write_text("import weft\n" + textwrap.dedent(ORDERS))

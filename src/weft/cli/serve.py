@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import click
 
-from weft.cli.common import metrics_option, module_names_option, traces_of_children_option
+from weft.cli.common import metrics_option, module_names_option, run_log_option, traces_of_children_option
 
 
 @contextmanager
@@ -44,6 +44,7 @@ def needs_server() -> Iterator[None]:
     envvar="WEFT_LOG_FORMAT",
     help="How each request is logged to standard error.",
 )
+@run_log_option
 @metrics_option
 @traces_of_children_option
 @click.option("--no-worker", is_flag=True, help="Build no models: `weft worker` does it elsewhere.")
@@ -55,6 +56,7 @@ def serve(
     insecure: bool,
     log_format: str,
     no_worker: bool,
+    run_log: str | None,
     metrics: str | None,
 ) -> None:
     """Serve the declared streams over HTTP, until Ctrl-C or SIGTERM.
@@ -72,5 +74,6 @@ def serve(
         insecure=insecure,
         log_format="json" if log_format == "json" else "text",
         models=not no_worker,
+        run_log=run_log,
         metrics=metrics,
     )

@@ -380,6 +380,11 @@ def project_log_url(named: str | None = None) -> str | None:
     return named or os.environ.get(VARIABLE) or settings.read_project_file(current().root).get("run_log")
 
 
+def check_url(url: str) -> None:
+    """Raise where a run log's URL or name leads nowhere. Opens nothing."""
+    _parse(url, current().root)
+
+
 def open_run_log(
     url: str | None = None,
     root: str | os.PathLike[str] | None = None,

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import msgspec
 
 from weft.errors import ConnectionFailedError, SettingsError, WeftError
-from weft.operate import sinks
+from weft.operate import runlog, sinks
 from weft.operate.log_format import VARIABLE
 from weft.project import current
 from weft.server import cors, logs
@@ -47,15 +47,20 @@ def serve(
     insecure: bool = False,
     log_format: logs.Format = "json",
     models: bool = True,
+    run_log: str | None = None,
     metrics: str | None = None,
 ) -> None:
     """Serve the streams of this project until SIGTERM or SIGINT; with `models` build its models in another process.
-    `metrics`: the URL of a sink for its metrics, besides /metrics."""
+    `run_log`: the URL of the run log, in place of the project's; `metrics`: that of a sink for its metrics, besides
+    /metrics."""
     logs.configure(log_format)
     of_project, metrics = sinks.project_url(metrics), sinks.url_beside_scrapes(metrics)
     sink = sinks.check(metrics)  # a wrong one is an error here, not one of every worker
     limits, broken = Limits.of_project(), load_modules(modules)
     cors.checked(None)  # a wrong origin is an error here, not one of every worker
+    if run_log:
+        runlog.check_url(run_log)
+        os.environ[runlog.VARIABLE] = run_log  # of every process that this one starts
     if not current().streams:
         raise SettingsError(
             " ".join(["There is no stream to serve.", *broken.values()]),
