@@ -105,6 +105,27 @@ def _check_of_type(hint: Any) -> Check:
     return {str: text_option, int: count, bool: flag}[variants(hint)[0]]
 
 
+def fits(value: object, hint: Any) -> bool:
+    """Return whether a value is of an annotated type."""
+    origin = typing.get_origin(hint)
+    if origin in (typing.Union, types.UnionType):
+        return any(fits(value, each) for each in typing.get_args(hint))
+    if origin is typing.Literal:
+        return value in typing.get_args(hint)
+    if hint is Any:
+        return True
+    if isinstance(value, bool):
+        return hint is bool
+    if hint is float:
+        return isinstance(value, int | float)
+    return isinstance(value, hint if origin is None else origin)
+
+
+def type_name(hint: Any) -> str:
+    """Return an annotated type as errors name it."""
+    return hint.__name__ if isinstance(hint, type) else str(hint).replace(" | None", "")
+
+
 def look_like(declared: object, function: Callable[..., Any]) -> None:
     """Give a declaration the name and the docstring of its function."""
     for attribute in ("__module__", "__name__", "__qualname__", "__doc__"):

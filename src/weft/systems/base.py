@@ -10,7 +10,7 @@ import time
 import types
 import typing
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -24,10 +24,11 @@ from weft.errors import (
     NotFoundError,
     SettingsError,
     WeftError,
+    did_you_mean,
     installing,
     listed,
 )
-from weft.options import refuse_unknown
+from weft.options import fits, refuse_unknown, type_name
 
 ENTRY_POINTS = "weft.systems"
 SIGN_IN_HINT = "Check host, port, user, password and database. Encode special characters (%40 for @)."
@@ -65,9 +66,9 @@ class Connection:
             if isinstance(value, os.PathLike):
                 value = os.fspath(value)
                 object.__setattr__(self, each.name, value)
-            if not _fits(value, hints[each.name]):
+            if not fits(value, hints[each.name]):
                 raise DeclarationError(
-                    f"{type(self).__name__}: {each.name} must be {_type_name(hints[each.name])}, "
+                    f"{type(self).__name__}: {each.name} must be {type_name(hints[each.name])}, "
                     f"not {type(value).__name__}."
                 )
         self.validate()
@@ -101,6 +102,23 @@ class Connection:
             value = getattr(self, each.name)
             if each.metadata.get("url") and value is not None:
                 self._check_scheme(each.name, value)
+
+    def is_known(self, name: str) -> bool:
+        """Return whether the value of a field is known: before the connection is resolved, a `${VAR}` is not."""
+        return self._is_resolved or not settings.has_references(getattr(self, name) or "")
+
+    def one_of(self, name: str, choices: Sequence[str]) -> None:
+        """Refuse a field whose value is none of the choices."""
+        value = getattr(self, name)
+        if value is None or value in choices or not self.is_known(name):
+            return
+        hint = did_you_mean(value, choices) or did_you_mean(value.upper(), choices, f"Known: {', '.join(choices)}.")
+        raise DeclarationError(f"{self.label} has the {name} {value!r}, which does not exist.", hint=hint)
+
+    def both_or_neither(self, first: str, second: str) -> None:
+        """Refuse one of two fields without the other."""
+        if bool(getattr(self, first)) != bool(getattr(self, second)):
+            raise DeclarationError(f"{self.label} needs {first} and {second}, both or neither.")
 
     def _check_scheme(self, field_name: str, url: str) -> None:
         schemes = system_for(self.kind).schemes
@@ -262,25 +280,6 @@ def measured(report: dict[str, Any]) -> Iterator[None]:
     start = time.perf_counter()
     yield
     report["latency_ms"] = round((time.perf_counter() - start) * 1000, 2)
-
-
-def _fits(value: object, hint: Any) -> bool:
-    origin = typing.get_origin(hint)
-    if origin in (typing.Union, types.UnionType):
-        return any(_fits(value, each) for each in typing.get_args(hint))
-    if origin is typing.Literal:
-        return value in typing.get_args(hint)
-    if hint is typing.Any:
-        return True
-    if isinstance(value, bool):
-        return hint is bool
-    if hint is float:
-        return isinstance(value, int | float)
-    return isinstance(value, hint if origin is None else origin)
-
-
-def _type_name(hint: Any) -> str:
-    return hint.__name__ if isinstance(hint, type) else str(hint).replace(" | None", "")
 
 
 @dataclass(frozen=True)

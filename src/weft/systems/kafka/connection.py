@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from dataclasses import field as option
 from typing import Any, ClassVar
 
-from weft import hooks, settings
-from weft.errors import DeclarationError, did_you_mean
+from weft import hooks
+from weft.errors import DeclarationError
 from weft.systems.base import Connection, measured
 from weft.systems.codec import CODECS, REGISTERED
 from weft.systems.endpoint import Endpoint
@@ -51,25 +51,15 @@ class KafkaConnection(Connection):
     def validate(self) -> None:
         """Raise for fields that contradict each other, or that this version cannot use."""
         super().validate()
-        self._one_of("payload_format", FORMATS)
-        self._one_of("subject_name_strategy", STRATEGIES)
-        self._one_of("sasl_mechanism", MECHANISMS)
-        self._one_of("security_protocol", PROTOCOLS)
+        self.one_of("payload_format", FORMATS)
+        self.one_of("subject_name_strategy", STRATEGIES)
+        self.one_of("sasl_mechanism", MECHANISMS)
+        self.one_of("security_protocol", PROTOCOLS)
         self._check_registry()
         self._check_sign_in()
-        if bool(self.ssl_certificate_location) != bool(self.ssl_key_location):
-            raise DeclarationError(
-                f"{self.label} needs ssl_certificate_location and ssl_key_location, both or neither."
-            )
-        if self._is_resolved or not settings.has_references(self.bootstrap_servers):
+        self.both_or_neither("ssl_certificate_location", "ssl_key_location")
+        if self.is_known("bootstrap_servers"):
             _ = self.servers
-
-    def _one_of(self, name: str, known: tuple[str, ...]) -> None:
-        value = getattr(self, name)
-        if value is None or value in known or (not self._is_resolved and settings.has_references(value)):
-            return
-        hint = did_you_mean(value, known) or did_you_mean(value.upper(), known, f"Known: {', '.join(known)}.")
-        raise DeclarationError(f"{self.label} has the {name} {value!r}, which does not exist.", hint=hint)
 
     def _check_registry(self) -> None:
         given, url = self.schema_registry, self.schema_registry_url

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from dataclasses import field as option
 from typing import Any, ClassVar
 
-from weft import settings
-from weft.errors import DeclarationError, did_you_mean
+from weft.errors import DeclarationError
+from weft.systems.aws import check_keys
 from weft.systems.base import Connection, measured
 from weft.systems.endpoint import Endpoint
 from weft.systems.kinesis.places import SHARD_PLACES, TIME
@@ -42,33 +42,19 @@ class KinesisConnection(Connection):
     def validate(self) -> None:
         """Raise for fields that contradict each other."""
         super().validate()
-        if self._is_known("payload_format") and self.payload_format not in FORMATS:
-            raise DeclarationError(
-                f"{self.label} has the payload_format {self.payload_format!r}, which does not exist.",
-                hint=did_you_mean(self.payload_format, FORMATS, f"Known: {', '.join(FORMATS)}."),
-            )
-        if self._is_known("endpoint") and self.endpoint and not _ENDPOINT.fullmatch(self.endpoint):
+        self.one_of("payload_format", FORMATS)
+        if self.is_known("endpoint") and self.endpoint and not _ENDPOINT.fullmatch(self.endpoint):
             raise DeclarationError(
                 f"The endpoint of {self.label} must be http://host:port or https://host.",
                 hint="Keys have fields of their own: access_key_id and secret_access_key.",
             )
-        if (self.access_key_id is None) != (self.secret_access_key is None):
-            raise DeclarationError(
-                f"{self.label} needs both access_key_id and secret_access_key.",
-                hint="Or neither: then those of the environment are used.",
-            )
-        if self.session_token is not None and self.access_key_id is None:
-            raise DeclarationError(f"A session_token needs access_key_id and secret_access_key ({self.label}).")
+        check_keys(self)
         if self.partition_key is not None and not 0 < len(self.partition_key) <= MOST_KEY:
             raise DeclarationError(f"The partition_key of {self.label} has 1 to {MOST_KEY} characters.")
         if self.metadata_columns and self.payload_format == "raw_bytes":
             raise DeclarationError(
                 f"{self.label} asks for metadata_columns, which rows of raw_bytes always have.", hint="Leave it out."
             )
-
-    def _is_known(self, name: str) -> bool:
-        value = getattr(self, name)
-        return self._is_resolved or not (value and settings.has_references(value))
 
     @property
     def target(self) -> str:

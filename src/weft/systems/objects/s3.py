@@ -8,6 +8,7 @@ from threading import Lock
 from typing import Any
 
 from weft.errors import DeclarationError
+from weft.systems.aws import check_keys
 from weft.systems.base import Connection, measured
 
 _lock = Lock()
@@ -41,13 +42,7 @@ class S3Connection(Connection):
                 f"The endpoint of {self.label} must be http://host:port or https://host.",
                 hint="Keys have fields of their own: access_key_id and secret_access_key.",
             )
-        if (self.access_key_id is None) != (self.secret_access_key is None):
-            raise DeclarationError(
-                f"{self.label} needs both access_key_id and secret_access_key.",
-                hint="Or neither: then those of the environment are used.",
-            )
-        if self.session_token is not None and self.access_key_id is None:
-            raise DeclarationError(f"A session_token needs access_key_id and secret_access_key ({self.label}).")
+        check_keys(self)
 
     @property
     def target(self) -> str:

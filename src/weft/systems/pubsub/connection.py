@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from dataclasses import field as option
 from typing import Any, ClassVar
 
-from weft import settings
-from weft.errors import DeclarationError, did_you_mean
+from weft.errors import DeclarationError
 from weft.options import refuse_unknown
 from weft.systems.base import Connection, Settings, measured
 from weft.systems.endpoint import Endpoint
@@ -61,12 +60,8 @@ class PubSubConnection(Connection):
     def validate(self) -> None:
         """Raise for fields that contradict each other."""
         super().validate()
-        if self._is_known("payload_format") and self.payload_format not in FORMATS:
-            raise DeclarationError(
-                f"{self.label} has the payload_format {self.payload_format!r}, which does not exist.",
-                hint=did_you_mean(self.payload_format, FORMATS, f"Known: {', '.join(FORMATS)}."),
-            )
-        if self._is_known("endpoint") and self.endpoint and not _ENDPOINT.fullmatch(self.endpoint):
+        self.one_of("payload_format", FORMATS)
+        if self.is_known("endpoint") and self.endpoint and not _ENDPOINT.fullmatch(self.endpoint):
             raise DeclarationError(
                 f"The endpoint of {self.label} must be http://host:port or https://host.",
                 hint="http:// is an emulator, which asks for no credentials.",
@@ -99,10 +94,6 @@ class PubSubConnection(Connection):
             raise DeclarationError(
                 f"The max_delivery_attempts of {self.label} are {_ATTEMPTS[0]} to {_ATTEMPTS[-1]}, as Pub/Sub has them."
             )
-
-    def _is_known(self, name: str) -> bool:
-        value = getattr(self, name)
-        return self._is_resolved or not (value and settings.has_references(value))
 
     @property
     def target(self) -> str:

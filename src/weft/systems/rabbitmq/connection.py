@@ -7,8 +7,7 @@ from dataclasses import field as option
 from typing import Any, ClassVar
 from urllib.parse import unquote, urlsplit
 
-from weft import settings
-from weft.errors import DeclarationError, did_you_mean
+from weft.errors import DeclarationError
 from weft.systems.base import Connection, Settings, measured
 from weft.systems.endpoint import Endpoint
 
@@ -53,12 +52,7 @@ class RabbitMQConnection(Connection):
     def validate(self) -> None:
         """Raise for fields that contradict each other."""
         super().validate()
-        known = self._is_resolved or not settings.has_references(self.payload_format)
-        if known and self.payload_format not in FORMATS:
-            raise DeclarationError(
-                f"{self.label} has the payload_format {self.payload_format!r}, which does not exist.",
-                hint=did_you_mean(self.payload_format, FORMATS, f"Known: {', '.join(FORMATS)}."),
-            )
+        self.one_of("payload_format", FORMATS)
         if self.metadata_columns and self.payload_format == "raw_bytes":
             raise DeclarationError(
                 f"{self.label} asks for metadata_columns, and messages that are raw_bytes are not parsed.",
@@ -72,11 +66,8 @@ class RabbitMQConnection(Connection):
         for name in ("keep_days", "deduplicate_days"):
             if getattr(self, name) < 0:
                 raise DeclarationError(f"The {name} of {self.label} cannot be less than 0.")
-        if bool(self.ssl_certificate_location) != bool(self.ssl_key_location):
-            raise DeclarationError(
-                f"{self.label} needs ssl_certificate_location and ssl_key_location, both or neither."
-            )
-        if self._is_resolved or not settings.has_references(self.amqp_url):
+        self.both_or_neither("ssl_certificate_location", "ssl_key_location")
+        if self.is_known("amqp_url"):
             _ = self.address
             if self.ssl_ca_location and not self.is_encrypted:
                 raise DeclarationError(

@@ -69,7 +69,7 @@ class RedisConnection(Connection):
                         f"RedisConnection: {name} is part of the URL, and is a field too.",
                         hint="Give a URL, or fields: not both. TLS is rediss:// in a URL.",
                     )
-        if self._is_resolved or not settings.has_references(self.url or ""):
+        if self.is_known("url"):
             self._check(self.options())
 
     def _check(self, options: dict[str, Any]) -> None:

@@ -7,7 +7,6 @@ from dataclasses import field as option
 from typing import Any, ClassVar
 from urllib.parse import unquote, urlsplit
 
-from weft import settings
 from weft.errors import DeclarationError
 from weft.systems.base import Connection, measured
 from weft.systems.endpoint import Endpoint
@@ -40,7 +39,7 @@ class SchemaRegistryConnection(Connection):
         ):
             if (getattr(self, one) is None) != (getattr(self, other) is None):
                 raise DeclarationError(f"{self.label} needs {one} and {other}, both or neither.")
-        if self._is_resolved or not settings.has_references(self.url):
+        if self.is_known("url"):
             parts = urlsplit(self.url)
             if not parts.hostname:
                 raise DeclarationError(f"The url of {self.label} has no host.", hint='url="http://localhost:8081"')
