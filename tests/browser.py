@@ -50,6 +50,27 @@ def findings(page: Page) -> list[str]:
     return list(page.evaluate(_FINDINGS))
 
 
+_BROKEN = r"""() => {
+  const found = [];
+  const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  for (let node = texts.nextNode(); node; node = texts.nextNode()) {
+    if (node.parentElement.closest("pre, code, [hidden]")) continue;
+    for (const { 0: word, index } of node.data.matchAll(/(?<!\S)[\w:,.]{1,12}(?!\S)/g)) {
+      const range = document.createRange();
+      range.setStart(node, index);
+      range.setEnd(node, index + word.length);
+      if (new Set([...range.getClientRects()].map((each) => Math.round(each.top))).size > 1) found.push(word);
+    }
+  }
+  return found;
+}"""
+
+
+def broken_words(page: Page) -> list[str]:
+    """Return the short words that do not stand on one line."""
+    return list(page.evaluate(_BROKEN))
+
+
 @pytest.fixture
 def open_page(browser: Browser) -> Iterator[Callable[..., Page]]:
     """`open_page(url, …)`: a page that must not complain, nor ask anybody else. `allowed`: a complaint that it may

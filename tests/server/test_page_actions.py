@@ -13,6 +13,7 @@ import pytest
 from playwright.sync_api import Locator, Page, expect
 
 import warm_python
+from browser import broken_words
 from servers import wait_until
 
 HOSTILE = "<img src=x onerror=alert(1)><script>alert(2)</script>"
@@ -321,6 +322,7 @@ def test_every_object_opens_by_its_address_alone(
             page.reload()
             expect(page.locator("main")).to_contain_text(text)
             assert page.evaluate("document.documentElement.scrollWidth") <= width, address
+            assert broken_words(page) == [], address
             assert page.locator("main img, main script").count() == 0, address
 
 

@@ -13,7 +13,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 import warm_python
-from browser import findings
+from browser import broken_words, findings
 from servers import wait_until
 
 HOSTILE = "<img src=x onerror=alert(1)><script>alert(2)</script>"
@@ -74,7 +74,7 @@ VIEWS = {
     "#/runs/RUN": "what the log says",
     "#/streaming": "loader",
     "#/streaming/loader": "Lag by source",
-    "#/letters": "Dead letters and quarantines",
+    "#/letters": "orders__quarantine",
     "#/schedule": "Due next",
     "#/graph": "A click opens a node",
     "#/streams/orders": "Rejected events",
@@ -102,6 +102,7 @@ def test_each_view_has_an_address(
             for each in (width, 2560 if width > 360 else 620):
                 page.set_viewport_size({"width": each, "height": 740})
                 assert page.evaluate("document.documentElement.scrollWidth") <= each, address
+                assert broken_words(page) == [], address
 
 
 @pytest.mark.full
