@@ -8,11 +8,13 @@ from typing import Any
 
 import pyarrow as pa
 
-from weft.columns import canonical_schema
+from weft.columns import canonical_schema, hint_of, hinted
 from weft.spark_support.sessions import quoted, quoted_names
 from weft.systems.load import Load
 from weft.systems.sql.checks import condition, is_broken, refuse_broken, refuse_unknown_columns
 
+_HINT = "weft.type"
+"""In the metadata of a Spark column: what its texts are. Spark keeps it where it changes no value."""
 _DIGITS = {pa.int8(): 3, pa.int16(): 5, pa.int32(): 10, pa.int64(): 19}
 
 
@@ -20,7 +22,46 @@ def schema_of(frame: Any) -> pa.Schema:
     """Return the canonical columns of a DataFrame."""
     from pyspark.sql.pandas.types import to_arrow_schema
 
-    return canonical_schema(to_arrow_schema(frame.schema, timezone="UTC"))
+    schema = canonical_schema(to_arrow_schema(frame.schema, timezone="UTC"))
+    hints = [(each.metadata or {}).get(_HINT) for each in frame.schema]
+    if not any(hints) or _unites_others(frame):
+        return schema
+    return pa.schema(
+        [
+            hinted(field.name, hint, nullable=field.nullable) if hint else field
+            for field, hint in zip(schema, hints, strict=True)
+        ]
+    )
+
+
+def columns_of(schema: pa.Schema) -> Any:
+    """Return canonical columns as those of Spark, which know what their texts are: UUIDs or JSON."""
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    columns = from_arrow_schema(schema, prefer_timestamp_ntz=True)
+    for column, field in zip(columns, schema, strict=True):
+        if hint := hint_of(field):
+            column.metadata = {_HINT: hint}
+    return columns
+
+
+def _unites_others(frame: Any) -> bool:
+    """Whether a UNION has columns of UUIDs or JSON in some of its queries alone: Spark takes the first one's word."""
+    nodes = [frame._jdf.queryExecution().analyzed()]
+    while nodes:
+        node = nodes.pop()
+        children = [node.children().apply(number) for number in range(node.children().size())]
+        if node.nodeName().startswith("Union"):
+            hints = [_hints_of(child.output()) for child in children]
+            if any(each != hints[0] for each in hints):
+                return True
+        nodes += children
+    return False
+
+
+def _hints_of(attributes: Any) -> list[str | None]:
+    found = [attributes.apply(number).metadata() for number in range(attributes.size())]
+    return [each.getString(_HINT) if each.contains(_HINT) else None for each in found]
 
 
 def cast_to(frame: Any, schema: pa.Schema) -> Any:

@@ -242,9 +242,11 @@ def frame(query: Query, parameters: Parameters | None = None) -> Any:
     return frame_over(tables, query.naming(list(views), quoted, "spark", parameters))
 
 
-def frame_over(tables: Mapping[str, SqlReader | StreamReader | Relation], text: str) -> Any:
+def frame_over(
+    tables: Mapping[str, SqlReader | StreamReader | Relation], text: str, *, with_hints: bool = False
+) -> Any:
     """Return the result of Spark SQL over tables of these names, of which files come as they were found. Columns that
-    it does not use are not read, and its filters reach the databases."""
+    it does not use are not read, and its filters reach the databases. `with_hints`: as in `from_reader`."""
     from weft.engine import connectors, reader_frames, session
 
     readers = {name: each for name, each in tables.items() if not isinstance(each, Relation)}
@@ -271,7 +273,9 @@ def frame_over(tables: Mapping[str, SqlReader | StreamReader | Relation], text: 
         columns = [each for each in reader.schema.names if each in used.get(name, ())] or [_narrow_column(reader)]
         parts = spark.sparkContext.defaultParallelism if isinstance(reader, StreamReader) else 1
         is_read_once = scans[name] <= 1 and "recursive" not in text.lower()
-        read = reader_frames.from_reader(spark, reader.selecting(columns), parts, is_read_once=is_read_once)
+        read = reader_frames.from_reader(
+            spark, reader.selecting(columns), parts, is_read_once=is_read_once, with_hints=with_hints
+        )
         # The text may name columns in a subquery of which nothing is used: they are there, and null.
         every = (
             F.col(quoted(each.name)) if each.name in columns else F.lit(None).cast(each.dataType).alias(each.name)

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pyarrow as pa
 
-from weft.engine import session
+from weft.engine import frame_projection, session
 from weft.engine.readers import Comparison, RowReader, SqlReader, StreamReader
 from weft.spark_support import sessions
 from weft.systems.sql.tables import SqlTables
@@ -19,18 +19,25 @@ from weft.systems.sql.tables import SqlTables
 _numbers = itertools.cycle(range(1000))
 
 
-def from_reader(spark: Any, reader: RowReader, parts: int = 1, *, is_read_once: bool = False) -> Any:
+def from_reader(
+    spark: Any, reader: RowReader, parts: int = 1, *, is_read_once: bool = False, with_hints: bool = False
+) -> Any:
     """Return a DataFrame whose tasks read rows elsewhere as Arrow.
 
     `is_read_once`: the query that uses it has one scan of it, so that the database may apply the filters that it can.
     Spark keeps what a Python source takes of filters for all scans of a query: those of one would be lost or doubled by
-    the filters of another."""
+    the filters of another.
+
+    `with_hints`: columns of UUIDs and JSON, which are texts in Spark, are known as such in tables made of the frame."""
     from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
     from pyspark.sql.pandas.types import from_arrow_schema
 
     from weft.engine.tasks import freeze_imports
 
-    schema = from_arrow_schema(reader.schema, prefer_timestamp_ntz=True)
+    columns = reader.schema
+    schema = (
+        frame_projection.columns_of(columns) if with_hints else from_arrow_schema(columns, prefer_timestamp_ntz=True)
+    )
     # Here, not in `partitions`: that runs in a process which ends before the parts are read, and with it a snapshot.
     planned, held = reader.parts(parts)
 

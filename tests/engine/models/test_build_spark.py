@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, closing
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 
 import weft
 from tests.conftest import System
 from tests.engine.models.built import ORDERS, build, query, why
+from weft.columns import hint_of
+from weft.engine.readers import open_tables
 from weft.engine.streaming.spark_engine import SparkEngine
 from weft.operate.run_options import Running
 from weft.operate.supervisor import supervise
-from weft.project import Project
+from weft.project import Project, current
 
 pytestmark = pytest.mark.spark
 
@@ -140,3 +143,31 @@ def test_load_of_a_streaming_pipeline_makes_a_model_stale(orders: object) -> Non
         build(counted)
         assert why(counted) is None
         assert query("SELECT rows FROM counted") == [(number,)]
+
+
+@pytest.mark.brief("postgres")
+def test_uuids_and_json_stay_so_where_nothing_changes_them(streams: Project) -> None:
+    weft.stream(name="things", fields={"u": "uuid", "j": "json", "s": "string"})(lambda: None)
+
+    @weft.model(engine="spark")
+    def by_ibis(things):  # type: ignore[no-untyped-def]
+        return things.select("u", "j", "s", upper=things.u.upper())
+
+    @weft.model(engine="spark")
+    def by_sql(things):  # type: ignore[no-untyped-def]
+        return "SELECT u, j, s, upper(u) AS upper FROM things UNION ALL SELECT u, j, s, s FROM things WHERE s = ''"
+
+    @weft.model(engine="spark")
+    def of_both(things):  # type: ignore[no-untyped-def]
+        return "SELECT u, j, s, '' AS upper FROM things UNION ALL SELECT s, s, s, s FROM things"
+
+    @weft.model
+    def by_frame(things: pyspark.sql.DataFrame):  # type: ignore[no-untyped-def]  # noqa: F821
+        return things.selectExpr("u", "j", "s", "upper(u) AS upper")
+
+    weft.publish_sync("things", [{"u": UUID(int=5), "j": {"a": 1}, "s": "x"}])
+    for model in (by_ibis, by_sql, by_frame, of_both):
+        build(model)
+        with closing(open_tables(current().connection())) as tables:
+            found = [hint_of(field) for field in tables.describe(f"SELECT u, j, s, upper FROM {model.name}")]
+        assert found == ([None] * 4 if model is of_both else ["uuid", "json", None, None]), model.name

@@ -505,14 +505,20 @@ class Result:
         if source.reader is None:
             return relations.frame_of(session.spark(), source.relation)
         session.refuse_one_host(source.reader.one_host, f"The input {source.input.name} of {self.model.name}")
-        return reader_frames.from_reader(session.spark(), source.reader)
+        return reader_frames.from_reader(session.spark(), source.reader, with_hints=self._has_hints)
+
+    @property
+    def _has_hints(self) -> bool:
+        """Whether the result's columns may be UUIDs and JSON: Delta tables and files have neither."""
+        return self.tables is not None
 
     def _by_spark(self, query: Compiled) -> Any:
         """The result of Spark SQL over the inputs: of an Ibis expression with its types, which it has in a database."""
         from weft.engine import frame_projection, queries
 
         tables = {str(each.input.parameter): each.reader or each.relation for each in self._named}
-        frame = queries.frame_over(tables, _with_tables(query.sql, self._first(query.sql, "spark")))
+        text = _with_tables(query.sql, self._first(query.sql, "spark"))
+        frame = queries.frame_over(tables, text, with_hints=self._has_hints)
         return frame if query.schema is None else frame_projection.cast_to(frame, query.schema)
 
 
