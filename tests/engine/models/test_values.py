@@ -11,7 +11,7 @@ import pytest
 
 import weft
 from systems.field_types import VALUES
-from tests.engine.models.built import build
+from tests.engine.models.built import build, query, run
 from weft.engine.readers import open_tables
 from weft.project import Project, current
 from weft.systems.sql.tables import Slice
@@ -124,3 +124,34 @@ def test_ibis_pushed_down(everything: list[dict[str, Any]]) -> None:
 
     build(by_ibis)
     assert comparable(stored("by_ibis")) == comparable(of_stream())
+
+
+@pytest.mark.brief("postgres")
+def test_arrays_become_json_and_other_foreign_types_texts(streams: Project) -> None:
+    if weft.get_connection("default").kind != "postgres":
+        pytest.skip("The types are those of PostgreSQL")
+    run("CREATE TABLE posts (id int, tags text[], ns int[], prices numeric(6,2)[], us uuid[], i interval, js jsonb[])")
+    run(
+        "INSERT INTO posts VALUES (2, NULL, NULL, NULL, NULL, NULL, NULL), "
+        "(1, '{a,\"b,\\\"c\",NULL}', '{1,NULL}', '{1.50}', "
+        "'{00000000-0000-0000-0000-000000000005}', '1 day', ARRAY['1'::jsonb])"
+    )
+
+    @weft.model(materialise="merge", key=["id", "i"])
+    def by_sql(posts):  # type: ignore[no-untyped-def]
+        return "SELECT * FROM posts WHERE id = 1"
+
+    @weft.model
+    def by_ibis(posts):  # type: ignore[no-untyped-def]
+        return posts
+
+    @weft.model
+    def by_arrow(posts: pyarrow.Table):  # type: ignore[no-untyped-def]  # noqa: F821
+        return posts
+
+    for model in (by_sql, by_ibis, by_arrow, by_sql):
+        build(model)
+        lists = [f"{name}::jsonb" for name in ("tags", "ns", "prices", "us")]
+        assert query(f"SELECT id, {', '.join(lists)}, i, js FROM {model.name} ORDER BY id LIMIT 1") == [
+            (1, ["a", 'b,"c', None], [1, None], [1.5], ["00000000-0000-0000-0000-000000000005"], "1 day", "{1}")
+        ], model.name

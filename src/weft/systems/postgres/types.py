@@ -137,8 +137,12 @@ def cast(expression: str, field: pa.Field, sql: str) -> str:
     base, numbers = parse(sql)
     if base.endswith("[]"):
         return _array(expression, base[:-2] if not numbers else sql[:-2])
+    if is_nested(field.type) and base in ("json", "jsonb", "text"):
+        # A list of the same database is an array, a staged one JSON, which stays as it is.
+        return f"to_jsonb({expression})" if base == "jsonb" else f"CAST(to_json({expression}) AS {sql})"
     if sql == own and field.type != ANY_NUMERIC:
-        return expression
+        # What is read as a text need not be one in its own database: an interval, say, or an address.
+        return f"CAST({expression} AS text)" if own == "text" else expression
     if base == "character varying":
         # Without the length: the assignment to the column checks it.
         return f"CAST({expression} AS character varying)"
