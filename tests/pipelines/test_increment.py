@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 
 import weft
 from pipelines.conftest import Database
-from weft import DeclarationError, LoadRefusedError
+from weft import DeclarationError, LoadRefusedError, WeftError
 from weft.engine import incremental, session
 from weft.engine.preview import preview
 from weft.engine.readers import opened_tables
@@ -120,7 +121,7 @@ def test_the_mark_against_what_a_query_computes(events: Database, computed: str,
     assert {row["id"]: row["position"] for row in events.rows("copies")}[3] == last
 
 
-@pytest.mark.brief("sqlite")
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)  # the others refuse such a number
 def test_the_mark_against_numbers_in_a_column_of_times(database: Database) -> None:
     database.run("CREATE TABLE readings (taken_at TIMESTAMP)", "INSERT INTO readings VALUES (1767225600)")
 
@@ -512,6 +513,61 @@ def test_nor_passes_over_what_a_limit_leaves_out(events: Database) -> None:
         weft.pipeline(target="t", incremental_column="id", transforms_pre=[weft.transforms.limit(1)])(
             lambda: "SELECT 1"
         )
+
+
+@pytest.mark.brief("sqlite")
+def test_nor_what_the_query_limits(events: Database) -> None:
+    """Refused before the table is made, with and without $watermark."""
+    for number, query in enumerate(("SELECT id FROM raw_events WHERE id > $watermark", "SELECT id FROM raw_events")):
+
+        @weft.pipeline(target="copies", name=f"copy{number}", incremental_column="id")
+        def copy(query: str = query) -> str:
+            return f"{query} ORDER BY id DESC LIMIT 1"
+
+        with pytest.raises(DeclarationError, match=r"LIMIT[\s\S]*never be read[\s\S]*Leave it out"):
+            events.execute(copy)
+        *_, checked = validate(copy)
+        assert "LIMIT" in str(checked.problem)
+    with pytest.raises(WeftError, match="copies"):
+        events.rows("copies")
+
+
+LIMITED = [
+    "SELECT id FROM t ORDER BY id LIMIT 3",
+    "(SELECT id FROM t LIMIT 3)",
+    "SELECT id FROM t UNION ALL SELECT id FROM u LIMIT 3",
+    "SELECT id FROM (SELECT no AS id FROM t LIMIT 3) AS q WHERE id > $watermark",
+    "WITH q AS (SELECT * FROM t LIMIT 3) SELECT q.*, r.rate FROM q JOIN r ON r.at = q.at",
+    "SELECT * FROM t JOIN (SELECT id, rate FROM r LIMIT 1) AS r ON r.at = t.at",
+    "SELECT id FROM t UNION ALL SELECT no FROM (SELECT no FROM u LIMIT 3) AS q",
+]
+WHOLE = [
+    "SELECT id, 'limit 3' AS \"limit\" FROM t -- limit 3",
+    "SELECT id, (SELECT rate FROM r ORDER BY at DESC LIMIT 1) AS rate FROM t",
+    "SELECT id FROM t WHERE EXISTS (SELECT 1 FROM r LIMIT 1) AND id > $watermark",
+    "SELECT t.id, r.rate FROM t CROSS JOIN (SELECT * FROM r ORDER BY at DESC LIMIT 1) AS r",
+    "WITH q AS (SELECT rate FROM r LIMIT 1) SELECT id, rate FROM t, q",
+]
+OF_ONE_DATABASE = [
+    ("postgres", "SELECT id FROM t OFFSET 3 FETCH FIRST 3 ROWS ONLY", True),
+    ("postgres", "SELECT id FROM t TABLESAMPLE SYSTEM (10)", True),
+    ("postgres", "SELECT t.id, l.v FROM t, LATERAL (SELECT v FROM u WHERE u.id = t.id LIMIT 1) AS l", False),
+    ("duckdb", "FROM t LIMIT 3", True),
+    ("duckdb", "SELECT id FROM t USING SAMPLE 10%", True),
+]
+
+
+@pytest.mark.parametrize(
+    ("dialect", "sql", "refused"),
+    [
+        *((dialect, sql, True) for dialect in ("postgres", "mysql", "sqlite", "duckdb") for sql in LIMITED),
+        *((dialect, sql, False) for dialect in ("postgres", "mysql", "sqlite", "duckdb") for sql in WHOLE),
+        *OF_ONE_DATABASE,
+    ],
+)
+def test_which_limits_leave_rows_out(dialect: str, sql: str, refused: bool) -> None:
+    with pytest.raises(DeclarationError) if refused else nullcontext():
+        incremental.refuse_limit(sql, "id", dialect)
 
 
 def test_append_by_another_column_is_refused(events: Database) -> None:

@@ -328,7 +328,7 @@ def test_a_query_that_ends_in_a_comment(raw: Database) -> None:
     assert raw.execute(copy)[0].counts.inserted == 3
 
 
-@pytest.mark.brief("sqlite", "postgres", "mysql")  # DuckDB gives the second another name
+@pytest.mark.parametrize("database", ["sqlite", "postgres", "mysql"], indirect=True)  # DuckDB renames the second
 def test_two_columns_of_one_name(raw: Database) -> None:
     @weft.table
     class Copies:
@@ -356,7 +356,7 @@ def test_tables_that_are_not_there(raw: Database) -> None:
     assert raw.execute(early)[0].counts.inserted == 1
 
 
-@pytest.mark.brief("sqlite")
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)  # the others have schemas
 def test_a_table_whose_name_has_a_dot(database: Database) -> None:
     weft.load([{"id": 1}], target="raw.events")
     copy = weft.pipeline(target="t", name="copy")(lambda: "SELECT id FROM raw.events")

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from datetime import UTC, date
 from decimal import Decimal
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -19,7 +19,11 @@ from weft.systems.sql.literals import literal
 from weft.systems.sql.tables import SqlTables, subquery
 from weft.systems.watermark import UNKNOWN, Watermark, subtract_lookback, text_of
 
+if TYPE_CHECKING:
+    from sqlglot.optimizer.scope import Scope
+
 _MARK = r"\$watermark\b"
+_LEAVES_OUT = r"(?i:\b(?:limit|offset|fetch|sample|tablesample)\b)"
 
 
 @dataclass(frozen=True)
@@ -69,6 +73,60 @@ def watermark_column(sql: str, dialect: str) -> str:
     raise DeclarationError(
         "The column that $watermark is compared with is unknown.", hint='Say it: incremental_column="updated_at".'
     )
+
+
+def refuse_limit(sql: str, column: str, dialect: str) -> None:
+    """Refuse a query that gives some of its rows only: the watermark would pass the others. What limits the rows of
+    another table than that of the column, or of a subquery in an expression, leaves none of them out."""
+    if not tokens.has(sql, _LEAVES_OUT, dialect):
+        return
+    import sqlglot
+    from sqlglot import expressions as exp
+    from sqlglot.optimizer.scope import build_scope
+
+    try:
+        tree: Any = sqlglot.parse_one(bind(sql, "__weft_watermark", dialect), read=dialect)
+    except sqlglot.errors.SqlglotError:
+        return
+    is_cut = False
+    while isinstance(tree, exp.Subquery):
+        is_cut = is_cut or _has_limit(tree)
+        tree = tree.this
+    scope = build_scope(tree)
+    if is_cut or (_has_limit(tree) if scope is None else _is_cut(scope, {column.lower()})):
+        raise DeclarationError(
+            "The query has a LIMIT (or OFFSET, FETCH, TABLESAMPLE), and the watermark would move past the rows that it "
+            "leaves out: they would never be read.",
+            hint="Leave it out: a run reads what is new since the last one. To load only a part, say which with WHERE.",
+        )
+
+
+def _has_limit(query: Any) -> bool:
+    return any(query.args.get(each) for each in ("limit", "offset", "sample"))
+
+
+def _is_cut(scope: Scope, names: set[str] | None) -> bool:
+    """Return whether a query leaves out rows with one of these columns (`None`: any)."""
+    from sqlglot import expressions as exp
+    from sqlglot.optimizer.scope import Scope
+
+    query: Any = scope.expression
+    chosen = [each for each in query.selects if names is None or each.is_star or each.alias_or_name.lower() in names]
+    if not chosen:
+        return False
+    if _has_limit(query) or next(iter(scope.find_all(exp.TableSample)), None) is not None:
+        return True
+    if scope.set_operation_scopes:
+        return any(_is_cut(each, None) for each in scope.set_operation_scopes)
+    columns = [column for each in chosen for column in each.find_all(exp.Column)]
+    takes_all = any(isinstance(each, exp.Star) for each in chosen)
+    for alias, (_, source) in scope.selected_sources.items():
+        of_source = [each for each in columns if each.table.lower() in ("", alias.lower())]
+        if isinstance(source, Scope) and (takes_all or of_source):
+            passes_on = takes_all or any(each.is_star for each in of_source)
+            if _is_cut(source, names if passes_on else {each.name.lower() for each in of_source}):
+                return True
+    return False
 
 
 def of_query(

@@ -159,6 +159,7 @@ def prepare_load(pipeline: Pipeline, target: PipelineTarget, load: Load, data: I
                 )
             if column is not None:
                 refuse_with_watermark(pipeline, target)
+                incremental.refuse_limit(data.text, column, tables.dialect)
                 last, warnings = _last_watermark(connection, load, target, column)
                 if last is not None and last.column != column and load.mode == "append":
                     raise DeclarationError(
