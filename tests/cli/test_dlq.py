@@ -122,6 +122,17 @@ def test_list_all_pipelines(call: Any) -> None:
 
 
 @pytest.mark.usefixtures("flows")
+def test_show_values_as_they_were_written(call: Any) -> None:
+    written = ["1e400", "12345678901234567890.10", "-0", '{"x":1,"x":2}', '"\\u00e9"', "[]", "9" * 5000]
+    box = DeadLetterBox(find("others"))
+    for number, value in enumerate([*written, "NaN", "[" * 20_000]):
+        box.put([DeadLetter("read", value[:20], "events", f'{{"n":{value}}}')], BatchId("query", number), "read")
+    for letter in listed(call, "others"):
+        shown = call("dlq", "show", "others", letter["letter_id"]).stdout.partition("payload:")[2]
+        assert "".join(shown.split()) == letter["payload"]
+
+
+@pytest.mark.usefixtures("flows")
 def test_show(call: Any) -> None:
     store, transform, read = listed(call, "copies")
     shown = call("dlq", "show", "copies", transform["letter_id"][:8]).stdout

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 from playwright.sync_api import Page, Request, expect
 
@@ -52,6 +53,18 @@ def offsets(page: Page) -> list[int]:
 
 
 @pytest.mark.full
+@pytest.mark.full
+def test_json_is_indented_as_it_was_written(service: Any, open_page: Callable[..., Page]) -> None:
+    page = open_page(service.url)
+    numbers = '{"a":[1e400,12345678901234567890.10],"a":-0,"b":"\\u00e9\\" {, ","c":{ },"d":[{"e":null}]}'
+    page.evaluate("text => import('./static/api.js').then((api) => (window.shown = api.indented(text)))", numbers)
+    shown = page.evaluate("window.shown")
+    assert shown == msgspec.json.format(numbers.encode(), indent=2).decode()
+    for text in ('{"a": NaN}', '{"a": [1, ', ""):
+        page.evaluate("text => import('./static/api.js').then((api) => (window.shown = api.indented(text)))", text)
+        assert page.evaluate("window.shown") == text
+
+
 def test_streams_and_pipelines_are_shown(service: Any, open_page: Callable[..., Page]) -> None:
     service.publish("orders", [{"n": n} for n in range(1200)])
     service.client.post("/api/v1/streams/orders/consume", json={"consumer": "billing", "batch_size": 200})

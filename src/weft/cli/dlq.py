@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from heapq import nlargest
 from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 
 from weft.cli.common import (
     Command,
@@ -162,9 +162,10 @@ def show(what: str, letter_id: str, output: str) -> None:
 
 
 def _pretty(payload: str) -> str:
+    """Return a payload with line breaks, each value as it was written."""
     try:
-        return escaped(json.dumps(json.loads(payload), indent=2, ensure_ascii=False))
-    except ValueError:
+        return escaped(msgspec.json.format(payload.encode(), indent=2).decode())
+    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
         return payload
 
 

@@ -11,10 +11,8 @@ from typing import Any
 import pyarrow as pa
 
 from weft.systems.codecs.json import JsonDecoder
-from weft.systems.dead_letter_store import as_json
 from weft.systems.log import ROWID
-from weft.systems.payloads import has_not_finite, loads
-from weft.types import exact_number
+from weft.systems.payloads import encode, has_not_finite, loads
 
 
 def parsed_rows(
@@ -42,8 +40,9 @@ def parsed_rows(
             inside = [name for name, each in rest.items() if has_not_finite(each)]
             if inside:
                 refused[number] = f"{inside[0]!r} has NaN or infinity in it, which can be replayed as a column alone."
-            row = "" if inside else as_json(rest)
-        texts.append(row.encode("utf-8", "surrogatepass"))
+            texts.append(b"" if inside else _encoded(rest))
+        else:
+            texts.append(row.encode("utf-8", "surrogatepass"))
     parsed = JsonDecoder(types).parse(pa.array(texts, pa.binary()))
     parsed = parsed._replace(bad={**parsed.bad, **refused})
     names = {name.lower(): name for name in known}
@@ -74,21 +73,20 @@ def is_of_json(kind: pa.DataType) -> bool:
     return not any(each(kind) for each in others)
 
 
-def row_of(payload: str, known: Mapping[str, pa.Field]) -> dict[str, Any] | None:
-    """Return the row that a payload is, if it is one, with the decimals that its decimal columns have."""
+def row_of(payload: str) -> dict[str, Any] | None:
+    """Return the row that a payload is, if it is one, with its numbers as they are written."""
     try:
         row = loads(payload)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
-    if not isinstance(row, dict):
-        return None
-    decimals = {name.lower() for name, each in known.items() if pa.types.is_decimal(each.type)}
-    floats = [name for name, each in row.items() if type(each) is float and name.lower() in decimals]
-    if floats:
-        texts = json.loads(payload, parse_float=str)
-        # NaN and Infinity, which are no JSON, are not texts here either.
-        row |= {name: exact_number(row[name], texts[name]) for name in floats if isinstance(texts[name], str)}
-    return row
+    return row if isinstance(row, dict) else None
+
+
+def _encoded(row: dict[str, Any]) -> bytes:
+    try:
+        return encode(row)
+    except UnicodeEncodeError:  # half of a pair of UTF-16, which the decoder refuses
+        return json.dumps(row, ensure_ascii=False, default=str).encode("utf-8", "surrogatepass")
 
 
 def rejected_rows(
@@ -98,7 +96,7 @@ def rejected_rows(
     binary = [name for name, each in known.items() if pa.types.is_binary(each.type)]
     payloads: list[str | dict[str, Any]] = []
     for text in texts:
-        row = row_of(text, known)
+        row = row_of(text)
         if row is not None:
             row |= {name: _base64(row[name]) for name in binary if isinstance(row.get(name), str)}
         payloads.append(text if row is None else row)

@@ -7,6 +7,8 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import msgspec
+
 # A name of Weft's own: Avro writes a float of a union as {"float": …}.
 _FLOAT = "_weft_float"
 _WORDS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
@@ -22,8 +24,14 @@ def dumps(value: object, default: Callable[[Any], object]) -> str:
 
 
 def loads(text: str) -> Any:
-    """Return the row that `dumps` made a text of."""
-    return json.loads(text, object_hook=_restored)
+    """Return the row that `dumps` made a text of, with its numbers as they are written there, for `encode`. NaN and
+    infinity are floats."""
+    return _decode(text)
+
+
+def encode(value: object) -> bytes:
+    """Return what `loads` returned as JSON again, with the same numbers."""
+    return _encode(value)
 
 
 def has_not_finite(value: object) -> bool:
@@ -50,3 +58,11 @@ def _worded(value: object, default: Callable[[Any], object]) -> object:
 def _restored(made: dict[str, Any]) -> Any:
     word = made.get(_FLOAT)
     return _WORDS.get(word, made) if len(made) == 1 and isinstance(word, str) else made
+
+
+def _number(text: str) -> msgspec.Raw:
+    return msgspec.Raw(text.encode())
+
+
+_decode = json.JSONDecoder(object_hook=_restored, parse_int=_number, parse_float=_number).decode
+_encode = msgspec.json.Encoder().encode

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
@@ -18,6 +19,7 @@ import weft
 from conftest import System
 from engine.streaming.conftest import declare, rows, run_once
 from engine.streaming.letters import letters_of, pipeline_of, put, replay_all, unread
+from weft.engine.payload_rows import parsed_rows, row_of
 from weft.engine.readers import open_tables
 from weft.engine.streaming import replay
 from weft.engine.streaming.dead_letters import DeadLetterBox
@@ -369,6 +371,37 @@ def test_decimals_keep_their_digits(stage: Any, project: Path) -> None:
     assert replay_all(pipeline).again == 1
     assert rows("copies", "n, x", duck) == [(0, exact), (1, exact)]
     assert [each.payload for each in letters_of(pipeline)] == [payloads[1]]
+
+
+@pytest.mark.brief("read")
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize("stage", ["read", "store"])
+def test_numbers_are_those_that_were_written(stage: Any, project: Path) -> None:
+    duck = weft.DuckDBConnection(str(project / "copies.duckdb"), name="duck")
+    pipeline = pipeline_of(
+        source=declare(n="int64", x="float64", j="json"),
+        targets=[weft.Target(connection=duck, table=(None, "copies"))],
+        dead_letter_table="failed",
+        dead_letter_connection="default",
+    )
+    weft.load(pa.table({"n": [0], "x": [0.5], "j": pa.array(["0"], pa.json_())}), target="copies", connection=duck)
+    document = '{"deep":[12345678901234567890.123456789012345678,-0,1e2]}'
+    held = json.dumps(document)
+    payloads = [f'{{"n": 1, "x": 1e2, "j": {held}}}', '{"n": 2, "x": 1e400}', f'{{"n": 3, "x": NaN, "j": {held}}}']
+    put(pipeline, [DeadLetter(stage, "?", "events", each, target="copies") for each in payloads])
+    assert replay_all(pipeline).again == 1
+    assert str(rows("copies", "n, x, CAST(j AS VARCHAR)", duck)) == str(
+        [(0, 0.5, "0"), (1, 100.0, document), (3, float("nan"), document)]
+    )
+    (letter,) = letters_of(pipeline)
+    assert (letter.payload, letter.replays) == (payloads[1], 1)
+    assert "out of range" in letter.error
+    # Of sources whose columns are declared.
+    sent = row_of(f'{{"j": {document}, "more": "\\ud800"}}')
+    assert sent is not None
+    assert "not UTF-8" in parsed_rows([sent], {}, {"j": pa.json_()})[2][0]
+    del sent["more"]
+    assert parsed_rows([sent], {}, {"j": pa.json_()})[0].to_pydict() == {"j": [document]}
 
 
 @pytest.mark.usefixtures("plain_spark", "here")

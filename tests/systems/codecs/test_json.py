@@ -44,9 +44,13 @@ BAD = {
     "long and deep": (b'{"n": ' + b'{"a": ' * 490 + b"1" + b"}" * 491, "deeper than 32 levels"),
     "as deep as kills": (b'{"n": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "deeper than 32 levels"),
     "not what is known": (b'{"known": "x"}', "'known' is \"x\", a string, which does not fit int32"),
+    "a number too small for any": (
+        b'{"d": 1.5e-99999999999999999999}',
+        "'d' is 1.5E-99999999999999999, a number, which does not fit decimal(10,2)",
+    ),
     "more than is known": (b'{"known": 3000000000}', "'known' is 3000000000, a number, which does not fit int32"),
 }
-KNOWN = {"known": pa.int32()}
+KNOWN = {"known": pa.int32(), "d": pa.decimal128(10, 2)}
 
 
 def parse(values: list[bytes], known: dict[str, pa.DataType] | None = None, *, carefully: bool = False) -> Parsed:

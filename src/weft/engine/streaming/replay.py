@@ -51,9 +51,10 @@ from weft.pipelines.streaming.spec import StreamingPipeline, Target
 from weft.project import current
 from weft.systems.base import system_for
 from weft.systems.codecs.columns import WHOLE, message_type, storable
-from weft.systems.dead_letter_store import Stage, StoredLetter, as_json, digest
+from weft.systems.dead_letter_store import Stage, StoredLetter, digest
 from weft.systems.load import KEYED_MODES
 from weft.systems.log import EXTRA, RESERVED_PREFIX, ROWID
+from weft.systems.payloads import encode, loads
 from weft.systems.stream_source import EVENT_TIME, StreamSource
 from weft.types import FieldType
 
@@ -323,13 +324,13 @@ def _source_rows(
     payloads: list[str | dict[str, Any]] = []
     extras, times = [], []
     for letter in letters:
-        row = row_of(letter.payload, known)
+        row = row_of(letter.payload)
         times.append(_moment(None if row is None else row.pop(EVENT_TIME, None)) or letter.failed_at)
         if row is not None and letter.stage == "transform":
             row = {name: _sent(value, types.get(name)) for name, value in row.items()}
         # What a stream has no field for is in a column of its own.
         more = {name: row.pop(name) for name in list(row) if name not in known} if row and are_exact else {}
-        extras.append(as_json(more) if more else None)
+        extras.append(encode(more).decode() if more else None)
         payloads.append(letter.payload if row is None else row)
     rows, numbers, bad = parsed_rows(payloads, known, types)
     for name, values in (
@@ -376,7 +377,7 @@ def _sent(value: Any, kind: pa.DataType | None) -> Any:
     if not isinstance(value, str) or kind is None:
         return value
     if isinstance(kind, pa.JsonType):
-        return json.loads(value)
+        return loads(value)
     return int(value) if kind.equals(WHOLE) else value
 
 

@@ -22,6 +22,25 @@ export const parseJson = (text) => (/\d{16}/.test(text) ? JSON.parse(text, exact
 const exact = (_, value, context) =>
   typeof value === "number" && JSON.rawJSON && !Number.isSafeInteger(value) && /^-?\d+$/.test(context?.source) ? JSON.rawJSON(context.source) : value;
 
+// JSON with line breaks, each value as it was written: a number of JavaScript would lose digits. Another text is left alone.
+export function indented(text) {
+  try {
+    JSON.parse(text);
+  } catch {
+    return text;
+  }
+  let depth = 0;
+  const line = (change) => `\n${"  ".repeat((depth += change))}`;
+  return text.replace(/"(?:[^"\\]|\\.)*"|[{[]\s*[}\]]|[{}[\],:]|\s+/g, (token) => {
+    if (/^["]/.test(token)) return token;
+    const sign = token.replace(/\s/g, "");
+    if (sign === "{" || sign === "[") return sign + line(1);
+    if (sign === "}" || sign === "]") return line(-1) + sign;
+    if (sign === ",") return sign + line(0);
+    return sign === ":" ? ": " : sign;
+  });
+}
+
 export async function ask(path, options = {}) {
   const headers = new Headers(options.headers);
   if (key() && !headers.has("authorization")) headers.set("authorization", `Bearer ${key()}`);

@@ -1,6 +1,6 @@
 // Reads openapi.json and makes a form of every operation.
 
-import { Refused, address, ask, askJson, key, parseJson } from "./api.js";
+import { Refused, address, ask, askJson, indented, key } from "./api.js";
 import { duration, find, make, say } from "./dom.js";
 import { keyDialog } from "./key.js";
 
@@ -138,21 +138,13 @@ async function send({ url, options }, place, stop) {
       body += part.value;
       text.textContent = body;
     }
-    text.textContent = pretty(body.slice(0, SHOWN));
+    text.textContent = indented(body.slice(0, SHOWN)) || "(nothing)";
     await reader.cancel();
   } catch (error) {
     if (error.name === "AbortError") status.append(" (stopped)");
     else say(status, "The service does not answer.");
   }
   stop.hidden = true;
-}
-
-function pretty(text) {
-  try {
-    return JSON.stringify(parseJson(text), null, 2);
-  } catch {
-    return text || "(nothing)";
-  }
 }
 
 function answers(operation) {

@@ -1,5 +1,6 @@
 // Dead letters and quarantines: what was put aside, by pipeline and stream, and by error.
 
+import { indented } from "./api.js";
 import { Action, ActionsOff } from "./actions.js";
 import { count, plural } from "./dom.js";
 import { Chip, Code, Command, Empty, Facts, Panel, Table, Time, Title, View, html, quoted, to } from "./ui.js";
@@ -182,14 +183,6 @@ export const PurgeRows = ({ pipeline, group, label = "Purge" }) => html`
   `} />
 `;
 
-function pretty(payload) {
-  try {
-    return JSON.stringify(JSON.parse(payload), null, 2);
-  } catch {
-    return payload; // cut off, or what could not be parsed
-  }
-}
-
 export class Letter extends View {
   every = 15000;
   path = () => `${api(this.props.name)}/${encodeURIComponent(this.props.id)}`;
@@ -213,7 +206,7 @@ export class Letter extends View {
           ["Batch", letter.batch],
           ["Replays that failed", letter.replays || null],
         ]} />
-        <${Code} label="Payload" text=${pretty(letter.payload)} />
+        <${Code} label="Payload" text=${indented(letter.payload)} />
         <p class="foot top-gap">${letter.cut && html`<span class="note">The rest is cut off here.</span>`}<${Command} text=${`weft dlq show ${quoted(pipeline)} ${id.slice(0, 12)}`} /></p>
       <//>
     `;

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
 from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -48,7 +48,16 @@ _ESCAPED_KEY = r'\\[^"]*"\s*:'
 _HUGE = r"[0-9][eE]\+?0*[1-9][0-9]{2}"
 _TOO_DEEP = f"It is nested deeper than {MAX_DEPTH} levels."
 _decode = msgspec.json.Decoder().decode
-decode_exactly = msgspec.json.Decoder(float_hook=Decimal).decode
+
+
+def _exact_number(text: str) -> Decimal:
+    try:
+        return Decimal(text)
+    except InvalidOperation:  # an exponent of twenty digits: as one of seventeen, it is beyond all columns
+        return Decimal(re.sub("[eE]-.*", "E-" + 17 * "9", text))
+
+
+decode_exactly = msgspec.json.Decoder(float_hook=_exact_number).decode
 _decode_parts = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _decode_lines = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode_lines
 _decode_list = msgspec.json.Decoder(list[msgspec.Raw]).decode
