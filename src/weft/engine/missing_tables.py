@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pyarrow as pa
 
 from weft.errors import WeftError, did_you_mean
 from weft.project import current
+from weft.systems.base import Connection
+from weft.systems.load import full_name
 from weft.systems.sql.driver import MissingTableError
 from weft.systems.sql.tables import SqlTables
 
@@ -27,6 +30,22 @@ def described(tables: SqlTables, sql: str) -> pa.Schema:
         raise MissingTableError(error.what, hint=hint) from error
 
 
+def creation_hint(name: str, connection: Connection) -> str | None:
+    """Return which pipeline or model creates a table of this name, with or without a schema, and how."""
+    project = current()
+    for command, declared in (("run", project.pipelines), ("consume", project.streaming_pipelines)):
+        pipelines: list[Any] = list(declared.values())
+        for pipeline in pipelines:
+            for target in pipeline.targets:
+                table = (
+                    target.table if isinstance(target.table, tuple | None) else (target.table.schema, target.table.name)
+                )
+                is_named = table is not None and full_name(*table).lower() == name.lower()
+                if is_named and project.connection(target.connection).is_same_place(connection):
+                    return f"The first run of {pipeline.name} creates it: weft {command} {pipeline.name}"
+    return None
+
+
 def _hint(tables: SqlTables, sql: str, what: str) -> str | None:
     for read in _READ.findall(sql):
         parts = [part.strip('"`') for part in re.findall(_NAME, read)]
@@ -34,11 +53,8 @@ def _hint(tables: SqlTables, sql: str, what: str) -> str | None:
         full = ".".join(parts)
         if name not in what:
             continue
-        for pipeline in current().pipelines.values():
-            for target in pipeline.targets:
-                is_named = full.lower() == target.table.full_name.lower()
-                if is_named and current().connection(target.connection).resolved() == tables.connection:
-                    return f"The first run of {pipeline.name} creates it: weft run {pipeline.name}"
+        if creation := creation_hint(full, tables.connection):
+            return creation
         with tables.driver.session("read") as session:
             if schema is not None and tables.columns(session, schema, name) is not None:
                 # Without schemas, the table is one whose name has a dot.

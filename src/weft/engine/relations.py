@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from weft.engine import inputs
+from weft.engine.missing_tables import creation_hint
 from weft.engine.readers import SqlReader, StreamReader, open_tables, stream_reader
 from weft.errors import DeclarationError, NotFoundError, nearest, unknown
 from weft.project import current
@@ -122,8 +123,12 @@ def frame_of(spark: Any, relation: Relation, columns: Sequence[str] | None = Non
     from weft.spark_support import outcome
 
     if isinstance(relation.data, inputs.Files):
-        with outcome.explained(f"read {relation.name}"):
-            frame = files.read(spark, relation.data.path, relation.connection)
+        try:
+            with outcome.explained(f"read {relation.name}"):
+                frame = files.read(spark, relation.data.path, relation.connection)
+        except NotFoundError as error:
+            creation = creation_hint(relation.data.path.strip("/").replace("/", "."), relation.connection)
+            raise NotFoundError(error.what, hint=creation or error.hint) from None
     else:
         reader = reader_of(relation, columns)
         session.refuse_one_host(reader.one_host, relation.name)
@@ -248,12 +253,13 @@ def _is_read(system: System) -> bool:
 
 def _no_table(relation: Relation, names: Sequence[str]) -> NotFoundError:
     """Return the error of a name that leads to no table, with the nearest of those that there are."""
-    near = _nearest(relation, names)
-    listed = ", ".join(sorted(names)[:20]) or "none"
-    return NotFoundError(
-        f"There is no table {relation.name} in {relation.connection.label} ({relation.connection.target}).",
-        hint=f"Did you mean {near}?" if near else f"Tables there: {listed}{' …' if len(names) > 20 else ''}.",
-    )
+    assert relation.table is not None
+    hint = creation_hint(full_name(*relation.table), relation.connection)
+    if hint is None:
+        near, listed = _nearest(relation, names), ", ".join(sorted(names)[:20]) or "none"
+        hint = f"Did you mean {near}?" if near else f"Tables there: {listed}{' …' if len(names) > 20 else ''}."
+    what = f"There is no table {relation.name} in {relation.connection.label} ({relation.connection.target})."
+    return NotFoundError(what, hint=hint)
 
 
 def _nearest(relation: Relation, names: Sequence[str]) -> str | None:

@@ -166,3 +166,26 @@ def test_input_that_is_not_there(orders: object) -> None:
 
     with pytest.raises(weft.NotFoundError, match="ordres"):
         build(lost)
+
+
+@pytest.mark.brief("sqlite")
+def test_the_error_says_what_creates_an_input_that_is_not_there_yet(orders: object) -> None:
+    weft.pipeline(name="copy", target="customers", source_connection="default")(lambda: "SELECT 1 AS id")
+    weft.streaming_pipeline(name="mirror", source=orders, target="default", target_table="raw.copies")(lambda: None)
+
+    @weft.model(schema="staging", trigger="manual")
+    def parent(orders):  # type: ignore[no-untyped-def]
+        return orders
+
+    hints = {}
+    for name in ("customers", "raw.copies", "staging.parent", "custommers"):
+        child = weft.model(name=f"over_{name.replace('.', '_')}", dependencies={"it": name})(lambda it: it)
+        with pytest.raises(weft.NotFoundError, match=f"There is no table {name}") as caught:
+            build(child)
+        hints[name] = caught.value.hint
+    assert hints == {
+        "customers": "The first run of copy creates it: weft run copy",
+        "raw.copies": "The first run of mirror creates it: weft consume mirror",
+        "staging.parent": "The first run of parent creates it: weft run parent",
+        "custommers": "Did you mean customers?",
+    }

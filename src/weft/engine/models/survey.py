@@ -282,7 +282,7 @@ class Survey:
             elif origins is not None:
                 columns = {each: columns.get(each) for each in origins}
         except WeftError as error:
-            origins, found["problem"] = None, error.what
+            origins, found["problem"] = None, " ".join(filter(None, (error.what, error.hint)))
         found["columns"] = [
             {"column": each, "type": kind, "comes_from": None if origins is None else origins.get(each, [])}
             for each, kind in columns.items()
