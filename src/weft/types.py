@@ -513,6 +513,14 @@ def to_json(value: object) -> object:
     raise TypeError(f"{type(value).__name__} is not JSON")
 
 
+def to_json_or_text(value: object) -> object:
+    """What JSON can hold of any value: of a time of day or an interval, its text."""
+    try:
+        return to_json(value)
+    except TypeError:
+        return str(value)
+
+
 def exact_number(number: float, text: str) -> float | Decimal:
     """Return the number that a JSON text has: the float that it was read as, or a `Decimal` where that is another
     number."""

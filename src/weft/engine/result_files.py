@@ -16,7 +16,7 @@ import pyarrow as pa
 from weft.columns import python_rows
 from weft.errors import DeclarationError, StorageError
 from weft.spark_support import outcome
-from weft.types import to_json
+from weft.types import to_json_or_text
 
 FORMATS = {".parquet": "parquet", ".csv": "csv", ".json": "json", ".ndjson": "ndjson", ".jsonl": "ndjson"}
 """By the end of a file's name."""
@@ -170,9 +170,9 @@ def _write_lines(file: Any, lines: Iterable[str]) -> None:
 def json_line(value: object) -> str:
     """Return a value as JSON on one line, numbers exact: a decimal is a text, and so are NaN and infinity."""
     try:
-        return json.dumps(value, ensure_ascii=False, allow_nan=False, default=_for_json)
+        return json.dumps(value, ensure_ascii=False, allow_nan=False, default=to_json_or_text)
     except ValueError:
-        return json.dumps(_finite(value), ensure_ascii=False, default=_for_json)
+        return json.dumps(_finite(value), ensure_ascii=False, default=to_json_or_text)
 
 
 def text_of(value: object) -> str:
@@ -188,13 +188,6 @@ def _csv_cell(value: object) -> str:
     text = text_of(value)
     is_plain = value is None or (text and _PLAIN.isdisjoint(text))
     return text if is_plain else '"' + text.replace('"', '""') + '"'
-
-
-def _for_json(value: object) -> object:
-    try:
-        return to_json(value)
-    except TypeError:  # a time of day, an interval
-        return str(value)
 
 
 def _finite(value: object) -> object:

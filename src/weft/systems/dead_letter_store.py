@@ -16,7 +16,7 @@ from typing import Any, Literal, Protocol, Self
 import pyarrow as pa
 
 from weft.systems import payloads
-from weft.types import FieldType, to_json
+from weft.types import FieldType, to_json_or_text
 
 Stage = Literal["read", "transform", "store", "replay", "gone"]
 STAGES = ("read", "transform", "store")
@@ -88,14 +88,7 @@ SCHEMA = pa.schema([pa.field(name, kind.arrow) for name, kind in FIELD_TYPES.ite
 
 def as_json(value: object) -> str:
     """Return a row of any values as JSON from which a reader of the payload can restore them."""
-    return payloads.dumps(value, _plain)
-
-
-def _plain(value: object) -> object:
-    try:
-        return to_json(value)
-    except TypeError:
-        return str(value)
+    return payloads.dumps(value, to_json_or_text)
 
 
 def digest(text: str) -> str:

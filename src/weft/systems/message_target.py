@@ -14,14 +14,22 @@ from weft.systems.dead_letter_store import digest
 from weft.systems.load import Load
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import Column, DataFrame
 
 BATCH_HEADER, ROW_HEADER = "weft-batch-id", "weft-row"
 _JSON = JsonCodec()
 
 
 def messages_of(frame: DataFrame, load: Load, noun: str = "messages") -> Iterator[Any]:
-    """Return the `key` and `value` of each row. The key is the text of the key column, or a JSON object of several."""
+    """Return the `key` and `value` of each row."""
+    key = key_of(frame, load, noun)
+    rows: Iterator[Any] = frame.select(key.alias("key"), _JSON.encoded(frame.columns).alias("value")).toLocalIterator()
+    return rows
+
+
+def key_of(frame: DataFrame, load: Load, noun: str = "messages") -> Column:
+    """Return the key of each row: the text of the key column, or a JSON object of several. Rows of one key stay in
+    order, in one partition or shard."""
     for name in load.keys:
         if name not in frame.columns:
             raise DeclarationError(
@@ -29,11 +37,8 @@ def messages_of(frame: DataFrame, load: Load, noun: str = "messages") -> Iterato
                 hint=did_you_mean(name, frame.columns, f"They have {', '.join(frame.columns)}."),
             )
     if len(load.keys) > 1:
-        key = _JSON.encoded(load.keys)
-    else:
-        key = (F.col(quoted(load.keys[0])) if load.keys else F.lit(None)).cast("string")
-    rows: Iterator[Any] = frame.select(key.alias("key"), _JSON.encoded(frame.columns).alias("value")).toLocalIterator()
-    return rows
+        return _JSON.encoded(load.keys)
+    return (F.col(quoted(load.keys[0])) if load.keys else F.lit(None)).cast("string")
 
 
 def batch_of(load: Load) -> str:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TypeVar
 
 from weft.errors import ConnectionFailedError
@@ -14,7 +13,6 @@ T = TypeVar("T")
 PATIENCE_SECONDS = 30.0
 """How long such a server may be gone."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 0.5
-_FIRST_WAIT, _LONGEST_WAIT = 0.1, 5.0
 
 
 class Patience:
@@ -45,12 +43,3 @@ def patiently(request: Callable[[], T], stopped: Callable[[], bool] = lambda: Fa
             return request()
         except ConnectionFailedError as error:
             time.sleep(patience.pause_after(error))
-
-
-def growing_waits() -> Iterator[float]:
-    """Yield growing times to wait before a service is asked again that refused a request for now. No two processes wait
-    equally long, so that they do not all come back at once."""
-    wait = _FIRST_WAIT
-    while True:
-        yield wait * random.uniform(0.5, 1.0)
-        wait = min(2 * wait, _LONGEST_WAIT)

@@ -7,23 +7,21 @@ Each message says in the header `weft-batch-id` which batch it is of, for reader
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from weft.errors import DeclarationError, LoadRefusedError, did_you_mean
+from weft.errors import LoadRefusedError
 from weft.spark_support.lazy import F
-from weft.spark_support.sessions import quoted
 from weft.systems.codec import REGISTERED, Codec
 from weft.systems.codecs.json import JsonCodec
 from weft.systems.kafka import client, options, sizes
 from weft.systems.kafka.stream_source import show_partitions
 from weft.systems.load import Counts, Load
+from weft.systems.message_target import BATCH_HEADER, batch_of, key_of
 from weft.systems.target import Reject, SparkTarget
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
-BATCH_HEADER = "weft-batch-id"
 _JSON = JsonCodec()
 
 
@@ -39,26 +37,17 @@ class KafkaTarget(SparkTarget):
         """Send each row as a message, with the key of the load in a header.
 
         It is a JSON object unless the connection's format has schemas: then the schema of the rows is registered first.
-
-        The key of a message is the text of its key column, or a JSON object of several: rows of one key stay in order,
-        in one partition.
         """
-        topic, keys = load.table, load.keys
-        for name in keys:
-            if name not in frame.columns:
-                raise DeclarationError(
-                    f"The key {name!r} of messages for {topic!r} is not a column of the rows.",
-                    hint=did_you_mean(name, frame.columns, f"They have {', '.join(frame.columns)}."),
-                )
+        topic, key = load.table, key_of(frame, load)
         admin = client.admin(self.connection)
         admin.partitions(topic)  # raises for a topic that does not exist
         most = admin.most_bytes(topic)
         codec = self._codec(frame, topic)
-        batch = f"{load.checkpoint_id} {load.batch_id}"
+        batch = batch_of(load)
         header = F.struct(F.lit(BATCH_HEADER).alias("key"), F.lit(batch).cast("binary").alias("value"))
         # Kept to be counted: what Spark observes of rows on their way is never reported by its writer for Kafka.
         messages = frame.select(
-            _key(keys).alias("key"), codec.encoded(frame.columns).alias("value"), F.array(header).alias("headers")
+            key.alias("key"), codec.encoded(frame.columns).alias("value"), F.array(header).alias("headers")
         ).persist()
         settings = {**options.for_spark(self.connection), "kafka.acks": "all"} | _limits(most)
         try:
@@ -66,7 +55,7 @@ class KafkaTarget(SparkTarget):
             (found,) = messages.agg(F.count("*").alias("rows"), F.max(size).alias("largest")).collect()
             fitting, refused = messages, 0
             if most is not None and found.rows and found.largest > most:
-                size_of_row = sizes.stored_column(_key(keys), codec.encoded(frame.columns), {BATCH_HEADER: batch})
+                size_of_row = sizes.stored_column(key, codec.encoded(frame.columns), {BATCH_HEADER: batch})
                 refused = _rejected(frame.where(size_of_row > most), topic, most, found.largest, reject)
                 fitting = messages.where(size <= most)
             writer = fitting.write.format("kafka").options(**settings)
@@ -114,11 +103,3 @@ def _rejected(rows: DataFrame, topic: str, most: int, largest: int, reject: Reje
     table = rows.toArrow()
     reject(table, why)
     return len(table)
-
-
-def _key(keys: Sequence[str]) -> Column:
-    if not keys:
-        return F.lit(None).cast("string")
-    if len(keys) == 1:
-        return F.col(quoted(keys[0])).cast("string")
-    return _JSON.encoded(keys)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from weft import settings
 from weft.errors import ConnectionFailedError, StorageError, WeftError, unknown
 from weft.systems.base import require
-from weft.systems.patience import growing_waits
+from weft.systems.requests import Retries, chunks
 
 if TYPE_CHECKING:
     from weft.systems.kinesis.connection import KinesisConnection
@@ -61,7 +60,7 @@ class Client:
 
     def call(self, operation: str, **arguments: Any) -> Any:
         """Return what Kinesis answers. Wait and ask again where it is asked too often, or cannot be reached."""
-        began, waits = time.monotonic(), growing_waits()
+        retries = Retries()
         while True:
             try:
                 return getattr(self.client, operation)(**arguments)
@@ -74,9 +73,7 @@ class Client:
                 failure = self.connection.unreachable(error, answered=False)
             except self.errors.BotoCoreError as error:  # no credentials, an argument that cannot be
                 raise self.connection.failed(error, hint=self.connection.checked(_HINT)) from None
-            if time.monotonic() - began >= patience:
-                raise failure from None
-            time.sleep(next(waits))
+            retries.pause(failure, patience)
 
     def _refused(self, error: Any, code: str, arguments: dict[str, Any]) -> WeftError:
         is_shard = arguments.get("ShardId", "…") in str(error)
@@ -139,28 +136,27 @@ class Client:
     def send(self, stream: str, records: Iterable[tuple[str, bytes]]) -> int:
         """Store records (partition key, data), and return their number once Kinesis has all of them."""
         count = 0
-        for chunk in _chunks(records, stream):
-            self._put(stream, chunk)
+        for chunk in chunks(records, lambda record: _size(record, stream), _MOST_RECORDS, _MOST_BYTES):
+            self._put(stream, [{"PartitionKey": key, "Data": data} for key, data in chunk])
             count += len(chunk)
         return count
 
     def _put(self, stream: str, records: list[dict[str, Any]]) -> None:
         """Put records. Those that were not taken are put again."""
-        began, waits = time.monotonic(), growing_waits()
+        retries = Retries()
         while True:
             answers = self.call("put_records", StreamName=stream, Records=records)["Records"]
             failed = [number for number, each in enumerate(answers) if each.get("ErrorCode")]
             if not failed:
                 return
-            if time.monotonic() - began >= self.patience:
-                first = answers[failed[0]]
-                raise StorageError(
-                    f"{len(failed)} of {len(answers)} records were not taken by the stream {stream!r} of "
-                    f"{self.connection.label}: {first['ErrorCode']}: {first.get('ErrorMessage', '')}",
-                    hint="Give the stream more shards. What is stored is there twice when the batch is tried again.",
-                )
+            first = answers[failed[0]]
+            error = StorageError(
+                f"{len(failed)} of {len(answers)} records were not taken by the stream {stream!r} of "
+                f"{self.connection.label}: {first['ErrorCode']}: {first.get('ErrorMessage', '')}",
+                hint="Give the stream more shards. What is stored is there twice when the batch is tried again.",
+            )
+            retries.pause(error, self.patience)
             records = [records[number] for number in failed]
-            time.sleep(next(waits))
 
 
 class ExpiredIteratorError(StorageError):
@@ -181,21 +177,12 @@ def _parents(shard: dict[str, Any]) -> tuple[str, ...]:
     return tuple(shard[name] for name in ("ParentShardId", "AdjacentParentShardId") if shard.get(name))
 
 
-def _chunks(records: Iterable[tuple[str, bytes]], stream: str) -> Iterator[list[dict[str, Any]]]:
-    """Yield records as many at a time as one PutRecords takes."""
-    chunk: list[dict[str, Any]] = []
-    size = 0
-    for key, data in records:
-        length = len(key.encode()) + len(data)
-        if length > _LARGEST:
-            raise StorageError(
-                f"A record for the stream {stream!r} has {length:,} bytes, and Kinesis takes {_LARGEST:,}.",
-                hint="Leave columns out, or write such rows elsewhere.",
-            )
-        if len(chunk) == _MOST_RECORDS or (chunk and size + length > _MOST_BYTES):
-            yield chunk
-            chunk, size = [], 0
-        chunk.append({"PartitionKey": key, "Data": data})
-        size += length
-    if chunk:
-        yield chunk
+def _size(record: tuple[str, bytes], stream: str) -> int:
+    key, data = record
+    size = len(key.encode()) + len(data)
+    if size > _LARGEST:
+        raise StorageError(
+            f"A record for the stream {stream!r} has {size:,} bytes, and Kinesis takes {_LARGEST:,}.",
+            hint="Leave columns out, or write such rows elsewhere.",
+        )
+    return size

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import json
 import os
-import time
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from functools import lru_cache
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from weft import settings
 from weft.errors import ConnectionFailedError, DeclarationError, StorageError, WeftError, unknown
 from weft.systems.base import require
-from weft.systems.patience import growing_waits
+from weft.systems.requests import Retries, chunks
 
 if TYPE_CHECKING:
     from weft.systems.pubsub.connection import PubSubConnection
@@ -117,7 +116,7 @@ class Client:
         """Return what Pub/Sub answers. Wait and ask again where it is asked too often, or cannot be reached. An error
         whose code it `accepts` is an answer too, `None`."""
         client = self._publisher if hasattr(self._publisher, operation) else self._subscriber
-        began, waits = time.monotonic(), growing_waits()
+        retries = Retries()
         while True:
             try:
                 return getattr(client, operation)(request=request, timeout=timeout, retry=None)
@@ -129,9 +128,7 @@ class Client:
                 failure = self._failure(error, code, request)
             except self._auth_errors.GoogleAuthError as error:
                 raise self.connection.failed(error, hint=self.connection.checked(_HINT)) from None
-            if time.monotonic() - began >= min(patience, self.patience):
-                raise failure from None
-            time.sleep(next(waits))
+            retries.pause(failure, min(patience, self.patience))
 
     def _failure(self, error: Any, code: str, request: Any) -> WeftError:
         text = settings.redact(error.message or code, self.connection.secrets())
@@ -245,7 +242,7 @@ class Client:
         """Send messages and return their number once Pub/Sub has all of them. Those of one key stay in order."""
         count, path = 0, self._path("topics", topic)
         with ThreadPoolExecutor(_SENDERS, "weft-pubsub") as senders:
-            for window in _windows(messages):
+            for window in chunks(messages, lambda each: len(each.data), _WINDOW, 8 * _MOST_BYTES):
                 by_key: dict[str, list[Outgoing]] = {}
                 for each in window:
                     by_key.setdefault(each.key, []).append(each)
@@ -257,7 +254,7 @@ class Client:
 
     def _send(self, path: str, messages: Sequence[Outgoing]) -> None:
         request_class = self.types.PublishRequest
-        for chunk in _chunks(messages, path.rpartition("/")[2]):
+        for chunk in chunks(messages, lambda each: _size(each, path), _MOST_MESSAGES, _MOST_BYTES):
             request = request_class.pb()(topic=path)
             for each in chunk:
                 request.messages.add(data=each.data, attributes=each.attributes, ordering_key=each.key)
@@ -275,35 +272,13 @@ def client(connection: PubSubConnection) -> Client:
     return _client(connection.resolved())
 
 
-def _windows(messages: Iterable[Outgoing]) -> Iterator[list[Outgoing]]:
-    """Yield messages as many at a time as are held in memory."""
-    window: list[Outgoing] = []
-    size = 0
-    for each in messages:
-        window.append(each)
-        size += len(each.data)
-        if len(window) == _WINDOW or size > 8 * _MOST_BYTES:
-            yield window
-            window, size = [], 0
-    if window:
-        yield window
-
-
-def _chunks(messages: Sequence[Outgoing], topic: str) -> Iterator[list[Outgoing]]:
-    """Yield messages as many at a time as one request takes."""
-    chunk: list[Outgoing] = []
-    size = 0
-    for each in messages:
-        length = len(each.data) + _OVERHEAD + sum(len(name) + len(text) for name, text in each.attributes.items())
-        if length > _MOST_BYTES:
-            raise StorageError(
-                f"A message for the topic {topic!r} has {length:,} bytes, and Pub/Sub takes {_MOST_BYTES:,}.",
-                hint="Leave columns out, or write such rows elsewhere.",
-            )
-        if len(chunk) == _MOST_MESSAGES or (chunk and size + length > _MOST_BYTES):
-            yield chunk
-            chunk, size = [], 0
-        chunk.append(each)
-        size += length
-    if chunk:
-        yield chunk
+def _size(message: Outgoing, topic: str) -> int:
+    attributes = sum(len(name) + len(text) for name, text in message.attributes.items())
+    size = len(message.data) + _OVERHEAD + attributes
+    if size > _MOST_BYTES:
+        raise StorageError(
+            f"A message for the topic {topic.rpartition('/')[2]!r} has {size:,} bytes, and Pub/Sub takes "
+            f"{_MOST_BYTES:,}.",
+            hint="Leave columns out, or write such rows elsewhere.",
+        )
+    return size
