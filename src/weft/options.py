@@ -35,7 +35,7 @@ class Option:
     check: Check | None = None
     """By default the type decides: see `checked`."""
     key: str | None = ""
-    """Its place in a TOML file, such as `transform.sql`; its own name where empty, `None` where it has no place."""
+    """The key in a TOML file, such as `transform.sql`: the name of the option if empty; `None` if it has none there."""
     kinds: tuple[str, ...] = ()
     """What the TOML file takes, where the type does not say it."""
     inside: str | None = None

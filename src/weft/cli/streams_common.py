@@ -75,7 +75,7 @@ def of_stream(command: Command) -> Command:
 
 
 def of_stored_stream(command: Command) -> Command:
-    """The same, also for a stream that is stored and not declared."""
+    """`of_stream`, also for a stream that is stored and not declared."""
 
     @stream_options
     @wraps(command)

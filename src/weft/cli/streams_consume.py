@@ -38,7 +38,7 @@ _member_option = click.option(
 
 
 def _cli_member() -> str:
-    """Return the same name for every command of a user at a host, so that a second consume returns the same events."""
+    """Return one name for all commands of a user on a host, so that a second consume returns the same events."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):  # a container's user without a name

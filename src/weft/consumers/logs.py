@@ -50,7 +50,7 @@ class LogReader:
         return declared
 
     def parts(self, streams: Sequence[Any]) -> list[Part]:
-        """Return each by itself: a log is one stream."""
+        """Return a part for each stream: a log holds one stream."""
         return [(stream,) for stream in streams]
 
     async def begin(self, stream: str, identifier: Any) -> None:

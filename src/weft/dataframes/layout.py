@@ -55,7 +55,7 @@ class Layout:
     schema_types: dict[str, Any] = field(init=False, default_factory=dict)
     """The types of the schema as it has them, under the names of the columns."""
     types: dict[str, pa.DataType] | None = field(init=False, default=None)
-    """The same types in Arrow."""
+    """The types of the columns in Arrow."""
     checks: dict[str, _Check] = field(init=False, default_factory=dict)
     """What the texts of a column must be, where its Arrow type does not say it."""
 

@@ -51,8 +51,8 @@ class PageScan:
                 yield canonical_batch(batch, schema)
 
     def with_all_fields(self) -> PageScan:
-        """Return the same with the fields that its entries have, where no schema says them: that is to read them once.
-        Ids that are none are refused here, before Spark begins."""
+        """Return a scan with the fields that the entries have, if no schema names them: it reads all entries once.
+        Invalid ids are refused here, before Spark begins."""
         with closing(self._feed(self.start, self.end)) as feed:
             if self.layout.types is not None:
                 return self

@@ -125,7 +125,7 @@ def stored(spark: Any, connection: Connection, load: Load) -> Any:
 
 
 def refused_columns(connection: Connection, load: Load, columns: Iterable[pa.Field]) -> dict[str, str]:
-    """Return those of these new columns that the target cannot have because of a name, each with the reason."""
+    """Return the new columns that the target cannot have because of a name, each with the reason."""
     return target_of(connection).refused_columns(columns, load, connectors.ready(session.spark(), connection))
 
 

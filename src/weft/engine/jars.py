@@ -59,7 +59,7 @@ class Jar:
 
     @property
     def file(self) -> str:
-        """Its name in the cache."""
+        """The name of the file in the cache."""
         return f"{self.artifact}-{self.version}.jar"
 
     def is_in(self, folder: Path) -> bool:

@@ -69,7 +69,7 @@ class _Fork:
 
     pid: int
     ended: int
-    """Its pidfd."""
+    """A file descriptor of the process (pidfd), readable when it has ended."""
     control: socket.socket
     began: float = field(default_factory=time.monotonic)
     is_ready: bool = False
@@ -285,7 +285,7 @@ class Keeper:
     # Commands
 
     def _serve_next(self) -> None:
-        """Give the fork that is ready, or the JVM, to whoever waits."""
+        """Give the fork that is ready, or the JVM, to a client that waits."""
         if self._current is not None or not self._waiting or self._fork is None or not self._fork.is_ready:
             return
         client = self._current = self._waiting.pop(0)

@@ -93,7 +93,7 @@ def load(
 
 
 def _in_thread(function: Callable[P, R]) -> Callable[P, Coroutine[Any, Any, R]]:
-    """Return the same function for coroutines."""
+    """Return a coroutine function that runs the function in a thread."""
 
     @functools.wraps(function)
     async def run(*arguments: P.args, **options: P.kwargs) -> R:

@@ -118,7 +118,7 @@ def _follow(bar: Progress, task: object, counter: Counter, ended: threading.Even
 
 
 def _active_stages() -> dict[int, tuple[int, int]]:
-    """Of each stage that runs, how many of its tasks are done and how many there are."""
+    """Return by running stage how many of its tasks are done, and how many there are."""
     from weft.engine.session import running
 
     session = running()

@@ -85,7 +85,7 @@ class SqlReader:
         self.tables.close()
 
     def selecting(self, columns: Sequence[str]) -> SqlReader:
-        """Return the same rows with these columns alone."""
+        """Return a reader of these columns alone."""
         listed = ", ".join(self.tables.quote(name) for name in columns)
         schema = pa.schema([self.schema.field(name) for name in columns])
         return SqlReader(self.tables, f"SELECT {listed} FROM {subquery(self.sql)} AS q", schema, self.partition_by)
@@ -124,7 +124,7 @@ class StreamReader:
         return pa.schema([each for each in fields if self.columns is None or each.name in self.columns])
 
     def selecting(self, columns: Sequence[str]) -> StreamReader:
-        """Return the same events with these columns alone."""
+        """Return a reader of these columns alone."""
         return replace(self, columns=tuple(columns))
 
     def parts(self, wanted: int) -> tuple[list[Any], Any]:
@@ -306,7 +306,7 @@ def read_all(reader: RowReader) -> Iterator[pa.RecordBatch]:
 
 
 def read_first(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Return the same batches, all of which have been read when this returns; a file keeps them until they are used.
+    """Read all batches before this returns; a file keeps them until they are used.
 
     A SQLite or DuckDB file has one writer. A load that held it while it waits for a slow source would keep every
     publisher out: so the rows come first, and the transaction lasts as long as writing takes."""

@@ -33,7 +33,7 @@ class Relation:
     """A table that a query or a model names: a stream, a table of a database, a Delta table or files."""
 
     name: str
-    """As it was named."""
+    """The name in the query."""
     connection: Connection
     data: inputs.Events | inputs.Sql | inputs.Files
     """What `weft.read` would take, with `connection` as its source."""

@@ -27,7 +27,7 @@ class ValidationResult:
     detail: str
     problem: str | None = None
     delivery: str | None = None
-    """Of a target of a streaming pipeline: how often a row may reach it."""
+    """How often a row may reach the target; streaming pipelines only."""
 
 
 def validate(pipeline: Pipeline) -> Iterator[ValidationResult]:

@@ -78,7 +78,7 @@ class RegexReplace(TextStep):
     """See `regex_replace`."""
 
     def refusal(self, dialect: str) -> str | None:
-        """Of a pattern that is not plain, databases may take different matches."""
+        """Databases may differ in which match they take for a pattern that is not plain."""
         from weft.normalize import patterns
         from weft.normalize.dialects import writer_for
 

@@ -73,7 +73,7 @@ class Sql(Normalizer):
     kind: Any = None
 
     def apply(self, value: Value, writer: SqlWriter) -> Value:
-        """Of the declared type; else of the type before."""
+        """The result has the declared type; else the type before."""
         from weft.column_types import column_field
         from weft.normalize.expressions import written
 

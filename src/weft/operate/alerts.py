@@ -64,7 +64,7 @@ class Alert:
         return f"{self.pipeline} {what}{about}" + (f": {self.error}" if self.error else "")
 
     def as_json(self) -> dict[str, Any]:
-        """Its fields, times in ISO form, and the text."""
+        """Return the fields of the alert, with times in ISO form, and its text."""
         fields = {
             name: value.astimezone(UTC).isoformat() if isinstance(value, datetime) else value
             for name, value in asdict(self).items()

@@ -14,7 +14,7 @@ try:
 except ImportError as error:
     raise MissingExtraError(f"This needs Apprise, which is not there: {error}.", hint=installing("alerts")) from error
 
-# It writes URLs, and what a server answered. What failed is told by our own logger, without them.
+# Apprise logs URLs and answers of servers. Our own logger reports what failed, without them.
 logging.getLogger("apprise").setLevel(logging.CRITICAL + 1)
 _TITLES = {"recovered": "recovered", "leader_changed": "new leader"}
 

@@ -68,7 +68,7 @@ class Started(Protocol):
     """
 
     def ended(self) -> int | None:
-        """Return its exit code; `None` while it runs, or where nobody can tell."""
+        """Return its exit code; `None` while it runs, or where it is not known."""
 
 
 class Executor(Protocol):

@@ -29,7 +29,7 @@ _log = logging.getLogger("weft.worker")
 THREADS = 4
 """Models that are built at once: one that takes hours holds up three others at most."""
 _LOOK_SECONDS = 1.0
-"""Tables tell nobody that a pipeline has loaded them: the worker looks at them this often."""
+"""A table does not report that a pipeline has loaded it: the worker polls tables this often."""
 _RUNS_KEPT = 1000
 """A model that is built each second would fill the run log."""
 _AGAIN_SECONDS = 0.5

@@ -110,7 +110,6 @@ class PipelineState:
 
     pipeline: str
     last: Attempt | None
-    """Its last attempt."""
     scheduled: Attempt | None
     """The last attempt that was for a slot."""
     skipped: Attempt | None

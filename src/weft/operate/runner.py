@@ -232,7 +232,7 @@ class Runner(Planner):
         try:
             before = self.log.runs(claimed.pipeline)
         except WeftError:
-            return True  # rather told twice than never
+            return True  # an alert may come twice rather than never
         for each in before:
             if each.status == "succeeded":
                 return True

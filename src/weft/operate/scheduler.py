@@ -66,7 +66,7 @@ class _Dispatched:
     failures: int = 0
     not_before: float = 0.0
     code: int | None = None
-    """How it had ended when this tick began; `None` while it runs, or where nobody can tell."""
+    """How it had ended when this tick began; `None` while it runs, or where it is not known."""
     before: tuple[str, int] | None = None
     """The last attempt for a slot that the run log had when it was started."""
     began: float = 0.0
@@ -103,10 +103,10 @@ class Scheduler(Planner):
                 raise SettingsError(f"{each.name} is in the pool {each.pool!r}, which has no size.", hint=hint)
         self.modules, self.run_log, self.traces = tuple(modules), run_log, traces
         self.run_alerters = tuple(run_alerters)
-        """Those that the runs report to; `alerters` are those of the scheduler itself."""
+        """The alerters that runs report to; the scheduler itself reports to `alerters`."""
         self.poll_seconds, self.lease_seconds, self.most_running = poll_seconds, lease_seconds, most_running
         self.lease: ClaimedRun | None = None
-        """That of the leader; `None` where another one leads."""
+        """The lease of the leader; `None` where another scheduler leads."""
         self._may_lead = False
         """Whether the answer to its last claim was lost: it may hold the lease, and not know it."""
         self._stopping = threading.Event()

@@ -50,7 +50,7 @@ class Limits:
 
     @classmethod
     def of(cls, settings: Mapping[str, Any], pipeline: str) -> Self:
-        """Return those of a pipeline, by the settings of the project."""
+        """Return the limits of a pipeline, by the settings of the project."""
         said = dict(settings.get("alerts", {}))
         own = said.pop("pipelines", {}).get(pipeline, {})
         return cls(**{**said, **own})

@@ -152,7 +152,7 @@ class _CdcMetrics:
                 lag.labels(self._pipeline, table).set(each.lag_seconds)
 
     def _by_table(self) -> tuple[dict[str, Counter], Gauge]:
-        """Return the same metrics for each table, where `route` leads changes to several."""
+        """Return the metrics of changes by table, where `route` leads changes to several tables."""
         if self._of_tables is None:
             labels, registry = ["pipeline", "table"], self._registry
             counters = {

@@ -151,7 +151,7 @@ class _Named:
     start: int
     end: int
     last: str
-    """Its last part as it is written."""
+    """The last part of the name as it is written."""
     has_alias: bool
 
     @property

@@ -195,7 +195,7 @@ class ModelInput:
     """An input of a model."""
 
     name: str
-    """As it was named: `orders`, `events.orders`, `warehouse.public.customers`."""
+    """The name in the declaration: `orders`, `events.orders`, `warehouse.public.customers`."""
     parameter: str | None = None
     """The parameter that gets it; `None` where it only triggers the model."""
     annotation: Any = None
@@ -232,7 +232,7 @@ class Model(Pipeline):
 
     @property
     def target(self) -> PipelineTarget:
-        """Its one table."""
+        """The table that the model builds."""
         return self.targets[0]
 
     @property
@@ -475,7 +475,7 @@ def triggered_by(stream: Stream) -> tuple[str, ...]:
 
 
 def dependents(names: Sequence[str], known: Mapping[str, Model]) -> list[str]:
-    """Return those of some models that read one of these streams, tables or models, and those that read these, in the
+    """Return the models that read one of these streams, tables or models, and the models that read those, in the
     order in which they are built."""
     wanted, found = set(names), []
     for each in graph.in_order(known):

@@ -68,7 +68,7 @@ class TableColumn:
 
     @property
     def field(self) -> pa.Field:
-        """Its canonical Arrow field."""
+        """The column as a canonical Arrow field."""
         from weft.column_types import JSONB, column_field, max_length
         from weft.columns import binary_json, limited
 

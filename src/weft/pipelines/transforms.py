@@ -60,7 +60,7 @@ def sample_pct(percent: float) -> Sample:
 
 
 def deduplicate_by(*columns: str) -> Deduplicate:
-    """Of the rows with one key, keep the one that is greatest in these columns."""
+    """Keep one row a key: the greatest in these columns."""
     if not columns or not all(isinstance(name, str) and name for name in columns):
         raise DeclarationError('deduplicate_by takes names of columns: deduplicate_by("updated_at").')
     return Deduplicate(columns)

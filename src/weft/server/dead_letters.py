@@ -111,8 +111,8 @@ class DeadLetters:
             return _unknown(f"{_WHAT} does not answer.")
 
     async def of_all(self, pipelines: Sequence[StreamingPipeline]) -> list[dict[str, Any]]:
-        """Return those of several, in no longer than those of one. A store that needs longer than its turn is in the
-        next list: its thread goes on."""
+        """Return the letters of several pipelines within the time for one. A store that takes longer than its turn is
+        in the next list: its thread goes on."""
         turns = asyncio.Semaphore(_AT_ONCE)
         seconds = _LIST_SECONDS / max(1, ceil(len(pipelines) / _AT_ONCE))
 

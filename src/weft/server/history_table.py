@@ -41,7 +41,7 @@ class Flow(NamedTuple):
     """The time that all batches took."""
     dead_letters: int = 0
     lag: int | None = None
-    """Of all sources; `None` where none is known."""
+    """The lag of all sources together; `None` where none is known."""
     state_rows: int | None = None
     watermark_ms: int | None = None
     """`None` without a window or join."""

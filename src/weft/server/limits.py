@@ -13,13 +13,13 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """The limits of one client, and of all of them together, in one process. `[server]` of weft.toml sets them."""
 
     body_bytes: int = 16 * 1024 * 1024
-    """Of one request, unpacked."""
+    """The size of one request's body, unpacked."""
     body_events: int = 100_000
-    """Of one publish. To parse more would block all requests."""
+    """The events of one publish. To parse more would block all requests."""
     body_seconds: float = 30.0
-    """In which it must arrive."""
+    """How long a body may take to arrive."""
     arriving_bytes: int = 256 * 1024 * 1024
-    """Of all bodies that arrive in parts, until they are answered. Further ones get a 503: memory is limited."""
+    """All bodies that arrive in parts, until they are answered. Further ones get a 503: memory is limited."""
     connections: int = 10_000
     """Open at once. More are refused."""
     waiting_requests: int = 2_000
@@ -29,9 +29,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """The longest long poll."""
     page_events: int = 10_000
     page_bytes: int = 16 * 1024 * 1024
-    """Of the events of one answer; it has at least one event."""
+    """The size of the events of one answer; it has at least one event."""
     answering_bytes: int = 256 * 1024 * 1024
-    """Of all such answers, until clients received them. Further requests get a 503: memory is limited."""
+    """The size of all such answers, until clients received them. Further requests get a 503: memory is limited."""
     send_seconds: float = 30.0
     """In which a client must receive each part of an answer."""
     keep_alive_seconds: float = 15.0

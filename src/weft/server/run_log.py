@@ -73,7 +73,7 @@ async def answered(probe: CachedProbe[T], what: str) -> T:
 
 
 def told(work: Callable[[], T]) -> Callable[[], T]:
-    """Return `work` with its errors told to the client, as the command tells them."""
+    """Return `work` with its errors raised as problems that the client gets, in the words of the command."""
 
     def run() -> T:
         try:

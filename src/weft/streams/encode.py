@@ -33,7 +33,7 @@ class Encoded:
     columns: tuple[str, ...]
     values: list[list[Any]]
     events: list[dict[str, Any]]
-    """Those that fit."""
+    """The events that fit."""
     extra: list[str | None] | None = None
     quarantined: list[dict[str, Any]] = field(default_factory=list)
     nulls: tuple[bool, ...] | None = None

@@ -110,7 +110,7 @@ class _Held:
     streams: dict[Any, Opened] = field(default_factory=dict)
     """By the stream and connection that the caller named; valid while `declarations` is the project's."""
     read: dict[Any, Opened] = field(default_factory=dict)
-    """The same for readers."""
+    """What `streams` is for publishers, for readers."""
     declarations: int = 0
 
 

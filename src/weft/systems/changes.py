@@ -22,7 +22,7 @@ OWN = (OP, KEY, POSITION, TS, ORDER)
 AT, END = "_weft_at", "_weft_end"
 """In a history: from when a row is so; of a delete its key, time and position as one text."""
 FROM = "_weft_from"
-"""Of a row whose key was changed, the key that the stored row has, as a text."""
+"""For a row whose key was changed, the key of the stored row, as a text."""
 SEPARATOR = "\x1f"
 """Between the parts of a key."""
 ESCAPES = (("\x1e", "\x1ee"), (SEPARATOR, "\x1es"))

@@ -106,7 +106,7 @@ class Declared:
     """The declaration of a target table."""
 
     schema: pa.Schema | None = None
-    """Its columns; what is not in it may be null. `None` for those of the source."""
+    """The columns of the table; a column that is not in it may be null. `None` for the columns of the source."""
     primary_key: tuple[str, ...] = ()
     unique: tuple[tuple[str, ...], ...] = ()
     on_drift: str = "error"
@@ -125,9 +125,9 @@ class Taken:
     batch_id: int
     rows_of: RowsOf | None
     errors: tuple[str, ...]
-    """Those with one of these errors."""
+    """The rows with one of these errors are taken."""
     count: int
-    """How many they are: where there are more or fewer by now, nothing is done."""
+    """How many rows these are: if there are more or fewer by now, nothing is done."""
     returned: tuple[tuple[str, str], ...] = ()
     """Errors and payloads of those that stay in the quarantine, now as rows of the load that takes the others."""
 
@@ -174,7 +174,7 @@ class Load:
     checks: tuple[Expectation, ...] = ()
     """What must hold for the rows, each with its reaction."""
     changes: Changes | None = None
-    """Of a merge of changes what they say besides the rows."""
+    """What changes say besides their rows, in a merge of changes."""
     watermark: Watermark | None = None
     """How far the source was read: stored in the same commit."""
     taken: Taken | None = None
@@ -333,7 +333,7 @@ class Load:
         return source if self.projection is None else pa.schema([each.field for each in self.projection])
 
     def stored(self, written: pa.Schema) -> pa.Schema:
-        """Return those of the written columns that the table has: not those about changes."""
+        """Return the written columns that the table has, without those about changes."""
         import pyarrow as pa
 
         if self.changes is None:
@@ -368,7 +368,7 @@ class Counts:
     replayed: bool = False
     """Whether the ledger had it already, so that nothing was done."""
     late: tuple[int, ...] = ()
-    """Of changes the creates, updates and deletes that were older than what the table has: they did nothing."""
+    """Counts of creates, updates and deletes that did nothing: the table has newer changes of their keys."""
     warnings: tuple[str, ...] = ()
     """The expectations that the rows did not meet and whose reaction is `warn`."""
 

@@ -54,7 +54,7 @@ class Batch:
     keys: list[bytes | None] | None = None
     """Idempotency keys, one an event; an event whose key was seen within `key_horizon` seconds is not stored again."""
     publish_keys: tuple[bytes, bytes] | None = None
-    """Of a publish that has a key: this key, and the key together with the events. If the first alone was seen, the key
+    """Two hashes of a publish with a key: of the key, and of key and events. If the first alone was seen, the key
     came again with other events: `append` raises the error that `reused_key` returns."""
     key_horizon: float = 0.0
     nulls: tuple[bool, ...] | None = None
@@ -168,7 +168,7 @@ class Sample(NamedTuple):
     """As `Log.published` returns it."""
     events: int
     lag: int
-    """Of the consumer that is the furthest behind."""
+    """The lag of the slowest consumer."""
 
 
 class Log(Protocol):

@@ -67,7 +67,7 @@ class _InSpark:
         return chunks.select(column).mapInArrow(partial(unpack, schema), struct_of(schema))
 
     def table(self, column: str, schema: pa.Schema) -> pa.Table | None:
-        """Return them, where this process has them."""
+        """Return the rows, where this process has them."""
         return None
 
     def close(self) -> None:
@@ -160,7 +160,7 @@ class ParsedMessages:
         return frame
 
     def rejected(self) -> list[dict[str, Any]]:
-        """Return those messages in this process."""
+        """Return the messages that could not be parsed."""
         if not self.bad_rows:
             return []
         here = self.chunks.table("bad", _BAD)

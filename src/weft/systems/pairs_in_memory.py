@@ -60,7 +60,7 @@ class _Search:
         self._is_candidate = self._has_key & is_known[bits]
         places = np.flatnonzero(self._is_candidate)
         self._numbers = np.zeros(len(keys), np.int64)
-        """Of candidates, a number for each key."""
+        """A number for the key of each candidate."""
         self._numbers[places] = _numbered(keys[places], checks[places])
         least, most = (int(each(self.times[places])) if len(places) else 0 for each in (np.min, np.max))
         self._first, self._span = least, most - least + 2

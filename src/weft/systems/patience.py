@@ -16,7 +16,7 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 0.5
 
 
 class Patience:
-    """That of one request, which is made again and again, and itself does not wait for events. `stopped` says that
+    """The retries of one request that does not itself wait for events. `stopped` says that
     nobody waits for it any more."""
 
     def __init__(self, stopped: Callable[[], bool] = lambda: False) -> None:

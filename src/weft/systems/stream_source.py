@@ -39,7 +39,7 @@ class SourceSettings:
     """What a pipeline declares about one of its sources."""
 
     name: str
-    """Of the topic, stream, prefix, table or queue."""
+    """The name of the topic, stream, prefix, table or queue."""
     start: str = "earliest"
     """Where a new checkpoint begins."""
     max_rows: int | None = None

@@ -58,7 +58,7 @@ class Kept:
     at: datetime | None = None
     """When that was."""
     positions: str | None = None
-    """Of a batch of a streaming pipeline: `Load.positions` of that load."""
+    """`Load.positions` of the last load, if that was a batch of a streaming pipeline."""
     is_complete: bool = True
     """Whether the last load is in place. One that was cut off is completed by the next, or by `SparkTarget.has`."""
 
@@ -147,7 +147,7 @@ class SparkTarget(ABC):
         return None
 
     def refused_columns(self, columns: Iterable[pa.Field], load: Load, spark: SparkSession) -> dict[str, str]:
-        """Return those of these new columns that the load's table cannot have because of a name, with the reason."""
+        """Return the new columns that the load's table cannot have because of a name, each with the reason."""
         return {}
 
     def read(self, path: str, spark: SparkSession) -> DataFrame:

@@ -284,9 +284,9 @@ class Compiled:
     sql: str
     """Over the names of the parameters."""
     runs: str
-    """As it runs."""
+    """The SQL that runs."""
     schema: pa.Schema | None = None
-    """Its columns; `None` where only Spark can tell."""
+    """The columns of the result; `None` where only Spark knows them."""
 
 
 @dataclass

@@ -38,7 +38,7 @@ class Source:
     input: ModelInput
     relation: Relation
     mark: Any = None
-    """What it had when the build began, to see a change later; `None` where nothing can tell."""
+    """What it had when the build began, to see a change later; `None` where no change can be seen."""
     reader: SqlReader | StreamReader | None = None
     """Reads the rows of the build; `None` for files, which Spark reads."""
     is_read_in_parts: bool = False
@@ -253,7 +253,7 @@ class Observer:
         return found
 
     def source(self, model: Model, each: ModelInput, last: Marks | None = None) -> Source:
-        """Return one of them."""
+        """Return an input as the source of a build."""
         relation = self.relation(model, each)
         # Before the rows are read: what changes meanwhile is seen as a change later.
         mark = self.mark(relation)

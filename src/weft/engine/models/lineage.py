@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 Schemas = Mapping[str | None, pa.Schema]
 """The columns of the inputs by the names that the query calls them."""
 Fields = dict[str, list[tuple[str, str]]]
-"""Of each column of a result the input and its column, in their order."""
+"""By column of a result, the inputs and their columns that it comes from."""
 
 
 def nothing(sql: str, dialect: str, schemas: Schemas) -> str:

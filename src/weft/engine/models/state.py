@@ -51,7 +51,7 @@ class State(msgspec.Struct, frozen=True, omit_defaults=True):
     key: tuple[str, ...] | None = None
     """The columns that identify a row; `None` in states of before."""
     query: str = ""
-    """Of a view: a hash of its query."""
+    """For a view, a hash of its query."""
     rows_of: str = ""
     """The fingerprint of the last full build, where a later one only added rows."""
     left_out: LeftOuts = msgspec.field(default_factory=dict)
@@ -73,7 +73,7 @@ class Stored:
     columns: tuple[Column, ...] | None = None
     """The columns of the table; `None` where there is none."""
     number: int = -1
-    """Of files and Delta tables: the last build in their log."""
+    """For files and Delta tables, the number of the last build in their log."""
     rows: int | None = None
     """How many the table has, where its log says so."""
 

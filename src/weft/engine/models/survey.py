@@ -29,11 +29,11 @@ _SCD2 = tuple(
     pa.field(name, kind) for name, kind in zip(SCD2_COLUMNS, (_MOMENT, _MOMENT, pa.bool_(), pa.string()), strict=True)
 )
 Lineage = dict[str, list[str]]
-"""Of each column the fields and columns that it comes from: `events.orders.total`."""
+"""By column, the fields and columns that it comes from: `events.orders.total`."""
 
 
 class NotBuiltError(WeftError):
-    """Raised for a query over the columns of a model that only its build can tell."""
+    """Raised for a query over a model whose columns only its build can find."""
 
 
 @dataclass(frozen=True)
@@ -219,7 +219,7 @@ class Survey:
         return self.observer.source(model, each)
 
     def columns(self, model: Model) -> pa.Schema | None:
-        """Return the columns that the next build gives; `None` where only the build can tell."""
+        """Return the columns that the next build gives; `None` where only the build can find them."""
         with suppress(WeftError):
             compiled = self.compiled(model)
             if compiled is not None and compiled.schema is not None and model.materialise == "scd2":
@@ -363,7 +363,7 @@ class Survey:
         return list(found)
 
     def rows(self, connection: Connection, schema: str | None, table: str) -> int | None:
-        """Return how many rows a table has; `None` where nothing but reading it would tell."""
+        """Return how many rows a table has; `None` where that takes reading it."""
         lake = lake_of(connection)
         if lake is not None:
             return lake.rows(schema, table)

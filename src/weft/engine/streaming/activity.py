@@ -117,7 +117,7 @@ class Activity:
                             self._known["lag"] = behind
 
     def _write(self) -> None:
-        """Without a wait for the disk: what a power cut takes is counted anew."""
+        """Without a wait for the disk: what a power cut loses is counted again."""
         assert self._path is not None
         with self._lock:
             if not self._known.get("batches"):

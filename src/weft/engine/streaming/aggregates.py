@@ -36,7 +36,7 @@ class Steps(NamedTuple):
     stored: dict[str, Column]
     """The columns that are stored, over rows."""
     merged: dict[str, Column]
-    """The same columns, over stored ones."""
+    """The merged value of each of these columns, over stored rows."""
     result: Column
     """The result, over merged columns."""
     lost: Column | None = None

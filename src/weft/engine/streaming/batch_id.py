@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 class BatchId(NamedTuple):
     query_id: str
-    """Of Spark's query, which its checkpoint keeps; or the name of a replay."""
+    """The id of Spark's query, which its checkpoint keeps, or the name of a replay."""
     number: int
     positions: str | None = None
     """How far it reaches in each source, or a digest of that: two batches of one number that differ in it have other

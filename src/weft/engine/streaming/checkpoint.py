@@ -64,7 +64,7 @@ class Checkpoint:
         own = folder() / quote(name, safe="").replace(_MARK, "%7E")
         self.is_url = location is not None and _URL.match(location) is not None
         self.path = Path(location).expanduser().absolute() if location is not None and not self.is_url else own
-        """Of a URL, where the files next to it would be if it were a folder here."""
+        """The checkpoint's folder; for a URL, a local folder that stands for it."""
         self.location = location if location is not None and self.is_url else str(self.path)
         self._home = None if self.is_url and not self.location.startswith("file:") else self._located(None)
         self.lock = Lock(name, self.path.with_name(f"{self.path.name}{_MARK}lock"), self.location)

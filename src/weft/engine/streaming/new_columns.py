@@ -41,7 +41,7 @@ class Limits:
     can_hold: Callable[[Collection[str]], bool]
     """Whether a table can have these columns of the batch."""
     got: Collection[str] = ()
-    """Those of them, in small letters, that it got since the batch was first tried."""
+    """The columns, in lower case, that the table got since the batch was first tried."""
 
 
 class Fitted(NamedTuple):

@@ -102,7 +102,7 @@ class SourceLag:
         return self._known
 
     def in_words(self) -> dict[str, str]:
-        """Return the same in words."""
+        """Return the lag of each source in words, with units."""
         return {name: counted(count, self._opened[name].unit) for name, count in self.now().items()}
 
     def by_partition(self) -> dict[str, dict[str, int]]:
@@ -191,7 +191,7 @@ def listen(spark: Any, run: str, idle: Callable[[], None], committed: Callable[[
     from pyspark.sql.streaming.listener import StreamingQueryListener
 
     class Listener(StreamingQueryListener):
-        """It takes Java's events as they are: PySpark reads all fields of each, by 450 calls to the JVM for a batch."""
+        """Takes Java's events as they are: PySpark reads all fields of each, by 450 calls to the JVM for a batch."""
 
         def onQueryStarted(self, event: Any) -> None:
             pass

@@ -116,7 +116,7 @@ class Stateful(ABC):
         # A source that was not heard of counts as heard of now: after a pause of the pipeline all are behind.
         known = self.last.sources if self.last is not None else {}
         self._offsets, self._latest = "", NEVER
-        """Of the batch in hand: what it is to read, and the time after which no row can be."""
+        """What the current batch reads, and the latest time that a row may have."""
         self._heard = {name: time.monotonic() for name in (*known, *(each.name for each in pipeline.sources))}
 
     def close(self) -> None:
@@ -216,7 +216,7 @@ class Stateful(ABC):
         return frame.selectExpr("*", moment, f"CASE {cases} END AS {REASON}")
 
     def by_partition(self, reduced: Reduced, rows: Sequence[TypedRows]) -> Reduced:
-        """Return the same with how far each partition has come, of sources that have partitions and whose own time is
+        """Add how far each partition has come, for sources that have partitions and whose own time is
         that of the rows."""
         keeps_time = keeps_column(self.pipeline.transform_sql, EVENT_TIME)
         newest = dict(reduced.newest)

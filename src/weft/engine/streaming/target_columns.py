@@ -34,7 +34,7 @@ class TargetColumns:
         return replace(load, declared=Declared(schema=None, on_drift=on_drift))
 
     def wanted(self, load: Load, names: Sequence[str]) -> list[str]:
-        """Return those of the columns that are written. The others are left out before rows go anywhere: a database
+        """Return the columns that are written. The others are left out before rows go anywhere: a database
         would have to take them into a table of ours first."""
         return [name for name in names if self._is_wanted(name, load)]
 

@@ -13,7 +13,7 @@ from weft.normalize.dialects.base import WHITESPACE, SqlWriter, at_zone
 
 
 class DuckDB(SqlWriter):
-    """Its cases are of single letters."""
+    """DuckDB changes the case of single letters."""
 
     dialect: ClassVar[str] = "duckdb"
 

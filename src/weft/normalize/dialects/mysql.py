@@ -59,7 +59,7 @@ class MySQL(SqlWriter):
         return super().cast(x, kind)
 
     def joined(self, *texts: exp.Expr | str) -> exp.Expr:
-        """Its `||` means OR."""
+        """With CONCAT: `||` of MySQL means OR."""
         return self.call("CONCAT", *texts)
 
     # ------------------------------------------------------------------------------------------------------------ texts

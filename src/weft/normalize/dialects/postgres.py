@@ -117,11 +117,11 @@ class Postgres(SqlWriter):
         )
 
     def day(self, x: exp.Expr) -> exp.Expr:
-        """The same for days."""
+        """Look up the fields of days with two digits a field, as those of times."""
         return self._by_width(x, _ISO_DAY, super().day, clock=False)
 
     def instant_by(self, x: exp.Expr, format: Format) -> exp.Expr:
-        """The same for formats that are ISO 8601, and for those in which every field has its place."""
+        """Look up the fields of usual ISO 8601 times, and of formats in which every field has its place."""
 
         def otherwise(x: exp.Expr) -> exp.Expr:
             return super(Postgres, self).instant_by(x, format)
@@ -139,7 +139,7 @@ class Postgres(SqlWriter):
         return self.once(x, read)
 
     def day_by(self, x: exp.Expr, format: Format) -> exp.Expr:
-        """The same for formats in which every field has its place."""
+        """Look up the fields of formats in which every field has its place."""
         return self._by_width(x, format, lambda x: super(Postgres, self).day_by(x, format), clock=False)
 
     def _by_width(

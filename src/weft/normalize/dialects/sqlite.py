@@ -21,7 +21,7 @@ class SQLite(SqlWriter):
     dialect: ClassVar[str] = "sqlite"
 
     def column(self, quoted: str, kind: pa.DataType) -> exp.Expr:
-        """Of its type, however it was written."""
+        """Cast to the column's type: SQLite stores a value as it was written."""
         return self.cast(super().column(quoted, kind), kind)
 
     def as_type(self, x: exp.Expr, kind: pa.DataType) -> exp.Expr:

@@ -33,7 +33,7 @@ def checked(part: Part) -> Part:
 
 
 def identity(connection: str | Connection | None) -> object:
-    """Return the same for two ways to name one connection."""
+    """Return a value that is equal for two ways to name one connection."""
     return (connection.name or connection) if isinstance(connection, Connection) else connection or "default"
 
 

@@ -17,7 +17,7 @@ class WindowReport:
     """The rows that were written of them."""
     open: int
     groups: int
-    """Of the open windows, at most; of a join, the rows that wait."""
+    """The groups of the open windows, at most; in a join, the rows that wait."""
     late: int
     """The rows of the batch that were late."""
     policy: str
@@ -33,7 +33,7 @@ class CdcReport:
     """What a batch of changes did."""
 
     creates: int
-    """Those of snapshots too."""
+    """Inserted rows, and those of snapshots."""
     updates: int
     deletes: int
     skipped: int
@@ -43,7 +43,7 @@ class CdcReport:
     lag_seconds: float | None
     """From the commit of the newest change in the source to that in the targets; `None` where messages have no time."""
     tables: Mapping[str, CdcReport] | None = None
-    """The same by table, where `route` leads changes to several."""
+    """A report for each table, where `route` leads changes to several."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Lag(Protocol):
         """By source; nothing of one that does not answer. Without `fresh` it may be the answer of a second ago."""
 
     def in_words(self) -> dict[str, str]:
-        """Return the same in words, with units."""
+        """Return the lag of each source in words, with units."""
 
 
 class StreamingEngine(Protocol):

@@ -119,7 +119,7 @@ class Join(Structure):
 
     @property
     def sides(self) -> tuple[tuple[str, Columns, str, str], ...]:
-        """Of each side its source, keys, column of time and prefix."""
+        """The source, keys, time column and prefix of each side."""
         return (
             (self.left_source, self.left_keys, self.left_event_time_column, self.left_prefix),
             (self.right_source, self.right_keys, self.right_event_time_column, self.right_prefix),

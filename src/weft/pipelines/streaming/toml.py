@@ -119,11 +119,11 @@ class _Table:
 
     values: Mapping[str, Any]
     kind: str
-    """Its name in `TABLES`."""
+    """The name of the table in `TABLES`."""
     file: str
     path: str = ""
     label: str = ""
-    """Its path in the brackets that the file has, and which one of several it is."""
+    """The path in the brackets that the file has, and a number where several tables have this path."""
 
     @property
     def where(self) -> str:

@@ -97,7 +97,7 @@ class Message:
 @dataclass
 class ProtoFile:
     messages: list[Message]
-    """Those at the top, in their order."""
+    """The top-level messages, in their order."""
     types: dict[str, Message | Enum]
 
     def at(self, path: Iterable[int]) -> Message:

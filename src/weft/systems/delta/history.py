@@ -41,13 +41,13 @@ class Ends:
     """The deletes and truncates of a table, without those that are too old to be asked for."""
 
     deletes: pa.Table
-    """Those of batches before: key, position, time, and all three as one text."""
+    """The deletes of earlier batches: key, position, time, and all three as one text."""
     truncates: tuple[Place, ...]
-    """All of them, in their order: of batches before and of this one."""
+    """The truncates of earlier batches and of this one, in their order."""
 
     @classmethod
     def noted(cls, notes: Notes, frame: DataFrame, load: Load) -> Ends:
-        """Return those of batches before, after those of the batch are noted beside them."""
+        """Note the deletes and truncates of the batch; return the deletes of earlier batches and all truncates."""
         changes = load.changes
         assert changes is not None
         noted, before = notes.before()
@@ -223,7 +223,7 @@ def _cleared(table: DataFrame, frame: DataFrame, load: Load) -> DataFrame:
         since, until, end = F.col(_SINCE), F.col(_UNTIL), F.lit(_instant(ts))
         is_before = since <= end
         if place is not None:
-            # As `is_late`: positions begin anew in a source that was restored.
+            # As `is_late`: positions start over in a source that was restored.
             latest = F.lit(_instant(ts + changes.tolerance_ms))
             by_place = (F.col(_PLACE) <= place) & (since <= latest)
             is_before = F.when(F.col(_PLACE).isNull(), since <= end).otherwise(by_place)

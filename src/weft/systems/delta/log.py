@@ -29,7 +29,7 @@ _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint(\.[\w.-]+)?\.parquet")
 # How many parts it has.
 _PARTS = re.compile(r"\.\d{10}\.(\d{10})")
 _Rows = dict[tuple[str, str | None], int | None]
-"""Of each file of a table, with what is deleted of it, its rows; `None` where its statistics do not have them."""
+"""The row count of each file of a table, by its path and deletion vector; `None` without statistics."""
 
 
 def label_of(load: Load) -> str:
@@ -161,7 +161,7 @@ def _in_checkpoint(files: LogFiles, log: str, names: list[str], version: str, by
 
 
 def _in_part(by: str, checkpoint: bytes) -> tuple[str | None, int]:
-    """Return the same of one file of a checkpoint. It has a row for each file of the table: few become Python's."""
+    """Return both of one file of a checkpoint, which has a row for each file of the table: few become Python's."""
     names = ["metaData.schemaString", "txn.appId", "txn.version"]
     rows = pq.ParquetFile(io.BytesIO(checkpoint)).read(columns=names).flatten()
     texts = rows["metaData.schemaString"].drop_null()

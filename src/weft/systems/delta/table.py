@@ -42,7 +42,7 @@ class DeltaTable:
         self.name = f"delta.{quoted(self.path)}"
 
     def read(self) -> DataFrame:
-        """Its rows now; inside a MERGE, those that the MERGE itself sees."""
+        """Return the rows of the table now; inside a MERGE, those that the MERGE itself sees."""
         frame: DataFrame = self.spark.read.format("delta").load(self.path)
         return frame
 

@@ -59,11 +59,11 @@ class DuckDBTables(SqlTables):
         return waiting_turn(self.connection.path or MEMORY, exclusive=role != "read")
 
     def create_index(self, name: str, table: str, columns: Sequence[str]) -> str | None:
-        """None is needed: DuckDB keeps the least and the greatest value of each block of rows."""
+        """Create no index: DuckDB keeps the least and the greatest value of each block of rows."""
         return None
 
     def drop_index(self, name: str) -> str | None:
-        """There is none."""
+        """Do nothing: `create_index` creates none."""
         return None
 
     def identity(self) -> str:
@@ -235,7 +235,7 @@ class DuckDBTables(SqlTables):
         return [row for (row,) in rows]
 
     def suspects(self, session: Session, load: Load, source: str, values: dict[str, str]) -> list[Suspect]:
-        """All of them: DuckDB does not read row by row."""
+        """Return all rows that break a constraint: DuckDB does not read row by row."""
         return suspects.find(self, session, load, source, values)
 
 

@@ -13,7 +13,8 @@ _OF_TABLE = "{0}table_schema = coalesce(?, database()) AND {0}table_name = ?"
 
 
 def of_table(session: Session, schema: str | None, name: str) -> list[Constraint]:
-    """Return them; not the unique ones, nor foreign keys to the table itself, of which other rows decide."""
+    """Return the constraints of a table, without those that depend on its other rows: unique ones, and foreign keys to
+    the table itself."""
     of_table = (schema, name)
     columns = session.rows(
         f"SELECT column_name FROM information_schema.columns WHERE {_OF_TABLE.format('')} AND is_nullable = 'NO'",

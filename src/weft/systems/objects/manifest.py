@@ -44,7 +44,7 @@ class TableState:
     version: int = 0
     format: str = "parquet"
     schema: str | None = None
-    """Its columns, as Spark writes them in JSON."""
+    """The columns of the table, as Spark writes them in JSON."""
     dialect: dict[str, Any] = field(default_factory=dict)
     """How its CSV files are written."""
     files: tuple[str, ...] = ()

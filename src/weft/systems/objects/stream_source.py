@@ -126,7 +126,7 @@ class FileSource(StreamSource):
         self._seen: set[str] = set()
         self._upto = -1
         self._digest: tuple[str, int, str] | None = None
-        """Of the last files that were planned: the log, its number, and the digest."""
+        """The last files that were planned: their log, its number, and their digest."""
 
     def follow(self, spark: SparkSession, start: str) -> DataFrame:
         self.connection.configure(spark)

@@ -7,7 +7,8 @@ from weft.systems.sql.driver import Session
 
 
 def of_table(session: Session, table: str) -> list[Constraint]:
-    """Return them; not the unique ones, nor foreign keys to the table itself, of which other rows decide."""
+    """Return the constraints of a table, without those that depend on its other rows: unique ones, and foreign keys to
+    the table itself."""
     names = (
         "ARRAY(SELECT attname::text FROM unnest({0}) WITH ORDINALITY AS k (number, at) "
         "JOIN pg_attribute ON attrelid = {1} AND attnum = number ORDER BY at)"

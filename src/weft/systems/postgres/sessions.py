@@ -61,7 +61,7 @@ class PostgresSessions(SqlDriver):
         return self.connect_as(role, autocommit=role == "read")
 
     def connect_as(self, role: Role, *, autocommit: bool) -> psycopg.Connection[Any]:
-        """The same, in or out of transactions."""
+        """Return a connection for a role, in autocommit mode or not."""
         try:
             driver = psycopg.connect(**self.parameters(), autocommit=True)
             with closed_on_error(driver):

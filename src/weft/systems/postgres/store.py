@@ -217,7 +217,7 @@ class PostgresStore(PostgresSessions, SqlStore):
         return True
 
     def forget_keys(self, session: Session, log: SqlLog, before: int, limit: int) -> int:
-        """Those that a publisher renews right now are left: to wait for it could deadlock."""
+        """Skip keys that a publisher renews right now: to wait for it could deadlock."""
         cursor = session.run(
             f"DELETE FROM {self.keys} WHERE stream = ? AND id IN (SELECT id FROM {self.keys} "
             "WHERE stream = ? AND seen < ? LIMIT ? FOR UPDATE SKIP LOCKED)",

@@ -273,12 +273,12 @@ class PostgresTables(SqlTables):
         return f"pg_temp.{self.quote(name)}"
 
     def create_temporary(self, session: Session, name: str, columns: str) -> None:
-        """It ends with the transaction."""
+        """Create a table that is dropped at the end of the transaction."""
         self.drop_temporary(session, name)
         session.run(f"CREATE TEMPORARY TABLE {self.temporary(name)} ({columns}) ON COMMIT DROP")
 
     def create_temporary_as(self, session: Session, name: str, select: str, keys: dict[str, str] | None = None) -> int:
-        """It ends with the transaction. The server reports how many rows went into it."""
+        """Create a table that is dropped at the end of the transaction; the server reports how many rows it got."""
         self.drop_temporary(session, name)
         cursor = session.run(f"CREATE TEMPORARY TABLE {self.temporary(name)} ON COMMIT DROP AS {select}")
         return int(cursor.rowcount)

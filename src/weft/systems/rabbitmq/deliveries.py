@@ -13,7 +13,7 @@ _METHOD, _HEADER, _BODY = struct.Struct(">BHLLB"), struct.Struct(">BHLLQH"), str
 _LONG = struct.Struct(">Q")
 _START, _END = spec.FRAME_HEADER_SIZE, spec.FRAME_END_SIZE
 _MOST_BYTES = 1 << 16
-"""Of a content that is read here. A larger one comes in many pieces, and pika puts it together."""
+"""The largest content that is read here. A larger one comes in many pieces, and pika puts it together."""
 _SHORT_NAMES = 128
 """Routing keys are mostly the same few."""
 
@@ -27,7 +27,7 @@ class Delivery(NamedTuple):
 
 
 class Properties(NamedTuple):
-    """Those properties of a message that a receiver looks at, by pika's names."""
+    """The properties of a message that a receiver uses, by pika's names."""
 
     headers: dict[str, Any] | None
     message_id: Any

@@ -91,7 +91,7 @@ class BadRows:
         self.tables, self.session, self.load = transaction.tables, transaction.session, transaction.load
         self.count = 0
         self.unstaged = 0
-        """Those of them that not even the staging table accepted."""
+        """How many of them not even the staging table accepted."""
         self._numbered = 0
         self._rows_of: RowsOf = "table"
         """Which columns the rows have that are tried."""

@@ -66,7 +66,7 @@ class History(Scd2ByEvent, Gated):
         by_time = f"{since} <= {self.tables.moment(_instant(ts))}"
         if truncate[0] is None:
             return by_time
-        # As `Gate.is_late`: positions begin anew in a source that was restored.
+        # As `Gate.is_late`: positions start over in a source that was restored.
         latest = self.tables.moment(_instant(ts + self.changes.tolerance_ms))
         place = self.gate.ordered(literal(truncate[0], self.tables.dialect))
         by_place = f"{self.gate.ordered(position)} <= {place} AND {since} <= {latest}"

@@ -30,7 +30,7 @@ class UnsaidValues(Gated):
 
     @property
     def _kept(self) -> list[Unsaid]:
-        """Those of the columns that the table has."""
+        """The columns with unsaid values that the table has."""
         return [each for each in self.changes.kept if each.name in self.names]
 
     @property

@@ -257,7 +257,7 @@ class ConsumerLeases:
         return covered
 
     def _present(self, offsets: list[int]) -> set[int]:
-        """Those of some offsets that have an event now."""
+        """Return the offsets that have an event now."""
         if offsets[-1] - offsets[0] < 2 * len(offsets):
             return set(self.log.between(self.session, offsets[0], offsets[-1]))
         rowid, table = self.log.rowid, self.log.table

@@ -60,7 +60,7 @@ class ComparedMove(Move):
         self.tables.filled(self.session, self.tables.temporary(DELTA))
 
     def candidates(self) -> tuple[str, dict[str, str]]:
-        """Those that are new or differ, which are of the target's types already."""
+        """Return the rows that are new or differ: their values have the target's types already."""
         if not self.is_compared:
             return super().candidates()
         return self.tables.temporary(DELTA), {name: f"s.{self._q(name)}" for name in self.names}

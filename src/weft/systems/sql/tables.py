@@ -30,9 +30,9 @@ class Column:
 
     name: str
     field: pa.Field
-    """Its canonical type (`weft.columns`)."""
+    """The column with its canonical type (`weft.columns`)."""
     sql: str
-    """Its type as the database calls it, for CAST."""
+    """The type as the database spells it, for CAST."""
     required: bool = False
     """Whether an INSERT must name it: not nullable, no default, not generated."""
     generated: bool = False
@@ -56,7 +56,7 @@ class Suspect(NamedTuple):
     """A staged row that its target probably rejects."""
 
     row: int
-    """Its number."""
+    """The number of the row."""
     contradicts: int | None = None
     """The number of an earlier row which it cannot be next to."""
     is_unfit: bool = False
@@ -390,7 +390,7 @@ class SqlTables(ABC):
         return f"CAST({expression} AS {column.sql})"
 
     def try_cast(self, expression: str, field: pa.Field, column: Column) -> str:
-        """Return the same, which is null where the value does not fit, if the database can tell so."""
+        """Return a cast that is null for a value that does not fit; `cast`, if the database has no such cast."""
         return self.cast(expression, field, column)
 
     def update(self, table: str, assignments: dict[str, str], condition: str) -> str:

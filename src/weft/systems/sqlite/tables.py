@@ -286,7 +286,7 @@ class SqliteTables(SqlTables):
         return [(schema or None, name) for schema, _, name in found if schema != "weft"]
 
     def create_schema(self, session: Session, schema: str) -> None:
-        """There are none."""
+        """Do nothing: SQLite has no schemas."""
 
     def create_index(self, name: str, table: str, columns: Sequence[str]) -> str | None:
         """Named like Weft's own tables: indexes of all tables share their names."""

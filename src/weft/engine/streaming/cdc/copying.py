@@ -74,7 +74,7 @@ class _Copy:
     cdc: CDC
     target: Target
     tables: SqlTables
-    """Those of the source."""
+    """The tables of the source's database."""
 
     def run(self, state: Copies, stopping: threading.Event, check: Callable[[], None]) -> bool:
         """Copy range after range; `False` where it was stopped before the end."""

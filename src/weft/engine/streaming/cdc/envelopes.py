@@ -43,9 +43,9 @@ class Opened:
     """The changes of a batch, in the order of their messages. A message that changes a key is two of them."""
 
     op: np.ndarray
-    """Of each change what it is."""
+    """The operation of each change."""
     message: np.ndarray
-    """The number of its message."""
+    """The number of each change's message."""
     keys: dict[str, pa.Array]
     columns: dict[str, pa.Array]
     """The row as it is then, without its keys; nulls of a delete."""

@@ -229,7 +229,7 @@ def is_unavailable(column: pa.Array) -> bool:
 
 @dataclass(frozen=True)
 class LastValues:
-    """Of each key, by its number, where the values are that its last change has."""
+    """Where the values of the last change of each key come from. Arrays are indexed by the number of a key."""
 
     places: dict[str, np.ndarray]
     """By column the number of the change that says the value, or after which it is unknown; -1 where there is none."""
