@@ -7,6 +7,7 @@ import math
 from decimal import Decimal
 from typing import Any
 
+import msgspec
 import pytest
 
 from weft.systems import payloads
@@ -24,8 +25,13 @@ def test_numbers_that_json_has_no_word_for(write: Any) -> None:
     row["union"] = {"float": "NaN"}  # as Avro writes it
     text = write(row)
     json.loads(text, parse_constant=refuse)
-    assert payloads.loads(text) == {**row, "d": "1.10"}
+    assert payloads.loads(text) == {**row, "o": {"x": [-math.inf, msgspec.Raw(b"1.5"), None]}, "d": "1.10"}
     assert math.isnan(payloads.loads(write({"n": math.nan}))["n"])
+
+
+def test_numbers_stay_as_they_are_written() -> None:
+    text = '{"n":[1e400,12345678901234567890.10,-0,1E2],"big":' + "9" * 5000 + "}"
+    assert payloads.encode(payloads.loads(text)).decode() == text
 
 
 def test_where_they_are() -> None:
