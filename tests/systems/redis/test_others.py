@@ -65,6 +65,38 @@ def test_what_others_trimmed_and_what_they_deleted_are_told_together(streams: Pr
     assert lag_and_lost() == (0, 8)
 
 
+@pytest.mark.parametrize("holders", ["itself", "leases that ended"])
+def test_what_others_deleted_is_told_at_once(streams: Project, client: Any, holders: str) -> None:
+    """However few the member asks for."""
+    declare(fields={"n": "int64"})
+    weft.publish_sync("orders", [{"n": n} for n in range(10)])
+    if holders == "itself":
+        weft.consume_sync("orders", "worker", member="a")
+    else:
+        for number in range(10):
+            weft.consume_sync("orders", "worker", 1, member=f"b{number}", lease=0.001)
+    client.xdel("orders", *[entry for n, (entry, _) in enumerate(client.xrange("orders")) if n not in (6, 8)])
+    with pytest.raises(weft.EventsLostError) as caught:
+        weft.consume_sync("orders", "worker", 1, member="a")
+    assert caught.value.lost == 8
+    assert numbers(weft.consume_sync("orders", "worker", 3, member="a")) == [6, 8]
+    assert lag_and_lost() == (0, 8)
+
+
+def test_what_others_deleted_between_events_that_are_left_is_told_at_once(streams: Project, client: Any) -> None:
+    declare(fields={"n": "int64"})
+    weft.publish_sync("orders", [{"n": n} for n in range(10)])
+    weft.consume_sync("orders", "worker", member="a")
+    client.xdel("orders", *[entry for entry, _ in client.xrange("orders")][1::2])
+    events = weft.consume_sync("orders", "worker", 2, member="a")
+    assert numbers(events) == [0]  # what is left comes first
+    weft.ack_sync("orders", "worker", events)
+    with pytest.raises(weft.EventsLostError) as caught:
+        weft.consume_sync("orders", "worker", 2, member="a")
+    assert caught.value.lost == 5
+    assert numbers(weft.consume_sync("orders", "worker", member="a")) == [2, 4, 6, 8]
+
+
 @pytest.mark.parametrize("system", ["redis", "redis-cluster"], indirect=True)
 def test_a_subscriber_is_told_what_others_trimmed(streams: Project, client: Any) -> None:
     stream = declare(fields={"n": "int64"})

@@ -17,3 +17,5 @@ local limit, micros, most = tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[
 local now = now_micros()
 -- So many pending entries are looked at together, and fewer of a stream's, which come with their values.
 local PAGE, VALUES_PAGE = 1000, 100
+-- So many pages of pending entries are looked through for deleted ones.
+local MOST_PAGES = 100

@@ -41,22 +41,6 @@ local function drop(id)
   call('HDEL', book.reasons, id)
 end
 
--- Drop what retention removed and nobody can acknowledge any more.
-local function drop_removed(floor)
-  local gone, from = 0, '-'
-  while true do
-    local page = call('XPENDING', stream, group, from, floor, PAGE)
-    for _, entry in ipairs(page) do
-      if is_free(entry) then
-        drop(entry[1])
-        gone = gone + 1
-      end
-    end
-    if #page < PAGE then return gone end
-    from = '(' .. page[#page][1]
-  end
-end
-
 -- Of leases that ended. One that holds nothing is forgotten: a client without leases acknowledged what it held.
 local function find_ended(room, found)
   local stale, is_stale = {}, {}
@@ -131,8 +115,8 @@ local function find(count)
   return own
 end
 
--- Those that are still in the stream, and how many are not. XCLAIM to who has them already forgets the latter; with
--- their idle time, which others go by.
+-- Those that are still in the stream, and the ids of those that are not, which are dropped. XCLAIM to who has them
+-- already forgets the latter; with their idle time, which others go by.
 local function existing(entries)
   local alike, there = {}, {}
   for _, entry in ipairs(entries) do
@@ -145,9 +129,31 @@ local function existing(entries)
       for _, id in ipairs(reply) do there[id] = true end
     end, {'IDLE', each.idle, 'JUSTID'})
   end
-  local left = {}
+  local left, missing = {}, {}
   for _, entry in ipairs(entries) do
-    if there[entry[1]] then left[#left + 1] = entry else drop(entry[1]) end
+    if there[entry[1]] then
+      left[#left + 1] = entry
+    else
+      drop(entry[1])
+      missing[#missing + 1] = entry[1]
+    end
   end
-  return left, #entries - #left
+  return left, missing
+end
+
+-- Drop those of a range that are not in the stream and that nobody can acknowledge any more, so that all are told in one
+-- error; gives how many. The server waits for it: among very many, the rest is for the next call.
+local function drop_deleted(first, last)
+  local gone, from = 0, first
+  for _ = 1, MOST_PAGES do
+    local page, free = call('XPENDING', stream, group, from, last, PAGE), {}
+    for _, entry in ipairs(page) do
+      if is_free(entry) then free[#free + 1] = entry end
+    end
+    local _, missing = existing(free)
+    gone = gone + #missing
+    if #page < PAGE then break end
+    from = '(' .. page[#page][1]
+  end
+  return gone
 end

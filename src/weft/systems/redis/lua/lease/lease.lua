@@ -34,9 +34,19 @@ local function trimmed_unread()
   return trimmed
 end
 
+-- The last id that can be deleted: others delete any entry, and trim the first ones.
+local function last_deleted()
+  local first, deleted = info['first-entry'], info['max-deleted-entry-id']
+  if not first or is_before(deleted, first[1]) then return first and first[1] or '+' end
+  return deleted
+end
+
 local gone = 0
-if state['pending'] > 0 and floor ~= '0-0' then gone = drop_removed(floor) end
-local entries, deleted = existing(find(state['pending'] - gone))
+if state['pending'] > 0 and floor ~= '0-0' then gone = drop_deleted('-', floor) end
+local entries, missing = existing(find(state['pending'] - gone))
+sort_by_id(missing, function(id) return id end)
+local deleted = #missing
+if deleted > 0 then deleted = deleted + drop_deleted(missing[1], last_deleted()) end
 -- Of what was deleted by hand, what is left comes first.
 local later = #entries > 0 and deleted or 0
 local lost = gone + deleted + trimmed_unread()
@@ -50,7 +60,7 @@ elseif later > 0 then
 end
 
 -- Nothing new instead of what was deleted: more that was delivered before may wait, and comes first.
-local room = choose(entries) - deleted
+local room = choose(entries) - #missing
 claim()
 local new = read_new(room)
 note_lease(new)
