@@ -16,10 +16,12 @@ from weft.columns import hinted
 from weft.engine.streaming.cdc.debezium_types import typed
 from weft.engine.streaming.cdc.envelopes import Opened, opened
 from weft.engine.streaming.cdc.json_rows import StoredTable
+from weft.engine.streaming.cdc.newest import newest
 from weft.engine.streaming.cdc.routes import resolved
 from weft.engine.streaming.cdc.routing import well_formed
 from weft.pipelines.streaming.declare import make
 from weft.project import Project, use
+from weft.systems.changes import KEY
 from weft.systems.codecs.json import JsonCodec
 
 CDC: dict[str, Any] = {"envelope": "debezium", "key_field": "after.id"}
@@ -177,6 +179,45 @@ def test_no_number_loses_a_digit(column: pa.Field, text: str, stored: Any, form:
     assert not found.bad
     table = typed(pa.table({**found.keys, **found.columns}), found.meanings, columns)
     assert table["n"].to_pylist()[0] == stored
+
+
+def keyed(column: pa.Field | None, *keys: str) -> Opened:
+    """Changes of these keys, in their order: of "old>new" one that changes the key."""
+    bodies = []
+    for lsn, key in enumerate(keys, 1):
+        old, _, new = key.rpartition(">")
+        before = f'{{"id":{old}}}' if old else "null"
+        bodies.append(f'{{"op":"u","before":{before},"after":{{"id":{new},"n":1}},"source":{{"lsn":{lsn}}}}}')
+    known = dict.fromkeys(("before", "after"), pa.json_())
+    parsed = JsonCodec().decoder(known).parse(pa.array([each.encode() for each in bodies]))
+    tables = [] if column is None else [StoredTable({"id": column, "n": COLUMNS[2]})]
+    return opened(pa.table(parsed.columns), weft.CDC(**CDC), lambda: tables)
+
+
+@pytest.mark.parametrize("kind", [pa.decimal128(38, 18), pa.string()])
+def test_no_key_loses_a_digit(kind: pa.DataType) -> None:
+    """Two keys that one float is nearest to are two."""
+    column, long = pa.field("id", kind), "12345678901234567.{}".format
+    found = keyed(column, long(1), "1.5", long(2), f"{long(1)}>{long(3)}", "1e10", "9007199254740993.0>7")
+    assert not found.bad
+    numbers = [long(1), "1.5", long(2), long(1), long(3), "10000000000", "9007199254740993", "7"]
+    rows = typed(pa.table(found.keys), {}, [column])
+    assert [Decimal(each) for each in rows["id"].to_pylist()] == [Decimal(each) for each in numbers]
+    # A key has the same text in a batch of floats, by which later changes of it are known.
+    assert {"1.5", "10000000000"} < {*texts_of(found)}
+    assert texts_of(keyed(column, "1.50")) == ["1.5"]
+    assert texts_of(keyed(column, "1e10")) == texts_of(keyed(column, "10000000000")) == ["10000000000"]
+
+
+def texts_of(changes: Opened) -> list[str]:
+    found: list[str] = newest(changes).rows[KEY].to_pylist()
+    return found
+
+
+@pytest.mark.parametrize("column", [None, pa.field("id", pa.float64()), pa.field("id", pa.int64())])
+def test_a_key_that_no_table_keeps_apart_is_refused(column: pa.Field | None) -> None:
+    found = keyed(column, "12345678901234567.1", "12345678901234568", "12345678901234567.1>5")
+    assert list(found.bad) == [0, 2]
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from weft.columns import is_nested, nested_to_json
 from weft.engine.streaming.cdc.debezium_types import Meaning, meanings, misfits
-from weft.engine.streaming.cdc.json_rows import StoredTable, rows_of
+from weft.engine.streaming.cdc.json_rows import StoredTable, float_texts, rows_of, with_exact_keys
 from weft.pipelines.streaming.cdc import CDC
 from weft.systems.changes import CREATE, DELETE, READ, TRUNCATE, UPDATE
 from weft.systems.codec import Parsed
@@ -110,6 +110,7 @@ def opened(messages: pa.Table, cdc: CDC, stored: Stored = tuple) -> Opened:
     for name, each, is_written in (
         *((name, each, of_rows) for name, each in after_columns.items() if name not in keys),
         *((name, each, of_keys) for name, each in keys.items()),
+        *((name, each, code == UPDATE) for name, each in old.items()),
     ):
         for number, why in _misfits(name, each, is_written, meant.get(name), stored, cdc).items():
             bad.setdefault(number, why)
@@ -219,8 +220,11 @@ class _Parts:
                 of_messages = {*self.meanings(), *self._cdc.keys}
                 is_growing = self._cdc.schema_evolution == "evolve"
                 read = partial(rows_of, stored=self._stored(), left=of_messages, is_growing=is_growing)
-            self._read[place] = _parsed(found, read)
+            self._read[place] = _parsed(found, self._with_exact_keys(read))
         return self._read[place]
+
+    def _with_exact_keys(self, read: Callable[[pa.Array], Parsed]) -> Callable[[pa.Array], Parsed]:
+        return lambda texts: with_exact_keys(texts, read(texts), self._cdc.keys, self._stored())
 
     def _texts_in(self, place: str) -> dict[str, pa.DataType]:
         """Return what stays a text in an object at a place: rows, which are of no type before their table is known."""
@@ -311,7 +315,9 @@ def _as(array: pa.Array, kind: pa.DataType) -> pa.Array:
 def _alike(arrays: list[pa.Array]) -> list[pa.Array]:
     """Return keys in one type, with each value: as texts, where the type of the first does not hold all of them."""
     kinds = [each.type for each in arrays if not pa.types.is_null(each.type)]
-    for kind in kinds[:1]:
+    # Of a number with more digits, or of one in a text, Arrow makes the nearest float.
+    are_texts = any(map(pa.types.is_floating, kinds)) and any(each != kinds[0] for each in kinds)
+    for kind in () if are_texts else kinds[:1]:
         try:
             return [pa.nulls(len(each), kind) if pa.types.is_null(each.type) else each.cast(kind) for each in arrays]
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
@@ -320,12 +326,13 @@ def _alike(arrays: list[pa.Array]) -> list[pa.Array]:
 
 
 def as_text(key: pa.Array) -> pa.Array:
-    """Return keys as texts that can be compared: nested ones as JSON, bytes in hexadecimal digits."""
+    """Return keys as texts that can be compared: nested ones as JSON, bytes in hexadecimal digits, and a number as
+    the same text whatever its type is."""
     if is_nested(key.type):
         return nested_to_json(key)
     if pa.types.is_binary(key.type):
         return pa.array([None if each is None else each.hex() for each in key.to_pylist()], pa.string())
-    return key.cast(pa.string())
+    return float_texts(key) if pa.types.is_floating(key.type) else key.cast(pa.string())
 
 
 def _moved(old: dict[str, pa.Array], keys: dict[str, pa.Array], size: int) -> np.ndarray:

@@ -3,7 +3,7 @@ column of floats."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
@@ -75,6 +75,34 @@ def rows_of(
     parsed = _without(parsed, _inexact(texts, parsed, unsure)) if unsure else parsed
     for name in sized:
         parsed = _sized(parsed, name) if name in parsed.columns else parsed
+    return parsed
+
+
+def with_exact_keys(texts: pa.Array, parsed: Parsed, keys: Collection[str], stored: Sequence[StoredTable]) -> Parsed:
+    """Return rows whose keys differ where their numbers do: as texts, where a float has not all digits of one. A row
+    whose key no table would tell from others is a bad one."""
+    for name in keys:
+        if (column := parsed.columns.get(name)) is None:
+            continue
+        if pa.types.is_floating(column.type):
+            among = parsed.good
+        elif pa.types.is_string(column.type):  # perhaps of numbers of several types
+            is_long = pc.fill_null(pc.match_substring_regex(column, _LONG_NUMBER), False)
+            among = np.asarray(parsed.good)[is_long.to_numpy(zero_copy_only=False)].tolist()
+        else:
+            continue
+        found = _numbers_beyond_floats(texts, among, {name})
+        if not found:
+            continue
+        kinds = [each.columns[name.lower()].type for each in stored if name.lower() in each.columns]
+        if not kinds or len(kinds) < len(stored) or any(map(pa.types.is_floating, kinds)):
+            bad = {number: _too_long(name, value, _help(_NEW)) for number, (_, value) in found.items()}
+            parsed = _without(parsed, bad)
+            continue
+        is_found = pa.array([number in found for number in parsed.good])
+        digits = pa.array([_digits(found[number][1]) for number in parsed.good if number in found])
+        column = float_texts(column) if pa.types.is_floating(column.type) else column
+        parsed = parsed._replace(columns={**parsed.columns, name: pc.replace_with_mask(column, is_found, digits)})
     return parsed
 
 
@@ -150,15 +178,43 @@ def _help(kind: pa.DataType) -> str:
 def _inexact(texts: pa.Array, parsed: Parsed, names: Mapping[str, str]) -> dict[int, str]:
     """Return the rows with a number in these columns that no float is, where no table says that it is a decimal.
     `names`: with what helps."""
-    bad: dict[int, str] = {}
+    found = _numbers_beyond_floats(texts, parsed.good, names)
+    return {number: _too_long(name, value, names[name]) for number, (name, value) in found.items()}
+
+
+def _too_long(name: str, value: Decimal, helps: str) -> str:
+    return f"{name!r} is {value}, which has more digits than a float holds. {helps}"
+
+
+def _numbers_beyond_floats(
+    texts: pa.Array, among: Sequence[int], names: Iterable[str]
+) -> dict[int, tuple[str, Decimal]]:
+    """Return those of these rows with a number in these columns that no float is: the last such column, and the
+    number."""
+    found: dict[int, tuple[str, Decimal]] = {}
     is_long = pc.match_substring_regex(texts, _LONG_NUMBER).to_numpy(zero_copy_only=False)
-    for number in np.intersect1d(np.flatnonzero(is_long), np.asarray(parsed.good)).tolist():
+    for number in np.intersect1d(np.flatnonzero(is_long), np.asarray(among, dtype=np.int64)).tolist():
         row = {name.lower(): each for name, each in decode_exactly(texts[number].as_py()).items()}
-        for name, helps in names.items():
+        for name in names:
             value = next((each for each in _numbers_in(row.get(name.lower())) if not _is_float(each)), None)
             if value is not None:
-                bad[number] = f"{name!r} is {value}, which has more digits than a float holds. {helps}"
-    return bad
+                found[number] = name, value
+    return found
+
+
+def float_texts(floats: pa.Array) -> pa.Array:
+    """Return floats as texts that whole numbers and decimals have too."""
+    texts = floats.cast(pa.string())
+    has_exponent = pc.fill_null(pc.match_substring(texts, "e"), False)
+    digits = pa.array([_digits(Decimal(each)) for each in texts.filter(has_exponent).to_pylist()], pa.string())
+    return pc.replace_with_mask(texts, has_exponent, digits)
+
+
+def _digits(value: Decimal) -> str:
+    if abs(value.adjusted()) > _EXACT.precision:
+        return str(value)
+    text = f"{value:f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
 
 
 def _numbers_in(value: Any) -> Iterator[Decimal]:
