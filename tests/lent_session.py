@@ -50,4 +50,4 @@ def borrow() -> None:
         from weft.engine import session, warm
 
         machine = json.loads(os.environ.pop(_VARIABLE))
-        session._borrowed = lambda _: session.attach(warm.Lent(**machine))
+        session._borrowed = lambda _: session.attach(warm.LentJvm(**machine))

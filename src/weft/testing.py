@@ -258,7 +258,7 @@ def _fill_last(model: Model, rows: Rows) -> None:
     load([dict(row) for row in rows], target=(target.table.schema, target.table.name), connection=target.connection)
     with Observer() as observer:
         last = state.State("testing", model.fingerprint, model.materialise)
-        state.write(observer.tables(target.connection), model, state.Stored().following(last))
+        state.write(observer.tables(target.connection), model, state.StoredModel().following(last))
 
 
 def assert_rows(actual: Rows, expected: Rows) -> None:

@@ -13,7 +13,7 @@ from weft.operate.records import ClaimedRun, RefusedClaim
 from weft.operate.runlog import RunLog, open_run_log
 from weft.operate.runlog_objects import RunObjects
 from weft.systems.object_stores import objects as objects_module
-from weft.systems.object_stores.objects import Objects, Stored
+from weft.systems.object_stores.objects import Objects, StoredObject
 
 SLOT = datetime(2025, 6, 1, 2, tzinfo=UTC)
 
@@ -85,7 +85,7 @@ def test_a_page_of_runs_reads_the_documents_that_changed_last(log: RunLog, monke
     read: list[str] = []
     get = objects.get
 
-    def counted(key: str) -> Stored | None:
+    def counted(key: str) -> StoredObject | None:
         read.append(key)
         return get(key)
 

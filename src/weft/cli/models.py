@@ -11,7 +11,7 @@ from weft.cli.common import ago, common_options, find_declared, module_option, n
 from weft.operate.redaction import clean
 
 if TYPE_CHECKING:
-    from weft.engine.models.survey import InputStanding, Standing
+    from weft.engine.models.survey import InputStatus, ModelStatus
     from weft.pipelines.models import Model
 
 
@@ -50,7 +50,7 @@ def list_(output: str) -> None:
     print_table(shown, columns, spare=["trigger", "table"], below="why")
 
 
-def _listed(standing: Standing) -> dict[str, Any]:
+def _listed(standing: ModelStatus) -> dict[str, Any]:
     model = standing.model
     return {
         "model": model.name,
@@ -104,7 +104,7 @@ def _option(value: Any) -> Any:
     return value if isinstance(value, bool | int | float | list | tuple) or value is None else str(value)
 
 
-def _print_model(model: Model, standing: Standing, shown: dict[str, Any]) -> None:
+def _print_model(model: Model, standing: ModelStatus, shown: dict[str, Any]) -> None:
     where = {
         "pushdown": "inside the database",
         "spark": "on Spark",
@@ -145,7 +145,7 @@ def _print_model(model: Model, standing: Standing, shown: dict[str, Any]) -> Non
         click.echo(f"\n{click.style('problem:', fg='red', bold=True)} {shown['problem']}")
 
 
-def _marks(each: InputStanding) -> dict[str, str | None]:
+def _marks(each: InputStatus) -> dict[str, str | None]:
     def text(mark: Any) -> str | None:
         if not isinstance(mark, dict):
             return None

@@ -24,7 +24,7 @@ from weft.systems import files_by_path, frame_checks
 from weft.systems.base import Connection, system_for, systems
 from weft.systems.load import Counts, Load
 from weft.systems.sql.checks import refuse_unknown_columns
-from weft.systems.target import ArrowRows, Kept, Reject, SparkTarget
+from weft.systems.target import ArrowRows, Reject, SparkTarget, TableLog
 from weft.systems.watermark import Watermark
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ def has(connection: Connection, load: Load) -> bool:
         return target_of(connection).has(load, spark)
 
 
-def last_load(connection: Connection, load: Load) -> Kept | None:
+def last_load(connection: Connection, load: Load) -> TableLog | None:
     """Return what the target keeps of the last load under the key of this one, if it has this one or a later one."""
     return target_of(connection).kept(load, with_columns=False) if has(connection, load) else None
 

@@ -389,7 +389,7 @@ def _be_command(keeper: Keeper, control: socket.socket) -> NoReturn:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         machine, is_idle = keeper.leave_to_parent()
-        lent = warm.Lent(machine.port, machine.secret, machine.process.pid)
+        lent = warm.LentJvm(machine.port, machine.secret, machine.process.pid)
         lent.objects = keeper.objects
         spark = session.attach(lent, clean=True)
         if is_idle:

@@ -25,7 +25,7 @@ from weft.pipelines.declare import Pipeline, PipelineTarget
 from weft.project import current
 from weft.systems.base import Connection, system_for
 from weft.systems.expectation import Expectation
-from weft.systems.load import LOAD_COLUMNS, Load, Taken, full_name
+from weft.systems.load import LOAD_COLUMNS, Load, QuarantinedRows, full_name
 from weft.systems.sql import quarantine
 from weft.systems.sql.tables import SqlTables
 
@@ -53,7 +53,7 @@ class _Place:
     pipeline: Pipeline
     target: PipelineTarget
     connection: Connection
-    sets: Sequence[Taken]
+    sets: Sequence[QuarantinedRows]
 
     @property
     def name(self) -> str:
@@ -70,7 +70,7 @@ class _Place:
             checks=tuple(_of_rows(planned.checks)),
         )
 
-    def why_not(self, taken: Taken) -> str | None:
+    def why_not(self, taken: QuarantinedRows) -> str | None:
         """Return why rows of a set cannot be loaded again."""
         if self.load().mode == "truncate":
             return f"each run replaces all of {self.target.name}: mend the source, and run {self.pipeline.name}"
@@ -181,9 +181,9 @@ def _chosen(pipeline: Pipeline, group: str | None) -> list[_Place]:
     return found
 
 
-def _sets(tables: SqlTables, target: PipelineTarget, pipeline: Pipeline, group: str | None) -> list[Taken]:
+def _sets(tables: SqlTables, target: PipelineTarget, pipeline: Pipeline, group: str | None) -> list[QuarantinedRows]:
     """Return the chosen rows by the load that put them aside."""
-    found: dict[tuple[object, ...], Taken] = {}
+    found: dict[tuple[object, ...], QuarantinedRows] = {}
     for taken, error in quarantine.sets(tables, target.table.schema, target.table.name, pipeline.name):
         if group is None or quarantine.group_of(error) == group:
             key = (taken.checkpoint_id, taken.batch_id, taken.rows_of)
@@ -194,7 +194,7 @@ def _sets(tables: SqlTables, target: PipelineTarget, pipeline: Pipeline, group: 
     return list(found.values())
 
 
-def _reload(place: _Place, taken: Taken, tables: SqlTables) -> int:
+def _reload(place: _Place, taken: QuarantinedRows, tables: SqlTables) -> int:
     """Load a set; return how many of its rows were put aside again."""
     load, target = place.load(), place.target
     stored = quarantine.read(tables, load, taken)

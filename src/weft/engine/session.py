@@ -48,7 +48,7 @@ class _Running:
 
     session: SparkSession
     context: SparkContext
-    jvm: jvm.Jvm | warm.Lent
+    jvm: jvm.Jvm | warm.LentJvm
     gateway: Any
 
     def is_alive(self) -> bool:
@@ -300,7 +300,7 @@ def _borrowed(root: Path) -> SparkSession | None:
         return None
 
 
-def attach(lent: warm.Lent, *, clean: bool = False) -> SparkSession:
+def attach(lent: warm.LentJvm, *, clean: bool = False) -> SparkSession:
     """Make a session in the JVM of the engine that of this process; to be `clean`, remove first what others left: also
     the objects from the number `lent.objects` on, which becomes that of the first one of this process."""
     global _running
@@ -332,13 +332,13 @@ def attach(lent: warm.Lent, *, clean: bool = False) -> SparkSession:
 
 def use_environment() -> None:
     """Have Spark's Python workers of the engine get the environment that this process has now."""
-    if _running is not None and isinstance(_running.jvm, warm.Lent):
+    if _running is not None and isinstance(_running.jvm, warm.LentJvm):
         _running.context.environment = {**warm.environment_of_workers(), **_running.jvm.environment}
 
 
 def is_lent() -> bool:
     """Return whether the JVM of the session is the engine's, which ends what this process leaves in it."""
-    return _running is not None and isinstance(_running.jvm, warm.Lent)
+    return _running is not None and isinstance(_running.jvm, warm.LentJvm)
 
 
 def has_lost_engine() -> bool:

@@ -376,7 +376,7 @@ def _follow(connection: socket.socket) -> int | None:
 # The JVM, for a process of its own
 
 
-class Lent:
+class LentJvm:
     """The JVM of the engine, while this process has it."""
 
     def __init__(self, port: int, secret: str, pid: int, connection: socket.socket | None = None) -> None:
@@ -402,7 +402,7 @@ class Lent:
         self.stop()
 
 
-def borrow(root: Path) -> Lent | None:
+def borrow(root: Path) -> LentJvm | None:
     """Return the JVM of the engine, which is started where this process may; none where it is to start its own."""
     if not may_use(root):
         return None
@@ -415,7 +415,7 @@ def borrow(root: Path) -> Lent | None:
             answer = receive(connection)
             if answer is not None and "port" in answer:
                 try:
-                    return Lent(answer["port"], answer["secret"], answer["jvm"], connection)
+                    return LentJvm(answer["port"], answer["secret"], answer["jvm"], connection)
                 except OSError as error:
                     if error.errno != errno.ESRCH:
                         raise

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 
 from weft.operate.executors import Started
-from weft.operate.model_worker import ModelWorker, Standing
+from weft.operate.model_worker import ModelFreshness, ModelWorker
 from weft.operate.runlog import RunLog
 from weft.operate.runner import Outcome, described
 from weft.operate.scheduler import Scheduler
@@ -30,7 +30,7 @@ class ModelDispatch:
     alone."""
 
     def __init__(
-        self, scheduler: Scheduler, models: Sequence[Model], look: Callable[[Iterable[Model]], Sequence[Standing]]
+        self, scheduler: Scheduler, models: Sequence[Model], look: Callable[[Iterable[Model]], Sequence[ModelFreshness]]
     ) -> None:
         self._scheduler, self._ended = scheduler, threading.Event()
         started = _Dispatches(scheduler, self._ended)

@@ -36,7 +36,7 @@ _AGAIN_SECONDS = 0.5
 """After a claim that was refused, or a look that failed."""
 
 
-class Standing(Protocol):
+class ModelFreshness(Protocol):
     """How a model stands against its inputs: `weft.engine.models.freshness.Freshness`."""
 
     @property
@@ -76,7 +76,7 @@ class ModelWorker:
         self,
         runner: Builds,
         models: Sequence[Model],
-        look: Callable[[Iterable[Model]], Sequence[Standing]],
+        look: Callable[[Iterable[Model]], Sequence[ModelFreshness]],
         *,
         threads: int = THREADS,
         built: Callable[[Outcome], None] = lambda outcome: None,
@@ -183,7 +183,7 @@ class ModelWorker:
                 pause = min(pause, max(due - now, 0.01))
         return pause
 
-    def _tell_who_is_away(self, standings: Iterable[Standing]) -> None:
+    def _tell_who_is_away(self, standings: Iterable[ModelFreshness]) -> None:
         """Warn of a database that does not answer, once while that lasts, and when it answers again."""
         away = {
             each.model.name: each.problem.what for each in standings if isinstance(each.problem, ConnectionFailedError)
@@ -199,7 +199,7 @@ class ModelWorker:
                 _log.warning("the database of %s answers again", name)
         self._away = away
 
-    def _due(self, model: Model, standing: Standing, now: float) -> float | None:
+    def _due(self, model: Model, standing: ModelFreshness, now: float) -> float | None:
         """Return when to build a stale model; `None` where it has no attempt left until something changes."""
         name = model.name
         pending = self._pending.setdefault(name, _Pending(standing.marks, now, now))
@@ -216,14 +216,14 @@ class ModelWorker:
         most = model.max_staleness if model.max_staleness is not None else 10 * model.debounce
         return max(not_before, min(pending.changed + model.debounce, pending.since + most))
 
-    def _start(self, model: Model, standing: Standing, now: float) -> None:
+    def _start(self, model: Model, standing: ModelFreshness, now: float) -> None:
         self._began[model.name] = now
         self._pending.pop(model.name, None)
         build = self._running[model.name] = self._threads.submit(self._build, model, standing)
         # Then it is done: woken before, the worker would count it among those that run.
         build.add_done_callback(lambda _: self._wake.set())
 
-    def _build(self, model: Model, standing: Standing) -> None:
+    def _build(self, model: Model, standing: ModelFreshness) -> None:
         name = model.name
         try:
             outcome = self.runner.run(model, by_hand=False)

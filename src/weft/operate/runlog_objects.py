@@ -27,7 +27,7 @@ import msgspec
 from weft.errors import ConnectionFailedError
 from weft.operate.records import Attempt, PipelineState, Status
 from weft.operate.run_store import Claim, LockedPipeline, RunStore, is_live
-from weft.systems.object_stores.objects import Objects, Stored
+from weft.systems.object_stores.objects import Objects, StoredObject
 
 T = TypeVar("T")
 
@@ -336,7 +336,7 @@ class _Records(LockedPipeline):
         self.document.attempts, self.is_changed = attempts, True
 
 
-def _read(stored: Stored) -> Document:
+def _read(stored: StoredObject) -> Document:
     return msgspec.json.decode(stored.data, type=Document)
 
 

@@ -25,7 +25,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from weft.operate import sinks
-from weft.server.overview import Overview, Standing, readable
+from weft.server.overview import Overview, StreamStatus, readable
 from weft.server.problems import Problem
 
 if TYPE_CHECKING:
@@ -86,11 +86,11 @@ class ServerMetrics:
 
         return counted
 
-    def text(self, standings: dict[str, Standing]) -> bytes:
+    def text(self, standings: dict[str, StreamStatus]) -> bytes:
         """Return the metrics of all processes, and the state of these streams."""
         return generate_latest(self._of_all()) + generate_latest(_StreamCollector(standings))
 
-    def families(self, standings: dict[str, Standing]) -> Iterator[Metric]:
+    def families(self, standings: dict[str, StreamStatus]) -> Iterator[Metric]:
         """Yield the same as metrics with their values."""
         yield from self._of_all().collect()
         yield from _StreamCollector(standings).collect()
@@ -108,7 +108,7 @@ class ServerMetrics:
 class _StreamCollector(Collector):
     """The state of streams."""
 
-    def __init__(self, standings: dict[str, Standing]) -> None:
+    def __init__(self, standings: dict[str, StreamStatus]) -> None:
         self._standings = standings
 
     def collect(self) -> Iterable[Any]:

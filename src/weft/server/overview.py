@@ -54,7 +54,7 @@ _FAILED = "Its database failed; the log of the service has the reason."
 
 
 @dataclass
-class Standing:
+class StreamStatus:
     """The last known state of a stream."""
 
     head: int = 0
@@ -119,7 +119,7 @@ class Overview:
     """The last known state of this process's streams and pipelines."""
 
     def __init__(self) -> None:
-        self.standings: dict[str, Standing] = defaultdict(Standing)
+        self.standings: dict[str, StreamStatus] = defaultdict(StreamStatus)
         self._streams: dict[str | Connection | None, CachedProbe[None]] = {}
         self._answered: dict[str | Connection | None, float] = defaultdict(float)
         """When a database last answered, by `time.monotonic`: it may hold more streams than it shows in a second."""

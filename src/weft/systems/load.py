@@ -118,7 +118,7 @@ RowsOf = Literal["source", "table"]
 
 
 @dataclass(frozen=True)
-class Taken:
+class QuarantinedRows:
     """Rows that an earlier load put aside and another one takes out of the quarantine, in the same commit."""
 
     checkpoint_id: str
@@ -177,7 +177,7 @@ class Load:
     """What changes say besides their rows, in a merge of changes."""
     watermark: Watermark | None = None
     """How far the source was read: stored in the same commit."""
-    taken: Taken | None = None
+    taken: QuarantinedRows | None = None
     """What it takes out of the table's quarantine."""
     events_after: tuple[tuple[str, int], ...] = ()
     """Streams of the target's database (`events.orders`) of which the query reads all events after an offset: refused

@@ -42,7 +42,7 @@ class ArrowRows(Protocol):
 
 
 @dataclass(frozen=True)
-class Kept:
+class TableLog:
     """What the log of a table says, and what it keeps for one writer of loads."""
 
     version: int
@@ -114,7 +114,7 @@ class SparkTarget(ABC):
         """Return schema and name of the tables that loads made here, as far as they are found quickly."""
         return []
 
-    def kept(self, load: Load, *, with_columns: bool = True) -> Kept | None:
+    def kept(self, load: Load, *, with_columns: bool = True) -> TableLog | None:
         """Return what the log of the load's table says, without Spark; `None` where no load has made one. Without its
         columns it may be found sooner."""
         return None

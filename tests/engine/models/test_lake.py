@@ -11,7 +11,7 @@ import pytest
 import weft
 from tests.engine.models.built import build, why
 from weft.engine.models.lake import Lake
-from weft.engine.models.state import Stored
+from weft.engine.models.state import StoredModel
 from weft.errors import LoadRefusedError, WeftError
 from weft.pipelines.models import Model
 
@@ -45,10 +45,10 @@ def test_files_of_others_are_refused(folder: Path, name: str) -> None:
 
 def test_what_is_not_of_the_table_is_let_be(folder: Path) -> None:
     lake = Lake(weft.get_connection("lake"))
-    lake.refuse_foreign(model_of_files(), Stored())
+    lake.refuse_foreign(model_of_files(), StoredModel())
     for name in ("_SUCCESS", ".hidden", "orders/part-1.parquet", "_weft/orders/log/1.json"):
         write(folder / "sales" / name)
-    lake.refuse_foreign(model_of_files(), Stored())
+    lake.refuse_foreign(model_of_files(), StoredModel())
 
 
 @pytest.mark.parametrize(

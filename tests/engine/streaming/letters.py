@@ -9,7 +9,7 @@ import weft
 from engine.streaming.conftest import declare
 from weft.engine.streaming.batch_id import BatchId
 from weft.engine.streaming.dead_letters import DeadLetterBox
-from weft.engine.streaming.replay import Replay, Replayed
+from weft.engine.streaming.replay import Replay, ReplayResult
 from weft.pipelines.streaming.declare import make
 from weft.systems.dead_letter_store import DeadLetter, StoredLetter
 
@@ -39,5 +39,5 @@ def letters_of(pipeline: Any) -> list[StoredLetter]:
     return sorted(DeadLetterBox(pipeline).letters(), key=lambda each: (each.payload, each.replays, each.letter_id))
 
 
-def replay_all(pipeline: Any, **options: Any) -> Replayed:
+def replay_all(pipeline: Any, **options: Any) -> ReplayResult:
     return Replay(pipeline, lambda _: True, **options).run()

@@ -10,7 +10,7 @@ import pytest
 
 import weft
 from weft.columns import hinted
-from weft.engine.streaming.cdc.envelopes import Opened, StoredTable, opened
+from weft.engine.streaming.cdc.envelopes import OpenedChanges, StoredTable, opened
 from weft.engine.streaming.cdc.newest import newest
 from weft.systems.codecs.json import JsonCodec
 
@@ -19,7 +19,7 @@ MAXWELL = weft.CDC(envelope="maxwell", key_field="data.id")
 ROW = {"id": 1, "name": "a"}
 
 
-def read(*messages: Any, cdc: Any = DEBEZIUM) -> Opened:
+def read(*messages: Any, cdc: Any = DEBEZIUM) -> OpenedChanges:
     """Open messages that were JSON."""
     parsed = JsonCodec().decoder({}).parse(pa.array([json.dumps(each).encode() for each in messages]))
     assert not parsed.bad
@@ -30,7 +30,7 @@ def change(op: str, before: Any = None, after: Any = None, **source: Any) -> dic
     return {"op": op, "before": before, "after": after, "source": {"ts_ms": 5, **source}}
 
 
-def shown(found: Opened) -> list[tuple[Any, ...]]:
+def shown(found: OpenedChanges) -> list[tuple[Any, ...]]:
     """Operation, keys and columns of each change."""
     columns = [*found.keys.values(), *found.columns.values()]
     return list(zip(found.op.tolist(), *(each.to_pylist() for each in columns), strict=True))

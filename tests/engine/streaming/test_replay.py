@@ -23,7 +23,7 @@ from weft.engine.payload_rows import parsed_rows, row_of
 from weft.engine.readers import open_tables
 from weft.engine.streaming import replay
 from weft.engine.streaming.dead_letters import DeadLetterBox
-from weft.engine.streaming.replay import Replay, Replayed
+from weft.engine.streaming.replay import Replay, ReplayResult
 from weft.engine.streaming.spark_engine import SparkEngine
 from weft.errors import BusyError, DeclarationError, WeftError
 from weft.operate.listener import RunListener
@@ -100,7 +100,7 @@ def test_letters_in_every_place(where: Where) -> None:
     assert (done.letters, done.again, done.held) == (3, 0, {})
     assert rows("copies", "n, text") == rows("others", "n, text") == [(1, "é1"), (1, "é1"), (3, "é3")]
     assert letters_of(pipeline) == []
-    assert replay_all(pipeline) == Replayed()
+    assert replay_all(pipeline) == ReplayResult()
     assert len(letters_of(other)) == 1
     # A letter can come again after all were gone.
     put(pipeline, unread(9))
@@ -232,7 +232,7 @@ def test_sql_that_is_mended(place: str) -> None:
     assert not {each.letter_id for each in before} & {each.letter_id for each in after}
     good = make(**{**bad, "transform_sql": bad["transform_sql"].replace("CAST(text AS INT)", "try_cast(text AS INT)")})
     assert (replay_all(good).again, letters_of(good)) == (0, [])
-    assert replay_all(good) == Replayed()
+    assert replay_all(good) == ReplayResult()
     assert rows("numbers", "n, number, r") == [(n, None if n % 2 else n, n + 1) for n in range(6)]
     # When it happened is the moment of the publish, which all share.
     assert len({moment for (moment,) in rows("numbers", "_event_ts")}) == 1

@@ -18,7 +18,7 @@ from weft.systems.delta.log import label_of
 from weft.systems.delta.table import writer
 from weft.systems.delta.target import DeltaTarget
 from weft.systems.load import Load
-from weft.systems.target import Kept
+from weft.systems.target import TableLog
 from weft.systems.watermark import STATE, Watermark
 
 SCHEMA = '{"type": "struct", "fields": []}'
@@ -61,7 +61,7 @@ class Table:
         for each in versions:
             (self.log / f"{each:020}.json").unlink()
 
-    def kept(self, *, with_columns: bool = True) -> Kept | None:
+    def kept(self, *, with_columns: bool = True) -> TableLog | None:
         return self.target.kept(self.load(), with_columns=with_columns)
 
 
@@ -79,24 +79,24 @@ def test_newest_load_of_the_writer_counts(table: Table) -> None:
     table.commit(table.load(1, "b"))
     table.commit(label="somebody's text")
     table.commit(label='["a list"]')
-    assert table.kept() == Kept(3, SCHEMA, None, 1, "b", AT)
-    assert table.kept(with_columns=False) == Kept(3, None, None, 1, "b", AT)
+    assert table.kept() == TableLog(3, SCHEMA, None, 1, "b", AT)
+    assert table.kept(with_columns=False) == TableLog(3, None, None, 1, "b", AT)
 
 
 def test_positions_of_the_newest_batch(table: Table) -> None:
     table.commit(replace(table.load(0, "a"), positions="[3]"))
     table.commit(replace(table.load(1, "b"), positions="[5]"))
-    assert table.kept() == Kept(1, None, None, 1, "b", AT, "[5]")
+    assert table.kept() == TableLog(1, None, None, 1, "b", AT, "[5]")
     table.commit(table.load(2, "c"))  # of a version that recorded none
-    assert table.kept() == Kept(2, None, None, 2, "c", AT)
+    assert table.kept() == TableLog(2, None, None, 2, "c", AT)
 
 
 def test_table_of_others(table: Table) -> None:
     table.commit(None, {"metaData": {"schemaString": SCHEMA}})
-    assert table.kept() == Kept(0, SCHEMA)
+    assert table.kept() == TableLog(0, SCHEMA)
     table.checkpoint(None)
     table.commit()
-    assert table.kept() == Kept(1, SCHEMA)
+    assert table.kept() == TableLog(1, SCHEMA)
 
 
 def test_behind_a_checkpoint(table: Table) -> None:
@@ -106,9 +106,9 @@ def test_behind_a_checkpoint(table: Table) -> None:
     table.checkpoint(table.load(1))
     table.forget(0)
     # The commit that the checkpoint knows is still there.
-    assert table.kept() == Kept(2, SCHEMA, None, 1, "b", AT)
+    assert table.kept() == TableLog(2, SCHEMA, None, 1, "b", AT)
     table.commit(table.load(2, "c"))
-    assert table.kept() == Kept(3, SCHEMA, None, 2, "c", AT)
+    assert table.kept() == TableLog(3, SCHEMA, None, 2, "c", AT)
 
 
 def test_commit_that_is_gone_is_known_by_its_number(table: Table) -> None:
@@ -116,7 +116,7 @@ def test_commit_that_is_gone_is_known_by_its_number(table: Table) -> None:
     table.commit()
     table.checkpoint(table.load(4))
     table.forget(0)
-    assert table.kept() == Kept(1, SCHEMA, None, 4)
+    assert table.kept() == TableLog(1, SCHEMA, None, 4)
 
 
 @pytest.mark.parametrize("name", [f"{1:020}.json", f"{0:020}.checkpoint.parquet"])
@@ -147,4 +147,4 @@ def test_one_writer_among_those_of_a_checkpoint(table: Table) -> None:
     adds = [{"path": "part-0.parquet"}] * 3
     rows = {"add": adds, "metaData": [None, {"id": "1", "schemaString": SCHEMA}, None], "txn": pa.array(marks, struct)}
     pq.write_table(pa.table(rows), table.log / f"{0:020}.checkpoint.parquet")
-    assert table.kept() == Kept(0, SCHEMA, None, 3)
+    assert table.kept() == TableLog(0, SCHEMA, None, 3)

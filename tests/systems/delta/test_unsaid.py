@@ -24,7 +24,7 @@ class Gate:
     def __init__(self, folder: Path) -> None:
         self.folder, self.batches = str(folder), 0
 
-    def apply(self, *messages: dict[str, Any]) -> mirror.Gated:
+    def apply(self, *messages: dict[str, Any]) -> mirror.GatedChanges:
         found = opened(pa.Table.from_pylist(list(messages), schema=MESSAGES), DEBEZIUM)
         batch = ChangeBatch(DEBEZIUM, found, newest(found), [], found.skipped)
         load = Load.declare(target=("default", "mirror"), mode="merge", keys=("id",), pipeline="mirrors")
@@ -36,7 +36,7 @@ class Gate:
         return mirror.Gate(notes, load).pass_through(table.select(mirror.gate_columns(load, names)), names)
 
 
-def decided(gated: mirror.Gated) -> dict[str, tuple[int, ...]]:
+def decided(gated: mirror.GatedChanges) -> dict[str, tuple[int, ...]]:
     """By key what is done, and what becomes of its name."""
     assert gated.decided is not None
     key, *others = (each.to_pylist() for each in gated.decided.columns)

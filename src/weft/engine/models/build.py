@@ -22,7 +22,7 @@ from weft.engine.load import Job
 from weft.engine.models import forms, left_out, replacing, state
 from weft.engine.models.inputs import Observer, Source, Span
 from weft.engine.models.lake import Lake
-from weft.engine.models.state import LeftOuts, State, Stored
+from weft.engine.models.state import LeftOuts, State, StoredModel
 from weft.engine.readers import SqlReader, StreamReader, read_all
 from weft.errors import DeclarationError, WeftError
 from weft.pipelines.execution import Loaded, Step
@@ -194,7 +194,7 @@ class ModelRun:
         result = Result(model, sources, tables, replace(stored, state=None) if is_full else stored)
         return PreparedBuild(stored, new, tables, result, is_full, is_idle)
 
-    def _with_columns(self, data: Input, stored: Stored) -> Input:
+    def _with_columns(self, data: Input, stored: StoredModel) -> Input:
         """Return the rows with the columns that the table has, where there are no rows that could say them."""
         if not isinstance(data, inputs.Memory) or data.schema.names:
             return data
@@ -233,7 +233,7 @@ class ModelRun:
         last = self._backfilled(observer.stored(self.model))
         return last, observer.spanned(self.model, last.inputs, span)
 
-    def _backfilled(self, stored: Stored) -> State:
+    def _backfilled(self, stored: StoredModel) -> State:
         """Return the state of a model of which a range of time can be built again; raise for all others."""
         model = self.model
         if model.materialise != "merge":
@@ -261,7 +261,7 @@ class ModelRun:
 class PreparedBuild:
     """What a build will do."""
 
-    stored: Stored
+    stored: StoredModel
     state: State
     """The state that is stored with its rows."""
     tables: SqlTables | None
@@ -297,7 +297,7 @@ class Result:
     sources: list[Source]
     tables: SqlTables | None
     """The database of the model; `None` for Delta tables and files, into which Spark writes."""
-    stored: Stored
+    stored: StoredModel
     is_watched: bool = False
     """Whether somebody looks again and again: then no table is created, no function called that may do its work at
     once because it has no inputs, and no Spark started."""

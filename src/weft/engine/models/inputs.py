@@ -13,7 +13,7 @@ import pyarrow as pa
 from weft.engine import incremental, inputs, relations
 from weft.engine.models import lineage, replacing, state
 from weft.engine.models.lake import Lake, lake_of
-from weft.engine.models.state import Marks, Recorded, State, Stored
+from weft.engine.models.state import Marks, Recorded, State, StoredModel
 from weft.engine.readers import SqlReader, StreamReader, open_tables, stream_reader
 from weft.engine.relations import Relation
 from weft.errors import DeclarationError, EventsLostError, WeftError
@@ -126,12 +126,12 @@ class Observer:
         answer: T = self._seen[key]
         return answer
 
-    def stored(self, model: Model) -> Stored:
+    def stored(self, model: Model) -> StoredModel:
         """Return what the target of a model has."""
         lake = self.lake(model)
         return state.read(self.tables(model.target.connection), model) if lake is None else lake.stored(model)
 
-    def refuse_foreign(self, model: Model, stored: Stored) -> None:
+    def refuse_foreign(self, model: Model, stored: StoredModel) -> None:
         """Raise where the table of a model was not written by it."""
         lake = self.lake(model)
         if lake is None:

@@ -19,14 +19,14 @@ from weft.columns import canonical_schema
 from weft.engine import inputs
 from weft.engine.inputs import Input
 from weft.engine.load import Job
-from weft.engine.models.state import Recorded, Stored, decoded, load_of
+from weft.engine.models.state import Recorded, StoredModel, decoded, load_of
 from weft.errors import ConnectionFailedError, DeclarationError, LoadRefusedError, WeftError
 from weft.pipelines.models import Model
 from weft.spark_support.folder import GLOB
 from weft.systems.base import Connection, system_for
 from weft.systems.load import Counts, Load
 from weft.systems.sql.tables import Column
-from weft.systems.target import Kept, SparkTarget
+from weft.systems.target import SparkTarget, TableLog
 
 _log = logging.getLogger("weft.engine")
 WRITER = "model"
@@ -59,7 +59,7 @@ class Lake:
                 hint='materialise="table" or "incremental"; Delta tables and databases take merge and scd2.',
             )
 
-    def refuse_foreign(self, model: Model, stored: Stored) -> None:
+    def refuse_foreign(self, model: Model, stored: StoredModel) -> None:
         """Raise where there is a table of which no build of the model is known."""
         name = load_of(model).name
         if stored.columns is None:
@@ -82,16 +82,16 @@ class Lake:
 
     # ---------------------------------------------------------------------------------------------------------- reading
 
-    def _kept(self, model: Model, *, with_columns: bool) -> Kept | None:
+    def _kept(self, model: Model, *, with_columns: bool) -> TableLog | None:
         return self._target.kept(replace(load_of(model), checkpoint_id=WRITER), with_columns=with_columns)
 
-    def stored(self, model: Model) -> Stored:
+    def stored(self, model: Model) -> StoredModel:
         """Return what there is of a model."""
         kept = self._kept(model, with_columns=True)
         if kept is None:
-            return Stored()
+            return StoredModel()
         state = None if kept.state is None else decoded(kept.state, model.name)
-        return Stored(state, kept.state, _columns(kept.columns), kept.batch_id, kept.rows)
+        return StoredModel(state, kept.state, _columns(kept.columns), kept.batch_id, kept.rows)
 
     def recorded(self, model: Model) -> Recorded | None:
         """Return the last build of a model."""
@@ -145,7 +145,7 @@ class Lake:
 
             files.has(self.connection, load_of(model))
 
-    def load(self, job: Job, data: Input, stored: Stored, *, is_full: bool) -> tuple[Counts, str]:
+    def load(self, job: Job, data: Input, stored: StoredModel, *, is_full: bool) -> tuple[Counts, str]:
         """Load the result of a build: the commit of its rows has its state."""
         job.load = replace(job.load, checkpoint_id=WRITER, batch_id=stored.number + 1, replaces_all=is_full)
         counts, engine = job.run(data)
@@ -155,7 +155,7 @@ class Lake:
                 raise job.load.overtaken()
         return counts, engine
 
-    def note(self, job: Job, stored: Stored) -> None:
+    def note(self, job: Job, stored: StoredModel) -> None:
         """Store a state by itself, where no row has changed."""
         assert stored.columns is not None
         nothing = inputs.Memory(pa.schema([each.field for each in stored.columns]), [])
@@ -172,7 +172,7 @@ def _load(schema: str | None, table: str) -> Load:
     return Load(schema=schema, table=table, moment=datetime.now(UTC))
 
 
-def _at(kept: Kept) -> datetime:
+def _at(kept: TableLog) -> datetime:
     return kept.at or datetime.fromtimestamp(0, UTC)
 
 

@@ -12,7 +12,7 @@ from weft.columns import python_rows
 from weft.engine import inputs, relations
 from weft.engine.models.lake import lake_of
 from weft.engine.models.state import Recorded
-from weft.engine.models.survey import NotBuiltError, Standing, Survey
+from weft.engine.models.survey import ModelStatus, NotBuiltError, Survey
 from weft.engine.readers import stored_columns
 from weft.errors import LoadRefusedError, WeftError
 from weft.pipelines import graph
@@ -102,7 +102,7 @@ def make_plan(survey: Survey, *, sample: int = 0, with_removed: bool = True) -> 
     return [*steps, *(_removed(survey, connection, each) for connection, each in reversed(removed))]
 
 
-def _step(survey: Survey, standing: Standing, changed: Sequence[str], touched: Sequence[str]) -> PlannedStep:
+def _step(survey: Survey, standing: ModelStatus, changed: Sequence[str], touched: Sequence[str]) -> PlannedStep:
     model = standing.model
     change: Change = "new" if not standing.is_built else "changed" if standing.is_changed else "dependent"
     step = PlannedStep(model.name, model.target.name, change, model.materialise, standing.rows)
@@ -132,7 +132,7 @@ def _step(survey: Survey, standing: Standing, changed: Sequence[str], touched: S
     return step
 
 
-def _compare(step: PlannedStep, standing: Standing, schema: pa.Schema, survey: Survey) -> None:
+def _compare(step: PlannedStep, standing: ModelStatus, schema: pa.Schema, survey: Survey) -> None:
     model = standing.model
     tables = survey.observer.tables(model.target.connection) if survey.observer.lake(model) is None else None
     stored = {each.name: each for each in standing.stored.columns or () if standing.is_built}
@@ -153,7 +153,7 @@ def _compare(step: PlannedStep, standing: Standing, schema: pa.Schema, survey: S
 # -------------------------------------------------------------------------------------------------------------- samples
 
 
-def _take_samples(survey: Survey, standing: Standing, step: PlannedStep, rows: int) -> None:
+def _take_samples(survey: Survey, standing: ModelStatus, step: PlannedStep, rows: int) -> None:
     """Read the first rows of the table as it is, and of the new query, which writes nothing."""
     model = standing.model
     if survey.observer.lake(model) is not None:
@@ -177,7 +177,7 @@ def _take_samples(survey: Survey, standing: Standing, step: PlannedStep, rows: i
     step.after = _first(model, result.data(), rows)
 
 
-def _take_samples_by_spark(survey: Survey, standing: Standing, step: PlannedStep, rows: int) -> None:
+def _take_samples_by_spark(survey: Survey, standing: ModelStatus, step: PlannedStep, rows: int) -> None:
     """Take them of a model whose table is Delta or files."""
     from weft.engine import session
 

@@ -15,7 +15,7 @@ from weft.engine import inputs
 from weft.engine.inputs import Input
 from weft.engine.load import Job
 from weft.engine.models import state
-from weft.engine.models.state import State, Stored, load_of
+from weft.engine.models.state import State, StoredModel, load_of
 from weft.errors import LoadRefusedError
 from weft.pipelines import graph
 from weft.pipelines.models import Model, models
@@ -30,7 +30,7 @@ NEW = "__weft_new"
 _MARKER = msgspec.json.encode(State(build="being replaced", fingerprint="", materialise=""))
 
 
-def refuse_foreign(tables: SqlTables, model: Model, stored: Stored) -> None:
+def refuse_foreign(tables: SqlTables, model: Model, stored: StoredModel) -> None:
     """Raise where the model's table has rows that no build of it wrote."""
     if stored.columns is None or stored.state is not None:
         return
@@ -45,7 +45,7 @@ def refuse_foreign(tables: SqlTables, model: Model, stored: Stored) -> None:
     )
 
 
-def replace_all(job: Job, data: Input, tables: SqlTables, stored: Stored, model: Model) -> tuple[Counts, str]:
+def replace_all(job: Job, data: Input, tables: SqlTables, stored: StoredModel, model: Model) -> tuple[Counts, str]:
     """Load the result of a full build in place of all rows; in a new table, where the old one is another or a view."""
     load, last = job.load, stored.state
     is_same = last is not None and last.materialise == model.materialise and last.key in (None, load.keys)
@@ -94,7 +94,7 @@ def _exchanging(tables: SqlTables, load: Load, watermark: Watermark) -> Iterator
         watermarks.write(tables, session, load, watermark, 0)
 
 
-def has_same_columns(tables: SqlTables, load: Load, stored: Stored, schema: pa.Schema) -> bool:
+def has_same_columns(tables: SqlTables, load: Load, stored: StoredModel, schema: pa.Schema) -> bool:
     """Whether rows of these columns fit the table."""
     stored_names = [each.name for each in stored.columns or ()]
     own = SCD2_COLUMNS if load.mode == "scd2" else ()
@@ -119,7 +119,7 @@ def schema_of(data: Input) -> pa.Schema:
 
 
 def create_view(
-    tables: SqlTables, model: Model, query: str, stored: Stored, new: State, *, again: bool = False
+    tables: SqlTables, model: Model, query: str, stored: StoredModel, new: State, *, again: bool = False
 ) -> None:
     """Create the view in place of what the last build left, with the state of the model; `again`: also if it is so."""
     load, last = load_of(model), stored.state

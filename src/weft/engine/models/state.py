@@ -64,7 +64,7 @@ class State(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredModel:
     """What the target of a model has."""
 
     state: State | None = None
@@ -98,18 +98,18 @@ def load_of(model: Model, **options: Any) -> Load:
     return replace(model.target.plan(pipeline=model.name, commit_key=None), **options)
 
 
-def read(tables: SqlTables, model: Model) -> Stored:
+def read(tables: SqlTables, model: Model) -> StoredModel:
     """Return what the model's database has of it."""
     if tables.connection.is_missing():
-        return Stored()
+        return StoredModel()
     load = load_of(model)
     columns = stored_columns(tables, load.schema, load.table)
     if columns is None:
-        return Stored()
+        return StoredModel()
     stored = watermarks.read(tables, load)
     if stored is None or stored.column != STATE:
-        return Stored(columns=tuple(columns))
-    return Stored(decoded(stored.text, model.name), stored.text, tuple(columns))
+        return StoredModel(columns=tuple(columns))
+    return StoredModel(decoded(stored.text, model.name), stored.text, tuple(columns))
 
 
 @dataclass(frozen=True)

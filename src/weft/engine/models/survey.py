@@ -15,7 +15,7 @@ from weft.engine.models.build import Compiled, Result
 from weft.engine.models.inputs import Observer, Source
 from weft.engine.models.lake import lake_of
 from weft.engine.models.lake import sql_type as lake_type
-from weft.engine.models.state import Recorded, Stored, load_of
+from weft.engine.models.state import Recorded, StoredModel, load_of
 from weft.engine.readers import SqlReader
 from weft.errors import WeftError
 from weft.pipelines.models import THIS, Model, ModelInput, by_names, models
@@ -37,7 +37,7 @@ class NotBuiltError(WeftError):
 
 
 @dataclass(frozen=True)
-class InputStanding:
+class InputStatus:
     """An input of a model."""
 
     name: str
@@ -53,14 +53,14 @@ class InputStanding:
 
 
 @dataclass(frozen=True)
-class Standing:
+class ModelStatus:
     """How a model stands."""
 
     model: Model
-    stored: Stored = field(default_factory=Stored)
+    stored: StoredModel = field(default_factory=StoredModel)
     built_at: datetime | None = None
     rows: int | None = None
-    inputs: tuple[InputStanding, ...] = ()
+    inputs: tuple[InputStatus, ...] = ()
     problem: str | None = None
     """Why nothing more is known of it."""
     reasons: tuple[str, ...] = ()
@@ -115,7 +115,7 @@ class Survey:
         self._by_name = by_names(self.known)
         self.blind: set[str] = set()
         """Models whose query has no rows yet, because another database or Spark builds what they read first."""
-        self._standings: dict[str, Standing] = {}
+        self._standings: dict[str, ModelStatus] = {}
         self._compiled: dict[str, Compiled | None] = {}
         self._lineages: dict[str, Lineage | None] = {}
 
@@ -125,17 +125,17 @@ class Survey:
 
     # -------------------------------------------------------------------------------------------------------- freshness
 
-    def standing(self, model: Model) -> Standing:
+    def standing(self, model: Model) -> ModelStatus:
         """Return how a model stands; a problem with its database is a part of it."""
         if model.name not in self._standings:
             try:
                 found = self._standing(model)
             except WeftError as error:
-                found = Standing(model, problem=error.what)
+                found = ModelStatus(model, problem=error.what)
             self._standings[model.name] = found
         return self._standings[model.name]
 
-    def _standing(self, model: Model) -> Standing:
+    def _standing(self, model: Model) -> ModelStatus:
         stored, recorded = self.observer.stored(model), self.observer.recorded(model)
         built_at = None if recorded is None or stored.columns is None else recorded.built_at
         rows = stored.rows
@@ -143,7 +143,7 @@ class Survey:
             load = load_of(model)
             rows = self.rows(current().connection(model.target.connection), load.schema, load.table)
         inputs = tuple(self._input(model, each, stored) for each in model.inputs)
-        found = Standing(model, stored, built_at, rows, inputs)
+        found = ModelStatus(model, stored, built_at, rows, inputs)
         last = None if recorded is None else recorded.state
         why = freshness.rebuild(model, last, has_table=stored.columns is not None)
         if why is None and found.is_changed:
@@ -155,7 +155,7 @@ class Survey:
         new = (each.new for each in inputs if each.new is not None)
         return replace(found, reasons=(*new, *(f"{name} is stale" for name in stale)))
 
-    def _input(self, model: Model, each: ModelInput, stored: Stored) -> InputStanding:
+    def _input(self, model: Model, each: ModelInput, stored: StoredModel) -> InputStatus:
         relation = self.observer.relation(model, each)
         upstream = self.upstream(each)
         kind = "stream" if relation.stream is not None else "model" if upstream is not None else "table"
@@ -165,7 +165,7 @@ class Survey:
         read = None if stored.state is None else stored.state.inputs.get(each.name)
         is_known = now is not None or upstream is not None
         new = None if stored.state is None else freshness.news(each.name, now, read)
-        return InputStanding(each.name, kind, read, now, new, is_known)
+        return InputStatus(each.name, kind, read, now, new, is_known)
 
     # ---------------------------------------------------------------------------------------------------------- queries
 
@@ -183,7 +183,7 @@ class Survey:
         """Return what a build as a whole makes of the inputs."""
         is_in_database = self.observer.lake(model) is None
         tables = self.observer.tables(model.target.connection) if is_in_database else None
-        return Result(model, self.sources(model), tables, Stored(), self._is_watched)
+        return Result(model, self.sources(model), tables, StoredModel(), self._is_watched)
 
     def sources(self, model: Model) -> list[Source]:
         """Return the inputs with all of their rows."""

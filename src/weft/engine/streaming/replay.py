@@ -70,7 +70,7 @@ _LETTERS = 20_000
 
 
 @dataclass
-class Replayed:
+class ReplayResult:
     """What a replay did."""
 
     letters: int = 0
@@ -91,20 +91,20 @@ class Replay:
     ) -> None:
         self.pipeline, self._wanted, self._max = resolved(pipeline), wanted, max_replays
         self.box = DeadLetterBox(pipeline)
-        self.done = Replayed()
+        self.done = ReplayResult()
         self.exhausted = False
         """Whether letters were left alone because they had failed in `max_replays` replays."""
         self._own: set[str] = set()
         """Letters that came back: one replay tries each row once."""
 
-    def plan(self) -> Replayed:
+    def plan(self) -> ReplayResult:
         """Return what `run` would do, as far as that can be known."""
         for letter in self.box.letters():
             if self._is_next(letter):
                 self.done.letters += 1
         return self.done
 
-    def run(self) -> Replayed:
+    def run(self) -> ReplayResult:
         """Replay them."""
         with alone(self.pipeline):
             self._finish()

@@ -34,7 +34,7 @@ _MOST_COLUMNS = 1000
 """So many columns of a source are remembered, or as many as its first batch has."""
 
 
-class Kept:
+class CheckpointFile:
     """A file of JSON in a checkpoint: moved with it, and gone with it."""
 
     NAME: ClassVar[str]
@@ -55,7 +55,7 @@ class Kept:
         self._file.write(json.dumps(kept))
 
 
-class Sources(Kept):
+class Sources(CheckpointFile):
     """The pipeline that a checkpoint is of, and its sources in their order, from its first batch on."""
 
     NAME = "sources.json"
@@ -84,7 +84,7 @@ class Sources(Kept):
         self._write({"pipeline": pipeline.name, "sources": _named(pipeline.sources)})
 
 
-class Copies(Kept):
+class Copies(CheckpointFile):
     """By target what is copied into it, and how far that has come: the SQL of the last key, or that it is done."""
 
     NAME = "copies.json"
@@ -99,7 +99,7 @@ class Copies(Kept):
         self._write({**(self._read() or {}), target: reached})
 
 
-class Verified(Kept):
+class Verified(CheckpointFile):
     """By target what the last comparison of a mirror with its source found."""
 
     NAME = "verified.json"
@@ -121,7 +121,7 @@ def _listed(named: list[list[str]]) -> str:
     return ", ".join(f"{name} ({kind})" for kind, name in named)
 
 
-class Starts(Kept):
+class Starts(CheckpointFile):
     """By source, what its `start="latest"` was when the checkpoint was new."""
 
     NAME = "starts.json"
@@ -155,7 +155,7 @@ def _begun(sources: Sequence[Source], known: dict[str, str]) -> list[Source]:
     ]
 
 
-class Written(Kept):
+class Written(CheckpointFile):
     """The tables that batches were written to, each with the number of columns that it got from them; and by query,
     what the batch in hand found when it was first tried. A table gets columns before its rows: a batch that is tried
     again would put other rows aside, and add columns beyond the limit."""
@@ -247,7 +247,7 @@ class Written(Kept):
         return self._known
 
 
-class StatePlace(Kept):
+class StatePlace(CheckpointFile):
     """Remembers which database keeps the windows of a checkpoint: another database would have none of them."""
 
     NAME = "state.json"
@@ -264,7 +264,7 @@ class StatePlace(Kept):
             self._write({"checkpoint": query_id, "place": place})
 
 
-class Columns(Kept):
+class Columns(CheckpointFile):
     """By source, the columns of all batches that were carried out, with the type that each had last; those that are
     declared have their declared type."""
 

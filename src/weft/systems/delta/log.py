@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 from weft.systems.delta.table import writer
 from weft.systems.load import Load
 from weft.systems.objects.paths import LogFiles, understood
-from weft.systems.target import Kept
+from weft.systems.target import TableLog
 
 _COMMIT = re.compile(r"(\d{20})\.json")
 _Last = tuple[int, str | None, datetime | None, str | None]
@@ -47,7 +47,7 @@ def _commits(names: Iterable[str]) -> list[int]:
     return [int(found[1]) for found in map(_COMMIT.fullmatch, names) if found]
 
 
-def kept(files: LogFiles, path: str, load: Load, *, with_columns: bool) -> Kept | None:
+def kept(files: LogFiles, path: str, load: Load, *, with_columns: bool) -> TableLog | None:
     """Return what the log of the table at a path says; `None` where there is no table."""
     log = f"{path}/_delta_log"
     names = files.files_in(log)
@@ -71,7 +71,7 @@ def kept(files: LogFiles, path: str, load: Load, *, with_columns: bool) -> Kept 
         # Delta may have removed it since it was listed: then a checkpoint has what it said.
         said = understood(name, files.read(name) or b"", partial(_said, writer(load)))
         columns, last = columns or said[0], last or said[1]
-    return Kept(commits[0], columns, None, *(last or (forgotten, None, None, None)))
+    return TableLog(commits[0], columns, None, *(last or (forgotten, None, None, None)))
 
 
 def rows(files: LogFiles, path: str) -> int | None:

@@ -47,7 +47,7 @@ _FOLDER, _TRUNCATED = "_weft_cdc", b"truncated"
 
 
 @dataclass(frozen=True)
-class Gated:
+class GatedChanges:
     """A batch behind the gate."""
 
     late: pa.Array
@@ -102,7 +102,7 @@ class Gate:
     def __init__(self, notes: Notes, load: Load) -> None:
         self._notes, self._load = notes, load
 
-    def pass_through(self, changes: pa.Table, names: Sequence[str]) -> Gated:
+    def pass_through(self, changes: pa.Table, names: Sequence[str]) -> GatedChanges:
         """Let the newer changes of a batch through and note them. `changes`: the key columns, and those of the gate;
         `names`: all columns of the batch."""
         load = self._load
@@ -136,7 +136,7 @@ class Gate:
         values = unsaid.noted(values, new, filled, load, names)
         after = _merged(entries, new.select([*load.keys, OP, KEY, POSITION, TS]), load)
         self._notes.write(pa.concat_tables([after, values], promote_options="permissive"), truncated or last)
-        return Gated(
+        return GatedChanges(
             dropped[KEY].combine_chunks(),
             _decided(new, dropped, filled, load, names),
             {name: f"{_FILLS}{number}" for number, name in enumerate(filled)},
@@ -221,7 +221,7 @@ def merge_statement(
     table: str, view: str, frame: DataFrame, load: Load, *, truncates: bool, fills: Mapping[str, str]
 ) -> str:
     """Return the MERGE of changes: rows that are there are written, those that are gone removed or marked so. `fills`:
-    as `Gated` has it."""
+    as `GatedChanges` has it."""
     changes = load.changes
     assert changes is not None
     names = [name for name in frame.columns if name not in (*changes.own, *fills.values())]

@@ -24,7 +24,7 @@ from weft.systems.lease import table_lock
 from weft.systems.load import IS_CURRENT, MODES, VALID_FROM, VALID_TO, Counts, Load
 from weft.systems.objects.paths import LogFiles, find_tables, folders_in, table_path
 from weft.systems.sql import quarantine
-from weft.systems.target import ArrowRows, Kept, Reject, SparkTarget
+from weft.systems.target import ArrowRows, Reject, SparkTarget, TableLog
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -66,7 +66,7 @@ class DeltaTarget(SparkTarget):
 
         return find_tables(self.connection, tables_in)
 
-    def kept(self, load: Load, *, with_columns: bool = True) -> Kept | None:
+    def kept(self, load: Load, *, with_columns: bool = True) -> TableLog | None:
         return log.kept(LogFiles(self.connection), self.place(load), load, with_columns=with_columns)
 
     def version(self, load: Load) -> int | None:

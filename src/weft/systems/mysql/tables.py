@@ -133,13 +133,13 @@ class MySQLTables(SqlTables):
         with self.driver.session("read") as session:
             return pa.schema([types.field_of(field, stored) for field, stored in self._fields(session, sql)])
 
-    def _fields(self, session: Session, sql: str) -> list[tuple[results.Field, types.Stored]]:
+    def _fields(self, session: Session, sql: str) -> list[tuple[results.Field, types.StoredType]]:
         fields = results.fields(session.driver, sql.strip().rstrip(";"))
         if not fields:
             raise DeclarationError("A source is one query: SELECT …", hint=f"This is not a query: {sql.strip()[:80]}")
         places = {(field.schema, field.table) for field in fields if field.table and field.schema}
         stored = {(*place, name): column for place in places for name, column in _stored(session, *place).items()}
-        expression = types.Stored()
+        expression = types.StoredType()
         return [(field, stored.get((field.schema, field.table, field.column), expression)) for field in fields]
 
     def read(self, part: Slice, schema: pa.Schema, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
@@ -445,7 +445,7 @@ def _is_rejection(error: BaseException) -> bool:
     return isinstance(error, pymysql.Error) and bool(error.args) and error.args[0] in _REJECTIONS
 
 
-def _stored(session: Session, schema: str, table: str) -> dict[str, types.Stored]:
+def _stored(session: Session, schema: str, table: str) -> dict[str, types.StoredType]:
     """Return what the catalogue has on a table's columns."""
     rows = session.rows(
         "SELECT column_name, column_type, column_comment FROM information_schema.columns "
@@ -462,7 +462,7 @@ def _stored(session: Session, schema: str, table: str) -> dict[str, types.Stored
         )
         checked = {clause.lower() for (clause,) in clauses}
     return {
-        name: types.Stored(kind, comment, f"json_valid({session.store.quote(name.lower())})" in checked, in_stream)
+        name: types.StoredType(kind, comment, f"json_valid({session.store.quote(name.lower())})" in checked, in_stream)
         for name, kind, comment in rows
     }
 

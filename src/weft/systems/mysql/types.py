@@ -26,7 +26,7 @@ _HINTS = ("uuid", "json", "time")
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredType:
     """What the catalogue has on a column beyond its type."""
 
     type: str = ""
@@ -37,7 +37,7 @@ class Stored:
     """Whether it is of a stream, whose times are all in UTC."""
 
 
-def field_of(field: Field, stored: Stored) -> pa.Field:
+def field_of(field: Field, stored: StoredType) -> pa.Field:
     """The canonical field of a result's column."""
     name, kind = field.name, field.type
     if kind in _INTEGERS:

@@ -9,7 +9,7 @@ from google.api_core.exceptions import NotFound, PreconditionFailed
 from google.auth.credentials import AnonymousCredentials
 from google.cloud import storage
 
-from weft.systems.object_stores.objects import TIMEOUT_SECONDS, Listed, Objects, Stored
+from weft.systems.object_stores.objects import TIMEOUT_SECONDS, ListedObject, Objects, StoredObject
 
 
 class GoogleObjects(Objects):
@@ -24,14 +24,14 @@ class GoogleObjects(Objects):
                 own["client_options"] = {"api_endpoint": endpoint}
             self._bucket = storage.Client(**own).bucket(bucket)
 
-    def get(self, key: str) -> Stored | None:
+    def get(self, key: str) -> StoredObject | None:
         blob = self._bucket.blob(self._prefix + key)
         with self._explained():
             try:
                 data = blob.download_as_bytes(timeout=TIMEOUT_SECONDS)
             except NotFound:
                 return None
-            return Stored(data, str(blob.generation))
+            return StoredObject(data, str(blob.generation))
 
     def put(self, key: str, data: bytes, over: str | None) -> str | None:
         blob = self._bucket.blob(self._prefix + key)
@@ -53,11 +53,11 @@ class GoogleObjects(Objects):
             except NotFound:
                 return
 
-    def listing(self, prefix: str) -> list[Listed]:
+    def listing(self, prefix: str) -> list[ListedObject]:
         with self._explained():
             found = list(self._bucket.list_blobs(prefix=self._prefix + prefix, timeout=TIMEOUT_SECONDS))
         start = len(self._prefix)
-        return [Listed(each.name[start:], str(each.generation), each.updated) for each in found]
+        return [ListedObject(each.name[start:], str(each.generation), each.updated) for each in found]
 
     def _modified(self, key: str) -> datetime:
         blob = self._bucket.blob(self._prefix + key)

@@ -9,7 +9,7 @@ from typing import Any
 from obstore.exceptions import AlreadyExistsError, PreconditionError
 from obstore.store import AzureStore, S3Store
 
-from weft.systems.object_stores.objects import TIMEOUT_SECONDS, Listed, Objects, Stored
+from weft.systems.object_stores.objects import TIMEOUT_SECONDS, ListedObject, Objects, StoredObject
 
 
 def open_s3(shown: str, prefix: str, bucket: str, options: dict[str, str]) -> Objects:
@@ -40,13 +40,13 @@ class ObstoreObjects(Objects):
         super().__init__(shown, prefix)
         self._store = store
 
-    def get(self, key: str) -> Stored | None:
+    def get(self, key: str) -> StoredObject | None:
         with self._explained():
             try:
                 found = self._store.get(self._prefix + key)
             except FileNotFoundError:
                 return None
-            return Stored(bytes(found.bytes()), str(found.meta["e_tag"]))
+            return StoredObject(bytes(found.bytes()), str(found.meta["e_tag"]))
 
     def put(self, key: str, data: bytes, over: str | None) -> str | None:
         with self._explained():
@@ -64,12 +64,12 @@ class ObstoreObjects(Objects):
         with self._explained(), contextlib.suppress(FileNotFoundError):
             self._store.delete(self._prefix + key)
 
-    def listing(self, prefix: str) -> list[Listed]:
+    def listing(self, prefix: str) -> list[ListedObject]:
         with self._explained():
             found = self._store.list(self._prefix + prefix).collect()
         start = len(self._prefix)
         return sorted(
-            (Listed(each["path"][start:], str(each["e_tag"]), each["last_modified"]) for each in found),
+            (ListedObject(each["path"][start:], str(each["e_tag"]), each["last_modified"]) for each in found),
             key=lambda each: each.key,
         )
 

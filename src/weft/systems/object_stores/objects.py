@@ -23,7 +23,7 @@ _LOOKS, _PROMPT_SECONDS = 3, 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredObject:
     """An object as it was read."""
 
     data: bytes
@@ -31,7 +31,7 @@ class Stored:
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class ListedObject:
     """An object of a listing."""
 
     key: str
@@ -47,7 +47,7 @@ class Objects(ABC):
         self._looked_at: tuple[datetime, float] | None = None
 
     @abstractmethod
-    def get(self, key: str) -> Stored | None:
+    def get(self, key: str) -> StoredObject | None:
         """Return an object; `None` where there is none."""
 
     @abstractmethod
@@ -63,7 +63,7 @@ class Objects(ABC):
     def delete(self, key: str) -> None: ...
 
     @abstractmethod
-    def listing(self, prefix: str) -> list[Listed]:
+    def listing(self, prefix: str) -> list[ListedObject]:
         """Return the objects whose keys begin with a prefix, in the order of their keys."""
 
     @abstractmethod

@@ -24,7 +24,7 @@ from weft.systems import process
 from weft.systems.load import Load
 from weft.systems.objects.options import FileOptions
 from weft.systems.objects.paths import LogFiles, understood
-from weft.systems.target import Kept
+from weft.systems.target import TableLog
 
 # How often an entry has the whole state, so that a reader need not read them all.
 _WHOLE_EVERY = 25
@@ -90,7 +90,7 @@ class ReadManifest:
         names = self._files.files_in(self.log)
         return self._published(names) if _last(names) else None
 
-    def kept(self, load: Load) -> Kept | None:
+    def kept(self, load: Load) -> TableLog | None:
         """Return the table as the target of a load, or `None` where no load made one here."""
         names = self._files.files_in(self.log)
         published, last = self._published(names), _last(names)
@@ -98,7 +98,7 @@ class ReadManifest:
             return None
         state = self._state(published) or TableState()
         batch, at, *positions = state.ledger.get(_writer(load), (-1, None))
-        return Kept(
+        return TableLog(
             state.version,
             state.schema,
             state.rows,

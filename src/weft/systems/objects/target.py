@@ -27,7 +27,7 @@ from weft.systems.objects.encoding import encoded, refuse_unwritable
 from weft.systems.objects.formats import EXTENSIONS, SPARK_FORMAT
 from weft.systems.objects.manifest import Manifest, ReadManifest, StagedFiles, TableState
 from weft.systems.objects.paths import LogFiles, find_tables, folders_in, list_files, path_of, table_path
-from weft.systems.target import ArrowRows, Kept, Reject, SparkTarget
+from weft.systems.target import ArrowRows, Reject, SparkTarget, TableLog
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -76,7 +76,7 @@ class FileTarget(SparkTarget):
     def tables(self) -> list[tuple[str | None, str]]:
         return find_tables(self.connection, lambda folder: folders_in(self.connection, f"{folder}/_weft"))
 
-    def kept(self, load: Load, *, with_columns: bool = True) -> Kept | None:
+    def kept(self, load: Load, *, with_columns: bool = True) -> TableLog | None:
         return ReadManifest(LogFiles(self.connection), self.place(load)).kept(load)
 
     def version(self, load: Load) -> int | None:

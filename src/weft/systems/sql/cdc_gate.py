@@ -136,7 +136,7 @@ class Gate:
         return f"CASE WHEN {position} IS NULL THEN {earlier} ELSE {place} END"
 
 
-class Gated(ComparedMove):
+class GatedMove(ComparedMove):
     """A move of changes, which the gate knows."""
 
     _dropped = 0

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from weft.systems.changes import AT, DELETE, END, KEY, OP, ORDER, POSITION, READ, TS, Place, by_kind
 from weft.systems.load import IS_CURRENT, ROW_HASH, VALID_FROM, VALID_TO, Counts
-from weft.systems.sql.cdc_gate import SURVIVORS, Gated
+from weft.systems.sql.cdc_gate import SURVIVORS, GatedMove
 from weft.systems.sql.literals import literal
 from weft.systems.sql.move import CHAIN, KEPT, LINE
 from weft.systems.sql.scd2 import NEVER, Scd2ByEvent
@@ -22,7 +22,7 @@ from weft.systems.sql.scd2 import NEVER, Scd2ByEvent
 _ENDS = pa.schema([(KEY, pa.string()), (AT, pa.timestamp("us", "UTC")), (POSITION, pa.string())])
 
 
-class History(Scd2ByEvent, Gated):
+class History(Scd2ByEvent, GatedMove):
     """Keeps each version of a row, from the time of the change to that of the next one, whatever order they come in."""
 
     def __init__(self, *given: object) -> None:

@@ -11,7 +11,7 @@ import logging
 import pyarrow as pa
 
 from weft.systems.changes import DELETE, FROM, KEEPS, KEY, OP, POSITION, SAID, TS, UNKNOWN, Unsaid
-from weft.systems.sql.cdc_gate import Gated
+from weft.systems.sql.cdc_gate import GatedMove
 from weft.systems.sql.literals import literal
 from weft.systems.sql.move import LINE, Move
 from weft.systems.sql.tables import Column
@@ -22,7 +22,7 @@ _ORIGIN, _FILL = "_weft_origin_", "weft_fill"
 _NAMED = 500
 
 
-class UnsaidValues(Gated):
+class UnsaidValues(GatedMove):
     """A move of changes of which some do not say all values."""
 
     _columns: list[str]

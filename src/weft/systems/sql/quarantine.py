@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from weft.errors import DeclarationError, LoadRefusedError, WeftError
 from weft.systems import payloads
-from weft.systems.load import Load, RowsOf, Taken
+from weft.systems.load import Load, QuarantinedRows, RowsOf
 from weft.systems.sql.driver import Session
 from weft.systems.sql.move import LoadTransaction
 from weft.systems.sql.tables import ROW, SqlTables
@@ -138,7 +138,7 @@ def group_of(error: str) -> str:
     return blake2b(error.partition("\n")[0].encode(), digest_size=16).hexdigest()
 
 
-def sets(tables: SqlTables, schema: str | None, table: str, pipeline: str) -> list[tuple[Taken, str]]:
+def sets(tables: SqlTables, schema: str | None, table: str, pipeline: str) -> list[tuple[QuarantinedRows, str]]:
     """Return what the quarantine of a table has of a pipeline, the oldest first: the rows of one load with one error,
     and that error."""
     at, error, of, checkpoint, batch = map(tables.quote, _FIELDS.names[:5])
@@ -152,10 +152,10 @@ def sets(tables: SqlTables, schema: str | None, table: str, pipeline: str) -> li
             f"WHERE {of} = ? GROUP BY {checkpoint}, {batch}, {kind}, {error} ORDER BY min({at}), {checkpoint}",
             (pipeline,),
         )
-    return [(Taken(row[0], int(row[1]), row[2], (row[3],), int(row[4])), str(row[3])) for row in found]
+    return [(QuarantinedRows(row[0], int(row[1]), row[2], (row[3],), int(row[4])), str(row[3])) for row in found]
 
 
-def read(tables: SqlTables, load: Load, taken: Taken) -> list[tuple[str, str]]:
+def read(tables: SqlTables, load: Load, taken: QuarantinedRows) -> list[tuple[str, str]]:
     """Return the errors and payloads of a set."""
     found: list[tuple[str, str]] = []
     error = tables.quote("_weft_error")
@@ -166,7 +166,7 @@ def read(tables: SqlTables, load: Load, taken: Taken) -> list[tuple[str, str]]:
     return found
 
 
-def take(transaction: LoadTransaction, taken: Taken) -> None:
+def take(transaction: LoadTransaction, taken: QuarantinedRows) -> None:
     """Remove a set from the quarantine, but for what stays in it. Raises where it is not what it was."""
     removed = remove(transaction.tables, transaction.session, transaction.load, taken)
     if removed != taken.count:
@@ -177,7 +177,7 @@ def take(transaction: LoadTransaction, taken: Taken) -> None:
     _insert(transaction, taken.returned, None, taken.rows_of)
 
 
-def remove(tables: SqlTables, session: Session, load: Load, taken: Taken) -> int:
+def remove(tables: SqlTables, session: Session, load: Load, taken: QuarantinedRows) -> int:
     """Remove a set from the quarantine; return how many rows it had."""
     place = tables.table(load.schema, table_name(load))
     return sum(
@@ -186,7 +186,7 @@ def remove(tables: SqlTables, session: Session, load: Load, taken: Taken) -> int
     )
 
 
-def _conditions(tables: SqlTables, load: Load, taken: Taken) -> Iterator[tuple[str, tuple[object, ...]]]:
+def _conditions(tables: SqlTables, load: Load, taken: QuarantinedRows) -> Iterator[tuple[str, tuple[object, ...]]]:
     """Yield the conditions that the rows of a set meet, each one of them."""
     _, error, pipeline, checkpoint, batch = map(tables.quote, _FIELDS.names[:5])
     condition = f"{pipeline} = ? AND {checkpoint} = ? AND {batch} = ?"

@@ -14,7 +14,7 @@ import pytest
 import weft
 from weft.columns import hinted
 from weft.engine.streaming.cdc.debezium_types import typed
-from weft.engine.streaming.cdc.envelopes import Opened, opened
+from weft.engine.streaming.cdc.envelopes import OpenedChanges, opened
 from weft.engine.streaming.cdc.json_rows import StoredTable
 from weft.engine.streaming.cdc.newest import newest
 from weft.engine.streaming.cdc.routes import resolved
@@ -46,7 +46,7 @@ def test_a_lake_by_its_path_is_a_table_too(tmp_path: Path) -> None:
     assert {"before", "after"} <= source.columns.keys()
 
 
-def read(cdc: weft.CDC, rows: list[dict[str, Any]], form: str, table: StoredTable = TABLE) -> Opened:
+def read(cdc: weft.CDC, rows: list[dict[str, Any]], form: str, table: StoredTable = TABLE) -> OpenedChanges:
     """Messages with these rows, as a pipeline reads them."""
     messages = [{"op": "c", "after": row, "source": {"lsn": number}} for number, row in enumerate(rows)]
     if form == "wrapped":
@@ -63,7 +63,7 @@ def read(cdc: weft.CDC, rows: list[dict[str, Any]], form: str, table: StoredTabl
     return opened(pa.table(parsed.columns), cdc, lambda: [table])
 
 
-def stored(found: Opened) -> list[dict[str, Any]]:
+def stored(found: OpenedChanges) -> list[dict[str, Any]]:
     table = typed(pa.table({**found.keys, **found.columns}), found.meanings, COLUMNS)
     return [{name: each for name, each in row.items() if each is not None} for row in table.to_pylist()]
 
@@ -142,7 +142,7 @@ LONG = "12345678901234567890.123456789"
 
 def numbers(
     text: str, columns: list[pa.Field], *others: StoredTable, form: str = "plain", second: str = "null", **options: Any
-) -> Opened:
+) -> OpenedChanges:
     """Two messages, of which the first has this number as `n`, as a pipeline reads them."""
     cdc = weft.CDC(**CDC, **options)
     bodies = [
@@ -181,7 +181,7 @@ def test_no_number_loses_a_digit(column: pa.Field, text: str, stored: Any, form:
     assert table["n"].to_pylist()[0] == stored
 
 
-def keyed(column: pa.Field | None, *keys: str) -> Opened:
+def keyed(column: pa.Field | None, *keys: str) -> OpenedChanges:
     """Changes of these keys, in their order: of "old>new" one that changes the key."""
     bodies = []
     for lsn, key in enumerate(keys, 1):
@@ -209,7 +209,7 @@ def test_no_key_loses_a_digit(kind: pa.DataType) -> None:
     assert texts_of(keyed(column, "1e10")) == texts_of(keyed(column, "10000000000")) == ["10000000000"]
 
 
-def texts_of(changes: Opened) -> list[str]:
+def texts_of(changes: OpenedChanges) -> list[str]:
     found: list[str] = newest(changes).rows[KEY].to_pylist()
     return found
 

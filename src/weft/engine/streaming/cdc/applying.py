@@ -16,7 +16,7 @@ from weft.engine.inputs import Input
 from weft.engine.streaming import dead_letters
 from weft.engine.streaming.cdc import envelopes
 from weft.engine.streaming.cdc.debezium_types import typed
-from weft.engine.streaming.cdc.envelopes import Opened, Stored
+from weft.engine.streaming.cdc.envelopes import OpenedChanges, Stored
 from weft.engine.streaming.cdc.newest import Newest, is_unavailable, newest, ordered, versions
 from weft.engine.streaming.cdc.row_sql import RunSql, selected
 from weft.engine.streaming.row_origin import ORIGIN, origin_of
@@ -42,7 +42,7 @@ class ChangeBatch:
     """The changes of a batch as a set, and the messages that are none."""
 
     cdc: CDC
-    opened: Opened
+    opened: OpenedChanges
     set: Newest
     rejected: list[DeadLetter]
     """The malformed messages."""

@@ -39,7 +39,7 @@ _FILE = r"^(?P<base>.*\.)(?P<number>\d+)(?::(?P<place>\d+))?$"
 
 
 @dataclass
-class Opened:
+class OpenedChanges:
     """The changes of a batch, in the order of their messages. A message that changes a key is two of them."""
 
     op: np.ndarray
@@ -69,7 +69,7 @@ Stored = Callable[[], Sequence[StoredTable]]
 """Returns the tables that changes go to, as far as they are there."""
 
 
-def opened(messages: pa.Table, cdc: CDC, stored: Stored = tuple) -> Opened:
+def opened(messages: pa.Table, cdc: CDC, stored: Stored = tuple) -> OpenedChanges:
     """Open the envelopes of these messages. A value that a column of `stored` cannot have makes its message a bad
     one."""
     paths, size, stored = cdc.paths, messages.num_rows, cache(stored)
@@ -125,7 +125,7 @@ def opened(messages: pa.Table, cdc: CDC, stored: Stored = tuple) -> Opened:
     chosen = pa.array(order)
     position, ts = _position(parts, cdc, size), _ts(parts, paths.ts, cdc, size)
     changed = pa.array(is_old)
-    return Opened(
+    return OpenedChanges(
         op=np.where(is_old, DELETE, code[order]),
         message=order,
         keys={name: pc.if_else(changed, old[name].take(chosen), each.take(chosen)) for name, each in keys.items()},

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from weft.engine.streaming.cdc.debezium_types import said
-from weft.engine.streaming.cdc.envelopes import Opened, as_text
+from weft.engine.streaming.cdc.envelopes import OpenedChanges, as_text
 from weft.systems.changes import (
     AT,
     CREATE,
@@ -62,7 +62,7 @@ class Newest:
     """As `Changes` has it."""
 
 
-def newest(changes: Opened) -> Newest:
+def newest(changes: OpenedChanges) -> Newest:
     """Return the last change of each key."""
     op, ts, position = changes.op, changes.ts, changes.position
     order = ordered(changes)
@@ -136,7 +136,7 @@ def newest(changes: Opened) -> Newest:
     )
 
 
-def versions(changes: Opened) -> tuple[pa.Table, pa.Table]:
+def versions(changes: OpenedChanges) -> tuple[pa.Table, pa.Table]:
     """Return all changes of rows, and what each counts as, by its number."""
     order = ordered(changes)
     key = _key_texts(changes.keys)
@@ -170,7 +170,7 @@ def _last_of_messages(message: np.ndarray) -> np.ndarray:
     return last
 
 
-def ordered(changes: Opened) -> np.ndarray:
+def ordered(changes: OpenedChanges) -> np.ndarray:
     """Return the numbers of the changes in the order of the source: by position and time as far as all have them, then
     as they came."""
     by = {name: each for name, each in (("position", changes.position), ("ts", changes.ts)) if not each.null_count}
@@ -240,7 +240,7 @@ class LastValues:
 
 
 def last_values(
-    changes: Opened, order: np.ndarray, number: np.ndarray, known: dict[str, np.ndarray], truncate: int | None
+    changes: OpenedChanges, order: np.ndarray, number: np.ndarray, known: dict[str, np.ndarray], truncate: int | None
 ) -> LastValues:
     """Return where the values of columns are from that not all changes say. A row takes its values along when its key
     is changed, and one that is created again begins without any. `truncate`: the number of the one before all of it."""

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from weft.engine.streaming.cdc.debezium_types import typed
-from weft.engine.streaming.cdc.envelopes import Opened
+from weft.engine.streaming.cdc.envelopes import OpenedChanges
 from weft.engine.streaming.cdc.newest import is_unavailable
 from weft.engine.streaming.functions import selecting_also
 from weft.errors import LoadRefusedError
@@ -19,7 +19,7 @@ RunSql = Callable[[str, pa.Table], pa.Table]
 """Runs SQL over the table `source`."""
 
 
-def selected(changes: Opened, sql: str, run: RunSql) -> Opened:
+def selected(changes: OpenedChanges, sql: str, run: RunSql) -> OpenedChanges:
     """Return the changes with the rows that the SQL makes of theirs. One that it leaves out is a delete. Keys stay."""
     if unsaid := [name for name, each in changes.columns.items() if is_unavailable(each)]:
         raise LoadRefusedError(
