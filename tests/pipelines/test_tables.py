@@ -222,16 +222,55 @@ def test_texts_that_are_no_json_and_no_uuid(database: Database) -> None:
     assert {row["code"] for row in database.rows("notes")} == {code, None}
 
 
-@pytest.mark.brief("sqlite", "postgres", "duckdb")
-def test_texts_of_instants_with_a_zone(database: Database) -> None:
+@pytest.mark.every_system
+@pytest.mark.parametrize("mode", ["append", "merge", "scd2"])
+def test_texts_of_instants_with_a_zone(database: Database, mode: str) -> None:
     @weft.table
     class Instants:
+        id: BigInt
         at: TimestampTZ
 
-    rows = [{"at": "2026-01-31T10:00:00+02:00"}, {"at": "2026-01-31T10:00:00Z"}]
-    database.execute(weft.pipeline(target=Instants, name="instants")(lambda: rows))
-    found = sorted(row["at"] for row in database.rows("instants"))
-    assert found == [datetime(2026, 1, 31, hour, tzinfo=UTC) for hour in (8, 10)]
+    def moment(hour: int, minute: int = 0, microsecond: int = 0, year: int = 2026) -> datetime:
+        return datetime(year, 1, 31, hour, minute, 0, microsecond, tzinfo=UTC)
+
+    texts = {
+        "2026-01-31T10:00:00": moment(10),
+        "2026-01-31T10:00:00Z": moment(10),
+        "2026-01-31T10:00:00+02:00": moment(8),
+        "2026-01-31 10:00:00-03:30": moment(13, 30),
+        "2026-01-31 10:00:00.000001+00": moment(10, 0, 1),
+        "1931-01-31T10:00:00+02:00": moment(8, year=1931),
+        "2131-01-31T10:00:00.25Z": moment(10, 0, 250_000, 2131),
+    }
+    rows = [{"id": number, "at": text} for number, text in enumerate([*texts, "2026-02-30T10:00:00Z", "soonZ"])]
+    keys: dict[str, Any] = {} if mode == "append" else {"keys": ["id"]}
+    instants = weft.pipeline(target=Instants, name="instants", mode=mode, on_bad_rows="quarantine", **keys)(
+        lambda: rows
+    )
+    counts = database.execute(instants)[0].counts
+    assert (counts.inserted, counts.quarantined) == (len(texts), 2)
+    assert [row["at"] for row in sorted(database.rows("instants"), key=lambda row: row["id"])] == [*texts.values()]
+    if mode != "append":
+        assert database.execute(instants)[0].counts.unchanged == len(texts)
+
+
+@pytest.mark.parametrize("mode", ["append", "truncate", "merge", "scd2"])
+def test_what_a_query_computes_of_no_rows(database: Database, mode: str) -> None:
+    """On SQLite its values alone show the type."""
+    database.run("CREATE TABLE raw (id BIGINT, name VARCHAR(20), price DOUBLE PRECISION)")
+    options: dict[str, Any] = {"keys": ["number"]} if mode in ("merge", "scd2") else {}
+    if mode == "truncate":
+        options = {"allow_empty": True}
+    query = "SELECT id * 2 AS number, upper(name) AS name, count(*) AS n, max(price * 2) AS price, max(NULL) AS nothing"
+    totals = weft.pipeline(target="totals", name="totals", mode=mode, **options)(
+        lambda: f"{query} FROM raw GROUP BY id * 2, upper(name)"
+    )
+    database.execute(totals)
+    database.run("INSERT INTO raw VALUES (1, '007', 0.25)")
+    database.execute(totals)
+    (row,) = database.rows("totals")
+    found = [row[name] for name in ("number", "name", "n", "price", "nothing")]
+    assert (found, [*map(type, found)]) == ([2, "007", 1, 0.5, None], [int, str, int, float, type(None)])
 
 
 @pytest.mark.every_system

@@ -218,6 +218,21 @@ def cast(expression: str, field: pa.Field, sql: str) -> str:
     return expression
 
 
+def without_zone(text: str) -> str:
+    """A text of a time with a zone as its time in UTC; any other text as it is, also that of no time, to be rejected.
+    Not by CONVERT_TZ, which leaves times before 1970 and after 2038 as they are."""
+    zone = f"REGEXP_SUBSTR({text}, '{_ZONE}$')"
+    local = f"CAST(LEFT({text}, CHAR_LENGTH({text}) - CHAR_LENGTH({zone})) AS DATETIME(6))"
+    hours, minutes = (f"CONCAT('0', SUBSTR(REPLACE({zone}, ':', ''), {first}, 2))" for first in (2, 4))
+    offset = f"IF({zone} LIKE '-%', -1, 1) * ({hours} * 60 + {minutes})"
+    converted = f"COALESCE({local} - INTERVAL {offset} MINUTE, {text})"
+    return f"CASE WHEN {text} REGEXP '{_INSTANT}' THEN {converted} ELSE {text} END"
+
+
+_ZONE = "([Zz]|[+-][0-9]{2}(:?[0-9]{2})?)"
+_INSTANT = f"^[0-9]{{4}}-[0-9]{{2}}-[0-9]{{2}}[Tt ][0-9]{{2}}:[0-9]{{2}}(:[0-9]{{2}}([.][0-9]+)?)?{_ZONE}$"
+
+
 def of_hint(expression: str, converted: str, field: pa.Field, stored: pa.Field) -> str:
     """A value for a column of JSON or UUIDs, which are texts here: the column itself would take any text."""
     hint = hint_of(stored)

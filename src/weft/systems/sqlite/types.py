@@ -34,6 +34,8 @@ _HINTS = {name: hint for hint, name in _HINTED.items()}
 
 # Of a column that others declared: its values may be written in other ways than ours, though they mean the same.
 _LOOSE = {b"weft.loose": b"1"}
+# Of a column without values so far, which may become numbers.
+_UNSEEN = {**_LOOSE, b"weft.unseen": b"1"}
 
 # What others call dates and times; SQLite has no such types.
 _FOREIGN: dict[str, pa.DataType] = {
@@ -45,7 +47,9 @@ _FOREIGN: dict[str, pa.DataType] = {
 
 
 def sql_type(field: pa.Field) -> str:
-    """The declared type of a new column."""
+    """The declared type of a new column; none where it is unknown, so that it stores each value as it is."""
+    if b"weft.unseen" in (field.metadata or {}):
+        return ""
     if is_nested(field.type):
         return "JSON_TEXT"
     if pa.types.is_decimal(field.type):
@@ -116,7 +120,7 @@ def seen_field(name: str, declared: str, kinds: Collection[str]) -> pa.Field | N
     elif not classes and "JSON" in declared.upper():
         return hinted(name, "json")
     else:
-        kind = pa.string()
+        return pa.field(name, pa.string(), metadata=_LOOSE if classes else _UNSEEN)
     return pa.field(name, kind, metadata=_LOOSE)
 
 
