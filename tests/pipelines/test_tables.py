@@ -261,7 +261,7 @@ def test_what_a_query_computes_of_no_rows(database: Database, mode: str) -> None
     options: dict[str, Any] = {"keys": ["number"]} if mode in ("merge", "scd2") else {}
     if mode == "truncate":
         options = {"allow_empty": True}
-    query = "SELECT id * 2 AS number, upper(name) AS name, count(*) AS n, max(price * 2) AS price, max(NULL) AS nothing"
+    query = "SELECT id * 2 AS number, upper(name) AS name, count(*) AS n, max(price * 2) AS price, max(NULL) AS missing"
     totals = weft.pipeline(target="totals", name="totals", mode=mode, **options)(
         lambda: f"{query} FROM raw GROUP BY id * 2, upper(name)"
     )
@@ -269,7 +269,7 @@ def test_what_a_query_computes_of_no_rows(database: Database, mode: str) -> None
     database.run("INSERT INTO raw VALUES (1, '007', 0.25)")
     database.execute(totals)
     (row,) = database.rows("totals")
-    found = [row[name] for name in ("number", "name", "n", "price", "nothing")]
+    found = [row[name] for name in ("number", "name", "n", "price", "missing")]
     assert (found, [*map(type, found)]) == ([2, "007", 1, 0.5, None], [int, str, int, float, type(None)])
 
 
