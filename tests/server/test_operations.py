@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -144,6 +145,29 @@ def test_streaming_pipelines(log: RunLog, http: Any) -> None:
     assert (shown["state"], shown["watermark"], shown["dead_letters"]) == (None, None, None)
     assert [each["source"] for each in shown["lag"]] == ["orders"]
     assert http.get("/api/v1/streaming/nobody").status_code == 404
+
+
+def test_one_that_does_not_run_is_behind(log: RunLog, http: Any) -> None:
+    """Its process no longer says how far it is behind, so the service looks."""
+    weft.publish_sync("orders", [{"id": 1}, {"id": 2}, {"id": 3}])
+    checkpoint = Checkpoint.of(find("loader"))
+    for name, text in (("metadata", '{"id": "7"}'), ("offsets/0", 'v1\n{}\n{"offset": 1}'), ("commits/0", "v1\n{}")):
+        file = checkpoint.path / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    (listed,) = http.get("/api/v1/streaming").json()["pipelines"]
+    assert (listed["committed"], listed["running"]) == (0, None)
+    assert listed["lag"] == [{"source": "orders", "lag": 2}]
+
+
+def test_one_that_runs_says_its_lag(log: RunLog, http: Any) -> None:
+    checkpoint = Checkpoint.of(find("loader"))
+    checkpoint.path.mkdir(parents=True)
+    counts = dict.fromkeys(("batches", "rows_in", "rows_out", "busy_ms", "dead_letters"), 1)
+    said = {"at": datetime.now(UTC).isoformat(), "lag": {"orders": 9}, "last": None, "windows": None, "cdc": None}
+    (checkpoint.path / "activity.json").write_text(json.dumps(counts | said))
+    (listed,) = http.get("/api/v1/streaming").json()["pipelines"]
+    assert listed["lag"] == [{"source": "orders", "lag": 9}]
 
 
 def test_what_a_streaming_pipeline_did(log: RunLog, http: Any, streams: Project) -> None:

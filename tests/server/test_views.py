@@ -183,6 +183,44 @@ def test_a_chart_is_looked_at_closer(service: Any, open_page: Callable[..., Page
     assert chart.locator("canvas").evaluate("(canvas) => canvas.toDataURL()") != shape
 
 
+BEHIND = """
+@weft.stream(fields={"n": "int64", "at": "timestamp"})
+def clicks(): ...
+
+@weft.streaming_pipeline(
+    source=clicks, target="default", target_table="clicks_per_minute", watermark=weft.Watermark(lateness_ms=5000),
+    window=weft.Window(
+        kind="tumbling", duration_ms=60_000, group_by=("n",), event_time_column="at",
+        aggregations=[weft.Aggregation(agg="count", as_="number")],
+    ),
+)
+def clicks_per_minute(): ...
+"""
+
+
+@pytest.mark.full
+def test_what_does_not_run_is_behind(server: Callable[..., Any], open_page: Callable[..., Page]) -> None:
+    """On a phone: on the first page, in the list, in the view of its stream and in the graph."""
+    served = server(BEHIND)
+    served.publish("clicks", [{"n": n, "at": "2026-01-01T00:00:00Z"} for n in range(1300)])
+    checkpoint = served.folder / ".weft" / "checkpoints" / "clicks_per_minute"
+    for name, text in (("metadata", '{"id": "7"}'), ("offsets/0", 'v1\n{}\n{"offset": 50}'), ("commits/0", "v1\n{}")):
+        (checkpoint / name).parent.mkdir(parents=True, exist_ok=True)
+        (checkpoint / name).write_text(text)
+    page = open_page(served.url, viewport={"width": 360, "height": 740})
+    expect(page.locator("#tile-lag")).to_have_text("1,250")
+    expect(page.locator("#tile-lag-note")).to_have_text("clicks_per_minute, which does not run here")
+    page.goto(f"{served.url}/#/streaming")
+    row = page.get_by_role("row", name="clicks_per_minute").first
+    expect(row.locator("td.loud")).to_have_text("1,250")
+    assert broken_words(page) == []
+    assert page.locator(".scroll").first.evaluate("(table) => table.scrollWidth <= table.clientWidth")
+    page.goto(f"{served.url}/#/streams/clicks")
+    expect(page.get_by_role("row", name="clicks_per_minute").locator("td.loud")).to_have_text("1,250")
+    page.goto(f"{served.url}/#/graph")
+    expect(page.locator("a", has_text="clicks_per_minute").first).to_contain_text("not running · lag 1,250")
+
+
 @pytest.mark.full
 def test_the_graph_leads_to_its_nodes(service: Any, open_page: Callable[..., Page]) -> None:
     page = open_page(service.url)

@@ -26,14 +26,18 @@ class CachedProbe(Generic[T]):
 
     async def get(self, seconds: float) -> T:
         """Return the result or raise the error of the probe; `TimeoutError` where it takes longer than `seconds`."""
+        result = await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(self.begun())), seconds)
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    def begun(self) -> Future[T | Exception]:
+        """Return the result, an error as a value, once it is there."""
         latest = self._latest
         if latest is None or (latest.done() and time.monotonic() - self._ended_at >= self.fresh_seconds):
             latest = self._latest = Future()
             threading.Thread(target=self._run, args=(latest,), name="weft-probe", daemon=True).start()
-        result = await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(latest)), seconds)
-        if isinstance(result, Exception):
-            raise result
-        return result
+        return latest
 
     def _run(self, future: Future[T | Exception]) -> None:
         # An error is kept as a value: Python complains of a future's error that nobody waits for any more.

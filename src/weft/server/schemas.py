@@ -361,7 +361,9 @@ SCHEMAS: dict[str, Schema] = {
         at=_TIME,
         points=array(array(nullable(_NUMBER))),
     ),
-    "StreamingPipelines": _object(at=_TIME, pipelines=array(_object(**_STREAMING))),
+    "StreamingPipelines": _object(
+        at=_TIME, pipelines=array(_object(**_STREAMING, lag=array(_object(source=_TEXT, lag=nullable(_WHOLE)))))
+    ),
     "StreamingPipelineDetails": _object(
         at=_TIME,
         **_STREAMING,

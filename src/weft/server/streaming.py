@@ -6,6 +6,7 @@ state and its dead letters, as `weft checkpoints`, `weft state` and `weft dlq` s
 
 from __future__ import annotations
 
+from concurrent.futures import wait
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -25,6 +26,12 @@ from weft.server.service import json_response, service_of
 
 _LIST_FRESH_SECONDS, _ONE_FRESH_SECONDS = 2.0, 5.0
 _ANSWER_SECONDS = 10.0
+# The lag of one that does not run: some sources read what waits to count it.
+_LAG_FRESH_SECONDS = 10.0
+# One that runs writes its own every two seconds.
+_SAYS = timedelta(seconds=20)
+# The list waits so long for sources; what a source that hangs would say is not known.
+_LAG_SECONDS = 1.0
 # Of windows that are open, the oldest.
 _WAITING = 100
 
@@ -33,14 +40,34 @@ class Streaming:
     """What this process last read of the streaming pipelines."""
 
     def __init__(self) -> None:
-        self.all = CachedProbe(_read_all, fresh_seconds=_LIST_FRESH_SECONDS)
+        self.all = CachedProbe(self._read_all, fresh_seconds=_LIST_FRESH_SECONDS)
         self.states = CachedProbe(_read_states, fresh_seconds=_ONE_FRESH_SECONDS)
         self._each: dict[str, CachedProbe[dict[str, Any]]] = {}
+        self._lags: dict[str, CachedProbe[dict[str, int]]] = {}
 
     def one(self, pipeline: StreamingPipeline) -> CachedProbe[dict[str, Any]]:
         """Return the probe of one: its sources and its state may be in databases that hang."""
         probe = CachedProbe(lambda: read_one(find(pipeline.name)), fresh_seconds=_ONE_FRESH_SECONDS)
         return self._each.setdefault(pipeline.name, probe)
+
+    def _read_all(self) -> list[dict[str, Any]]:
+        pipelines = list(current().streaming_pipelines.values())
+        found = [_standing(each) for each in pipelines]
+        looks = [
+            None if _says_lag(standing) else self._lag(each).begun()
+            for each, standing in zip(pipelines, found, strict=True)
+        ]
+        wait([each for each in looks if each], _LAG_SECONDS)
+        for standing, look in zip(found, looks, strict=True):
+            known = standing["activity"]["lag"] if look is None else look.result() if look.done() else {}
+            lags = {} if isinstance(known, Exception) else known
+            sources = [each["name"] for each in standing["sources"]]
+            standing["lag"] = [{"source": name, "lag": lags.get(name)} for name in sources]
+        return found
+
+    def _lag(self, pipeline: StreamingPipeline) -> CachedProbe[dict[str, int]]:
+        probe = CachedProbe(lambda: _look_at_lag(find(pipeline.name)), fresh_seconds=_LAG_FRESH_SECONDS)
+        return self._lags.setdefault(pipeline.name, probe)
 
 
 async def streaming_pipelines(request: Request) -> Response:
@@ -89,10 +116,6 @@ async def _answer(probe: CachedProbe[Any]) -> Any:
     except TimeoutError:
         text = "A source or the state of this pipeline does not answer."
         raise later(503, "unavailable", "Not available", text, _ONE_FRESH_SECONDS) from None
-
-
-def _read_all() -> list[dict[str, Any]]:
-    return [_standing(each) for each in list(current().streaming_pipelines.values())]
 
 
 def _read_states() -> list[dict[str, Any]]:
@@ -163,6 +186,20 @@ def read_one(pipeline: StreamingPipeline) -> dict[str, Any]:
         **_read_mirrors(pipeline),
         "dead_letters": read_letters(pipeline),
     }
+
+
+def _says_lag(standing: dict[str, Any]) -> bool:
+    """Return whether the process that runs it, here or elsewhere, says its lag: it did of late."""
+    activity = standing["activity"]
+    return bool(activity and activity["lag"]) and datetime.now(UTC) - activity["at"] < _SAYS
+
+
+def _look_at_lag(pipeline: StreamingPipeline) -> dict[str, int]:
+    from weft.engine.streaming.checkpoint import Checkpoint
+    from weft.engine.streaming.progress import SourceLag
+
+    checkpoint = Checkpoint.of(pipeline)
+    return SourceLag(pipeline.sources, checkpoint).now() if checkpoint.is_open else {}
 
 
 def _read_lag(pipeline: StreamingPipeline) -> dict[str, Any]:

@@ -4,6 +4,7 @@ import { Graph, layout } from "./dagre.js";
 import { ago, count, rate } from "./dom.js";
 import { askJson } from "./api.js";
 import { poll } from "./status.js";
+import { behind } from "./streaming.js";
 import { Empty, KINDS, Loading, MARKS, Title, View, html, to } from "./ui.js";
 
 const WIDTH = 224;
@@ -136,9 +137,9 @@ function standings({ streams, pipelines, at }, streaming, before, streamingBefor
     const [now, last] = [each.activity, streamingBefore.find(({ name }) => name === each.name)?.activity];
     const seconds = now && last ? (new Date(now.at) - new Date(last.at)) / 1000 : 0;
     const perSecond = seconds > 0 && now.rows_in >= last.rows_in ? `${rate((now.rows_in - last.rows_in) / seconds)} rows/s` : null;
-    const behind = Object.values(now?.lag ?? {}).reduce((sum, lag) => sum + lag, 0);
-    const parts = each.running ? [perSecond ?? "running", behind > 0 && `lag ${count(behind)}`] : ["not running"];
-    found.set(`streaming:${each.name}`, { kind: each.running ? "good" : "", at: each.last_batch, text: parts.filter(Boolean).join(" · ") });
+    const lag = behind(each);
+    const parts = [each.running ? (perSecond ?? "running") : "not running", lag > 0 && `lag ${count(lag)}`];
+    found.set(`streaming:${each.name}`, { kind: each.running ? "good" : each.committed !== null && lag > 0 ? "warn" : "", at: each.last_batch, text: parts.filter(Boolean).join(" · ") });
   }
   return found;
 }

@@ -178,7 +178,7 @@ function Attention({ streams, pipelines, streaming, letters, quarantines }) {
   ];
   const running = [
     ...pipelines.filter((each) => each.status === "running").map((each) => [to("runs", each.last.run_id), each.name, html`since <${Time} at=${each.last.started_at} />`]),
-    ...streaming.filter((each) => each.running).map((each) => [to("streaming", each.name), each.name, `streaming${each.activity ? `, lag ${count(behind(each))}` : ""}`]),
+    ...streaming.filter((each) => each.running).map((each) => [to("streaming", each.name), each.name, `streaming${behind(each) === null ? "" : `, lag ${count(behind(each))}`}`]),
   ];
   if (!wrong.length && !running.length) return null;
   return html`
@@ -214,7 +214,8 @@ function tiles({ streams, pipelines, complete }) {
   say(find("tile-rows-note"), `in ${plural(streams.length, "stream")}`);
   const consumers = [
     ...streams.flatMap((stream) => stream.consumers.map((each) => [each.lag, `${each.consumer}, on ${stream.name}`])),
-    ...more.streaming.filter((each) => each.running && each.activity).map((each) => [behind(each) ?? 0, each.name]),
+    // One that never ran reads nothing yet.
+    ...more.streaming.filter((each) => each.committed !== null && behind(each) !== null).map((each) => [behind(each), `${each.name}${each.running ? "" : ", which does not run here"}`]),
   ];
   const [lag, slowest] = consumers.sort(([a], [b]) => b - a)[0] ?? [null];
   say(find("tile-lag"), count(lag));

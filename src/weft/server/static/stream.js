@@ -103,7 +103,7 @@ export class StreamView extends View {
             ${readers.map(({ id, kind, name, standing }) => html`
               <tr key=${id}>
                 <th scope="row"><a class="strong" href=${to(kind === "streaming" ? kind : "pipelines", name)}>${name}</a> <${Chip}>${kind}<//></th>
-                <td class=${`number ${standing && behind(standing) > 0 ? "loud" : ""}`}>${count(standing && behind(standing))}</td>
+                <td class=${`number ${standing && behind(standing, stream.name) > 0 ? "loud" : ""}`}>${count(standing && behind(standing, stream.name))}</td>
                 <td class="number medium">–</td>
                 <td class="number medium">–</td>
                 <td class="number wide">–</td>

@@ -30,10 +30,10 @@ class Flow {
   say = (series) => (this.running ? rate(series.now()) : "–");
 }
 
-// Of all its sources, by what it wrote about itself; null where that is not known.
-export function behind({ activity }) {
-  const lags = Object.values(activity?.lag ?? {});
-  return lags.length ? lags.reduce((a, b) => a + b, 0) : null;
+// Of all its sources, or of one; null where that is not known.
+export function behind({ lag }, source) {
+  const lags = lag.filter((each) => each.lag !== null && (!source || each.source === source));
+  return lags.length ? lags.reduce((sum, each) => sum + each.lag, 0) : null;
 }
 
 export class StreamingPipelines extends View {
@@ -111,7 +111,7 @@ export class StreamingPipeline extends View {
     const { name, watermark, state, activity, dead_letters: letters } = pipeline;
     const { day = [], dayAt = 0 } = this.state;
     const now = new Date(pipeline.at);
-    const lag = pipeline.lag.every((each) => each.lag == null) ? null : pipeline.lag.reduce((sum, each) => sum + (each.lag ?? 0), 0);
+    const lag = behind(pipeline);
     const partitions = pipeline.lag.flatMap((each) => Object.entries(each.partitions ?? {}).map(([partition, behind]) => ({ ...each, partition, behind })));
     this.flow.stands(pipeline);
     return html`
