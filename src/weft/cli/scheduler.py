@@ -149,11 +149,14 @@ def _dispatching(running: Scheduler, followers: Sequence[Model]) -> Iterator[Non
 @unused_module_option
 @run_log_option
 @format_option
-def status(run_log: str | None, output: str) -> None:
+@click.pass_context
+def status(context: click.Context, run_log: str | None, output: str) -> None:
     """Show which scheduler leads."""
     from weft.operate.runlog import open_run_log, project_log_url
     from weft.operate.scheduler import leader_status
 
+    if context.get_parameter_source("run_log") is not ParameterSource.COMMANDLINE and context.parent is not None:
+        run_log = context.parent.params["run_log"]  # `weft scheduler --run-log URL status`
     with open_run_log(project_log_url(run_log), read_only=True) as log:
         row = leader_status(log)
     if output == "json":

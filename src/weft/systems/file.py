@@ -90,6 +90,16 @@ class FileConnection(Connection):
             )
         return unquote(path)
 
+    def make_folder(self) -> None:
+        """Make the folder of the file, for the first process that writes it."""
+        path = self.resolved().path or ""
+        try:
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+        except OSError as error:
+            raise ConnectionFailedError(
+                f"The folder of the {self.product} database {path} cannot be made: {error.strerror}.", passes=False
+            ) from None
+
     def not_there_yet(self, report: dict[str, Any]) -> dict[str, Any] | None:
         """Return the report of a check for a file yet to be created; `None` if it exists. Raise if it cannot be."""
         path = self.resolved().path or ""

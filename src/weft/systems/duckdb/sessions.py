@@ -124,7 +124,7 @@ class DuckDBSessions(SqlDriver):
 
     def _open(self, read_only: bool) -> duckdb.DuckDBPyConnection:
         if not read_only:
-            os.makedirs(os.path.dirname(self.path), exist_ok=True)
+            self.connection.make_folder()
             return duckdb.connect(self.path, config=dict(CONFIG))
         try:
             return duckdb.connect(self.path, read_only=True, config=dict(CONFIG))

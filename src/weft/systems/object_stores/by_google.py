@@ -8,8 +8,13 @@ from typing import Any
 from google.api_core.exceptions import NotFound, PreconditionFailed
 from google.auth.credentials import AnonymousCredentials
 from google.cloud import storage
+from google.cloud.storage.retry import DEFAULT_RETRY
 
 from weft.systems.object_stores.objects import TIMEOUT_SECONDS, ListedObject, Objects, StoredObject
+
+# Google's own two minutes would hold up each command that finds the store away.
+_RETRY = DEFAULT_RETRY.with_delay(initial=0.1, maximum=2.0).with_timeout(5.0)
+_LIMITS: dict[str, Any] = {"timeout": TIMEOUT_SECONDS, "retry": _RETRY}
 
 
 class GoogleObjects(Objects):
@@ -28,7 +33,7 @@ class GoogleObjects(Objects):
         blob = self._bucket.blob(self._prefix + key)
         with self._explained():
             try:
-                data = blob.download_as_bytes(timeout=TIMEOUT_SECONDS)
+                data = blob.download_as_bytes(**_LIMITS)
             except NotFound:
                 return None
             return StoredObject(data, str(blob.generation))
@@ -37,31 +42,31 @@ class GoogleObjects(Objects):
         blob = self._bucket.blob(self._prefix + key)
         with self._explained():
             try:
-                blob.upload_from_string(data, if_generation_match=int(over or 0), timeout=TIMEOUT_SECONDS)
+                blob.upload_from_string(data, if_generation_match=int(over or 0), **_LIMITS)
             except (NotFound, PreconditionFailed):
                 return None
             return str(blob.generation)
 
     def overwrite(self, key: str, data: bytes) -> None:
         with self._explained():
-            self._bucket.blob(self._prefix + key).upload_from_string(data, timeout=TIMEOUT_SECONDS)
+            self._bucket.blob(self._prefix + key).upload_from_string(data, **_LIMITS)
 
     def delete(self, key: str) -> None:
         with self._explained():
             try:
-                self._bucket.blob(self._prefix + key).delete(timeout=TIMEOUT_SECONDS)
+                self._bucket.blob(self._prefix + key).delete(**_LIMITS)
             except NotFound:
                 return
 
     def listing(self, prefix: str) -> list[ListedObject]:
         with self._explained():
-            found = list(self._bucket.list_blobs(prefix=self._prefix + prefix, timeout=TIMEOUT_SECONDS))
+            found = list(self._bucket.list_blobs(prefix=self._prefix + prefix, **_LIMITS))
         start = len(self._prefix)
         return [ListedObject(each.name[start:], str(each.generation), each.updated) for each in found]
 
     def _modified(self, key: str) -> datetime:
         blob = self._bucket.blob(self._prefix + key)
         with self._explained():
-            blob.reload(timeout=TIMEOUT_SECONDS)
+            blob.reload(**_LIMITS)
             modified: datetime = blob.updated
             return modified

@@ -77,12 +77,7 @@ class SqliteSessions(SqlDriver):
         if role == "read" and not self.in_memory:
             return reading.connect(self.path, LOCK_SECONDS)
         if not self.in_memory:
-            try:
-                os.makedirs(os.path.dirname(os.path.abspath(self.path)), exist_ok=True)
-            except OSError as error:
-                raise ConnectionFailedError(
-                    f"The folder of the SQLite database {self.path} cannot be made: {error.strerror}.", passes=False
-                ) from None
+            self.connection.make_folder()
         while True:
             location = MEMORY if self.in_memory else os.path.realpath(self.path)
             number = None if self.in_memory else file_number(location)

@@ -1,0 +1,114 @@
+"""A run log that is away, of each kind: what `on_run_log_failure` says is done with runs that cannot be claimed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import servers
+from faults.schedulers import Wire
+from operate.conftest import KINDS, url_of
+from weft.operate.runlog import open_run_log
+from weft.operate.spool import FILE
+
+PIPELINE = """
+import pathlib
+import weft
+
+@weft.pipeline(target="ones", mode="append", schedule="@yearly")
+def ones():
+    with pathlib.Path("done").open("a") as file:
+        file.write("x")
+    return [{"id": 1}]
+"""
+
+
+@dataclass
+class Log:
+    """A run log that can be away, in a project with one pipeline."""
+
+    url: str
+    cut: Callable[[], None]
+    mend: Callable[[], None]
+
+    def runs(self) -> list[tuple[str, bool]]:
+        with open_run_log(self.url) as log:
+            return [(each.status, each.slot is not None) for each in log.runs()]
+
+
+def done() -> int:
+    """How often the pipeline was run."""
+    return len(Path("done").read_text()) if Path("done").exists() else 0
+
+
+def declare(log: Log, on_failure: str | None) -> None:
+    Path("work.py").write_text(PIPELINE)
+    settings = f'modules = ["work"]\nrun_log = "{log.url}"\n'
+    Path("weft.toml").write_text(settings + (f'on_run_log_failure = "{on_failure}"\n' if on_failure else ""))
+
+
+@pytest.fixture(params=KINDS)
+def away(
+    request: pytest.FixtureRequest, project: Path, shared_server: Callable[[str], servers.Server]
+) -> Iterator[Log]:
+    kind = request.param
+    for url in url_of(kind, project / "logs", shared_server):
+        with _of_file(url, project / "logs") if kind in ("sqlite", "duckdb") else _by_wire(url) as log:
+            log.cut()
+            yield log
+
+
+@contextmanager
+def _of_file(url: str, folder: Path) -> Iterator[Log]:
+    def cut() -> None:
+        folder.write_text("no folder")
+
+    def mend() -> None:
+        folder.unlink()
+
+    yield Log(url, cut, mend)
+
+
+@contextmanager
+def _by_wire(url: str) -> Iterator[Log]:
+    (port,) = set(re.findall(r"127\.0\.0\.1:(\d+)", url))
+    wire = Wire(int(port))
+    try:
+        yield Log(url.replace(f":{port}", f":{wire.port}"), wire.cut, wire.mend)
+    finally:
+        wire.close()
+
+
+def test_warn_runs_and_records_later(away: Log, run: Any) -> None:
+    """Each slot once, whatever the log knows meanwhile."""
+    declare(away, None)
+    for _ in range(2):
+        ended = run("run-due")
+        assert ended.returncode == 0, ended.stderr
+        assert ended.stderr.count("cannot be used, and this process keeps its own") == 1
+        assert done() == 1
+    assert run("run", "ones").returncode == 0
+    assert done() == 2 and Path(FILE).exists()
+    away.mend()
+    ended = run("run-due")
+    assert ended.returncode == 0 and "has now the 2 attempts" in ended.stderr
+    assert done() == 2 and not Path(FILE).exists()
+    assert sorted(away.runs()) == [("succeeded", False), ("succeeded", True)]
+
+
+def test_fail_starts_nothing(away: Log, run: Any) -> None:
+    declare(away, "fail")
+    for command in (("run-due",), ("run-due", "ones"), ("run", "ones"), ("run", "--all", "--full")):
+        ended = run(*command)
+        assert ended.returncode == 1 and "error: " in ended.stderr, (command, ended)
+        assert done() == 0, command
+    assert not Path(FILE).exists()
+    away.mend()
+    assert run("run-due").returncode == 0
+    assert (done(), away.runs()) == (1, [("succeeded", True)])
