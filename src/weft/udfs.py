@@ -147,7 +147,6 @@ def declared_udaf(cls: Any) -> Udaf:
 
 
 def arrow_type(name: str) -> pa.DataType:
-    """Return the Arrow type of this name."""
     import pyarrow
 
     return getattr(pyarrow, ARROW_TYPES[name])()

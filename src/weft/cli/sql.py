@@ -100,7 +100,6 @@ class Result:
         self._reader = reader
 
     def first(self, count: int) -> pa.Table:
-        """Return the first rows."""
         import pyarrow as pa
 
         from weft.engine.progress import progress

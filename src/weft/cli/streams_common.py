@@ -28,7 +28,6 @@ def stream_options(command: Command) -> Command:
 
 
 def find_stream(name: str) -> Stream:
-    """Return the declared stream of that name."""
     return find_declared(find, name)
 
 

@@ -227,7 +227,6 @@ class LogGroupReader(LogReader):
 
 
 def entry_of(stream: str, event: dict[str, Any]) -> StreamEntry:
-    """Return an event as an entry."""
     entry = StreamEntry(event[ROWID], event)
     entry.stream = stream
     return entry
@@ -257,5 +256,4 @@ def backlog_of(consumer: str, members: Sequence[Member]) -> list[tuple[str, int]
 
 
 def as_text(name: Any) -> str:
-    """Return a name as a text."""
     return name.decode() if isinstance(name, bytes) else str(name)

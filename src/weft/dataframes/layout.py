@@ -179,7 +179,6 @@ class Layout:
 
 
 def _arrow_types(schema: Mapping[str, Any]) -> dict[str, pa.DataType]:
-    """Return the Arrow type of each column."""
     if not isinstance(schema, Mapping):
         raise DeclarationError(
             f"A schema maps names of fields to types; this one is a {type(schema).__name__}.",

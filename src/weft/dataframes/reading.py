@@ -140,7 +140,6 @@ def read_stream(
 
 
 def read_frame(feed: PageFeed, options: Options, wait_seconds: float | None = 0) -> Any:
-    """Read what is there into one frame."""
     layout = options.layout
     batches = list(batches_of(feed, layout, options.count, wait_seconds))
     return frame_of(join(batches, layout, feed), options.to, layout)

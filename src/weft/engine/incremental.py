@@ -42,7 +42,6 @@ class Increment:
 
 
 def has_watermark(sql: str, dialect: str) -> bool:
-    """Return whether a query has `$watermark`."""
     return tokens.has(sql, _MARK, dialect)
 
 

@@ -16,8 +16,6 @@ OLDEST = 17
 
 @dataclass(frozen=True)
 class Java:
-    """A Java runtime."""
-
     home: Path
     version: str
 

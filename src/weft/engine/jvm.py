@@ -103,7 +103,6 @@ class Jvm:
     log: Log
 
     def has_ended(self) -> bool:
-        """Return whether its process has ended."""
         return self.process.poll() is not None
 
     def stop(self, *, patience: float = _GOODBYE) -> None:

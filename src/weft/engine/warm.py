@@ -387,7 +387,6 @@ class LentJvm:
         self.objects = 0
 
     def has_ended(self) -> bool:
-        """Return whether the JVM has ended."""
         import select
 
         return bool(select.select([self._process], [], [], 0)[0])

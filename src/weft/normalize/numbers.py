@@ -23,8 +23,6 @@ _MAX_DIGITS = 38
 
 @dataclass(frozen=True)
 class ParseInt(Parser):
-    """See `parse_int`."""
-
     def apply(self, value: Value, writer: SqlWriter) -> Value:
         """Texts are read; whole numbers are ones already."""
         import pyarrow as pa
@@ -68,8 +66,6 @@ def parse_int(*, on_failure: OnFailure = "null", default: int | None = None) -> 
 
 @dataclass(frozen=True)
 class ParseNumeric(Parser):
-    """See `parse_numeric`."""
-
     precision: int = _MAX_DIGITS
     scale: int = 18
 
@@ -121,8 +117,6 @@ def parse_numeric(
 
 @dataclass(frozen=True)
 class Round(Normalizer):
-    """See `round`."""
-
     digits: int
 
     def apply(self, value: Value, writer: SqlWriter) -> Value:
@@ -149,8 +143,6 @@ def round(digits: int = 0) -> Normalizer:
 
 @dataclass(frozen=True)
 class Clamp(Normalizer):
-    """See `clamp`."""
-
     low: Any
     high: Any
 
@@ -183,8 +175,6 @@ def clamp(low: Any = None, high: Any = None) -> Normalizer:
 
 @dataclass(frozen=True)
 class ParseBool(Parser):
-    """See `parse_bool`."""
-
     truthy: tuple[str, ...] = ()
     falsy: tuple[str, ...] = ()
 

@@ -75,8 +75,6 @@ def replace(old: str, new: str) -> Normalizer:
 
 @dataclass(frozen=True)
 class RegexReplace(TextStep):
-    """See `regex_replace`."""
-
     def refusal(self, dialect: str) -> str | None:
         """Databases may differ in which match they take for a pattern that is not plain."""
         from weft.normalize import patterns

@@ -21,8 +21,6 @@ OnFailure = Literal["null", "error", "default"]
 
 @dataclass(frozen=True)
 class ParseTimestamp(Parser):
-    """See `parse_timestamp`."""
-
     formats: tuple[Format, ...] = ()
 
     def apply(self, value: Value, writer: SqlWriter) -> Value:
@@ -71,8 +69,6 @@ def parse_timestamp(
 
 @dataclass(frozen=True)
 class ParseDate(Parser):
-    """See `parse_date`."""
-
     formats: tuple[Format, ...] = ()
 
     def apply(self, value: Value, writer: SqlWriter) -> Value:
@@ -125,8 +121,6 @@ def _formats(one: Any, several: Any, who: str) -> tuple[Format, ...]:
 
 @dataclass(frozen=True)
 class ToTimezone(Normalizer):
-    """See `to_timezone`."""
-
     zone: str
 
     def apply(self, value: Value, writer: SqlWriter) -> Value:
@@ -161,8 +155,6 @@ _UNITS = ("year", "quarter", "month", "week", "day", "hour", "minute", "second")
 
 @dataclass(frozen=True)
 class DateTrunc(Normalizer):
-    """See `date_trunc`."""
-
     unit: str
 
     def apply(self, value: Value, writer: SqlWriter) -> Value:

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Default(Normalizer):
-    """See `default`."""
-
     value: Any
 
     def apply(self, value: Value, writer: SqlWriter) -> Value:
@@ -38,8 +36,6 @@ def not_null_or(value: Any) -> Normalizer:
 
 @dataclass(frozen=True)
 class Nullif(Normalizer):
-    """See `nullif`."""
-
     values: tuple[Any, ...]
 
     def apply(self, value: Value, writer: SqlWriter) -> Value:
@@ -67,8 +63,6 @@ def _constant(value: Any, who: str) -> Any:
 
 @dataclass(frozen=True)
 class Sql(Normalizer):
-    """See `sql`."""
-
     expression: str
     kind: Any = None
 

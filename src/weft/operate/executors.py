@@ -121,7 +121,6 @@ def _command(url: str) -> Sequence[str]:
 
 
 def open_executor(url: str) -> Executor:
-    """Return the executor at a URL."""
     scheme = url_scheme(url) or url
     if scheme in ("subprocess", "subprocess+python"):
         if url.partition("://")[2]:

@@ -75,13 +75,11 @@ class Metrics:
         """What else `value` looks into: `memory://` keeps metrics of streaming pipelines too."""
 
     def add(self, metric: Metric, value: float = 1, **labels: str) -> None:
-        """Add to a counter."""
         key = tuple(sorted(labels.items()))
         with self._lock:
             self._values[metric][key] = self._values[metric].get(key, 0) + value
 
     def set(self, metric: Metric, value: float, **labels: str) -> None:
-        """Set a gauge."""
         with self._lock:
             self._values[metric][tuple(sorted(labels.items()))] = value
 
@@ -109,7 +107,6 @@ class Metrics:
     def ended(
         self, pipeline: str, status: str, attempt: int, failures: int, seconds: float | None, counts: Mapping[str, int]
     ) -> None:
-        """Count an attempt that has ended."""
         self.add(RUNS, pipeline=pipeline, status=status)
         for name in COUNTS:
             if counts.get(name):

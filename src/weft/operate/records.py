@@ -106,8 +106,6 @@ class RefusedClaim:
 
 @dataclass(frozen=True, slots=True)
 class PipelineState:
-    """The state of a pipeline."""
-
     pipeline: str
     last: Attempt | None
     scheduled: Attempt | None

@@ -192,8 +192,6 @@ OPTIONS = options_of(ModelOptions)
 
 @dataclass(frozen=True)
 class ModelInput:
-    """An input of a model."""
-
     name: str
     """The name in the declaration: `orders`, `events.orders`, `warehouse.public.customers`."""
     parameter: str | None = None

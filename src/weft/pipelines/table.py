@@ -58,8 +58,6 @@ def natural_key(group: str = "") -> NaturalKey:
 
 @dataclass(frozen=True)
 class TableColumn:
-    """A declared column."""
-
     name: str
     kind: Any
     """A type of `weft.types`: `BigInt`, `String[256]`."""

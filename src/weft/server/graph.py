@@ -46,7 +46,6 @@ class Graph:
                 self._edge(node, self._target(target))
 
     def answer(self) -> dict[str, Any]:
-        """Return the graph for a client."""
         return {
             "nodes": list(self._nodes.values()),
             "edges": [{"from": start, "to": end} for start, end in self._edges],

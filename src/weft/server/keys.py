@@ -161,8 +161,6 @@ class SqlKeyRows:
 
 
 class KeyTable:
-    """The keys in one database."""
-
     def __init__(self, rows: KeyRows) -> None:
         self._rows = rows
 
@@ -249,7 +247,6 @@ def keys_connection() -> Connection:
 
 
 def open_key_table() -> KeyTable:
-    """Open the keys of this project."""
     connection = keys_connection()
     system = system_for(connection.kind)
     if system.api_keys is not None:

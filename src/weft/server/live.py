@@ -61,8 +61,6 @@ class Moved(Exception):
 
 
 class Feeds:
-    """The feeds of one process."""
-
     def __init__(self, limits: Limits, answers: Answers) -> None:
         self.limits = limits
         self.answers = answers

@@ -17,8 +17,6 @@ SECONDS = 30
 
 
 class Tickets:
-    """The tickets in one folder."""
-
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         folder.mkdir(mode=0o700, exist_ok=True)

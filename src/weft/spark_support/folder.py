@@ -305,7 +305,6 @@ def _is(error: BaseException, name: str) -> bool:
 
 
 def folder_for(spark: Any, path: str) -> Folder:
-    """Return the folder class for this path."""
     return BucketFolder(spark, path) if "://" in path else LocalFolder()
 
 

@@ -52,7 +52,6 @@ class Event(dict[str, Any]):
 
 
 def restore(values: Mapping[str, Any] | Iterable[tuple[str, Any]], lease: Lease) -> Event:
-    """Return an event of a lease."""
     event = Event(values)
     event.lease = lease
     return event

@@ -151,7 +151,6 @@ class _Rejected:
 
 
 def _event(body: dict[str, Any], stream: Stream, fields: dict[str, FieldType]) -> dict[str, Any]:
-    """Return an event of its JSON."""
     event = {}
     for name, value in body.items():
         if value is None and name in fields and name not in stream.fields:

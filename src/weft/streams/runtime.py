@@ -240,7 +240,6 @@ def for_asyncio(blocking: Callable[P, T]) -> Callable[P, Coroutine[Any, Any, T]]
 
 
 def open_hub(connection: Connection) -> Hub:
-    """Return the hub of a connection, one a process."""
     project = current()
     with _opening:
         hubs = _held_by(project).hubs

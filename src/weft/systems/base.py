@@ -237,6 +237,11 @@ class Connection:
         hint += f": weft connections check {self.name}" if self.name else "."
         return self.failed(error, hint=self.checked(SIGN_IN_HINT) if answered or denied else hint, passes=not denied)
 
+    def closed(self) -> ConnectionFailedError:
+        """Return the error for a use of what this process has closed."""
+        what, hint = f"Nothing was done: {self.label} was closed.", "The next use of the stream opens it."
+        return ConnectionFailedError(what, hint=hint, passes=False)
+
     def checked(self, hint: str) -> str:
         """Return what to do about a connection that fails, and the command that says whether it helped."""
         return f"{hint} Then: weft connections check {self.name}" if self.name else hint
@@ -528,7 +533,6 @@ def systems() -> dict[str, System]:
 
 
 def system_for(kind: str) -> System:
-    """Return the system of this kind."""
     if kind in _BUILT_IN:
         return _BUILT_IN[kind]
     installed, broken = _third_party()

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from datetime import datetime
-
     import pyarrow as pa
 
 Place = tuple[str | None, int | None]
@@ -93,6 +92,11 @@ class Changes:
             place = pa.scalar(truncate[0], pa.string()), pa.scalar(truncate[1], pa.int64())
             late = pc.or_(late, is_late(self.counted, *place, self.tolerance_ms))
         return by_kind(self.counted[OP].filter(late).to_pylist())
+
+
+def instant_of(ts_ms: int) -> datetime:
+    """Return a time of a change, in milliseconds since 1970, as a `datetime`."""
+    return datetime.fromtimestamp(0, UTC) + timedelta(milliseconds=ts_ms)
 
 
 def by_kind(ops: list[int]) -> tuple[int, ...]:

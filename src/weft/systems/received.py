@@ -89,8 +89,6 @@ acknowledged it."""
 
 
 class Received(NamedTuple):
-    """One message."""
-
     value: bytes
     sent_at: datetime | None = None
     """When it was sent; `None` takes the moment of its arrival."""

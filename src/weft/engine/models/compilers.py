@@ -38,7 +38,6 @@ def to_sql(expression: Any, dialect: str, collation: str | None = None) -> str:
 
 
 def to_spark_sql(expression: Any) -> str:
-    """Return an expression in the SQL of Spark."""
     compiler = _Spark()
     query = compiler.to_sqlglot(expression.unbind().op().replace(_with_exact_literals).to_expr())
     return str(query.sql(dialect=compiler.dialect, pretty=True))

@@ -23,7 +23,6 @@ def form_of(annotation: Any) -> Form:
 
 
 def as_frame(table: pa.Table, form: Form) -> Any:
-    """Return an Arrow table as a frame."""
     if form == "pandas":
         import pandas as pd
 
@@ -38,7 +37,6 @@ def as_frame(table: pa.Table, form: Form) -> Any:
 
 
 def is_ibis(value: Any) -> bool:
-    """Whether a value is an expression of Ibis."""
     return type(value).__module__.partition(".")[0] == "ibis" and hasattr(value, "as_table")
 
 

@@ -77,7 +77,6 @@ def to_sql(expression: Any, tables: SqlTables) -> str:
 
 
 def to_spark_sql(expression: Any) -> str:
-    """Return an expression in the SQL of Spark."""
     return compilers.to_spark_sql(expression)
 
 

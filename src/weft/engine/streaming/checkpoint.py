@@ -71,7 +71,6 @@ class Checkpoint:
 
     @classmethod
     def of(cls, pipeline: StreamingPipeline) -> Checkpoint:
-        """Return the checkpoint of a pipeline."""
         place = pipeline.checkpoint
         return cls(pipeline.name, place and interpolate(place, f"the checkpoint of {pipeline.name}"), pipeline)
 

@@ -105,7 +105,6 @@ class Replay:
         return self.done
 
     def run(self) -> ReplayResult:
-        """Replay them."""
         with alone(self.pipeline):
             self._finish()
             while waiting := nsmallest(_LETTERS, filter(self._is_next, self.box.letters()), key=self._order):

@@ -44,11 +44,9 @@ class CheckpointFile:
 
     @property
     def home(self) -> Location:
-        """The checkpoint."""
         return self._home
 
     def _read(self) -> Any:
-        """Return what is kept, or `None`."""
         return json.loads(self._file.read() or "null")
 
     def _write(self, kept: Any) -> None:

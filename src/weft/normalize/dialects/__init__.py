@@ -16,7 +16,6 @@ DIALECTS = ("duckdb", "mysql", "postgres", "spark", "sqlite")
 
 @cache
 def writer_for(dialect: str) -> SqlWriter:
-    """Return the writer of a dialect."""
     if dialect not in DIALECTS:
         hint = did_you_mean(dialect, DIALECTS, f"Dialects: {', '.join(DIALECTS)}.")
         raise DeclarationError(f"Normalizers cannot be written for {dialect!r}.", hint=hint)

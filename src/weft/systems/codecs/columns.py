@@ -17,7 +17,6 @@ _encode = msgspec.json.Encoder(decimal_format="number").encode
 
 
 def json_of(value: Any) -> str:
-    """Return a JSON value as its text."""
     return _encode(value).decode()
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -16,7 +15,7 @@ import pyarrow.compute as pc
 
 from weft.spark_support.lazy import F
 from weft.spark_support.sessions import quoted
-from weft.systems.changes import AT, DELETE, END, KEY, OP, ORDER, POSITION, READ, TS, Place, by_kind
+from weft.systems.changes import AT, DELETE, END, KEY, OP, ORDER, POSITION, READ, TS, Place, by_kind, instant_of
 from weft.systems.delta.changes import NEVER, key_name, key_names, keys_as, row_hash, same_key
 from weft.systems.delta.mirror import Notes
 from weft.systems.frame_checks import column
@@ -220,11 +219,11 @@ def _cleared(table: DataFrame, frame: DataFrame, load: Load) -> DataFrame:
     for place, ts in changes.truncates:
         if ts is None:
             continue
-        since, until, end = F.col(_SINCE), F.col(_UNTIL), F.lit(_instant(ts))
+        since, until, end = F.col(_SINCE), F.col(_UNTIL), F.lit(instant_of(ts))
         is_before = since <= end
         if place is not None:
             # As `is_late`: positions start over in a source that was restored.
-            latest = F.lit(_instant(ts + changes.tolerance_ms))
+            latest = F.lit(instant_of(ts + changes.tolerance_ms))
             by_place = (F.col(_PLACE) <= place) & (since <= latest)
             is_before = F.when(F.col(_PLACE).isNull(), since <= end).otherwise(by_place)
         cut = F.when(is_before & until.isNull(), F.greatest(end, since))
@@ -243,7 +242,7 @@ def _ended(touched: DataFrame, ends: Ends, frame: DataFrame) -> list[DataFrame]:
         )
         found.append(touched.join(F.broadcast(deletes), KEY))
     if ends.truncates:
-        at = pa.array([_instant(ts) for _, ts in ends.truncates if ts is not None], pa.timestamp("us", "UTC"))
+        at = pa.array([instant_of(ts) for _, ts in ends.truncates if ts is not None], pa.timestamp("us", "UTC"))
         places = pa.array([place for place, _ in ends.truncates], pa.string())
         truncates = session.createDataFrame(pa.table({_SINCE: at, _PLACE: places}))
         found.append(touched.crossJoin(F.broadcast(truncates)))
@@ -284,7 +283,3 @@ def _chained(line: DataFrame, load: Load) -> DataFrame:
     # Of versions of one time all but the last have no length.
     ended = linked.withColumn(_TO, F.when(first < since, since).otherwise(first))
     return ended.drop(_AT, _BEFORE, _COVER)
-
-
-def _instant(ts_ms: int) -> datetime:
-    return datetime.fromtimestamp(0, UTC) + timedelta(milliseconds=ts_ms)

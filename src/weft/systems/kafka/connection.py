@@ -87,7 +87,6 @@ class KafkaConnection(Connection):
 
     @property
     def registry(self) -> SchemaRegistryConnection | None:
-        """The connection to the schema registry."""
         if self.schema_registry_url is not None:
             return self._registry_of_url()
         if self.schema_registry is None:

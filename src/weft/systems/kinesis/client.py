@@ -100,7 +100,6 @@ class Client:
     # ---------------------------------------------------------------------------------------------------------- reading
 
     def streams(self) -> list[str]:
-        """Return the names of all streams."""
         names: list[str] = []
         while True:
             more = {"ExclusiveStartStreamName": names[-1]} if names else {}
@@ -127,7 +126,6 @@ class Client:
         return sorted(shards, key=lambda each: str(each["ShardId"]))
 
     def iterator(self, stream: str, shard: str, arguments: dict[str, Any]) -> str:
-        """Return an iterator of a shard."""
         found = self.call("get_shard_iterator", StreamName=stream, ShardId=shard, **arguments)
         return str(found["ShardIterator"])
 

@@ -21,7 +21,6 @@ def open_s3(shown: str, prefix: str, bucket: str, options: dict[str, str]) -> Ob
 
 
 def open_azure(shown: str, prefix: str, account: str, container: str, options: dict[str, str]) -> Objects:
-    """Open a container of Azure."""
     own: dict[str, Any] = {"account_name": account, **options}
     return ObstoreObjects(shown, prefix, AzureStore(container, **own, **_limits(options)))
 

@@ -32,8 +32,6 @@ class StoredObject:
 
 @dataclass(frozen=True, slots=True)
 class ListedObject:
-    """An object of a listing."""
-
     key: str
     version: str
     modified: datetime

@@ -57,7 +57,6 @@ class TableState:
     """By writer: the state of its last batch, of those that have one."""
 
     def has(self, load: Load) -> bool:
-        """Return whether a load is in the ledger."""
         last_batch = self.ledger.get(_writer(load))
         return last_batch is not None and int(last_batch[0]) >= load.batch_id
 

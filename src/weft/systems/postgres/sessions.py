@@ -182,7 +182,6 @@ class PostgresSessions(SqlDriver):
             session.run(f"CREATE SCHEMA {self.quote(schema)}")
 
     def has_schema(self, session: Session, schema: str) -> bool:
-        """Whether a schema exists."""
         return session.row("SELECT 1 FROM pg_namespace WHERE nspname = ?", (schema,)) is not None
 
     def quote(self, name: str) -> str:

@@ -106,7 +106,6 @@ class Client:
         return found[0], found[1]
 
     def close(self) -> None:
-        """Close the connections."""
         self._publisher.transport.close()
         self._subscriber.transport.close()
 
@@ -163,12 +162,10 @@ class Client:
     # ---------------------------------------------------------------------------------------------------------- looking
 
     def topics(self) -> list[str]:
-        """Return the names of all topics."""
         found = self.call("list_topics", {"project": f"projects/{self.project}"})
         return [each.name.rpartition("/")[2] for each in found]
 
     def subscriptions(self) -> list[str]:
-        """Return the names of all subscriptions."""
         found = self.call("list_subscriptions", {"project": f"projects/{self.project}"})
         return [each.name.rpartition("/")[2] for each in found]
 

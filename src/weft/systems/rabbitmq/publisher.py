@@ -16,8 +16,6 @@ _MOST_OPEN = 1000
 
 
 class Message(NamedTuple):
-    """A message to publish."""
-
     routing_key: str
     body: bytes
     properties: dict[str, Any]

@@ -109,7 +109,6 @@ def open_client(connection: RedisConnection, **more: Any) -> Client:
 
 
 def open_async_client(connection: RedisConnection, **more: Any) -> AsyncClient:
-    """Return a client for asyncio."""
     never = redis.asyncio.retry.Retry(NoBackoff(), 0)
     client: AsyncClient = _open(connection, redis.asyncio, redis.asyncio.sentinel.Sentinel, never, more)
     return client
@@ -158,12 +157,10 @@ def ask_any_node(client: Any, *words: str) -> Any:
 
 
 def info(client: Client, section: str) -> dict[str, Any]:
-    """Return a section of INFO."""
     return dict(ask_any_node(client, "INFO", section))
 
 
 def version(opened: Client) -> str:
-    """Return the version of a server."""
     return str(info(opened, "server").get("redis_version", ""))
 
 

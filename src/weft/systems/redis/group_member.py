@@ -158,7 +158,6 @@ class Member:
         return returned
 
     def move_to_dead_letters(self, entry: Redelivered, place: str | bytes) -> Steps[None]:
-        """Move an entry to the dead letters."""
         words = (self.group, self.consumer, entry.id, entry.deliveries - 1)
         yield Script("member_bury", (self.stream, place), words)
 

@@ -17,7 +17,6 @@ CATALOGUE = "weft::streams"
 
 
 def to_id(offset: int) -> str:
-    """Return the id of an offset."""
     return f"{offset >> _BITS}-{offset & (_SEQUENCES - 1)}"
 
 
@@ -63,7 +62,6 @@ class Keys:
 
     @classmethod
     def of(cls, schema: str, name: str) -> Keys:
-        """Return the keys of a stream by its schema and name."""
         return cls(name if schema == _DEFAULT_SCHEMA else f"{schema}:{name}")
 
     def books(self, consumer: str) -> list[str]:

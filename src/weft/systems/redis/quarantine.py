@@ -16,7 +16,6 @@ _ENTRIES_A_PAGE = 1000
 
 
 def quarantine_of(stream: Key) -> Key:
-    """Return the key of a stream's quarantine."""
     return stream + QUARANTINE_SUFFIX if isinstance(stream, str) else stream + QUARANTINE_SUFFIX.encode()
 
 

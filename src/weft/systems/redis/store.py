@@ -52,11 +52,7 @@ class RedisStore:
     def check_open(self) -> None:
         """Raise where this was closed."""
         if self._closed:
-            raise ConnectionFailedError(
-                f"Nothing was done: {self.connection.label} was closed.",
-                hint="The next use of the stream opens it.",
-                passes=False,
-            )
+            raise self.connection.closed()
 
     def _open_client(self) -> client.Client:
         self.check_open()
@@ -94,7 +90,6 @@ class RedisStore:
                     client.shut_down(opened)
 
     def command(self, *words: Any) -> Any:
-        """Run one command."""
         with self._connection() as opened:
             return opened.execute_command(*words)
 
@@ -110,7 +105,6 @@ class RedisStore:
                 return list(reply)
 
     def script(self, name: str, keys: list[str], *arguments: Any) -> Any:
-        """Run one of the scripts."""
         with self._connection() as opened:
             return scripts.run(opened, name, keys, *arguments)
 

@@ -7,12 +7,11 @@ change that comes again is known by it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 
 import pyarrow as pa
 
-from weft.systems.changes import AT, DELETE, END, KEY, OP, ORDER, POSITION, READ, TS, Place, by_kind
+from weft.systems.changes import AT, DELETE, END, KEY, OP, ORDER, POSITION, READ, TS, Place, by_kind, instant_of
 from weft.systems.load import IS_CURRENT, ROW_HASH, VALID_FROM, VALID_TO, Counts
 from weft.systems.sql.cdc_gate import SURVIVORS, GatedMove
 from weft.systems.sql.literals import literal
@@ -54,7 +53,7 @@ class History(Scd2ByEvent, GatedMove):
         since, to, deleted = f"t.{self._q(VALID_FROM)}", f"t.{self._q(VALID_TO)}", 0
         for place in self.changes.truncates:
             if place[1] is not None:
-                end, before = self.tables.moment(_instant(place[1])), self._is_before(place, place[1])
+                end, before = self.tables.moment(instant_of(place[1])), self._is_before(place, place[1])
                 within = f"{before} AND {since} <= {end} AND {to} > {end}"
                 self.session.run(self.tables.update(self.target, {VALID_TO: end}, within))
                 deleted += self._close(self._later_of(end), before)
@@ -63,11 +62,11 @@ class History(Scd2ByEvent, GatedMove):
     def _is_before(self, truncate: Place, ts: int) -> str:
         """The condition that a stored version is before a truncate. At one time without positions it is."""
         since, position = f"t.{self._q(VALID_FROM)}", f"t.{self._q(POSITION)}"
-        by_time = f"{since} <= {self.tables.moment(_instant(ts))}"
+        by_time = f"{since} <= {self.tables.moment(instant_of(ts))}"
         if truncate[0] is None:
             return by_time
         # As `Gate.is_late`: positions start over in a source that was restored.
-        latest = self.tables.moment(_instant(ts + self.changes.tolerance_ms))
+        latest = self.tables.moment(instant_of(ts + self.changes.tolerance_ms))
         place = self.gate.ordered(literal(truncate[0], self.tables.dialect))
         by_place = f"{self.gate.ordered(position)} <= {place} AND {since} <= {latest}"
         return f"CASE WHEN {position} IS NULL THEN {by_time} ELSE {by_place} END"
@@ -137,7 +136,7 @@ class History(Scd2ByEvent, GatedMove):
             return
         columns = [
             pa.array([key for key, _, _ in ends], pa.string()),
-            pa.array([_instant(ts) for _, ts, _ in ends], _ENDS.field(AT).type),
+            pa.array([instant_of(ts) for _, ts, _ in ends], _ENDS.field(AT).type),
             pa.array([place for _, _, place in ends], pa.string()),
         ]
         definitions = ", ".join(f"{self._q(each.name)} {tables.sql_type(each)}" for each in _ENDS)
@@ -255,7 +254,3 @@ class History(Scd2ByEvent, GatedMove):
         if not self._known or self.changes.counted is None:
             return Counts()
         return Counts(late=by_kind(self.changes.counted[OP].take(pa.array(sorted(self._known))).to_pylist()))
-
-
-def _instant(ts_ms: int) -> datetime:
-    return datetime.fromtimestamp(0, UTC) + timedelta(milliseconds=ts_ms)

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from functools import lru_cache
 from typing import Any, ClassVar, Literal
 
-from weft.errors import ConnectionFailedError, WeftError
+from weft.errors import WeftError
 from weft.systems.base import Connection
 from weft.systems.sql.tokens import quote_name, replaced
 
@@ -111,7 +111,6 @@ class SqlDriver(ABC):
         driver.rollback()
 
     def is_driver_error(self, error: BaseException) -> bool:
-        """Whether the driver raised this error."""
         return isinstance(error, self.driver_error)
 
     @abstractmethod
@@ -123,7 +122,6 @@ class SqlDriver(ABC):
         return error
 
     def table(self, schema: str, name: str) -> str:
-        """Return the quoted name of a table in a schema."""
         return f"{self.quote(schema)}.{self.quote(name)}" if self.has_schemas else self.quote(f"{schema}.{name}")
 
     def quote(self, name: str) -> str:
@@ -172,11 +170,7 @@ class SqlDriver(ABC):
     def check_open(self) -> None:
         """Raise where this was closed: a caller that still holds it must not open connections that nobody closes."""
         if self._closed:
-            raise ConnectionFailedError(
-                f"Nothing was done: {self.connection.label} was closed.",
-                hint="The next use of the stream opens it.",
-                passes=False,
-            )
+            raise self.connection.closed()
 
     def _borrow(self, role: Role) -> Any:
         while True:

@@ -52,7 +52,6 @@ def create(tables: SqlTables) -> None:
 
 
 def is_committed(tables: SqlTables, load: Load) -> bool:
-    """Whether the ledger has this load."""
     if not load.is_recorded:
         return False
     with tables.driver.session("read") as session:

@@ -250,7 +250,6 @@ class SqlLog:
     def lease(
         self, consumer: str, member: str, limit: int, seconds: float, *, max_deliveries: int | None = None
     ) -> Leased:
-        """Lease events to a member of a consumer."""
         return self._keep(lambda session: self._of(session, consumer).lease(member, limit, seconds, max_deliveries))
 
     def settle(
@@ -263,11 +262,9 @@ class SqlLog:
         release: Release | None = None,
         again: bool = False,
     ) -> int | Refused:
-        """Acknowledge offsets or give them back, all or none."""
         return self._keep(lambda session: self._of(session, consumer).settle(rowids, token, member, release, again))
 
     def reset(self, consumer: str, position: int) -> None:
-        """Let a consumer go on after a position."""
         self._keep(lambda session: self._of(session, consumer).reset(position))
 
     def _of(self, session: Session, consumer: str) -> ConsumerLeases:
@@ -297,7 +294,6 @@ class SqlLog:
     # -------------------------------------------------------------------------------------------------------- retention
 
     def forget_consumer(self, consumer: str) -> bool:
-        """Remove a consumer."""
         return self._keep(lambda session: self._of(session, consumer).remove())
 
     @_reading

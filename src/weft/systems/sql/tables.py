@@ -193,7 +193,6 @@ class SqlTables(ABC):
         return [name for (name,) in session.rows(listing, given)]
 
     def is_view(self, session: Session, schema: str | None, name: str) -> bool:
-        """Return whether a name is that of a view."""
         place, given = (self.current_schema, ()) if schema is None else ("?", (schema,))
         query = f"SELECT table_type FROM information_schema.tables WHERE table_schema = {place} AND table_name = ?"
         return "VIEW" in str(session.value(query, (*given, name)))

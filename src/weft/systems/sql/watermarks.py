@@ -107,7 +107,6 @@ def read_all(tables: SqlTables, column: str) -> list[tuple[str, str, str, Any]]:
 
 
 def remove(tables: SqlTables, session: Session, pipeline: str, target: str) -> None:
-    """Remove one watermark."""
     session.run(f"DELETE FROM {_table(tables)} WHERE pipeline = ? AND target = ?", (pipeline, target))
 
 

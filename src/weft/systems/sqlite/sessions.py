@@ -222,7 +222,6 @@ class SqliteSessions(SqlDriver):
         self.drop_idle()
 
     def after_fork(self) -> None:
-        """Go on."""
         self._in_use.go_on()
 
     def begin(self, driver: sqlite3.Connection, role: Role) -> None:

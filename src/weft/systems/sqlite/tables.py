@@ -72,8 +72,6 @@ class LoadSessions(SqliteSessions):
 
 
 class SqliteTables(SqlTables):
-    """Tables of a SQLite file."""
-
     dialect: ClassVar[str] = "sqlite"
     sessions: ClassVar[type[SqlDriver]] = LoadSessions
     one_host: ClassVar[bool] = True

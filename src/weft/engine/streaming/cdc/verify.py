@@ -102,7 +102,6 @@ class Side:
         return self._read(behind, f" ORDER BY {self._order} LIMIT {ROWS_A_RANGE}")
 
     def rows(self, keys: Sequence[Key]) -> dict[Key, Values]:
-        """Return the rows with these keys."""
         found: dict[Key, Values] = {}
         for start in range(0, len(keys), AT_ONCE):
             found |= self._read([self.has_keys(keys[start : start + AT_ONCE])])

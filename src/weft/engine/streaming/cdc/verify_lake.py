@@ -68,7 +68,6 @@ class LakeSide(Side):
         return found
 
     def rows(self, keys: Sequence[Key]) -> dict[Key, Values]:
-        """Return the rows with these keys."""
         found: dict[Key, Values] = {}
         for start in range(0, len(keys), AT_ONCE):
             named = (
