@@ -152,7 +152,7 @@ class ModelWorker:
             self._blind = None
         standing_now = [standings[each.name] for each in self.models if each.trigger == "auto"]
         self._stale, self._to_come = {each.model.name for each in standing_now if each.why is not None}, set()
-        self._tell_who_is_away(standing_now)
+        self._warn_of_unreachable(standing_now)
         held: set[str] = set()
         pause = _LOOK_SECONDS
         for model in self.models:
@@ -183,7 +183,7 @@ class ModelWorker:
                 pause = min(pause, max(due - now, 0.01))
         return pause
 
-    def _tell_who_is_away(self, standings: Iterable[ModelFreshness]) -> None:
+    def _warn_of_unreachable(self, standings: Iterable[ModelFreshness]) -> None:
         """Warn of a database that does not answer, once while that lasts, and when it answers again."""
         away = {
             each.model.name: each.problem.what for each in standings if isinstance(each.problem, ConnectionFailedError)

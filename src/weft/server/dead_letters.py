@@ -28,7 +28,7 @@ from weft.server.consuming import in_utc, query, whole
 from weft.server.overview import Overview
 from weft.server.problems import Problem, bad_parameter
 from weft.server.quarantine import read_counts
-from weft.server.run_log import in_thread, told
+from weft.server.run_log import as_problems, in_thread
 from weft.server.service import json_response, service_of
 from weft.streams.rejected import places
 from weft.systems.dead_letter_store import STAGES, StoredLetter
@@ -241,7 +241,7 @@ async def letter(request: Request) -> Response:
 
         return named(_box(pipeline), [start])[start]
 
-    return json_response(_described([await in_thread(told(read), _WHAT, _room)], _WHOLE_PAYLOAD)[0])
+    return json_response(_described([await in_thread(as_problems(read), _WHAT, _room)], _WHOLE_PAYLOAD)[0])
 
 
 def _described(letters: Sequence[StoredLetter], most: int) -> list[dict[str, Any]]:
@@ -284,7 +284,7 @@ async def _act(request: Request, action: str) -> Response:
         raise bad_parameter("A replay knows no before.", field="before")
     pipeline = find(request.path_params["pipeline"])
     if asked.dry_run:
-        return json_response(await in_thread(told(lambda: _plan(pipeline, action, asked)), _WHAT, _room))
+        return json_response(await in_thread(as_problems(lambda: _plan(pipeline, action, asked)), _WHAT, _room))
     words = ["dlq", action, pipeline.name, *asked.words(), *(["--yes"] if action == "purge" else [])]
     named = f"{pipeline.name} {' '.join(asked.words())}"
     return await start_command(request, key, f"dlq {action}", named, words, pipeline.name)

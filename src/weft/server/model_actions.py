@@ -16,7 +16,7 @@ from weft.server.actions import admit_body, start_command
 from weft.server.cached_probe import CachedProbe
 from weft.server.consuming import in_utc, query
 from weft.server.problems import bad_parameter
-from weft.server.run_log import answered, in_thread, told
+from weft.server.run_log import answered, as_problems, in_thread
 from weft.server.service import json_response, service_of
 
 # So many requests wait for the inputs of models.
@@ -50,7 +50,7 @@ class Plans:
 
     def of(self, model: Model) -> CachedProbe[dict[str, Any] | None]:
         """Return the probe of one: it asks the databases of all models, which may hang."""
-        read = told(lambda: _step(find(model.name)))
+        read = as_problems(lambda: _step(find(model.name)))
         return self._each.setdefault(model.name, CachedProbe(read, fresh_seconds=0))
 
 
@@ -84,9 +84,11 @@ async def backfill(request: Request) -> Response:
     asked.check()
     model = find(request.path_params["pipeline"])
     if asked.dry_run:
-        return json_response(await in_thread(told(lambda: _planned(model, asked)), "The inputs of the model", _room))
+        return json_response(
+            await in_thread(as_problems(lambda: _planned(model, asked)), "The inputs of the model", _room)
+        )
     # Refused here as at a terminal, before anything is started.
-    await in_thread(told(lambda: _planned(model, asked)), "The inputs of the model", _room)
+    await in_thread(as_problems(lambda: _planned(model, asked)), "The inputs of the model", _room)
     words = ["backfill", model.name, *asked.words()]
     return await start_command(request, key, "backfill", " ".join(words[1:]), words, model.name)
 

@@ -21,7 +21,7 @@ from weft.project import current
 from weft.server.actions import admit_body, start_command
 from weft.server.consuming import query
 from weft.server.problems import bad_parameter
-from weft.server.run_log import in_thread, told
+from weft.server.run_log import as_problems, in_thread
 from weft.server.service import json_response, service_of
 from weft.systems.base import system_for
 from weft.systems.load import full_name
@@ -41,7 +41,7 @@ async def quarantine(request: Request) -> Response:
     query(request)
     await service_of(request).access.admit_to_all(request)
     pipeline = find(request.path_params["pipeline"])
-    found = await in_thread(told(lambda: read_quarantine(pipeline)), "The database of a target", _room)
+    found = await in_thread(as_problems(lambda: read_quarantine(pipeline)), "The database of a target", _room)
     return json_response({"at": datetime.now(UTC), "pipeline": pipeline.name, "grouped": _GROUPED, "tables": found})
 
 
@@ -75,7 +75,7 @@ async def _act(request: Request, action: str) -> Response:
     words = asked.words()
     pipeline = find(request.path_params["pipeline"])
     if asked.dry_run:
-        work = told(lambda: _plan(pipeline, action, asked))
+        work = as_problems(lambda: _plan(pipeline, action, asked))
         return json_response(await in_thread(work, "The database of a target", _room))
     if asked.rows is None:
         raise bad_parameter("rows is how many rows are meant: dry_run has it.", field="rows")

@@ -72,8 +72,8 @@ async def answered(probe: CachedProbe[T], what: str) -> T:
         raise _unavailable(f"{what} cannot be used. The log of the service has the reason.") from None
 
 
-def told(work: Callable[[], T]) -> Callable[[], T]:
-    """Return `work` with its errors raised as problems that the client gets, in the words of the command."""
+def as_problems(work: Callable[[], T]) -> Callable[[], T]:
+    """Return `work` with its errors as problems that the client gets, in the words of the command."""
 
     def run() -> T:
         try:

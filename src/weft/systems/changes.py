@@ -31,11 +31,11 @@ HASHED = "\x1eh"
 
 
 SAID, KEEPS, UNKNOWN = 0, 1, 2
-"""What a batch says of a value: itself, that it is as the table has it, or nothing, because the row was gone before."""
+"""Whether a batch has a value, the table keeps its own, or nobody knows it, because the row was gone before."""
 
 
-class Unsaid(NamedTuple):
-    """A column whose values some changes of the batch do not say."""
+class Unavailable(NamedTuple):
+    """A column whose value is unavailable in some changes of the batch."""
 
     name: str
     flag: str
@@ -51,7 +51,7 @@ class Changes:
     tolerance_ms: int
     newest_ms: int | None = None
     """The time of the newest change of the batch."""
-    kept: tuple[Unsaid, ...] = ()
+    kept: tuple[Unavailable, ...] = ()
     origins: tuple[str, ...] = ()
     """By the key columns, those that have the key of the stored row, where a change of the key says not all values."""
     soft_delete_column: str | None = None

@@ -200,8 +200,8 @@ class _Applied:
 
 WAYS = pytest.mark.parametrize(
     "options",
-    [{}, {"unsaid": True, "moves": False}, {"unsaid": True, "in_order": True}],
-    ids=["whole", "unsaid", "moved"],
+    [{}, {"unavailable": True, "moves": False}, {"unavailable": True, "in_order": True}],
+    ids=["whole", "unavailable", "moved"],
 )
 
 

@@ -36,13 +36,13 @@ class Source:
     def add(self, op: str, before: dict[str, Any] | None = None, after: dict[str, Any] | None = None) -> None:
         self.log.append(change(op, before, after, self.lsn, self.ts))
 
-    def write(self, row: dict[str, Any], before: dict[str, Any] | None = None, unsaid: bool = False) -> None:
+    def write(self, row: dict[str, Any], before: dict[str, Any] | None = None, unavailable: bool = False) -> None:
         old = before or self.stored.get(row["id"])
         self.end(row["id"])
         self.versions.append((self.lsn, row["id"], row["name"], row["amount"], self.ts, None))
         self.stored[row["id"]] = row
-        is_unsaid = unsaid and old is not None and old["name"] == row["name"]
-        self.add("u" if old else "c", old, {**row, "name": UNAVAILABLE} if is_unsaid else row)
+        is_unavailable = unavailable and old is not None and old["name"] == row["name"]
+        self.add("u" if old else "c", old, {**row, "name": UNAVAILABLE} if is_unavailable else row)
 
     def end(self, key: int) -> None:
         self.versions = [
@@ -57,14 +57,14 @@ class Source:
 @st.composite
 def histories(
     draw: st.DrawFn,
-    unsaid: bool = False,
+    unavailable: bool = False,
     moves: bool = True,
     in_order: bool = False,
     back: bool = False,
     truncates: bool = True,
 ) -> tuple[Batches, Source]:
-    """Batches of messages, repeated and in any order, and the source that they are of. `unsaid`: whether updates leave
-    out what they do not change; `back`: whether its clock may go back."""
+    """Batches of messages, repeated and in any order, and the source that they are of. `unavailable`: whether updates
+    leave out what they do not change; `back`: whether its clock may go back."""
     source = Source()
     steps = ["write", "write", "write", "delete", *(["truncate"] if truncates else []), *(["move"] if moves else [])]
     for lsn in range(1, draw(st.integers(1, 14)) + 1):
@@ -77,15 +77,15 @@ def histories(
                 source.delete(each)
             source.add("t")
         elif step == "write" or key not in source.stored:
-            is_unsaid = unsaid and draw(st.booleans())
-            if is_unsaid and key in source.stored:
+            is_unavailable = unavailable and draw(st.booleans())
+            if is_unavailable and key in source.stored:
                 name = source.stored[key]["name"]
-            source.write(row(key, name, draw(st.sampled_from([1.5, 2.5]))), unsaid=is_unsaid)
+            source.write(row(key, name, draw(st.sampled_from([1.5, 2.5]))), unavailable=is_unavailable)
         elif step == "delete":
             source.add("d", source.delete(key))
         elif (other := draw(KEYS)) not in source.stored:
             before = source.delete(key)
-            source.write({**before, "id": other}, before, unsaid=unsaid and draw(st.booleans()))
+            source.write({**before, "id": other}, before, unavailable=unavailable and draw(st.booleans()))
     messages = source.log
     if in_order:
         # As a producer does that was killed: it goes back, and sends again what comes after.
@@ -140,8 +140,8 @@ def _of_others(message: dict[str, Any], first: int) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"unsaid": True, "moves": False}, {"unsaid": True, "in_order": True}],
-    ids=["whole", "unsaid", "moved"],
+    [{}, {"unavailable": True, "moves": False}, {"unavailable": True, "in_order": True}],
+    ids=["whole", "unavailable", "moved"],
 )
 def test_the_mirror_is_what_the_source_has(
     tables: SqlTables, count: Callable[..., int], options: dict[str, bool]

@@ -328,9 +328,9 @@ def test_an_old_value_of_a_batch_is_not_taken_for_that_of_the_table(tables: SqlT
 
 
 def test_a_history_refuses_each_value_that_is_not_said(tables: SqlTables) -> None:
-    unsaid = change("u", None, row(1, "__debezium_unavailable_value", 2), 2)
+    unavailable = change("u", None, row(1, "__debezium_unavailable_value", 2), 2)
     with pytest.raises(LoadRefusedError, match="do not say the values of name"):
-        apply(tables, [change("c", None, row(1, "long", 1), 1), unsaid], mode="scd2")
+        apply(tables, [change("c", None, row(1, "long", 1), 1), unavailable], mode="scd2")
 
 
 @pytest.mark.parametrize("has_positions", [True, False])
@@ -409,11 +409,11 @@ def test_columns_that_are_called_as_those_of_the_gate(tables: SqlTables) -> None
     names = ("id", "target", "pipeline", "position", "ts_ms", "changed_key", "row_key")
     named = pa.struct([(name, pa.int64() if name == "id" else pa.string()) for name in names])
     schema = pa.schema([("op", pa.string()), ("before", named), ("after", named), MESSAGES.field("source")])
-    first, unsaid = dict.fromkeys(names, "a"), dict.fromkeys(names, UNAVAILABLE)
+    first, unavailable = dict.fromkeys(names, "a"), dict.fromkeys(names, UNAVAILABLE)
     for mode in ("merge", "scd2"):
         made = [change("c", None, {**first, "id": each}, each) for each in (1, 2)]
         apply(tables, made, schema=schema, mode=mode, table=mode)
-        more = [change("u", {"id": 1}, {**(unsaid if mode == "merge" else first), "id": 3}, 5), change("t", lsn=4)]
+        more = [change("u", {"id": 1}, {**(unavailable if mode == "merge" else first), "id": 3}, 5), change("t", lsn=4)]
         apply(tables, [*made, more[0]], schema=schema, mode=mode, table=mode)
         apply(tables, [made[0], more[1]], schema=schema, mode=mode, table=mode)
         current = [each for each in mirror(tables, mode) if each.get("is_current", True)]

@@ -31,7 +31,7 @@ from weft.systems.changes import (
     is_after,
     is_late,
 )
-from weft.systems.delta import unsaid
+from weft.systems.delta import unavailable
 from weft.systems.delta.table import writer
 from weft.systems.frame_checks import column
 from weft.systems.load import Load
@@ -108,7 +108,7 @@ class Gate:
         load = self._load
         assert load.changes is not None
         noted, place_before = self._notes.before()
-        entries, values = unsaid.apart(noted)
+        entries, values = unavailable.apart(noted)
         last: Place | None = None if place_before is None else (place_before[0], place_before[1])
         late = pa.nulls(changes.num_rows, pa.bool_()).fill_null(False)
         if entries is not None:
@@ -125,15 +125,15 @@ class Gate:
         stays = changes.slice(0, 0)
         if truncated is not None and entries is not None:
             stays = self._after(entries, truncated, new)
-        filled = unsaid.fills(values, known, dropped, load, names, last)
+        filled = unavailable.fills(values, known, dropped, load, names, last)
         if truncated is not None:
             # A row that is filled in stays by that; one that does not stay is not filled in.
             here = {*stays[KEY].to_pylist()}
             filled = {name: {key: at for key, at in keys.items() if key in here} for name, keys in filled.items()}
             in_place = {key for keys in filled.values() for key in keys}
             stays = stays.filter(pc.invert(pc.is_in(stays[KEY], value_set=pa.array(sorted(in_place), pa.string()))))
-        new = unsaid.settled(new, values, known, load, names)
-        values = unsaid.noted(values, new, filled, load, names)
+        new = unavailable.settled(new, values, known, load, names)
+        values = unavailable.noted(values, new, filled, load, names)
         after = _merged(entries, new.select([*load.keys, OP, KEY, POSITION, TS]), load)
         self._notes.write(pa.concat_tables([after, values], promote_options="permissive"), truncated or last)
         return GatedChanges(
@@ -160,7 +160,7 @@ class Gate:
 def _decided(
     new: pa.Table, late: pa.Table, filled: Mapping[str, Mapping[str, str]], load: Load, names: Sequence[str]
 ) -> pa.Table | None:
-    kept = unsaid.unsaid_in(load, names)
+    kept = unavailable.unavailable_in(load, names)
     if not kept and not filled:
         return None
     columns = [KEY, OP, *(each.flag for each in kept)]
@@ -213,7 +213,7 @@ def with_origins(frame: DataFrame, stored: DataFrame, load: Load) -> DataFrame:
 def gate_columns(load: Load, names: Sequence[str]) -> list[str]:
     """Return the columns of a batch that the gate looks at."""
     assert load.changes is not None
-    kept = (name for each in unsaid.unsaid_in(load, names) for name in (each.flag, each.position))
+    kept = (name for each in unavailable.unavailable_in(load, names) for name in (each.flag, each.position))
     return [*load.keys, OP, KEY, POSITION, TS, *([FROM] if load.changes.origins else []), *kept]
 
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 from weft.systems.changes import DELETE, FIRST, FIRST_TS, KEY, OP, POSITION, TS, Place, is_after
 from weft.systems.load import Counts
 from weft.systems.sql.cdc_gate import FIELDS, SURVIVORS
-from weft.systems.sql.cdc_unsaid import UnsaidValues
+from weft.systems.sql.cdc_unavailable import UnavailableValues
 from weft.systems.sql.merge import Merge
 from weft.systems.sql.move import Move
 from weft.systems.sql.tables import Column
@@ -18,7 +18,7 @@ Cast = Callable[[str, pa.Field, Column], str]
 _KNOWN = pa.schema([(KEY, pa.string()), (POSITION, pa.string()), (TS, pa.int64())])
 
 
-class Mirror(Merge, UnsaidValues):
+class Mirror(Merge, UnavailableValues):
     """Merges the newest change of each key, and deletes the rows that are gone."""
 
     late: tuple[int, ...] = ()
@@ -88,7 +88,7 @@ class Mirror(Merge, UnsaidValues):
             f"COALESCE(s.{ts}, {now}), {deleted}, {self._hash(keys)} FROM {stage} AS s{stored} "
             f"WHERE (s.{position} IS NOT NULL OR s.{ts} IS NOT NULL) AND COALESCE(s.{ts}, {now}) >= {oldest}"
         )
-        self._note_unsaid()
+        self._note_unavailable()
         if (truncated := self._truncated) is not None:
             self._note_truncate(truncated)
 
@@ -149,8 +149,8 @@ class Mirror(Merge, UnsaidValues):
     def _value(self, name: str, cast: Cast | None = None) -> str:
         """A staged value; what the stored row has where a change does not say it."""
         value = super()._value(name, cast)
-        unsaid = next((each for each in self._kept if each.name == name), None)
-        return value if unsaid is None else self._kept_value(unsaid, value)
+        unavailable = next((each for each in self._kept if each.name == name), None)
+        return value if unavailable is None else self._kept_value(unavailable, value)
 
     def candidates(self) -> tuple[str, dict[str, str]]:
         source, values = super().candidates()

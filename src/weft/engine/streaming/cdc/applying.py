@@ -96,10 +96,10 @@ class ChangeBatch:
     def history(self, columns: Mapping[str, Column | None] | None = None) -> tuple[inputs.Memory, pa.Table]:
         """Return all changes, for a table that keeps the versions of rows, and what each counts as."""
         # Each change is a version, not the last one of a key alone.
-        if unsaid := [name for name, each in self.opened.columns.items() if is_unavailable(each)]:
+        if unavailable := [name for name, each in self.opened.columns.items() if is_unavailable(each)]:
             raise LoadRefusedError(
-                f"Updates do not say the values of {', '.join(unsaid)}, which they did not change, so that a version "
-                "of the row cannot be written.",
+                f"Updates do not say the values of {', '.join(unavailable)}, which they did not change, so that a "
+                "version of the row cannot be written.",
                 hint="Have the source send whole rows: ALTER TABLE … REPLICA IDENTITY FULL.",
             )
         rows, counted = versions(self.opened)

@@ -35,7 +35,7 @@ from weft.systems.changes import (
     UNKNOWN,
     UPDATE,
     Place,
-    Unsaid,
+    Unavailable,
 )
 from weft.systems.load import KEY_LENGTH
 
@@ -48,7 +48,7 @@ class Newest:
 
     rows: pa.Table
     """The key columns, the columns of the row, and `own` of `weft.systems.changes.Changes`; one row a key."""
-    kept: tuple[Unsaid, ...]
+    kept: tuple[Unavailable, ...]
     origins: tuple[str, ...]
     truncates: tuple[Place, ...]
     """These as `weft.systems.changes.Changes` has them."""
@@ -87,7 +87,7 @@ def newest(changes: OpenedChanges) -> Newest:
     columns = {name: each.take(taken) for name, each in changes.keys.items()}
     known = {name: is_known for name, each in changes.columns.items() if (is_known := said(each)) is not None}
     found = last_values(changes, order[~is_repeated[order]], number, known, last_truncate) if known else None
-    kept: list[Unsaid] = []
+    kept: list[Unavailable] = []
     for name, each in changes.columns.items():
         if found is None or name not in known:
             columns[name] = each.take(taken)
@@ -95,10 +95,10 @@ def newest(changes: OpenedChanges) -> Newest:
         # The last value of the key that the batch says.
         place, flag = found.places[name][number[chosen]], found.flags[name][number[chosen]]
         columns[name] = each.take(pa.array(place, mask=flag != SAID))
-        unsaid = Unsaid(name, f"{_KEPT}{len(kept)}", f"{_KEPT}position_{len(kept)}")
-        kept.append(unsaid)
-        columns[unsaid.flag] = pa.array(flag)
-        columns[unsaid.position] = position.take(pa.array(place, mask=place < 0))
+        unavailable = Unavailable(name, f"{_KEPT}{len(kept)}", f"{_KEPT}position_{len(kept)}")
+        kept.append(unavailable)
+        columns[unavailable.flag] = pa.array(flag)
+        columns[unavailable.position] = position.take(pa.array(place, mask=place < 0))
     origins: tuple[str, ...] = ()
     if found is not None and ((was := found.origins[number[chosen]]) >= 0).any():
         # The first change of that key in the batch is its delete, and has its parts.

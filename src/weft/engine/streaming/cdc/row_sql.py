@@ -21,10 +21,10 @@ RunSql = Callable[[str, pa.Table], pa.Table]
 
 def selected(changes: OpenedChanges, sql: str, run: RunSql) -> OpenedChanges:
     """Return the changes with the rows that the SQL makes of theirs. One that it leaves out is a delete. Keys stay."""
-    if unsaid := [name for name, each in changes.columns.items() if is_unavailable(each)]:
+    if unavailable := [name for name, each in changes.columns.items() if is_unavailable(each)]:
         raise LoadRefusedError(
-            f"Updates do not say the values of {', '.join(unsaid)}, which they did not change, so that row_sql cannot "
-            "use them.",
+            f"Updates do not say the values of {', '.join(unavailable)}, which they did not change, so that row_sql "
+            "cannot use them.",
             hint="Have the source send whole rows: ALTER TABLE … REPLICA IDENTITY FULL.",
         )
     is_row = ~np.isin(changes.op, (DELETE, TRUNCATE))

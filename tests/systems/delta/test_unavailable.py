@@ -46,8 +46,8 @@ def decided(gated: mirror.GatedChanges) -> dict[str, tuple[int, ...]]:
 def test_a_late_change_fills_in_what_the_last_one_does_not_say(tmp_path: Path) -> None:
     gate = Gate(tmp_path)
     gate.apply(change("c", None, row(1, "a", 1), 1), change("c", None, row(2, "b", 1), 2))
-    unsaid = gate.apply(change("u", None, row(1, UNAVAILABLE, 5), 5), change("u", None, row(3, UNAVAILABLE, 6), 6))
-    assert decided(unsaid) == {"1": (1, KEEPS), "3": (1, KEEPS)}
+    unavailable = gate.apply(change("u", None, row(1, UNAVAILABLE, 5), 5), change("u", None, row(3, UNAVAILABLE, 6), 6))
+    assert decided(unavailable) == {"1": (1, KEEPS), "3": (1, KEEPS)}
     late = gate.apply(
         change("u", None, row(1, "late", 3), 3), change("c", None, row(3, "c", 4), 4), change("u", None, row(2, "z"), 7)
     )

@@ -1,7 +1,7 @@
-"""Values that changes do not say, because they did not change: the mirror takes them from the row that it has.
+"""Unavailable values: an update leaves them out because it did not change them, and the mirror keeps its own.
 
-Debezium does so with large values of PostgreSQL (TOAST). Of a key whose last change does not say a value, the gate has
-an entry a column: where the value is from. A change that comes late and is newer than that fills the value in.
+Debezium leaves out large values of PostgreSQL (TOAST). If the last change of a key leaves a value out, the gate stores
+for this column which change the value is from. A late change that is newer than that one fills the value in.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import logging
 
 import pyarrow as pa
 
-from weft.systems.changes import DELETE, FROM, KEEPS, KEY, OP, POSITION, SAID, TS, UNKNOWN, Unsaid
+from weft.systems.changes import DELETE, FROM, KEEPS, KEY, OP, POSITION, SAID, TS, UNKNOWN, Unavailable
 from weft.systems.sql.cdc_gate import GatedMove
 from weft.systems.sql.literals import literal
 from weft.systems.sql.move import LINE, Move
@@ -22,15 +22,15 @@ _ORIGIN, _FILL = "_weft_origin_", "weft_fill"
 _NAMED = 500
 
 
-class UnsaidValues(GatedMove):
-    """A move of changes of which some do not say all values."""
+class UnavailableValues(GatedMove):
+    """A move of changes some of which have unavailable values."""
 
     _columns: list[str]
-    """The columns of which the gate has entries, or had them."""
+    """The columns that the gate has entries about, or had."""
 
     @property
-    def _kept(self) -> list[Unsaid]:
-        """The columns with unsaid values that the table has."""
+    def _kept(self) -> list[Unavailable]:
+        """The columns with unavailable values that the table has."""
         return [each for each in self.changes.kept if each.name in self.names]
 
     @property
@@ -65,7 +65,7 @@ class UnsaidValues(GatedMove):
         is_flag = pa.types.is_boolean(self.columns[soft].field.type)
         return f"({column} IS NULL OR {column} = {self.tables.false})" if is_flag else f"{column} IS NULL"
 
-    def _kept_value(self, each: Unsaid, value: str) -> str:
+    def _kept_value(self, each: Unavailable, value: str) -> str:
         """A staged value, or that of the stored row."""
         stored = f"CASE WHEN {self._is_stored('t')} THEN t.{self._q(each.name)} END"
         if self.changes.origins:
@@ -166,7 +166,7 @@ class UnsaidValues(GatedMove):
         if self.changes.origins:
             there = f"({there} OR s.{self._q(_ORIGIN)} = 1)"
 
-        def lost(columns: list[Unsaid]) -> str:
+        def lost(columns: list[Unavailable]) -> str:
             flags = (f"s.{self._q(each.flag)}" for each in columns)
             return " OR ".join(f"{flag} = {UNKNOWN} OR ({flag} = {KEEPS} AND NOT ({there}))" for flag in flags)
 
@@ -195,7 +195,7 @@ class UnsaidValues(GatedMove):
 
     # -------------------------------------------------------------------------------------------------- after the merge
 
-    def _note_unsaid(self) -> None:
+    def _note_unavailable(self) -> None:
         """Note where the values are from that the last changes do not say; not without positions."""
         gate, stage = self.gate, self.tables.temporary(self.stage)
         kept = {each.name: each for each in self._kept}
@@ -208,10 +208,10 @@ class UnsaidValues(GatedMove):
             if name not in self._columns:
                 self._insert(gate.columns, name, None, None)
             said, last = f"s.{self._q(each.position)}", f"s.{self._q(POSITION)}"
-            unsaid = f"(s.{self._q(each.flag)} <> {SAID} OR {gate.ordered(said)} < {gate.ordered(last)})"
+            unavailable = f"(s.{self._q(each.flag)} <> {SAID} OR {gate.ordered(said)} < {gate.ordered(last)})"
             self._insert_staged(
                 f"SELECT {gate.pipeline}, {gate.column(name)}, s.{self._q(KEY)}, {said}, "
                 f"COALESCE(s.{self._q(TS)}, {self._now_ms}), {self.tables.false}, NULL FROM {stage} AS s "
-                f"WHERE {unsaid} AND {said} IS NOT NULL AND {last} IS NOT NULL AND s.{self._q(OP)} <> {DELETE} "
+                f"WHERE {unavailable} AND {said} IS NOT NULL AND {last} IS NOT NULL AND s.{self._q(OP)} <> {DELETE} "
                 f"AND COALESCE(s.{self._q(TS)}, {self._now_ms}) >= {self._oldest}"
             )

@@ -1,7 +1,7 @@
-"""Values that changes do not say, because they did not change: a Delta table keeps what it has, as a database does.
+"""Unavailable values: an update leaves them out because it did not change them, and the Delta table keeps its own.
 
-Of a key whose last change does not say a value, the notes of the gate have an entry a column: where the value is from.
-A change that comes late and is newer than that fills the value in. `weft.systems.sql.cdc_unsaid` does the same by SQL.
+If the last change of a key leaves a value out, the notes of the gate have for this column which change the value is
+from. A late change that is newer than that one fills the value in. `weft.systems.sql.cdc_unavailable` does it by SQL.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from weft.systems.changes import DELETE, FROM, KEEPS, KEY, OP, POSITION, SAID, TS, UNKNOWN, Place, Unsaid, is_late
+from weft.systems.changes import DELETE, FROM, KEEPS, KEY, OP, POSITION, SAID, TS, UNKNOWN, Place, Unavailable, is_late
 from weft.systems.load import Load
 
 COLUMN = "_weft_column"
@@ -27,8 +27,8 @@ def apart(entries: pa.Table | None) -> tuple[pa.Table | None, pa.Table]:
     return entries.filter(of_rows).drop_columns([COLUMN]), entries.filter(pc.invert(of_rows)).select(_ENTRY.names)
 
 
-def unsaid_in(load: Load, names: Collection[str]) -> list[Unsaid]:
-    """Return the columns of these that not all changes say."""
+def unavailable_in(load: Load, names: Collection[str]) -> list[Unavailable]:
+    """Return the columns among these with unavailable values."""
     assert load.changes is not None
     return [each for each in load.changes.kept if each.name in names]
 
@@ -39,7 +39,7 @@ def fills(
     """Return what late changes say that no newer change said: by column, and by key the position of the change.
     `values`, `rows`: the entries of the gate; `names`: the columns of the batch; `truncate`: the last one before it."""
     assert load.changes is not None
-    kept, found = {each.name: each for each in unsaid_in(load, names)}, dict[str, dict[str, str]]()
+    kept, found = {each.name: each for each in unavailable_in(load, names)}, dict[str, dict[str, str]]()
     row = rows.take(pc.index_in(late[KEY].combine_chunks(), rows[KEY].combine_chunks()))
     tolerance = load.changes.tolerance_ms
     is_behind = pc.and_(is_late(late, row[POSITION], row[TS], tolerance), pc.not_equal(late[OP], DELETE))
@@ -66,7 +66,7 @@ def settled(changes: pa.Table, values: pa.Table, rows: pa.Table, load: Load, nam
     older than that."""
     assert load.changes is not None
     has_origins, last = bool(load.changes.origins), changes[POSITION]
-    for each in unsaid_in(load, names):
+    for each in unavailable_in(load, names):
         flag, said = changes[each.flag], changes[each.position]
         if has_origins:
             # The row of the old key is another one, if that key was changed after this.
@@ -106,11 +106,11 @@ def noted(
         places = [filled.get(name, {}).get(key, place) for name, key, place in pairs]
         values = values.set_column(1, POSITION, pa.array(places, pa.string()))
     parts = [values]
-    for each in unsaid_in(load, names):
+    for each in unavailable_in(load, names):
         said, last, ts = changes[each.position], changes[POSITION], pc.fill_null(changes[TS], now)
-        is_unsaid = pc.or_kleene(pc.not_equal(changes[each.flag], SAID), pc.less(said, last))
+        is_unavailable = pc.or_kleene(pc.not_equal(changes[each.flag], SAID), pc.less(said, last))
         is_known = pc.and_(pc.is_valid(said), pc.and_(pc.is_valid(last), pc.greater_equal(ts, oldest)))
-        chosen = pc.and_(pc.fill_null(is_unsaid, False), pc.and_(is_known, pc.not_equal(changes[OP], DELETE)))
+        chosen = pc.and_(pc.fill_null(is_unavailable, False), pc.and_(is_known, pc.not_equal(changes[OP], DELETE)))
         about = pa.repeat(each.name, changes.num_rows)
         parts.append(pa.table([changes[KEY], said, ts, about], schema=_ENTRY).filter(chosen))
     return pa.concat_tables(parts)
