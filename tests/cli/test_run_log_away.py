@@ -14,6 +14,7 @@ import pytest
 import servers
 from faults.schedulers import Wire
 from operate.conftest import KINDS, url_of
+from weft.operate.executors import Dispatch
 from weft.operate.runlog import open_run_log
 from weft.operate.spool import FILE
 
@@ -112,3 +113,18 @@ def test_fail_starts_nothing(away: Log, run: Any) -> None:
     away.mend()
     assert run("run-due").returncode == 0
     assert (done(), away.runs()) == (1, [("succeeded", True)])
+
+
+def test_what_a_scheduler_starts_needs_the_log(project: Path, run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would be started again: where the first one ran, only that host's spool knows."""
+    with _of_file(f"sqlite:///{project / 'logs' / 'log.db'}", project / "logs") as log:
+        log.cut()
+        declare(log, "warn")
+        monkeypatch.setenv("WEFT_ON_RUN_LOG_FAILURE", "fial")
+        assert "WEFT_ON_RUN_LOG_FAILURE is 'warn' or 'fail', not 'fial'" in run("run-due", "ones").stderr
+        for name, value in Dispatch("ones").environment.items():
+            monkeypatch.setenv(name, value)
+        ended = run("run-due", "ones")
+        assert (ended.returncode, done()) == (1, 0), ended
+        log.mend()
+        assert (run("run-due", "ones").returncode, done()) == (0, 1)

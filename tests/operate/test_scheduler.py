@@ -139,6 +139,23 @@ def test_run_that_claimed_and_failed_is_tried_again_by_its_policy(log: RunLog, c
         runs.codes["orders"] = 1
 
 
+@pytest.mark.parametrize(("years", "retry_in", "started"), [(-20, 0.0, ["orders"]), (20, 3600.0, [])])
+def test_retry_waits_by_the_clock_of_the_log(
+    log: RunLog, clock: Clock, years: int, retry_in: float, started: list[str]
+) -> None:
+    """That of this host may be wrong."""
+    clock.move(days=365 * years)
+    declare("orders", retry={"max_attempts": 9})
+    runs = Runs()
+    made = scheduler(log, runs, clock)
+    assert made.tick() == ["orders"]
+    claimed = log.claim("orders", slot=clock.now.replace(second=0), attempts_allowed=9)
+    assert isinstance(claimed, ClaimedRun)
+    log.finish(claimed, "failed", retry_in=retry_in)
+    runs.codes["orders"] = 1
+    assert made.tick() == started
+
+
 def test_next_slot_does_not_wait_for_what_the_last_one_waits_for(log: RunLog, clock: Clock) -> None:
     declare("orders")
     runs = Runs()

@@ -87,7 +87,7 @@ def open_runner(
     one in memory; with `or_memory=False` its error is raised."""
     from weft.operate.alerters import open_alerters
     from weft.operate.metrics import open_metrics
-    from weft.operate.runlog import open_run_log, project_log_url
+    from weft.operate.runlog import goes_on_without, open_run_log, project_log_url
     from weft.operate.runner import Runner
 
     # Lower levels are written to the log of the run only.
@@ -95,7 +95,7 @@ def open_runner(
     # Options of a command win over the settings of the project.
     settings = read_project_file(current().root)
     url = project_log_url(run_log)
-    or_memory = or_memory and settings.get("on_run_log_failure") != "fail"
+    or_memory = or_memory and goes_on_without()
     # Before the log is opened: a wrong URL of an alerter leaves no new log behind.
     opened_alerters = open_alerters(alerters or settings.get("alerters", ()))
     with (

@@ -52,6 +52,8 @@ class Dispatch:
         # The scheduler counts the run, and has the port of its metrics.
         values = {
             "WEFT_RUN_LOG": self.run_log,
+            # The scheduler would start it again, perhaps on another host.
+            "WEFT_ON_RUN_LOG_FAILURE": "fail",
             "WEFT_ALERTERS": " ".join(self.alerters),
             "WEFT_METRICS": "null://",
             "WEFT_TRACES": self.traces,

@@ -41,6 +41,7 @@ logger = logging.getLogger("weft.operate")
 
 DEFAULT_FILE = ".weft/runs.db"
 VARIABLE = "WEFT_RUN_LOG"
+ON_FAILURE_VARIABLE = "WEFT_ON_RUN_LOG_FAILURE"
 LEASE_SECONDS = 60.0
 """An owner without a heartbeat for this long has lost its claim."""
 _EXAMPLES = "sqlite://runs.db, postgres://user:${PASSWORD}@host/database, s3://bucket/prefix or memory://."
@@ -378,6 +379,14 @@ def project_log_url(named: str | None = None) -> str | None:
     """Return the URL of the project's run log: as a command was told, else by the environment, else by weft.toml;
     `None` where all leave it to the default."""
     return named or os.environ.get(VARIABLE) or settings.read_project_file(current().root).get("run_log")
+
+
+def goes_on_without() -> bool:
+    """Return whether commands of the project run pipelines also where the run log cannot be written."""
+    told = os.environ.get(ON_FAILURE_VARIABLE) or settings.read_project_file(current().root).get("on_run_log_failure")
+    if told not in (None, "warn", "fail"):
+        raise SettingsError(f"{ON_FAILURE_VARIABLE} is 'warn' or 'fail', not {told!r}.")
+    return told != "fail"
 
 
 def check_url(url: str) -> None:
