@@ -261,3 +261,21 @@ def test_frames_and_rows(orders: object) -> None:
     assert sorted(query("SELECT order_id, total FROM by_polars")) == [("a", 12.5), ("b", 7.5)]
     assert sorted(query("SELECT order_id, total FROM by_pandas")) == [("a", 12.5), ("b", 7.5)]
     assert sorted(query("SELECT * FROM by_arrow")) == [(1,), (2,)]
+
+
+@pytest.mark.brief("sqlite")
+def test_columns_of_a_first_build_without_events_are_numbers(orders: object) -> None:
+    @weft.model(materialise="merge", key="order_id")
+    def latest(orders):  # type: ignore[no-untyped-def]
+        return "SELECT order_id, max(total) AS total, count(*) AS n FROM orders GROUP BY order_id"
+
+    @weft.model
+    def large(latest):  # type: ignore[no-untyped-def]
+        return latest.filter(latest.total > 10)
+
+    build(latest)
+    build(large)
+    weft.publish_sync("orders", ORDERS)
+    build(latest)
+    build(large)
+    assert query("SELECT order_id, total, n FROM large") == [("a", 12.5, 1)]

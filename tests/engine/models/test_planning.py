@@ -138,3 +138,20 @@ def test_sample_of_a_query_on_spark() -> None:
     declare("loud", "-- engine: spark\n-- materialise: merge\n-- key: id\nSELECT id, lower(city) AS city FROM orders")
     (step,) = plan(1)
     assert (step.before, step.after) == ([{"id": 1, "city": "OSLO"}], [{"id": 1, "city": "oslo"}])
+
+
+@pytest.mark.brief("sqlite")
+def test_function_that_raises_is_a_problem_of_its_model_alone() -> None:
+    @weft.model
+    def wrong(orders):  # type: ignore[no-untyped-def]
+        return orders.filter(orders.city > 5)
+
+    declare("revenue", "SELECT sum(total) AS revenue FROM orders")
+    with Observer() as observer:
+        survey = Survey(observer)
+        problems = {each.model: each.problem for each in make_plan(survey)}
+        described = survey.described(wrong)["problem"]
+    assert problems["revenue"] is None
+    for problem in (problems["wrong"], described):
+        assert problem.startswith("Model 'wrong' cannot be understood: IbisTypeError: Arguments city:string and ")
+        assert "Look at" in problem and "test_planning.py, line " in problem

@@ -90,7 +90,7 @@ def test_expressions(tables: SqliteTables) -> None:
     assert list(map(str, schema.types)) == ["double", "int64", "string", "string", "binary", "int64", "int64"]
     assert rows(tables, "SELECT 1 AS x UNION ALL SELECT 2.5 -- both") == [{"x": 1.0}, {"x": 2.5}]
     assert rows(tables, "SELECT 1 AS x UNION ALL SELECT 'b'") == [{"x": "1"}, {"x": "b"}]
-    assert tables.describe("SELECT 1 AS x WHERE 0").field("x").type == pa.string()
+    assert tables.describe("SELECT 1 AS x WHERE 0").field("x").type == pa.int64()
     with pytest.raises(SchemaError, match="'x' holds both bytes"):
         tables.describe("SELECT 1 AS x UNION ALL SELECT x'00'")
     with pytest.raises(WeftError, match="no such table"):
@@ -199,3 +199,48 @@ def test_a_reader_that_stops_early_leaves_nothing_open(tables: SqliteTables) -> 
     with tables.driver.session("read") as session:
         # A reader of the past would keep this from starting the log over.
         assert session.row("PRAGMA wal_checkpoint(TRUNCATE)") == (0, 0, 0)
+
+
+def test_computed_numbers_are_known_without_rows(tables: SqliteTables) -> None:
+    known = [
+        *("-n", "n + 1", "n * f", "n / 2", "n % 2", "n > 1", "s IN ('a')", "length(s)", "round(n, 1)", "abs(f)"),
+        *(
+            "CAST(s AS INTEGER)",
+            "coalesce(n, 0)",
+            "max(n, f)",
+            "CASE s WHEN 'a' THEN 1.5 ELSE n END",
+            "iif(n > 1, f, NULL)",
+        ),
+        *("sum(n)", "sum(f)", "sum(b)", "avg(n)", "min(f)", "count(*)", "count(DISTINCT s)", "sum(n) * 1.0 / count(*)"),
+        *("sum(CASE WHEN s = 'a' THEN 1 ELSE 0 END)", "sum(n) OVER (PARTITION BY s)", "row_number() OVER ()"),
+    ]
+    others = [
+        *(
+            "coalesce(n, 'x')",
+            "max(n, s)",
+            "iif(n > 1, n, s)",
+            "s + 1",
+            "sum(s)",
+            "d + 1",
+            "n || 1",
+            "date(d)",
+            "s",
+            "NULL",
+        ),
+        *("json_extract('{}', '$.a') + 1", "CASE WHEN n > 1 THEN n ELSE s END"),
+    ]
+    run(
+        tables,
+        "CREATE TABLE t (n INTEGER, f REAL, s TEXT, b BOOLEAN, d DATE_TEXT)",
+        "INSERT INTO t VALUES (2, 2.5, '1.5', 1, '2026-01-01'), (3, 3.5, 'a', 0, '2026-01-02')",
+    )
+
+    def kinds(origin: str) -> dict[str, pa.DataType]:
+        queries = {each: f"WITH q AS (SELECT * FROM {origin}) SELECT {each} AS x FROM q" for each in (*known, *others)}
+        return {each: tables.describe(sql).field("x").type for each, sql in queries.items()}
+
+    of_rows, of_none = kinds("t"), kinds("t WHERE n > 100")
+    assert {each: of_none[each] for each in known} == {each: of_rows[each] for each in known}
+    assert {of_none[each] for each in others} == {pa.string()}
+    united = "SELECT n + 0 AS x FROM t WHERE n > 100 UNION ALL SELECT {} FROM t WHERE n > 100"
+    assert [tables.describe(united.format(each)).field("x").type for each in ("-n", "s")] == [pa.int64(), pa.string()]

@@ -17,7 +17,7 @@ from weft.engine.models.lake import lake_of
 from weft.engine.models.lake import sql_type as lake_type
 from weft.engine.models.state import Recorded, StoredModel, load_of
 from weft.engine.readers import SqlReader
-from weft.errors import WeftError
+from weft.errors import DeclarationError, WeftError
 from weft.pipelines.models import THIS, Model, ModelInput, by_names, models
 from weft.project import current
 from weft.settings import USER_FILE
@@ -177,7 +177,14 @@ class Survey:
         return self._compiled[model.name]
 
     def _compile(self, model: Model) -> Compiled | None:
-        return self.result(model).compiled()
+        result = self.result(model)
+        try:
+            return result.compiled()
+        except WeftError:
+            raise
+        except Exception as error:  # of the user's function: those who look see it as a problem of this model
+            what = f"Model {model.name!r} cannot be understood: {type(error).__name__}: {error}"
+            raise DeclarationError(what, hint=f"Look at {model.place}.") from error
 
     def result(self, model: Model) -> Result:
         """Return what a build as a whole makes of the inputs."""

@@ -109,9 +109,11 @@ class SqliteTables(SqlTables):
             unclear = [number for number, (_, kind) in enumerate(declared) if types.needs_look(kind)]
             if unclear:
                 seen = self._look(session, sql, [declared[number][0] for number in unclear])
+                has_unseen = any(kinds <= {"null"} for kinds in seen)
+                parsed = self._parsed(session, sql) if has_unseen else {}
                 for number, kinds in zip(unclear, seen, strict=True):
                     name, kind = declared[number]
-                    fields[number] = types.seen_field(name, kind, kinds)
+                    fields[number] = types.seen_field(name, kind, kinds, parsed.get(name))
         for (name, _), field in zip(declared, fields, strict=True):
             if field is None:
                 raise SchemaError(
@@ -120,6 +122,16 @@ class SqliteTables(SqlTables):
                     hint=f'Give it one type: CAST("{name}" AS TEXT).',
                 )
         return pa.schema([field.with_name(_given_name(field.name, declared)) for field in fields if field is not None])
+
+    def _parsed(self, session: Session, sql: str) -> dict[str, pa.DataType]:
+        from weft.systems.sqlite.parsing import computed_types
+
+        def types_of(table: str) -> dict[str, pa.DataType]:
+            columns = session.rows("SELECT name, type FROM pragma_table_info(?)", (table,))
+            fields = (types.declared_field(name, kind) for name, kind in columns)
+            return {field.name: field.type for field in fields if field is not None}
+
+        return computed_types(subquery(sql)[1:-1], types_of)
 
     def _look(self, session: Session, sql: str, names: list[str]) -> list[set[str]]:
         kinds_of = ", ".join(f"typeof({self.quote(name)})" for name in names)

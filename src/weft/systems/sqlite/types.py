@@ -103,8 +103,9 @@ def needs_look(declared: str) -> bool:
     return base in _FOREIGN or _by_affinity(base) is None
 
 
-def seen_field(name: str, declared: str, kinds: Collection[str]) -> pa.Field | None:
-    """The field of a column in which values of these storage classes were seen; `None` where no type holds them."""
+def seen_field(name: str, declared: str, kinds: Collection[str], parsed: pa.DataType | None = None) -> pa.Field | None:
+    """The field of a column in which values of these storage classes were seen; `None` where no type holds them.
+    `parsed`: the type where there are none."""
     classes = set(kinds) - {"null"}
     expected = declared_field(name, declared)
     if expected is not None and classes <= _STORED.get(expected.type, {"text", "integer", "real"}):
@@ -119,6 +120,8 @@ def seen_field(name: str, declared: str, kinds: Collection[str]) -> pa.Field | N
         kind = pa.binary()
     elif not classes and "JSON" in declared.upper():
         return hinted(name, "json")
+    elif not classes and parsed is not None:
+        kind = parsed
     else:
         return pa.field(name, pa.string(), metadata=_LOOSE if classes else _UNSEEN)
     return pa.field(name, kind, metadata=_LOOSE)
