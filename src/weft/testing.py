@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from itertools import groupby
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,7 @@ from weft.streams.retention import aware
 from weft.streams.runtime import close, open_stream
 from weft.systems.base import AnyConnection, Connection
 from weft.systems.file import MEMORY
+from weft.systems.log import PUBLISHED_AT
 from weft.types import to_json
 
 if TYPE_CHECKING:
@@ -199,8 +201,8 @@ def build(
             weft.testing.assert_rows(rows, [{"revenue": 9.5}])
 
     Each input is called by its parameter or by its name; `inputs` takes names that are no words of Python. A stream
-    without rows is empty. `this` is the last result. Every connection leads to one SQLite file that is removed at the
-    end; what SQLite cannot do runs on Spark.
+    without rows is empty; rows of one may say when they were published (`_weft_published_at`). `this` is the last
+    result. Every connection leads to one SQLite file that is removed at the end; what SQLite cannot do runs on Spark.
     """
     from weft.engine.models.build import ModelRun
     from weft.pipelines.models import Model, find
@@ -212,7 +214,7 @@ def build(
     given = {**(inputs or {}), **rows}
     with project() as inner, TemporaryDirectory(prefix="weft-testing-") as folder:
         inner.one_file = os.path.join(folder, "test.db")
-        _fill(declared, given)
+        _fill(declared, given, inner.clock)
         if this is not None:
             _fill_last(declared, this)
         ModelRun(declared, f"testing {uuid4()}", inner.clock.now()).execute()
@@ -222,11 +224,10 @@ def build(
         return found
 
 
-def _fill(model: Model, given: Mapping[str, Rows]) -> None:
+def _fill(model: Model, given: Mapping[str, Rows], clock: Clock) -> None:
     """Publish or load the rows of each input."""
     from weft.engine import relations
     from weft.engine.load import load
-    from weft.streams import publish_sync
 
     names = {each.parameter or each.name: each for each in model.inputs} | {each.name: each for each in model.inputs}
     for name in given:
@@ -236,8 +237,7 @@ def _fill(model: Model, given: Mapping[str, Rows]) -> None:
         rows = given.get(each.parameter or each.name) or given.get(each.name)
         relation = relations.find(each.name, model.target.connection)
         if relation.stream is not None:
-            if rows:
-                publish_sync(relation.stream, [dict(row) for row in rows])
+            _publish(relation.stream, rows or (), clock)
         elif rows:
             assert relation.table is not None  # of a SQLite file, as all are here
             load([dict(row) for row in rows], target=relation.table, connection=relation.connection)
@@ -246,6 +246,17 @@ def _fill(model: Model, given: Mapping[str, Rows]) -> None:
                 f"The input {each.name} of {model.name} needs at least one row, which shows its columns.",
                 hint=f"weft.testing.build({model.name}, {each.parameter}=[{{…}}])",
             )
+
+
+def _publish(stream: Stream, rows: Rows, clock: Clock) -> None:
+    """Publish rows, each at its `_weft_published_at` where it has one."""
+    from weft.streams import publish_sync
+
+    start = clock.now()
+    for moment, events in groupby(rows, lambda row: row.get(PUBLISHED_AT, start)):
+        clock.set(datetime.fromisoformat(moment) if isinstance(moment, str) else moment)
+        publish_sync(stream, [{name: row[name] for name in row if name != PUBLISHED_AT} for row in events])
+    clock.set(start)
 
 
 def _fill_last(model: Model, rows: Rows) -> None:

@@ -161,3 +161,11 @@ def test_models_among_pipelines(call: Call) -> None:
     call("run", "by_city")
     assert "succeeded" in call("status", "by_city").stdout
     assert "by_city" in call("dry-run", "by_city").stdout
+
+
+def test_show_says_that_a_table_was_never_loaded(call: Call) -> None:
+    weft.pipeline(name="copy", target="rates", source_connection="default")(lambda: "SELECT 1 AS rate")
+    declare("doubled", "SELECT rate * 2 AS rate FROM rates")
+    shown = call("models", "show", "doubled").stdout
+    assert "never loaded" in shown
+    assert "The first run of copy creates it: weft run copy" in shown

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, timedelta, timezone
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -168,3 +168,30 @@ def test_files_that_are_wrong(call: Callable[..., Any]) -> None:
     assert done.startswith("error by_city: a sum (case.toml)\n") and "Did you mean 'orders'?" in done
     file.write_text(CASE.replace("by_city", "by_town"))
     assert "by_town" in call("case.toml", code=1).stderr
+
+
+def test_events_say_when_they_were_published() -> None:
+    @weft.stream(fields={"total": "float64"})
+    def payments() -> None:
+        pass
+
+    @weft.model
+    def daily(payments):  # type: ignore[no-untyped-def]
+        days = payments.mutate(day=payments._weft_published_at.cast("date"))
+        return days.group_by("day").aggregate(total=days.total.sum())
+
+    late = datetime(2026, 3, 2, 1, tzinfo=timezone(timedelta(hours=2)))
+    rows = [
+        {"total": 1.0, "_weft_published_at": "2026-03-02T08:00:00Z"},
+        {"total": 2.0, "_weft_published_at": late},
+        {"total": 4.0},
+        {"total": 8.0, "_weft_published_at": datetime(2026, 3, 2, 23, 59)},
+    ]
+    weft.testing.assert_rows(
+        weft.testing.build(daily, payments=rows),
+        [
+            {"day": date(2026, 1, 1), "total": 4.0},
+            {"day": date(2026, 3, 1), "total": 2.0},
+            {"day": date(2026, 3, 2), "total": 9.0},
+        ],
+    )

@@ -151,6 +151,8 @@ def _marks(each: InputStatus) -> dict[str, str | None]:
             return None
         if "upto" in mark:
             return f"offset {mark['upto']:,}"
+        if str(mark.get("loads", "-")).partition(" ")[0] in ("", "0"):  # as the ledger says it
+            return "never loaded"
         return "; ".join(f"{name} {value if not isinstance(value, dict) else '…'}" for name, value in mark.items())
 
     return {"read": text(each.read), "now": text(each.now), "new": each.new}
