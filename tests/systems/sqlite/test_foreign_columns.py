@@ -139,6 +139,18 @@ def test_nan_is_refused(tables: SqliteTables) -> None:
         (b"ab", pa.field("x", pa.binary()), "TEXT", "ab"),
         (b"\xff", pa.field("x", pa.binary()), "TEXT", None),
         (5, pa.field("x", pa.int64()), "NUMERIC", 5),
+        # SQLite makes floats of decimals there.
+        ("1.50", pa.field("x", pa.decimal128(10, 2)), "DECIMAL(10,2)", 1.5),
+        ("12345678901234567890.12", pa.field("x", pa.decimal128(38, 2)), "DECIMAL(38,2)", None),
+        ("12345678901234567890.12", pa.field("x", pa.decimal128(38, 2)), "NUMERIC", None),
+        ("9007199254740993.00", pa.field("x", pa.decimal128(38, 2)), "NUMERIC(38,2)", 9007199254740993),
+        (9007199254740993, pa.field("x", pa.int64()), "NUMERIC(38,2)", 9007199254740993),
+        (
+            "12345678901234567890.12",
+            pa.field("x", pa.decimal128(38, 2)),
+            "DECIMAL_TEXT(38,2)",
+            "12345678901234567890.12",
+        ),
     ],
 )
 def test_a_cast_alters_nothing(tables: SqliteTables, value: Any, field: pa.Field, sql: str, stored: Any) -> None:

@@ -73,6 +73,16 @@ def _decimal(value: Any, source: str, target: str) -> str:
     return str(Decimal((sign if whole else 0, tuple(map(int, str(whole))), -scale)))
 
 
+def _numeric(value: Any, source: str, target: str) -> int | float:
+    """A decimal for a column of which SQLite would make it the nearest float."""
+    number = Decimal(_decimal(value, source, target))
+    if number == int(number) and -(1 << 63) <= number < 1 << 63:
+        return int(number)
+    if Decimal(repr(float(number))) != number:
+        raise ValueError
+    return float(number)
+
+
 _TRUE, _FALSE = ("true", "t", "1"), ("false", "f", "0")
 
 
@@ -117,6 +127,7 @@ _TARGETS: dict[str, Callable[[Any, str, str], Any]] = {
     **dict.fromkeys(("int8", "int16", "int32", "int64"), _int),
     **dict.fromkeys(("float32", "float64"), lambda value, source, target: float(value)),
     "decimal": _decimal,
+    "numeric": _numeric,
     "bool": _bool,
     "date": _date,
     "timestamp": lambda value, source, target: _moment(value).isoformat(timespec="microseconds"),

@@ -235,6 +235,8 @@ class SqliteTables(SqlTables):
 
     def fits(self, column: Column, field: pa.Field) -> bool:
         """Whether both store values alike, or the column takes anything."""
+        if pa.types.is_decimal(field.type) and types.makes_floats(column.sql):
+            return False
         if types.declared_field(column.name, column.sql) is None:
             return True
         if is_nested(field.type):
@@ -332,7 +334,10 @@ class SqliteTables(SqlTables):
         if self.fits(column, field) and not types.is_loose(field):
             return expression
         target = column.field if types.declared_field(column.name, column.sql) is not None else field
-        return f"weft_cast({expression}, '{casts.code(field)}', '{casts.code(target)}')"
+        code = casts.code(target)
+        if pa.types.is_decimal(target.type) and types.makes_floats(column.sql):
+            code = code.replace("decimal", "numeric")
+        return f"weft_cast({expression}, '{casts.code(field)}', '{code}')"
 
     def row_hash(self, expressions: Sequence[str]) -> str:
         return f"weft_hash({', '.join(expressions)})"

@@ -58,6 +58,13 @@ def sql_type(field: pa.Field) -> str:
     return _HINTED[hint] if hint in _HINTED else _OWN[field.type]
 
 
+def makes_floats(declared: str) -> bool:
+    """Whether SQLite makes floats of the decimals in a column of this declared type."""
+    base = declared.upper().partition("(")[0].strip()
+    is_known = base in _KINDS or base in _HINTS or base == "DECIMAL_TEXT" or base in _FOREIGN
+    return bool(base) and not is_known and _by_affinity(base) is None
+
+
 def is_loose(field: pa.Field) -> bool:
     """Whether others may have written the values of this field in their own way."""
     return bool((field.metadata or {}).get(b"weft.loose"))
