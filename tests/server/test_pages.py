@@ -147,9 +147,10 @@ def test_tags_and_what_was_put_aside(service: Any, open_page: Callable[..., Page
     expect(page.locator("#streams tr")).to_have_count(4)
     # Numbers have no more digits than people read.
     shown = page.evaluate(
-        "import('./static/dom.js').then((dom) => [dom.rate(123.456), dom.rate(1.26), dom.duration(0.1234)])"
+        "import('./static/dom.js').then((dom) =>"
+        " [dom.rate(123.456), dom.rate(1.26), ...[0.1234, 3600, 3540, 3661].map(dom.duration)])"
     )
-    assert shown == ["123", "1.3", "123 ms"]
+    assert shown == ["123", "1.3", "123 ms", "1 h", "59 min", "1 h 1 min"]
 
 
 @pytest.mark.full

@@ -154,9 +154,20 @@ with done.kept(SimpleNamespace(now=dict)):
     done.note(Report("loader", 7, 1200, {"clean": 1100}, 100, False, 0.25, datetime.now(UTC)))
 table, now = HistoryTable(STREAMING, 7), datetime.now(UTC).replace(second=0, microsecond=0)
 for minute in range(60, 0, -1):
-    flow = Flow(1200 - minute, 1100 - minute, 60 - minute, 9, 1, minute)
+    read = now - timedelta(minutes=minute + 4)
+    flow = Flow(1200 - minute, 1100 - minute, 60 - minute, 9, 1, minute, 5, int(read.timestamp() * 1000))
     table.write(now - timedelta(minutes=minute), {"loader": flow})
 """
+
+
+DRAWN = """() => {
+  const fill = CanvasRenderingContext2D.prototype.fillText;
+  window.drawnTexts = [];
+  CanvasRenderingContext2D.prototype.fillText = function (text, ...more) {
+    window.drawnTexts.push(text);
+    return fill.call(this, text, ...more);
+  };
+}"""
 
 
 @pytest.mark.full
@@ -165,6 +176,7 @@ def test_a_chart_is_looked_at_closer(service: Any, open_page: Callable[..., Page
     run = [sys.executable, "-c", ACTIVITY]
     warm_python.run(run, cwd=service.folder, check=True)
     page = open_page(service.url)
+    page.evaluate(DRAWN)
     page.goto(f"{service.url}/#/streaming/loader")
     expect(page.locator("#view .tiles")).to_contain_text("250 ms")
     expect(page.locator("#view .tiles")).to_contain_text("1,200 in all")
@@ -181,6 +193,12 @@ def test_a_chart_is_looked_at_closer(service: Any, open_page: Callable[..., Page
     page.mouse.move(x, y, steps=4)
     page.mouse.up()
     assert chart.locator("canvas").evaluate("(canvas) => canvas.toDataURL()") != shape
+    # What is side by side is at one height, and axes have numbers that people count by.
+    sides: Any = [page.locator("#view .charts .chart").nth(number).bounding_box() for number in (0, 1)]
+    assert (sides[0]["y"], sides[0]["x"] < sides[1]["x"]) == (sides[1]["y"], True)
+    drawn_texts = set(page.evaluate("window.drawnTexts"))
+    assert {"2 min", "4 min"} <= drawn_texts
+    assert {each for each in drawn_texts if "." in each} == set()
 
 
 BEHIND = """

@@ -1,6 +1,6 @@
 // Lines over time: small ones drawn as SVG, charts by uPlot.
 
-import { compact, make, rate } from "./dom.js";
+import { briefDuration, compact, make, rate } from "./dom.js";
 import { Component, html } from "./ui.js";
 
 export const SPAN = 300; // seconds
@@ -77,6 +77,14 @@ function uPlot() {
 }
 
 const DAY = 86400;
+// Steps between the marks of an axis that read well: 1, 2, 5, 10 … and of durations what clocks have.
+const NUMBERS = Array.from({ length: 48 }, (_, index) => [1, 2, 5][index % 3] * 10 ** Math.floor(index / 3));
+const DURATIONS = [
+  ...[0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30],
+  ...[1, 2, 5, 10, 20, 30].map((minutes) => minutes * 60),
+  ...[1, 2, 3, 6, 12].map((hours) => hours * 3600),
+  ...NUMBERS.slice(0, 12).map((days) => days * DAY),
+];
 const COLORS = ["--accent", "--warn", "--good"];
 const clock = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", hourCycle: "h23" });
 const clockSeconds = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" });
@@ -116,7 +124,7 @@ export function lineChart(container, { span = SPAN, label = "Events per second o
       scales: { x: { time: true }, y: { range: (_, low, high) => [0, Math.max(least, (high || 0) * 1.08)] } },
       axes: [
         { ...text, grid: { show: false }, size: 28, space: 72, values: (_, marks, __, ___, step) => marks.map((at) => (step < 60 ? clockSeconds : clock).format(at * 1000)) },
-        { ...text, grid, size: 56, space: 44, values: (_, marks) => marks.map((mark) => tick(mark)) },
+        { ...text, grid, size: 56, space: 44, incrs: tick === briefDuration ? DURATIONS : NUMBERS, values: (_, marks) => marks.map((mark) => tick(mark)) },
       ],
       series: [{}, ...shown.map((_, index) => ({ width: 2, points: { show: false }, stroke: () => color(COLORS[index]), fill: () => (shown.length === 1 ? color("--area") : "transparent") }))],
       hooks: { setCursor: [hover], setSelect: [() => (zoomed = true)] },
@@ -181,7 +189,7 @@ export function lineChart(container, { span = SPAN, label = "Events per second o
   return draw;
 }
 
-// Lines over time, for views. Those of several have names, with their colors next to these.
+// Lines over time, for views, with a title. Those of several have names, with their colors next to these.
 export class Chart extends Component {
   componentDidMount() {
     this.draw = lineChart(this.element, this.props);
@@ -196,10 +204,13 @@ export class Chart extends Component {
     this.draw.close();
   }
 
-  render({ lines, low }) {
+  render({ lines, low, title }) {
     return html`
       <figure class="figure-chart">
-        ${lines.length > 1 && html`<figcaption class="names">${lines.map(({ name }, index) => html`<span key=${name} class=${`name-${index}`}>${name}</span>`)}</figcaption>`}
+        <figcaption class="sub">
+          <h3>${title}</h3>
+          ${lines.length > 1 && html`<p class="names">${lines.map(({ name }, index) => html`<span key=${name} class=${`name-${index}`}>${name}</span>`)}</p>`}
+        </figcaption>
         <div class=${`chart ${low ? "low" : ""}`} ref=${(element) => (this.element = element)}></div>
       </figure>
     `;

@@ -40,9 +40,10 @@ export function duration(seconds) {
   if (seconds < 1) return `${whole.format(seconds * 1000)} ms`;
   if (seconds < 60) return `${oneDecimal.format(seconds)} s`;
   const rounded = Math.round(seconds); // before it is taken apart: 119.7 s are no 1 min 60 s
-  if (rounded < 3600) return `${Math.floor(rounded / 60)} min ${rounded % 60} s`;
+  const two = (value, size, unit, rest) => `${Math.floor(value / size)} ${unit}${value % size ? ` ${value % size} ${rest}` : ""}`;
+  if (rounded < 3600) return two(rounded, 60, "min", "s");
   const minutes = Math.round(rounded / 60);
-  if (minutes < 1440) return `${Math.floor(minutes / 60)} h ${minutes % 60} min`;
+  if (minutes < 1440) return two(minutes, 60, "h", "min");
   return `${Math.round(seconds / 86400)} d`;
 }
 

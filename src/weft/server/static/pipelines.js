@@ -104,7 +104,7 @@ export class Pipeline extends View {
           ["Reads", pipeline.inputs.join(", ")],
           ["After", pipeline.depends_on.length > 0 && names(pipeline.depends_on, "pipelines")],
           ["Before", pipeline.dependents.length > 0 && names(pipeline.dependents, "pipelines")],
-          ["Attempts", pipeline.attempts_allowed],
+          ["Attempts allowed", pipeline.attempts_allowed],
           ["Owner", pipeline.owner],
           ["Tags", pipeline.tags.join(", ")],
           ["Declared", pipeline.declared],
@@ -195,8 +195,8 @@ function RunCharts({ runs }) {
   ];
   return html`
     <div class="charts">
-      <div><h3 class="sub">Duration</h3><${Chart} low lines=${took} now=${now} span=${span} say=${duration} tick=${briefDuration} least=${0.05} label="How long the last runs took" /></div>
-      <div><h3 class="sub">Rows</h3><${Chart} low lines=${rows} now=${now} span=${span} say=${count} label="Rows of the last runs" /></div>
+      <${Chart} title="Duration" low lines=${took} now=${now} span=${span} say=${duration} tick=${briefDuration} least=${0.05} label="How long the last runs took" />
+      <${Chart} title="Rows" low lines=${rows} now=${now} span=${span} say=${count} label="Rows of the last runs" />
     </div>
   `;
 }

@@ -75,15 +75,13 @@ export class StreamView extends View {
           ["Owner", stream.owner],
           ...aside.map(([title, number, name]) => [title, html`<a href=${to("streams", name)}>${count(number)}</a>`]),
         ]} />
-        <${Chart} lines=${[{ name: "Events", points: this.series.points() }]} now=${at} />
+        <${Chart} title="Events per second" lines=${[{ name: "Events", points: this.series.points() }]} now=${at} />
       <//>
       ${day.length > 1 && html`
         <${Panel} id="day" title="The last day" note="a point a minute">
-          <h3 class="sub">Events per second</h3>
-          <${Chart} lines=${[{ name: "Events", points: rates(day) }]} now=${dayAt} span=${SPAN_DAY} label="Events per second over the last day" />
+          <${Chart} title="Events per second" lines=${[{ name: "Events", points: rates(day) }]} now=${dayAt} span=${SPAN_DAY} label="Events per second over the last day" />
           ${day.some(([, , lag]) => lag > 0) && html`
-            <h3 class="sub">Lag of the slowest consumer</h3>
-            <${Chart} lines=${[{ name: "Lag", points: day.map(([moment, , lag]) => [moment, lag]) }]} now=${dayAt} span=${SPAN_DAY} label="Lag over the last day" say=${(value) => plural(value, "event")} />
+            <${Chart} title="Lag of the slowest consumer" lines=${[{ name: "Lag", points: day.map(([moment, , lag]) => [moment, lag]) }]} now=${dayAt} span=${SPAN_DAY} label="Lag over the last day" say=${(value) => plural(value, "event")} />
           `}
         <//>
       `}

@@ -164,7 +164,7 @@ export class StreamingPipeline extends View {
         `}
       <//>
       ${(watermark || pipeline.state_problem) && html`
-        <${Panel} id="state" title="State">
+        <${Panel} id="state" title="State" note=${watermark && closing(pipeline.step, watermark.lateness_ms)}>
           ${pipeline.state_problem && html`<p class="foot note">${pipeline.state_problem}</p>`}
           ${watermark && html`<${Facts} facts=${[
             ["Watermark", watermark.watermark ? html`<${Time} at=${watermark.watermark} />` : "none yet"],
@@ -204,6 +204,12 @@ const States = ({ states }) => html`
     <//>
   <//>
 `;
+
+function closing(step, lateness) {
+  const row = `at least ${duration(lateness / 1000)} later than`;
+  if (step === "join") return `A row is kept until each source has had one that is ${lateness ? row : "as late as"} the time here.`;
+  return `A ${step} closes when each source has had a row that is ${lateness ? row : "as late as"} its end.`;
+}
 
 const OPEN = { window: "Open windows", session: "Open sessions", join: "Rows that wait" };
 
@@ -263,7 +269,7 @@ function Day({ points, now }) {
   return html`
     <${Panel} id="day" title="The last day" note="a point a minute; drag over a part to look closer">
       <div class="charts">
-        ${charts.map(([title, lines, say, , least]) => html`<div key=${title}><h3 class="sub">${title}</h3><${Chart} low lines=${lines} now=${now} span=${SPAN_DAY} say=${say} tick=${least && briefDuration} least=${least} nothing="Nothing in the last day" label=${`${title} over the last day`} /></div>`)}
+        ${charts.map(([title, lines, say, , least]) => html`<${Chart} key=${title} title=${title} low lines=${lines} now=${now} span=${SPAN_DAY} say=${say} tick=${least && briefDuration} least=${least} nothing="Nothing in the last day" label=${`${title} over the last day`} />`)}
       </div>
     <//>
   `;
