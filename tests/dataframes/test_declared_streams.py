@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
@@ -124,6 +124,39 @@ def test_a_field_that_is_not_declared_has_every_value(streams: Any) -> None:
     frame = weft.read_stream("default", "events")
     assert frame["n"].to_list() == ["1", "2", "three"]
     assert frame["b"].to_list() == [b"\xff", None, b"3"]
+
+
+@ALL
+@pytest.mark.parametrize("first", ["float", "whole", "text"])
+def test_whole_numbers_are_alike_in_every_read(streams: Any, first: str) -> None:
+    """Whichever event came first, and so whether a column holds them or a text of JSON."""
+    weft.stream(name="events")(lambda: None)
+    numbers = [1.5, 2.0, 1e15, 2**53 + 1]
+    before: list[dict[str, Any]] = {"float": [{"n": 0.5}], "whole": [{"n": 5}], "text": [{"n": "x"}]}[first]
+    weft.publish_sync("events", before)
+    weft.publish_sync("events", [{"n": number} for number in numbers])
+
+    def reads(**options: Any) -> Iterator[list[Any]]:
+        for number, member in enumerate(({}, {"group": "g", "consumer": "c"})):
+            yield weft.read_stream("default", "events", **member, **options)["n"].to_list()
+            if member:
+                member["group"] = f"g{number}"
+            with weft.iter_stream("default", "events", **member, **options) as batches:
+                yield next(batches)["n"].to_list()
+            if member:
+                member["group"] = f"one by one {number}"
+            with weft.iter_stream("default", "events", batch_size=1, **member, **options) as batches:
+                yield [next(batches)["n"][0] for _ in range(5)]
+        yield weft.scan_stream("default", "events", **options).collect()["n"].to_list()
+
+    for found in reads():
+        assert list(map(str, found[1:])) == ["1.5", "2.0", "1000000000000000.0", "9007199254740993"]
+    for found in reads(schema={"n": "string"}):
+        assert found[1:] == ["1.5", "2.0", "1000000000000000.0", "9007199254740993"]
+    for found in reads(schema={"n": "int64"}):
+        assert found[1:] == [None, 2, 10**15, 2**53 + 1]
+    for found in reads(schema={"n": "float64"}):
+        assert found[1:] == [1.5, 2.0, 1e15, float(2**53)]
 
 
 def test_an_odd_event_of_another_page(streams: Any) -> None:

@@ -8,6 +8,7 @@ import logging
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from decimal import Decimal
 from functools import cached_property
 from typing import Any, Literal, NoReturn, TypeGuard, get_args
 from uuid import UUID
@@ -26,6 +27,8 @@ To = Literal["polars", "arrow", "pandas", "spark"]
 _log = logging.getLogger("weft.dataframes")
 _SHOWN_CHARACTERS = 60
 _HEX = "^[+-]?0[xX]"
+_ODD_WHOLE_NUMBER = "^[+-]?(0[xX]|[0-9]+[.eE])"
+_MOST_DIGITS = 20
 _USUAL_UUID = "^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$"
 # A value that does not fit: its row, its column, and why.
 Fault = tuple[int, str, str]
@@ -296,10 +299,17 @@ def _cast_all(values: pa.Array, kind: pa.DataType) -> pa.Array:
     if pa.types.is_string(values.type):
         if pa.types.is_decimal(kind):
             return _decimals(values, kind)
-        if pa.types.is_integer(kind) and pc.any(pc.match_substring_regex(values, _HEX), min_count=0).as_py():
+        if (
+            pa.types.is_integer(kind)
+            and pc.any(pc.match_substring_regex(values, _ODD_WHOLE_NUMBER), min_count=0).as_py()
+        ):
             return _whole_numbers(values, kind)
         if pa.types.is_floating(kind):
             return _floats(values, kind)
+    elif pa.types.is_floating(values.type) and pa.types.is_string(kind):
+        return float_texts(values)
+    elif pa.types.is_integer(values.type) and kind in (pa.float32(), pa.float64()):
+        return values.cast(kind, safe=False)  # the nearest one, as of a text
     try:
         return values.cast(kind)
     except pa.ArrowInvalid:
@@ -323,14 +333,29 @@ def _decimals(texts: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _whole_numbers(texts: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Arrow takes sixteen digits of a hexadecimal number for its bits: the highest one would be the sign."""
+    """Arrow takes sixteen digits of a hexadecimal number for its bits: the highest one would be the sign. It takes no
+    text of a float, whose whole numbers are read where a column holds floats."""
     try:
-        numbers = [
-            None if each is None else int(each, 16 if re.search(_HEX, each) else 10) for each in texts.to_pylist()
-        ]
-        return pa.array(numbers, kind)
-    except (ValueError, OverflowError) as error:
+        return pa.array([None if each is None else _whole_number(each) for each in texts.to_pylist()], kind)
+    except (ValueError, ArithmeticError) as error:
         raise pa.ArrowInvalid(str(error)) from None
+
+
+def _whole_number(text: str) -> int:
+    if re.search(_HEX, text):
+        return int(text, 16)
+    if not re.search(_ODD_WHOLE_NUMBER, text):
+        return int(text)
+    number = Decimal(text)
+    if number.adjusted() >= _MOST_DIGITS or number != number.to_integral_value():
+        raise ValueError(text)
+    return int(number)
+
+
+def float_texts(values: pa.Array) -> pa.Array:
+    """Return floats as JSON has them: those that no column holds are texts of JSON, and 2.0 is "2" to Arrow."""
+    texts = values.cast(pa.string()).to_pylist()
+    return pa.array([None if each is None else repr(float(each)) for each in texts], pa.string())
 
 
 def _floats(texts: pa.Array, kind: pa.DataType) -> pa.Array:
@@ -444,6 +469,8 @@ def _widened(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def _as_wide(values: pa.Array, kind: pa.DataType) -> pa.Array:
+    if pa.types.is_floating(values.type) and values.type != kind:
+        values = float_texts(values)
     if values.type != kind and _is_bytes(kind) and not _is_bytes(values.type):
         values = values.cast(pa.large_string())  # a number has a text, which has bytes
     return values.cast(kind)

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from weft.consumers.logs import as_text, backlog_of, new_member
-from weft.dataframes.layout import Layout
+from weft.dataframes.layout import Layout, float_texts
 from weft.errors import ConnectionFailedError, EventsLostError, SettingsError
 from weft.streams import ack_sync, consume_sync
 from weft.streams.consuming import LONGEST_SECONDS, return_undelivered
@@ -129,6 +129,8 @@ class _LogFeed(PageFeed):
 
 def _either(values: pa.Array, texts: pa.Array) -> pa.Array:
     kind = values.type if pa.types.is_binary(values.type) else pa.string()
+    if pa.types.is_floating(values.type):
+        values = float_texts(values)
     return pc.coalesce(values.cast(kind), texts.cast(kind))
 
 
