@@ -136,7 +136,7 @@ def declared_udf(function: Any) -> Udf:
 
 def declared_udaf(cls: Any) -> Udaf:
     """Return the declaration of a class of `aggregate_udfs=`."""
-    # Of this class itself: one made of a decorated class is another.
+    # The declaration of this class itself, not of a decorated base class.
     declared = vars(cls).get("weft_udaf") if isinstance(cls, type) else None
     if isinstance(declared, Udaf):
         return declared

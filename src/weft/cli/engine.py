@@ -12,7 +12,7 @@ from weft.cli.common import format_option, plural, print_json, time_text, unused
 from weft.engine import warm
 from weft.errors import WeftError
 
-# What commands import, and Spark for them.
+# Modules that commands import, or Spark for them.
 _MODULES = (
     "pandas",
     "pyspark.sql",

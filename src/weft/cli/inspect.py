@@ -206,7 +206,7 @@ def dry_run(names: tuple[str, ...], run_log: str | None, output: str) -> None:
     would_run: set[str] = set()
     with open_runner(run_log, read_only=True) as runner:
         for due in runner.due(names):
-            # What it waits for comes before it in the same call.
+            # The same call runs the pipelines that it waits for first.
             follows = bool(due.waits_for) and would_run.issuperset(due.waits_for)
             if due.is_due or follows:
                 would_run.add(due.pipeline.name)

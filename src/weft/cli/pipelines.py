@@ -331,7 +331,7 @@ def run_now(
                 with prints_to_stderr(output):
                     outcomes.append(runner.run(pipeline, resume=resume and pipeline.name not in full))
                     if outcomes[-1].is_failure and _has_lost_engine():
-                        # What was committed is not done again: the run goes on in a session of its own.
+                        # The run goes on in a new session, and does not repeat what it has committed.
                         outcomes[-1] = runner.run(pipeline)
             report(outcomes[-1], output)
     finish(outcomes, output, is_bad=lambda each: each.status != "succeeded")

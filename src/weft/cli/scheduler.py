@@ -91,7 +91,7 @@ def scheduler(
     from weft.operate.sinks import project_url
     from weft.operate.supervisor import signalled
 
-    # What the environment has reaches the runs by theirs: a Secret must not become a part of a Job.
+    # Options from the environment reach the runs by their environment: a Secret must not become part of a Job.
     passed = {
         name: context.params[name]
         for name in ("run_log", "alerters", "traces")

@@ -89,7 +89,7 @@ class _Publish:
             if error.index is None:
                 raise
             if self.on_error == "stop":
-                # Those before it are published, so that --skip can say where to go on.
+                # The events before the bad one are published, so that --skip can say where to go on.
                 self._store(batch[: error.index])
                 culprit = batch[error.index]
                 self._note(culprit, error)

@@ -498,7 +498,7 @@ def frame_of(table: pa.Table, to: str, layout: Layout) -> Any:
         return table
     if to == "pandas":
         pd = package("pandas")
-        # Its plain types hold no null: an integer would become a float, and above 2^53 another number.
+        # Plain types of pandas hold no null: an integer would become a float, and above 2^53 another number.
         nullable = {pa.type_for_alias(name.lower()): pd.api.types.pandas_dtype(name) for name in _NULLABLE}
         return table.to_pandas(types_mapper=nullable.get)
     if to == "spark":
@@ -508,7 +508,7 @@ def frame_of(table: pa.Table, to: str, layout: Layout) -> Any:
 
         schema = canonical_schema(table.schema)
         batches = [canonical_batch(batch, schema) for batch in table.to_batches()]
-        # By itself Spark takes a time without a zone for one of the session's zone.
+        # By default Spark reads a time without a zone in the session's zone.
         kinds = from_arrow_schema(schema, prefer_timestamp_ntz=True)
         return session.spark().createDataFrame(pa.Table.from_batches(batches, schema), kinds)
     pl = package("polars")

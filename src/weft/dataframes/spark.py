@@ -94,7 +94,7 @@ def scan_pages(scan: PageScan) -> Any:
 
         def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
             freeze_imports()
-            # Of no partitions Spark makes one, which is none of ours.
+            # Without partitions Spark passes one of its own.
             return scan.read(partition.first, partition.last) if isinstance(partition, Part) else iter(())
 
     spark = session.spark()
@@ -132,7 +132,7 @@ def scan_log(connection: Connection, stream: str | Stream, layout: Layout, start
     else:
         for field, (name, kind) in zip(layout.schema or (), layout.types.items(), strict=True):
             kind = from_arrow_type(canonical_schema(pa.schema([(name, kind)]))[0].type, prefer_timestamp_ntz=True)
-            # What does not fit the field's own type is there too, and may fit this one.
+            # A value that does not fit the field's own type is there too, and may fit this type.
             values = [F.get_json_object(frame[EXTRA], f"$['{field}']")]
             values += [frame[quoted(field)]] if field in stored else []
             cast = [value.cast(kind) if layout.on_error == "raise" else value.try_cast(kind) for value in values]

@@ -110,7 +110,7 @@ def session_conf(settings: SparkSettings) -> dict[str, str]:
     conf = {
         "spark.app.name": settings.root.absolute().name or "weft",
         "spark.ui.enabled": "false",
-        # Its bar goes to the JVM's stderr, which is a file here. Ours is in weft.engine.progress.
+        # Spark's progress bar goes to the JVM's stderr, which is a file here. Ours is in weft.engine.progress.
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.warehouse.dir": (weft_folder / "warehouse").as_uri(),
         **SESSION_CONF,
@@ -207,7 +207,7 @@ def _flattened(table: Mapping[str, Any], prefix: str, where: str) -> Iterator[tu
 def _jars(files: object, root: Path) -> tuple[Path | str, ...]:
     if not isinstance(files, list) or not all(isinstance(each, str) for each in files):
         raise SettingsError(f"{PROJECT_FILE}: spark.jars must be a list of files.", hint='jars = ["lib/mine.jar"]')
-    # What has a scheme (hdfs://, s3a://) is for Spark to fetch.
+    # Spark fetches URLs with a scheme (hdfs://, s3a://) itself.
     return tuple(each if "://" in each else existing_jar(root / Path(each).expanduser()) for each in files)
 
 

@@ -63,7 +63,7 @@ def watermark_column(sql: str, dialect: str) -> str:
             hint='Say it: incremental_column="updated_at".',
         ) from None
     for node in tree.find_all(exp.GT, exp.GTE, exp.LT, exp.LTE):
-        # What is above the watermark; a query for what is below would never find anything.
+        # A condition for rows above the watermark; one for rows below it would never find anything.
         above, below = (
             (node.this, node.expression) if isinstance(node, exp.GT | exp.GTE) else (node.expression, node.this)
         )

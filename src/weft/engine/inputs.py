@@ -239,7 +239,7 @@ def _array(name: str, values: list[Any], field: pa.Field | None) -> tuple[pa.Arr
         ) from None
     except (pa.ArrowException, OverflowError, TypeError) as error:
         raise DeclarationError(f"The values of column {name!r} are of no one type: {error}") from None
-    # Of nanoseconds only the range matters here.
+    # Nanoseconds may be cut off here: only the range matters.
     in_microseconds = UTC_TIME if getattr(array.type, "tz", None) else LOCAL_TIME
     if pa.types.is_timestamp(array.type) and leaves_calendar(array.cast(in_microseconds, safe=False)):
         raise DeclarationError(f"A time of column {name!r} is outside of the years 1 to 9999 in UTC.")

@@ -235,7 +235,7 @@ class Keeper:
                 return
 
     def _signal(self, fork: _Fork, number: int) -> None:
-        # Those of a terminal reach all processes that a command has started.
+        # A terminal sends its signals to all processes that a command has started.
         send = os.killpg if number in _OF_TERMINAL else os.kill
         with suppress(ProcessLookupError):
             send(fork.pid, number)

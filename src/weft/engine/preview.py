@@ -183,7 +183,7 @@ def _preview_tables(
             source = Query(reader.sql, schema)
         else:
             batches = read_all(reader)
-            # As in a run: a transaction of the one writer must not wait for a source, which may be the same file.
+            # Read the source first, as a run does: the transaction of the one writer must not wait for it.
             source = Batches(schema, read_first(schema, batches) if trial and tables.one_writer else batches)
     elif job.can_project(tables) and isinstance(data, inputs.Memory):
         schema = data.schema
@@ -211,7 +211,7 @@ def _preview_tables(
         except WeftError as error:
             result.refused = error
             return
-        # Of a table that gets columns first, no row is compared.
+        # The preview compares no rows of a table that gets new columns first.
         result.counts = replace(counts, inserted=0, unchanged=0, deleted=0) if result.adds else counts
 
 

@@ -140,7 +140,7 @@ def live(text: Callable[[], str]) -> Iterator[None]:
         from rich.live import Live
         from rich.text import Text
 
-        # What is logged meanwhile goes above the line, not into it.
+        # Log records meanwhile go above the line, not into it.
         with Live(
             get_renderable=lambda: Text(text(), no_wrap=True, overflow="ellipsis"),
             console=Console(stderr=True),

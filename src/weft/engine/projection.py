@@ -137,7 +137,7 @@ def _converted(column: Projected, table: Table) -> Projected:
 
 def _projected(column: TableColumn, name: str, source: pa.Schema, dialect: str, quote: Quote) -> Projected:
     if not column.normalizers:
-        # As the source has it: the target's own column says what it becomes.
+        # The value as the source has it: the target's column decides its type.
         return Projected(f"q.{quote(name)}", source.field(name).with_name(column.name))
     from weft.normalize import expression
 

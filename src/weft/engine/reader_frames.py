@@ -57,7 +57,7 @@ def from_reader(
 
         def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
             freeze_imports()
-            # Of no partitions Spark makes one, which is none of ours.
+            # Without partitions Spark passes one of its own.
             return reader.read(partition.value, self.conditions) if isinstance(partition, Part) else iter(())
 
     class FilteredReader(PartReader):

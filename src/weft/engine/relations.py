@@ -83,7 +83,7 @@ def find_on(connection: Connection, parts: Sequence[str | None], name: str | Non
     schema = schemas[0] if schemas else None
     assert table is not None
     name = name or ".".join(quoted_part(each) for each in parts if each)
-    # What a stream stores is more than its table: a publisher may have sent fields that have no column yet.
+    # A stream stores more than its table shows: a publisher may have sent fields that have no column yet.
     for stream in _streams():
         is_named = stream.name == table and schema in (stream.schema, None)
         # Without a schema a table of a database is one of its default schema.

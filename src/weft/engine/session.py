@@ -466,7 +466,7 @@ def _no_session(error: Exception, conf: Mapping[str, str], machine: jvm.Jvm) -> 
     with suppress(subprocess.TimeoutExpired):
         return jvm.not_ready(machine.process.wait(_ENDING_SECONDS), machine.log, answered=True)
     text = str(error)
-    # Of an error in Java the class and the message, without the stack trace.
+    # The class and the message of a Java error, without its stack trace.
     reason = (text.partition("\n: ")[2] or text).partition("\n\tat ")[0].strip()
     secrets = (value for key, value in conf.items() if is_secret_name(key))
     return ConnectionFailedError(

@@ -50,7 +50,7 @@ _AT_START = re.compile(
 )
 # And what the system needs to start processes.
 _BASIC = ("PATH", "USER", "LOGNAME", "SHELL")
-# What another terminal has another value of: it does not reach Spark's Python workers, which stay for the next command.
+# Variables that differ between terminals: Spark's Python workers, which stay for the next command, do not get them.
 _OF_TERMINAL = re.compile(
     r"(PWD|OLDPWD|SHLVL|_|TERM.*|COLUMNS|LINES|COLORTERM|WINDOWID|DISPLAY|WAYLAND_DISPLAY|SSH_.*|XDG_SESSION.*|TMUX.*|STY|"
     r"VTE_.*|KONSOLE_.*|ITERM_.*|VSCODE_.*|GPG_TTY|PS\d|PROMPT.*|WEFT_ENGINE|TRACEPARENT|TRACESTATE)"
@@ -82,7 +82,7 @@ def _is_true(text: str) -> bool:
     return text.lower() not in ("", "0", "false", "no", "off")
 
 
-# What makes an engine this one
+# The identity of an engine
 
 
 def fingerprint(root: Path) -> str:
@@ -164,7 +164,7 @@ def connect(root: Path) -> socket.socket | None:
     except OSError:
         return None
     try:
-        # By the folder's number: the path of a socket has at most 107 characters.
+        # Through the folder's descriptor: the path of a socket has at most 107 characters.
         path = f"/proc/self/fd/{directory}/engine.sock"
         if os.stat(path, follow_symlinks=False).st_uid != os.getuid():
             return None

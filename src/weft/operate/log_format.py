@@ -44,7 +44,7 @@ class JsonFormatter(logging.Formatter):
         try:
             return msgspec.json.encode(line, enc_hook=str).decode()
         except UnicodeEncodeError:
-            # Such as the name of a file that is not UTF-8: a record with an escape is better than none.
+            # A value is not UTF-8, such as the name of a file: a record with an escape is better than none.
             return msgspec.json.encode({name: _valid(value) for name, value in line.items()}).decode()
 
 

@@ -164,7 +164,7 @@ class ModelWorker:
             if model.trigger != "auto":
                 continue
             if is_held or name in self._running or standing.why is not None:
-                # Its dependents wait for the rows that are to come.
+                # Models that depend on this one wait for its new rows.
                 held.add(name)
             if is_held or name in self._running or standing.why is None:
                 continue

@@ -28,7 +28,7 @@ def clean(
     text = _URL.sub(lambda match: settings.redact_url(match[0]), text)
     if len(text) <= most:
         return text
-    # What failed is at the beginning, and at the end of a traceback.
+    # The cause is at the beginning of an error, or at the end of a traceback: cut the middle.
     cut = " … "
     return text[: (most - len(cut)) // 2] + cut + text[len(text) - (most - len(cut) + 1) // 2 :]
 

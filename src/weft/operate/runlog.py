@@ -244,7 +244,7 @@ class RunLog:
         def end(records: LockedPipeline) -> bool:
             if records.claim.paused_at is None:
                 return False
-            # What did not come while it was paused is not late.
+            # Rows that did not come while the pipeline was paused are not late.
             records.change({"paused_at": None, "watched_at": records.claim.now})
             return True
 

@@ -37,7 +37,7 @@ _TRIES = 40
 _AT_ONCE = 16
 # Where more pipelines are asked for, a listing tells which documents have changed.
 _LISTED = 20
-# By so much the clock of a host, which names slots, may differ from that of the store.
+# The most by which the clock of a host, which names slots, may differ from that of the store.
 _SKEW = timedelta(days=1)
 _MOMENTS = 10**17
 
@@ -226,7 +226,7 @@ class RunObjects(RunStore):
             found = {}
             listed = sorted(self._objects.listing("pipelines/"), key=lambda each: each.modified, reverse=True)
             for first in range(0, len(listed), _AT_ONCE):
-                # What began last is in the documents that changed last. Clocks of a listing have whole seconds.
+                # The newest attempts are in the documents that changed last. Times of a listing are whole seconds.
                 newest = sorted((each.started_at for each in found.values()), reverse=True)
                 before = listed[first].modified + timedelta(seconds=1)
                 if (len(newest) >= limit and newest[limit - 1] > before) or (since is not None and since > before):

@@ -44,13 +44,13 @@ _CLAIMS = pa.schema(
     [
         pa.field("pipeline", pa.string(), nullable=False),
         pa.field("fence", pa.int64(), nullable=False),
-        # Of the attempt that runs, else of the last one.
+        # The attempt that runs, or else the last one.
         pa.field("run_id", pa.string()),
         pa.field("attempt", pa.int64()),
         # Null where no process runs it.
         pa.field("owner", pa.string()),
         pa.field("expires_at", _INSTANT),
-        # Of the last attempt that was for a slot, and of the last skip.
+        # The last attempt for a slot, and the last skip.
         pa.field("slot_run_id", pa.string()),
         pa.field("slot_attempt", pa.int64()),
         pa.field("skip_run_id", pa.string()),

@@ -49,6 +49,6 @@ class SparkExecutor:
 
     def environment(self, dispatch: Dispatch) -> dict[str, str]:
         """Return what makes a run one on the cluster."""
-        # By its name a person finds it in the pages of the master.
+        # The name by which people find the run in the UI of the master.
         conf = {"spark.app.name": f"weft {dispatch.pipeline}", **self.conf}
         return {config.MASTER_VARIABLE: self.master, config.CONF_VARIABLE: json.dumps(conf)}

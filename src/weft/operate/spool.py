@@ -101,7 +101,7 @@ def record(records: LockedPipeline, attempt: Attempt) -> bool:
         return False
     present = known.get(attempt.attempt)
     if present is not None and present.owner != attempt.owner:
-        # Of another process, which did not know of this one either.
+        # The attempt of this number is another process's, which did not know of ours either.
         attempt, present = replace(attempt, attempt=max(known) + 1), None
     values = {name: getattr(attempt, name) for name in Attempt.__slots__}
     if present is None:

@@ -304,7 +304,7 @@ def _targets(options: Mapping[str, Any], shared: Mapping[str, Any], where: str) 
         table = each.table if isinstance(each, PipelineTarget) else _table(each, where)
         if isinstance(each, PipelineTarget):
             if each.options.get("mode", shared.get("mode")) != shared.get("mode"):
-                # What is said of one mode means nothing to another.
+                # Options of one mode mean nothing to another mode.
                 said = {key: value for key, value in shared.items() if key not in _OF_A_MODE}
             said = {**said, **each.own_options}
         targets.append(_make_target(table, {"connection": fallback or table.connection, **said}, where))

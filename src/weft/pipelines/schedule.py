@@ -119,7 +119,7 @@ class Schedule:
     def latest(self, now: datetime) -> datetime:
         """Return the last slot at or before `now`, in UTC."""
         moment = _aware(now)
-        # From tomorrow: where a clock is put back over midnight, tomorrow has begun once already.
+        # Begin with tomorrow: if the clock was put back over midnight, tomorrow has begun once already.
         for day in self._days(moment.astimezone(self._zone).date() + _DAY, -1):
             if (slot := self._slot(day, moment, -1)) is not None:
                 # The evening before may come again after that.

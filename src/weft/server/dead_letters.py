@@ -36,7 +36,7 @@ from weft.systems.dead_letter_store import STAGES, StoredLetter
 if TYPE_CHECKING:
     from weft.engine.streaming.dead_letters import DeadLetterBox
 
-# Of a store with more dead letters than this, an answer looks at so many; and at so many records, of any pipeline.
+# The most letters of a pipeline that an answer reads, and the most records of a store that pipelines share.
 _LETTERS, _RECORDS = 10_000, 50_000
 _GROUPS = 20
 _LISTED, _MOST_LISTED = 20, 100
@@ -44,7 +44,7 @@ _ERROR = 300
 _PAYLOAD, _WHOLE_PAYLOAD = 2000, 64 * 1024
 _FRESH_SECONDS = 5.0
 _LIST_SECONDS = 8.0
-# So many stores are read at a time for a list, and so many requests wait for one of them.
+# How many stores a list reads at a time; at most four requests wait for a store.
 _AT_ONCE = 8
 _room = threading.BoundedSemaphore(4)
 _WHAT = "The place of the dead letters"

@@ -12,7 +12,7 @@ from weft.streams.events import ROWID_TEXT, in_rounds
 from weft.streams.runtime import Opened
 from weft.systems.log import PUBLISH_ID, PUBLISHED_AT, ROWID
 
-# So many of the newest events are asked for a field that no column is named like.
+# How many of the newest events are searched for a field that is no column.
 _ASKED = 100
 
 

@@ -92,7 +92,7 @@ class HistoryTable(Generic[V]):
     def write(self, minute: datetime, values: Mapping[str, V]) -> None:
         """Store what changed, unless another service of the same project has stored this minute."""
         if self._looked_at is not None and minute - self._looked_at > timedelta(minutes=1):
-            # What another service stored meanwhile is not known.
+            # Another service may have stored points meanwhile.
             self._written.clear()
         rows = list(self._changed(minute, values))
         self._seen |= {name: (minute, each) for name, each in values.items()}
@@ -113,7 +113,7 @@ class HistoryTable(Generic[V]):
                     known[moment] = {str(name): kind.point(rest) for name, *rest in found}
                 self._looked_at = minute
                 if marker in known[minute]:
-                    # What the other one stored is newer than what this one did.
+                    # The values of the other service are newer than ours.
                     self._written |= {name: (minute, known[minute][name]) for name in known[minute].keys() & values}
                     return
                 for moment, name, each in [(minute, marker, kind.point(())), *rows]:

@@ -37,7 +37,7 @@ Ended = Callable[[], Awaitable[str | None]]
 # The newest events that a feed keeps for subscribers that are up to date.
 _KEPT_EVENTS = 2_000
 _KEPT_BYTES = 4 * 1024 * 1024
-# What a feed reads at once, and what is sent to a subscriber at once: about one socket buffer, since many may be slow.
+# How much a feed reads at once, and sends to a subscriber at once: about one socket buffer, since many may be slow.
 _READ_EVENTS = 500
 _READ_BYTES = 1024 * 1024
 _SENT_BYTES = 64 * 1024
@@ -181,7 +181,7 @@ class Feed:
                     self.wake()
                 page = await self.ready.hub.in_thread(self._read, self._last, _READ_BYTES)
             except Moved as moved:
-                # Its subscribers notice by themselves: they are before the kept events, or after them.
+                # Subscribers notice by themselves that their position is before the kept events, or after them.
                 self._clear(moved.to)
                 self.wake()
                 continue

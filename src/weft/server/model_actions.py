@@ -19,7 +19,7 @@ from weft.server.problems import bad_parameter
 from weft.server.run_log import answered, as_problems, in_thread
 from weft.server.service import json_response, service_of
 
-# So many requests wait for the inputs of models.
+# Limits the requests that wait for the inputs of models.
 _room = threading.BoundedSemaphore(4)
 _STEP = ("change", "rows", "full", "because", "added", "dropped", "retyped", "unknown", "outcome")
 

@@ -36,12 +36,12 @@ logger = logging.getLogger("weft.server")
 
 # A request waits no longer than this for a database that hangs, and then shows what was last known of it.
 _ANSWER_SECONDS = 1.0
-# What was read is shown for this long; longer where a reading takes long, so that it takes no more than a share of the
+# How long an answer is shown; longer if reading takes long, so that reading takes no more than a share of the
 # time, for any number of watchers.
 _STREAMS_FRESH_SECONDS, _MOST_FRESH_SECONDS = 1.0, 4.0
 _READ_SHARE = 20
 _RUNS_FRESH_SECONDS = 5.0
-# What is known is shown after this, if it is not older than that: with hundreds of streams a reading takes longer.
+# A request waits this long for a new answer, then gets one of up to this age: many streams take longer to read.
 _QUICK_SECONDS = 0.01
 _STALE_SECONDS = 5.0
 # To count a long table takes long: the next count waits this many times as long.

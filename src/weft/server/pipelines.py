@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from weft.operate.runlog import RunLog
 
 _RUNS, _MOST_RUNS = 50, 1000
-# Of a log, an answer has no more than this.
+# The most bytes of a log in one answer.
 _LOG_BYTES = 256 * 1024
 
 
@@ -126,7 +126,7 @@ async def log(request: Request) -> Response:
         if not chosen:
             raise NotFoundError(f"The run {attempts[0].run_id} has no attempt {number}.")
         last = chosen[-1]
-        # By the id that the run log has, not by that of the request: it becomes a path.
+        # Use the id in the run log, not the one in the request: it becomes part of a path.
         file = log_file(current().root, last.run_id, last.attempt)
         return {"run_id": last.run_id, "attempt": last.attempt, **_part(file, after, last.status != "running")}
 

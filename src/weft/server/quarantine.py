@@ -31,7 +31,7 @@ from weft.systems.sql.tables import SqlTables
 # The newest so many are grouped.
 _GROUPED, _GROUPS = 2000, 20
 _ERROR, _PAYLOAD = 300, 2000
-# So many requests wait for targets: one that hangs takes no thread from the run log.
+# Limits the requests that wait for targets: one that hangs takes no thread from the run log.
 _room = threading.BoundedSemaphore(4)
 _COLUMNS = ("_weft_error", "_weft_pipeline", "_weft_quarantined_at")
 

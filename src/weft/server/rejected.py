@@ -31,9 +31,9 @@ _GROUPED = 2000
 _GROUPS = 20
 _REASON = 300
 _PAYLOAD = 2000
-# So much of a reason is looked at: a consumer may give one of any length.
+# How much of a reason is compared: a consumer may give one of any length.
 _LOOKED_AT = 2000
-# What is of one event alone in a reason: its number, and the value that does not fit, which is before one of these.
+# The parts of a reason that differ between events: the number, and the bad value, which stands before one of these.
 _OWN = re.compile(r"^Event \d+ of the publish to '[^']*', ")
 _PROBLEMS = (": it ", f": {NO_SUCH_FIELD}", f": {OF_ALL_EXTRA}")
 

@@ -69,7 +69,7 @@ class Requests:
                 logger.error("failed after its answer began", exc_info=error, extra={"request_id": request_id})
                 raise
             problem = of_error(error, request_id, scope.get("path_params", {}).get("name"))
-            # Its frames hold the body, and this one holds the error: they would stay until the collector finds them.
+            # The traceback holds this frame, which holds the error: only the collector would free them and the body.
             error.__traceback__ = None
             await problem.response(request_id)(scope, receive, send_counted)
         finally:
@@ -83,7 +83,7 @@ class _IndexedHeaders(Headers):
 
     def __init__(self, raw: list[tuple[bytes, bytes]]) -> None:
         super().__init__(raw=raw)
-        # Of several with one name the first counts, as in Starlette.
+        # Among headers of one name the first counts, as in Starlette.
         self._first = {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(raw)}
 
     def get(self, key: str, default: Any = None) -> Any:

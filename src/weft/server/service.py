@@ -96,7 +96,7 @@ class Service:
             except (ConnectionFailedError, StorageError):
                 raise
             except WeftError as error:
-                # Its connection is not defined, or lacks a package: nothing that the client did.
+                # The stream's connection is not defined, or lacks a package: not the client's fault.
                 logger.error("the stream %s cannot be opened: %s", stream.name, error)
                 raise _broken(f"The stream {stream.name!r} cannot be opened. The log has the reason.") from None
 

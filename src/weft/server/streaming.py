@@ -32,7 +32,7 @@ _LAG_FRESH_SECONDS = 10.0
 _SAYS = timedelta(seconds=20)
 # The list waits so long for sources; what a source that hangs would say is not known.
 _LAG_SECONDS = 1.0
-# Of windows that are open, the oldest.
+# How many open windows are shown, the oldest first.
 _WAITING = 100
 
 

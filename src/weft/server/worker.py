@@ -28,7 +28,7 @@ from weft.server.requests import new_id
 
 logger = logging.getLogger("weft.server")
 
-# What a request line and its headers may have, and how long they may take to arrive.
+# The most bytes of a request line and its headers, and how long they may take to arrive.
 _HEADER_BYTES = 32 * 1024
 _HEADER_SECONDS = 10.0
 _IDLE_SECONDS = 75

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("weft.streams")
 
-# What one commit takes at most, unless one publish alone is larger: everybody in it waits for its slowest part.
+# The most events and bytes of one commit, unless one publish alone is larger: all publishes wait for the slowest.
 _GROUP_EVENTS = 20_000
 _GROUP_BYTES = 64 * 1024 * 1024
 # How large a publish is shows in some of its events.

@@ -79,7 +79,7 @@ def _of_numpy(value: Any) -> Any:
         if value != value:  # NaT
             return None
         exact = value.astype("datetime64[us]")
-        # Of nanoseconds, and of years beyond 9999, numpy makes a number.
+        # numpy turns nanoseconds, and years beyond 9999, into numbers.
         item = exact.item() if isinstance(item, int) and exact == value else item
         return item if isinstance(item, date) else value
     return value if type(item) is type(value) else plain(item)

@@ -137,7 +137,7 @@ def _encode(ticket: Ticket) -> list[Batch]:
     batches = [_batch(ticket, stream, log, encoded, published=published)] if encoded.events or ticket.key else []
     if encoded.quarantined:
         place = open_stream(stream.quarantine, ticket.ready.hub.connection)
-        # Its keys must be forgotten one day too, and only this publishes to it.
+        # The quarantine's keys must expire too, and only this function publishes to it.
         place.keyed = place.keyed or ticket.key is not None
         retention.enforce_soon(place)
         records = encode(place.stream, place.log, encoded.quarantined)

@@ -21,7 +21,7 @@ from weft.systems.base import Connection
 from weft.systems.log import PUBLISH_ID, RESERVED_PREFIX, ROWID, Batch, reused_key
 from weft.types import FieldType, from_json
 
-# So many are published by one commit, then removed.
+# The events that one commit publishes, before they are removed.
 _PAGE = 100
 
 

@@ -44,7 +44,7 @@ class Hub:
         self.committer = Committer(self.store, self._committed, connection.label, self._begin_readers)
         # Each has its own: a database that hangs holds the threads that wait for it, and none of another's.
         self._threads = ThreadPoolExecutor(_BLOCKING_THREADS, thread_name_prefix="weft-io")
-        # Of its own: the others may wait for a commit, which waits for this one.
+        # A thread of its own: the others may wait for a commit, which waits for this one.
         self._beginner = ThreadPoolExecutor(1, thread_name_prefix="weft-begin")
         self._background: set[Future[object]] = set()
 
@@ -278,7 +278,7 @@ def _close_all() -> None:
         close(project)
 
 
-# What a child has of its parent's is kept as it is: to close or forget it would end the parent's connections.
+# A forked child keeps its parent's connections as they are: to close or forget them would end them for the parent.
 _inherited: list[_Held] = []
 
 

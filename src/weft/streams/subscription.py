@@ -54,7 +54,7 @@ def subscribe(
     if timeout is not None and (type(timeout) not in (int, float) or not timeout >= 0):
         raise SettingsError(f"timeout must be a number of seconds or None, not {timeout!r}.")
     if filter_fn is not None and (not callable(filter_fn) or inspect.iscoroutinefunction(filter_fn)):
-        # What a coroutine function returns is true, whatever it would answer.
+        # A coroutine is true, whatever it would return.
         kind = "a coroutine function" if callable(filter_fn) else type(filter_fn).__name__
         raise SettingsError(f"filter_fn must be a function of an event, not {kind}.")
     offset = as_offset(since)
@@ -92,7 +92,7 @@ def _begin(
     not learn at once where the stream ended then."""
     ready = open_stream(stream, connection, to_read=True)
     if since is None and called is not None:
-        # By the database's clock, which gives events their times; on Redis these are whole milliseconds.
+        # In the database's time, which events have; on Redis these are whole milliseconds.
         moment = ready.hub.store.now() - (time.monotonic() - called)
         since = datetime.fromtimestamp(math.floor(moment * 1000) / 1000, UTC)
     if since is None:

@@ -94,7 +94,7 @@ class Lease:
             state = (last, names.get(f"{_file(last)}.beat"))
             is_living = bool(owner) and process.is_on_this_machine(owner[0]) and not process.has_ended(owner[0])
             if state != seen:
-                # By our own clock: those of other machines may be wrong.
+                # Use our own clock: those of other machines may be wrong.
                 is_living, changed = is_living or seen is not None, _now()
                 if seen is None and not is_living:
                     _log.info("%s was claimed by %s; seeing whether that lives", self._home, HeldError(owner))

@@ -36,7 +36,7 @@ RESERVED_PREFIX = "_weft_"
 EVENT_TIME = "_event_ts"
 """The column that the rows of every source of a streaming pipeline have: when a row happened, as far as its source
 knows."""
-# What follows a stream's name in the names of the streams next to it.
+# The suffixes of the streams next to a stream.
 QUARANTINE_SUFFIX, DEAD_LETTER_SUFFIX = "__quarantine", "__dead_letter"
 
 

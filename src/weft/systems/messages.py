@@ -47,7 +47,7 @@ TRACEPARENT = "traceparent"
 """A column of messages where somebody traces the batch: the span that published a message, as W3C writes it."""
 _MOST_TRACED, _LONGEST_TRACEPARENT = 128, 100
 MOST_HERE, MOST_BYTES_HERE = 2_000, 16 << 20
-"""So few messages are read and parsed by this process."""
+"""Up to this many messages are read and parsed by this process."""
 _Parse = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 

@@ -82,7 +82,7 @@ each batch costs Spark a part of a second, and takes it from the receiver."""
 _TIDY_SECONDS, _KEYS_SECONDS = 1.0, 60.0
 """How often what was read is removed, and how often old keys are."""
 MOST_KEYS = 5_000_000
-"""So many messages are known by their keys, the newest: a full disk helps nobody."""
+"""How many of the newest messages are remembered by their keys: more could fill the disk."""
 _YOUNG_KEY_SECONDS = 3600.0
 """Younger keys stay, however many: another receiver may have stored a message long before the newest ones, and not have
 acknowledged it."""

@@ -22,7 +22,7 @@ from weft.systems.state_in_memory import mask, retyped
 from weft.systems.state_store import Pairs, Selection, StateBatch, StateStore
 
 MOST_BYTES = 256 << 20
-"""So many bytes of rows are remembered at most."""
+"""The most bytes of rows that are remembered."""
 # A state of so few rows is read when it is opened. A larger one is known when its rows of then are gone: a run of a
 # single batch must not wait for all of it.
 _FEW_ROWS = 20_000

@@ -178,7 +178,7 @@ class ModelRun:
             rows_of="" if is_full or last is None or last.built_by == model.fingerprint else last.built_by,
         )
         if self.span is not None and last is not None:
-            # What a build has read stays as it was where some of it is read again.
+            # A backfill reads some input again, which does not change how far the model has read.
             new = msgspec.structs.replace(new, inputs=last.inputs)
         tables = observer.tables(model.target.connection) if lake is None else None
         if not self.full:

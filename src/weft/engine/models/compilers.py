@@ -57,7 +57,7 @@ def cuts_instant(op: Any) -> bool:
 
 class _Compiler:
     collation: str | None = None
-    # Those of the base class are methods by now: to name them again would put them over the ones below.
+    # Ibis has turned the base class's entries into methods: repeating them would override the methods below.
     SIMPLE_OPS: ClassVar[dict[Any, str]] = {}
 
 
@@ -172,7 +172,7 @@ class _MySQL(_Dividing, _Compiler, MySQLCompiler):  # type: ignore[misc]
         if op.arg.dtype.is_date() and to.is_timestamp():
             return self.f.timestamp(arg)
         if isinstance(op.arg, ops.Field) and to.is_integer() and op.arg.dtype == to:
-            # Of a view. A sum is a decimal, and a cast alone would make the nearest integer of one that is too great.
+            # A sum in a view is a decimal, and a cast alone would clamp one that is too large to the nearest integer.
             arg = self.binop(sge.IntDiv, arg, sge.convert(1))
         return super().visit_Cast(op, arg=arg, to=to)
 
@@ -180,7 +180,7 @@ class _MySQL(_Dividing, _Compiler, MySQLCompiler):  # type: ignore[misc]
         return self.f.instr(haystack, needle) > 0
 
     def visit_CountStar(self, op: Any, *, arg: Any, where: Any) -> Any:
-        # Of no rows a count is 0, and a sum is null.
+        # COUNT over no rows is 0; SUM, which Ibis writes, is null.
         if where is not None:
             return self.f.count(self.if_(where, 1, NULL))
         return super().visit_CountStar(op, arg=arg, where=where)
@@ -253,7 +253,7 @@ class _Postgres(_InUtc, PostgresCompiler):  # type: ignore[misc]
     """Texts are equal letter by letter, and ordered by the language of the database."""
 
     def divided(self, left: Any, right: Any) -> Any:
-        # Of two whole numbers it is one; IntDiv would be that of numerics.
+        # Typed division of two integers gives an integer; IntDiv would divide numerics.
         return sge.paren(sge.Div(this=left, expression=sge.paren(right), typed=True))
 
 
@@ -329,7 +329,7 @@ class _Spark(_Widening, _Dividing, PySparkCompiler):  # type: ignore[misc]
         return self.cast(self.f.floor(super().visit_ExtractSecond(op, arg=arg)), op.dtype)
 
     def visit_CountStar(self, op: Any, *, arg: Any, where: Any) -> Any:
-        # Of no rows a count is 0, and a sum is null.
+        # COUNT over no rows is 0; SUM, which Ibis writes, is null.
         if where is not None:
             return self.f.count(self.if_(where, 1, NULL))
         return super().visit_CountStar(op, arg=arg, where=where)

@@ -26,7 +26,7 @@ def as_frame(table: pa.Table, form: Form) -> Any:
     if form == "pandas":
         import pandas as pd
 
-        # Its plain types hold no null: an integer would become a float.
+        # Plain types of pandas hold no null: an integer would become a float.
         nullable = {pa.type_for_alias(name.lower()): pd.api.types.pandas_dtype(name) for name in _NULLABLE}
         return table.to_pandas(types_mapper=nullable.get)
     if form == "polars":

@@ -209,7 +209,7 @@ class Observer:
 
     def _build(self, model: Model) -> Any:
         if model.materialise == "view":
-            # Its rows change with those of its inputs.
+            # The rows of a view change with those of its inputs.
             return self.marks(model)
         last = self.state(model)
         return None if last is None else {"build": last.build}

@@ -88,7 +88,7 @@ def _qualified(sql: str, dialect: str, schemas: Schemas) -> exp.Query:
         assert isinstance(parsed, sqlglot.exp.Query)
         known = _mapping(schemas)
         if THIS not in known:
-            # Its own columns; where they are not named, those that its inputs have.
+            # The model's own columns; if the query does not name them all, those of its inputs too.
             named = [each for each in parsed.named_selects if each != "*"]
             more = [] if len(named) == len(parsed.selects) else [name for each in known.values() for name in each]
             if found := dict.fromkeys([*named, *more], "unknown"):

@@ -107,7 +107,7 @@ def _as_floats(op: Any) -> Any:
     """Return an operation whose whole numbers are floats, where others of its values are: so Spark compares them, and
     chooses from them. SQLite would compare each digit, and return the whole number."""
     given = {name: getattr(op, name) for name in op.argnames}
-    # What a case compares and what it returns are of kinds of their own.
+    # The compared values of a CASE share one type, and its results another.
     groups = [("base", "cases"), ("results", "default")] if isinstance(op, ops.SimpleCase) else [tuple(given)]
     changed: dict[str, Any] = {}
     for names in groups:
@@ -363,7 +363,7 @@ class _Check:
         )
 
     def replacing(self, op: Any) -> bool:
-        # By a null MariaDB replaces nothing where the pattern is not found.
+        # With a null replacement, MariaDB returns the text itself where the pattern is not found.
         is_known = _is_literal(op.replacement) and op.replacement.value is not None
         return self.texts(op) and is_known and _is_literal(op.pattern) and bool(op.pattern.value)
 

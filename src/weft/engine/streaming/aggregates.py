@@ -70,7 +70,7 @@ def steps(
         case "sum":
             of_sum = "" if (known := kind or stored) is None else known.typeName()
             made = _summed(name, f"_weft_b_{name}", value, is_long=of_sum == "long")
-            # Of nulls alone: Spark would call their sum a double, and of which type it is later values say.
+            # All values are null so far: Spark would make the sum a double, but later values decide the type.
             return made._replace(stored=made.stored | {name: F.min(value)}) if of_sum == "void" else made
         case "min":
             return Steps({name: F.min(value)}, {name: F.min(own)}, own)

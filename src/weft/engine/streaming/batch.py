@@ -268,7 +268,7 @@ class Batches:
             if transformed is not None:
                 rows, letters, with_origins = transformed
                 if letters and self._is_done(batch):
-                    # What failed then is stored; what fails by other SQL now is in the targets.
+                    # Rows that failed then are letters; rows that fail only now, by other SQL, are in the targets.
                     self._box.origins.update((each.source, each.offset) for each in letters)
                     letters = []
                 self._put_failed(letters, batch)
@@ -355,7 +355,7 @@ class Batches:
         """Emit what an idle source held up; `None` where there is nothing."""
         step = self._opened_step(query_id)
         if not self._owes_tick:
-            # What a batch emits is gone from the state after a tick: each target must have it.
+            # After a tick the state no longer has the rows that a batch emits: each target must have them first.
             if not self._is_emitted:
                 return None
             try:
@@ -387,7 +387,7 @@ class Batches:
         finally:
             step.store.release()
         rejected = self._put_unfit(step.unfit(), batch)
-        # Of rows that `emit_sql` leaves out nothing is written.
+        # Rows that `emit_sql` leaves out are not written.
         if emission is not None and (len(emission) or removed):
             rows = memory_of(emission)
             for target in self.pipeline.targets:
@@ -477,7 +477,7 @@ class Batches:
                 else:
                     self._columns.forget_changes(each.source)
         if len(self.targets.dropped) == len(self.pipeline.targets):
-            # As columns of nulls in later batches, each of these would be looked at.
+            # Later batches would carry these columns as nulls, and check each of them.
             dropped = set[str](self.targets.dropped[0]).intersection(*self.targets.dropped)
             self._columns.forget_new(dropped, self.pipeline.transform_sql)
         self._columns.keep()

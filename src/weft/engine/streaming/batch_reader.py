@@ -21,7 +21,7 @@ class BatchReader:
 
     def __init__(self, pipeline: StreamingPipeline, columns: Columns) -> None:
         self._pipeline, self._columns = pipeline, columns
-        # What a mirror does with new columns is said by schema_evolution.
+        # For a mirror, schema_evolution decides about new columns.
         self.widens = pipeline.on_drift == "evolve" or pipeline.cdc is not None
         is_routed = pipeline.cdc is not None and pipeline.cdc.route is not None
         is_apart = pipeline.join is not None or (pipeline.window is not None and pipeline.transform_sql is not None)

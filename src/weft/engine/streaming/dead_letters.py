@@ -90,7 +90,7 @@ class DeadLetterBox:
         stored = []
         for each in letters:
             seen[each] += 1
-            # Its id follows from what it says, not from its number: a batch that is tried again under other SQL may
+            # The id of a letter is a hash of its contents, not its number: a batch that is retried under other SQL may
             # have other letters, in another order.
             again = (self.withdrawn,) if self.withdrawn else ()
             letter_id = digest(repr((*batch[:2], part, tuple(vars(each).values()), seen[each], *again)))

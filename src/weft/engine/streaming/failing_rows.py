@@ -48,7 +48,7 @@ class FailingRows:
             more = self._find_by_halving(without_rows(rows, bad))
             bad |= {left[number]: why for number, why in more.items()}
             result = self.attempt(without_rows(rows, bad))
-        # Of no rows SQL may make one, such as a sum of nothing.
+        # SQL may return a row for no rows, such as a sum over nothing.
         return result if len(bad) < len(rows) else result.slice(0, 0), bad
 
     def _result(self, rows: pa.Table) -> pa.Table | None:

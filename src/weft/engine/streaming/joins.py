@@ -51,9 +51,9 @@ from weft.systems.state_store import BATCH, CHECK, END, KEY, SIDE, TIME, Due, Pa
 # Rows are removed so many times while one of them stays, so that the ends of rows are few.
 _REMOVALS = 32
 _SECOND = 1_000_000
-# So many bytes of a key are stored as they are.
+# Keys of up to so many bytes are stored as they are.
 _SHORT = 15
-# Of a key of so many bytes, the bits that it has in each of two numbers.
+# By the length of a key in bytes, masks of its bits in the two numbers that hold it.
 _KEPT = [np.array([(1 << 8 * min(max(n - at, 0), 8)) - 1 for n in range(_SHORT + 1)], np.uint64) for at in (0, 8)]
 # Changes with what is stored of a key.
 _FORM = 2
@@ -93,7 +93,7 @@ class Joins(Stateful):
         emits_left, emits_right = (join.kind in (f"{side}_outer", "full_outer") for side in ("left", "right"))
         reaches, alone = (self._most, -self._least), (emits_left, emits_right)
         self._sides = [
-            # Of a row that may have to be emitted alone, all partners are needed until then.
+            # A row that may have to be emitted alone needs all its partners until then.
             _Side(number, *side, reach, reach + allowed + (max(reaches[1 - number], 0) if other else 0), own)
             for number, (side, reach, own, other) in enumerate(
                 zip(join.sides, reaches, alone, alone[::-1], strict=True)
@@ -165,7 +165,7 @@ class Joins(Stateful):
             if each.emits_alone and last.watermark is not None:
                 after = None if last.previous is None else self._due(each, last.previous)
                 upto = self._due(each, last.watermark)
-                # Of a row its end follows, but for the rounding of ends.
+                # The time of a row decides its end, up to the rounding of ends.
                 ends = -NEVER if after is None else after + each.stays, upto + each.stays + 2 * self._step
                 alone[each.number] = Due(after, upto, *ends)
         return Pairs(last.added, self._least, self._most, left, right, alone)
@@ -393,7 +393,7 @@ def _text(column: str, kind: Any) -> str:
 
     text = f"CAST({column} AS STRING)"
     if isinstance(kind, FloatType | DoubleType):
-        # As a decimal, where one holds it: a text of a floating-point number may have an exponent.
+        # Through a decimal, where one can hold the number: the text of a float may have an exponent.
         decimal = f"try_cast({column} AS DECIMAL(38,18))"
         return (
             f"CASE WHEN abs({column}) < 9e18 AND {column} = floor({column}) "

@@ -28,7 +28,7 @@ from weft.systems.stream_source import EVENT_TIME, MAX_ROWS, BatchRows, ReaderRo
 from weft.types import FieldType, check_value
 
 SMALL = 20_000
-"""So few rows are read and written by the driver itself: to plan a job takes longer than to carry it out."""
+"""Up to this many rows are read and written by the driver itself: planning a job would take longer."""
 _RESET = "To begin with what is left: weft checkpoints reset. Keep events for longer than the pipeline may be away."
 
 

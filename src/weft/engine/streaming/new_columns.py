@@ -174,7 +174,7 @@ class _InSpark:
 
         conditions = [F.col(quoted(name)).isNotNull() for name in refused]
         if len(extra) > most:
-            # As one array: Spark walks a sum of a thousand terms by recursion.
+            # One array instead of a sum: Spark walks a sum of a thousand terms by recursion.
             values = F.array(*(F.when(F.col(quoted(name)).isNotNull(), F.lit(1)) for name in extra))
             conditions.append(F.size(F.array_compact(values)) > most)
         is_aside = reduce(or_, conditions, F.lit(False))

@@ -269,7 +269,7 @@ class Replay:
             used += [each.connection for each in self.pipeline.targets]
             spark = connectors.ready(session.spark().newSession(), *map(current().connection, used))
             attempts = batches.transform.over(sql, spark)
-            # What fails without any row is no row's fault: a column or a lookup that is not there.
+            # SQL that fails over no rows lacks a column or a lookup: no row is to blame.
             attempts.attempt(rows.slice(0, 0))
             result, blame = attempts.split(rows)
             failed += [_again(letters[numbers[number]], "transform", why) for number, why in blame.items()]
@@ -327,7 +327,7 @@ def _source_rows(
         times.append(_moment(None if row is None else row.pop(EVENT_TIME, None)) or letter.failed_at)
         if row is not None and letter.stage == "transform":
             row = {name: _sent(value, types.get(name)) for name, value in row.items()}
-        # What a stream has no field for is in a column of its own.
+        # Values without a field in the stream go into its column for extra fields.
         more = {name: row.pop(name) for name in list(row) if name not in known} if row and are_exact else {}
         extras.append(encode(more).decode() if more else None)
         payloads.append(letter.payload if row is None else row)

@@ -55,7 +55,7 @@ def with_origins(letters: Sequence[DeadLetter], rows: pa.Table) -> list[DeadLett
     for values, numbers in wanted.items():
         # In one order, whatever order they were read in: a batch that is tried again has the same letters.
         candidates = sorted(places[values], key=lambda each: (len(each), each))
-        # Of rows that are the same any may be the rejected one. Where a column could not be compared, it is unknown.
+        # Among equal rows any may be the rejected one. If a column could not be compared, the origin is unknown.
         if len(candidates) == len(numbers) == 1 or (is_whole and len(candidates) >= len(numbers)):
             for number, place in zip(numbers, candidates[-len(numbers) :], strict=True):
                 named[number] = replace(named[number], **json.loads(place))

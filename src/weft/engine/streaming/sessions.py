@@ -35,7 +35,7 @@ _WRITTEN = "_weft_written"
 """The start of the session as the targets have it, in µs since 1970. Of what a batch emits: of one that it removes."""
 # Marks what is no longer kept, besides what batches emit.
 _GONE = CLOSED - 1
-# So many groups are named one by one; of more, everything is read.
+# The most groups that a query names one by one; for more groups it reads everything.
 _NAMED_KEYS = 10_000
 
 
@@ -107,7 +107,7 @@ class Sessions(Windows):
         if reduced.fragments is None:
             return
         rows = self._fitted(reduced.fragments.append_column(BATCH, pa.repeat(number, len(reduced.fragments))))
-        # Of the next state until it is stored: a batch that fails here is tried again by the same object.
+        # Local until the state is stored: a batch that fails here is retried by the same object.
         emission, waiting, wanted = rows.slice(0, 0), self._waiting, None
         opened = 0 if self.last is None else self.last.open_sessions
         watermark = CLOSED // 2 + 2 if batch.watermark is None and self._is_updated else batch.watermark
@@ -142,7 +142,7 @@ class Sessions(Windows):
         ended = pc.less(rows[END], watermark)
         if not self._allowed or previous is None:
             return ended
-        # What has ended before may be reached by a row that begins before that.
+        # A row that begins before the previous watermark may reach a session that has ended.
         return pc.or_(ended, pc.less(rows[WINDOW_START].cast(pa.int64()), previous))
 
     def _check_sessions(self, rows: pa.Table, waiting: int, replaced: Selection | None) -> None:
@@ -247,7 +247,7 @@ class Sessions(Windows):
 
         is_closed = ends < watermark
         was_written = of_piece(F.col(_WRITTEN).isNotNull(), _SHOWN)
-        # What the targets have stays there: a session that goes on after it was written is written as it is.
+        # Targets keep what they have: a session that goes on after it was written is written again as it is now.
         is_shown = is_closed | was_written | F.lit(self._is_updated)
         is_new = F.col(_CHANGED) | of_piece(F.col(_WRITTEN).isNull(), _HIDDEN)
         again = ends if self._is_updated else F.when(was_written, F.lit(watermark - 1)).otherwise(ends)

@@ -31,7 +31,7 @@ from weft.systems.stream_source import OFFSET, StreamSource
 from weft.types import FieldType
 
 _MOST_COLUMNS = 1000
-"""So many columns of a source are remembered, or as many as its first batch has."""
+"""The most columns of a source that are remembered, unless its first batch has more."""
 
 
 class CheckpointFile:

@@ -60,7 +60,7 @@ def check_start(pipeline: StreamingPipeline, sources: Sequence[StreamSource], sp
             if pipeline.cdc is not None:
                 check_mirror(target, pipeline.cdc)
                 continue
-            # What a window emits is known.
+            # A window has a fixed set of columns.
             check_columns(target, columns, stored_names(target), grows=grows and pipeline.window is None)
 
 
@@ -133,7 +133,7 @@ def sql_columns(
                 rows = union_of(empty)
             columns: list[str] = functions.transformed(rows, sql, pipeline.aggregate_udfs).columns
     except WeftError as error:
-        # Of ours, it was raised while Spark's own was handled.
+        # An error of ours was raised while Spark's own was handled, which has the condition.
         condition = getattr(error.__context__, "getCondition", lambda: None)()
         if (strict and is_known) or condition in _CERTAIN:
             raise

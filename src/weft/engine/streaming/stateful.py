@@ -37,7 +37,7 @@ LATE, _FUTURE, _UNDATED, _ANCIENT = "late", "future", "undated", "ancient"
 _NO_NUMBER, _OUTSIDE = "no number", "outside"
 _FINGERPRINT, _VOID = b"weft.window", {b"weft.void": b"1"}
 _BAD = (_UNDATED, _FUTURE, _ANCIENT, _NO_NUMBER, _OUTSIDE)
-# Of the years 1 to 9999, since 1970.
+# The first and last day of the years 1 to 9999, counted from 1970, and the microseconds of a day.
 _FIRST_DAY, _LAST_DAY, _DAY = -719_162, 2_932_896, 86_400_000_000
 # The second day of the year 1, in microseconds: databases hold no time before that year.
 _EARLIEST = (_FIRST_DAY + 1) * _DAY
@@ -211,7 +211,7 @@ class Stateful(ABC):
         if self.last is not None and self.last.watermark is not None:
             reasons[self._is_late(self.last.watermark)] = LATE
         cases = " ".join(f"WHEN {condition} THEN '{reason}'" for condition, reason in reasons.items())
-        # As texts: each call of a function of PySpark's asks the JVM, which takes longer than a small batch.
+        # SQL text: each call of a PySpark function is a round trip to the JVM, and many take longer than a small batch.
         moment = f"unix_micros(CAST({quoted(self._event_times[source])} AS TIMESTAMP)) AS {TIME}"
         return frame.selectExpr("*", moment, f"CASE {cases} END AS {REASON}")
 

@@ -36,7 +36,7 @@ from weft.systems.stream_source import EVENT_TIME
 from weft.systems.target import Reject, SparkTarget
 from weft.types import to_json
 
-# So many events are one publish: all of them or none, and few enough to be held as Python objects.
+# The most events in one publish, which stores all or none: few enough to hold them as Python objects.
 _EVENTS = 100_000
 PutRefused = Callable[[Sequence[tuple[dict[str, Any], str]]], None]
 """Takes the rows that a stream refuses, each with the reason, before the others are stored."""
@@ -124,7 +124,7 @@ def _stored(ready: Opened, events: list[dict[str, Any]], key: str | None, put: P
         put([(events[at], re.sub(r"^Event \d+ of the", "The", error.what)) for at, error in bad.items()])
         parts = [([each for at, each in enumerate(events) if at not in bad], key)]
     else:
-        # What the database itself refuses is found by halves.
+        # An event that the database itself refuses is found by bisection.
         middle = len(events) // 2
         parts = [(events[:middle], None), (events[middle:], None)]
     done = [_stored(ready, part, key, put) for part, key in parts if part]

@@ -385,7 +385,7 @@ class Targets:
         for target in self._pipeline.targets:
             with self._explained([target], batch):
                 last = self._last_batch(target, batch)
-            # What an older version recorded has no positions.
+            # An older version recorded no positions.
             if last is None or (last[0] == batch.number and last[1] in (None, batch.positions)):
                 continue
             name, label = self._pipeline.name, current().connection(target.connection).label

@@ -43,7 +43,7 @@ def validate(pipeline: StreamingPipeline) -> Iterator[ValidationResult]:
     for key, lookup in pipeline.lookups.items():
         read.append(run_check(name, f"lookup {key}", partial(_lookup, key, lookup, joined)))
     yield from read
-    # What is wrong with a source or a lookup was reported.
+    # Problems of sources and lookups are reported above.
     is_there = all(each.problem is None for each in read)
     columns = start_checks.columns_of_rows(schemas) if is_there else None
     if (sql := pipeline.transform_sql) is not None:

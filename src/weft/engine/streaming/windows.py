@@ -53,7 +53,7 @@ _FORM, _FORMS = 4, {"sum": 3, "udaf": 4}
 OLDEST, NEWEST, _START = "_weft_oldest", "_weft_newest", "_weft_start"
 # Fewer stored rows are not worth a job that folds them.
 _COMPACT_ROWS, _COMPACT_RATIO = 20_000, 4
-# So many rows of several windows, and so many windows, are folded at once: the process holds them.
+# The most rows, and the most windows, that are folded at once: the process holds them in memory.
 _COMPACT_MOST, _COMPACT_ENDS = 1_000_000, 1000
 
 
@@ -110,7 +110,7 @@ class Windows(Stateful):
         from pyspark.sql import functions as F
 
         if self._made is None or self._made[0] != schema:
-            # What is left out is one group for each reason.
+            # All rows that are left out for one reason form one group.
             is_kept = F.col(REASON).isNull()
             groups = [F.when(is_kept, F.col(quoted(name))).alias(name) for name in self.window.group_by]
             stored = {_ROWS: F.count(F.lit(1)), OLDEST: F.min(TIME), NEWEST: F.max(TIME)}
@@ -272,7 +272,7 @@ class Windows(Stateful):
         frame = fan_in.rows_of_all(rows, fan_in.read_by_window(self.window))
         self._check_columns(frame)
         frame = self._dated(frame, rows[0][0])
-        # What is left out is one group for each reason, and must not be too much for an aggregate.
+        # All rows that are left out for one reason form one group; without values, no aggregate of it overflows.
         aggregated = {name for each in self.window.aggregations for name in each.columns}
         aggregated -= {self.window.event_time_column, *self.window.group_by}
         texts = {name: f"CASE WHEN {REASON} IS NULL THEN {quoted(name)} END" for name in sorted(aggregated)}
@@ -428,7 +428,7 @@ class Windows(Stateful):
         new, found = _counted(rows), self._found_long(rows, watermark)
         if not found or self._uncounted.isdisjoint(found):
             return found
-        # What a batch has of a window may be few of its groups.
+        # A batch may have only some of a window's groups.
         uncounted = tuple(end for end in found if end in self._uncounted)
         for end, count in self.store.groups([END, *self.window.group_by], Selection(ends=uncounted)).items():
             self._groups[end] = max(count, new.get(end, 0))
@@ -471,7 +471,7 @@ class Windows(Stateful):
     def _merged_columns(self, frame: Any) -> list[Any]:
         """Return the stored columns of the aggregates, merged over several rows."""
         merged = {name: column for each in self._merges(frame) for name, column in each.merged.items()}
-        # Of the stored type: Spark would widen a decimal at each fold. What does not fit is lost, as other sums are.
+        # Cast to the stored type: Spark would widen a decimal at each fold. A sum that does not fit is lost.
         return [column.try_cast(frame.schema[name].dataType).alias(name) for name, column in merged.items()]
 
     def _merges(self, frame: Any) -> list[Steps]:

@@ -42,7 +42,7 @@ from weft.systems.load import Columns
 
 RESERVED_TABLE = "source"
 """What `transform_sql` calls the rows of a batch."""
-# What a statement begins with that returns rows: behind parentheses and comments.
+# The beginning of a statement that returns rows, after parentheses and comments.
 _QUERY = re.compile(r"(?:\s|\(|--[^\n]*\n|/\*.*?\*/)*(?:select|with|from|values|table)\b", re.IGNORECASE | re.DOTALL)
 _MOST_NEW_COLUMNS = 1000
 

@@ -140,7 +140,7 @@ class _Table:
                 raise DeclarationError(f"{self.where}: unknown key {name!r}.", hint=self._meant(name, more))
             key = known[name]
             if not key.fits(value):
-                # Its type alone: what stands in the wrong place may be a URL with a password.
+                # Show the type, not the value: a value in the wrong place may be a URL with a password.
                 kind = "an empty text" if value == "" else _TYPES[type(value)]
                 if "number" in key.wanted and type(value) in (int, float):
                     kind = str(value)

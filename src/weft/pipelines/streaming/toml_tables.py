@@ -38,7 +38,7 @@ def _is_texts(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(each, str) for each in value)
 
 
-# What a key of each kind takes: in words, and as a check.
+# The values that a key of each kind takes: in words, and as a check.
 _KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "text": ("a text", lambda value: isinstance(value, str) and value != ""),
     "count": ("a whole number of at least 1", lambda value: type(value) is int and value >= 1),

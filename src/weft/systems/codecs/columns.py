@@ -115,7 +115,7 @@ def converted(array: pa.Array, kind: pa.DataType) -> pa.Array:
     if types.is_string(kind):
         return pa.array([None if value is None else json_of(value) for value in array.to_pylist()], kind)
     if types.is_list(kind):
-        # Of the whole array: offsets count from its beginning, also in a slice.
+        # Convert the whole child array: offsets count from its beginning, also in a slice.
         return pa.ListArray.from_arrays(
             array.offsets, converted(array.values, kind.value_type), kind, mask=_nulls(array)
         )

@@ -41,10 +41,10 @@ MAX_DEPTH = 32
 _MOST_BRACKETS = 1000
 _MOST_DIGITS = 100
 _UUID = r"^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$"
-# Of texts that look like this, Arrow and Python make the same dates and times, or neither does.
+# Arrow and Python read texts of this form as the same dates and times, or neither reads them.
 _YEAR = r"^(000[1-9]|00[1-9]\d|0[1-9]\d\d|[1-9]\d{3})-\d\d-\d\d"
 _ESCAPED_KEY = r'\\[^"]*"\s*:'
-# What may be beyond all floats, of which the careful way says that it is no JSON.
+# Numbers that may be too large for a float: the careful parser rejects them.
 _HUGE = r"[0-9][eE]\+?0*[1-9][0-9]{2}"
 _TOO_DEEP = f"It is nested deeper than {MAX_DEPTH} levels."
 _decode = msgspec.json.Decoder().decode

@@ -25,7 +25,7 @@ _RANGES = {
 }
 # A float that is `round` is also an integer: which of them a task reads depends on what it read before.
 _NUMBERS = ("int", "long", "whole", "huge", "round", "float")
-# Of as many values the first: what is odd is a text more often than anything else.
+# The first wins a tie: an odd value is a text more often than anything else.
 _FAMILIES = {"bool": ("bool",), "number": _NUMBERS, "list": ("list",), "object": ("object",), "text": ("text",)}
 _OF_TYPES = {bool: "bool", str: "text", list: "list", dict: "object"}
 

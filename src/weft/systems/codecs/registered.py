@@ -37,7 +37,7 @@ class SchemaProblem(ValueError):
     """Why the messages of a schema cannot be rows."""
 
 
-# What a schema may raise that its registry did not check.
+# Errors of a schema that its registry did not check.
 _BROKEN = (SchemaProblem, AttributeError, KeyError, RecursionError, TypeError)
 
 

@@ -141,7 +141,7 @@ def scd2_changes(source: DataFrame, table: DataFrame, load: Load) -> DataFrame:
         changes = _by_event(incoming, stored, current, load)
     closing = _closing(incoming, current, changes, load)
     if load.ttl_seconds is not None:
-        # What comes with a time so old that it has ended already.
+        # Rows whose time is so old that their TTL has passed already.
         ends = F.col(TS) + F.expr(_interval(load.ttl_seconds))
         is_old = F.col(OP).isin(INSERT, VERSION) & F.col(TO).isNull() & (F.col(TS) < F.lit(_oldest(load)))
         changes = changes.withColumn(EXPIRED, is_old).withColumn(TO, F.when(is_old, ends).otherwise(F.col(TO)))

@@ -196,7 +196,7 @@ class _Copy:
         return self._java(_CONVERTERS).asScala(java_list).toSeq()
 
     def _list(self, values: Any) -> list[Any]:
-        # By its length: the end of an iterator reaches Python as an exception, which takes long.
+        # Convert to an array: the end of an iterator reaches Python as an exception, which takes long.
         return list(self._java(_CONVERTERS).asJava(values).toArray())
 
 

@@ -137,7 +137,7 @@ def moved(new: DataFrame, frame: DataFrame, table: DataFrame, ends: Ends, load: 
     found = chain.where(is_version | is_moved)
     assert load.changes is not None
     if load.changes.truncates:
-        # Of keys that the batch does not name.
+        # Versions of keys that the batch does not name.
         others = versions.alias("t").join(touched, same_key("t", "k", load), "left_anti")
         others = others.where(~F.col(_UNTIL).eqNullSafe(F.col(_WAS)))
         found = found.unionByName(others.withColumns({_TO: F.col(_UNTIL), _IS_NEW: F.lit(_STORED)}))
@@ -280,6 +280,6 @@ def _chained(line: DataFrame, load: Load) -> DataFrame:
     linked = kept.withColumn(_COVER, cover).withColumn(_TO, F.lead(_SINCE).over(order))
     own_end = F.when(src == _STORED, until).when((F.col(_COVER) > F.col(_AT)) & (F.col(_COVER) < never), F.col(_COVER))
     first = F.least(own_end, F.col(_TO))
-    # Of versions of one time all but the last have no length.
+    # Among versions with the same time only the last has a length.
     ended = linked.withColumn(_TO, F.when(first < since, since).otherwise(first))
     return ended.drop(_AT, _BEFORE, _COVER)

@@ -60,7 +60,7 @@ def kept(files: LogFiles, path: str, load: Load, *, with_columns: bool) -> Table
     forgotten = -1
     for version in commits:
         if checkpoint is not None and version <= int(checkpoint):
-            # What is older than it is looked through only for the commit that it knows to be there.
+            # Commits older than the checkpoint are searched only for the one that the checkpoint says exists.
             in_checkpoint, batch = _in_checkpoint(files, log, sorted(names), checkpoint, writer(load))
             columns, checkpoint = columns or in_checkpoint, None
             last = last or (None if batch >= 0 else (-1, None, None, None))

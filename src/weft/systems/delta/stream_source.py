@@ -41,7 +41,7 @@ class DeltaSource(StreamSource):
             # Delta knows "latest", which is another version whenever it is asked, and else refuses one that is to come.
             spark.conf.set(_FUTURE_VERSIONS, "true")
         rows = reader.load(table.path)
-        # Its rows do not say when they came. The moment of the batch is in Spark's log, the same in every try of it.
+        # Rows of a table have no arrival time. The time of the batch is in Spark's log, and the same in every retry.
         return rows.select("*", F.current_timestamp().alias(EVENT_TIME))
 
     def take(self, frame: DataFrame) -> FrameRows:

@@ -74,13 +74,13 @@ def settled(changes: pa.Table, values: pa.Table, rows: pa.Table, load: Load, nam
             again = is_late(changes, was[POSITION], was[TS], load.changes.tolerance_ms)
             flag = pc.if_else(pc.and_(pc.equal(flag, KEEPS), again), UNKNOWN, flag)
         stored = pc.coalesce(_positions(values, changes[KEY], each.name), _positions(rows, changes[KEY]))
-        # What removed the row may be older, too: a truncate that comes again.
+        # The removal of the row may be older, too, such as a truncate that comes again.
         is_replaced = pc.or_(pc.and_(pc.equal(flag, SAID), pc.less(said, last)), pc.equal(flag, UNKNOWN))
         is_older = pc.fill_null(pc.and_(is_replaced, pc.less_equal(said, stored)), False)
         flag = pc.if_else(is_older, KEEPS, flag)
         source = pc.fill_null(stored, "")
         if has_origins:
-            # What is said of the new key before is of another row.
+            # Earlier changes of the new key are about another row.
             source = pc.if_else(pc.is_null(changes[FROM]), source, last)
         said = pc.if_else(pc.equal(flag, KEEPS), source, said)
         for name, array in ((each.flag, flag.cast(pa.int64())), (each.position, said)):

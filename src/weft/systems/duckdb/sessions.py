@@ -27,7 +27,7 @@ WAIT_SECONDS = 30.0
 _PAUSE_SECONDS = 0.01
 _LONGEST_PAUSE_SECONDS = 0.25
 
-# What is in memory lives as long as the process, under the name of its connection.
+# Databases in memory live as long as the process, by the name of their connection.
 _memory: dict[str, duckdb.DuckDBPyConnection] = {}
 _memory_lock = threading.Lock()
 

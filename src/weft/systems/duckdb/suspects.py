@@ -15,7 +15,7 @@ def find(tables: SqlTables, session: Session, load: Load, source: str, values: d
     row, unfit, other, broken, shown, first = map(
         tables.quote, (ROW, "_weft_unfit", "_weft_other", "_weft_broken", "_weft_shown", "_weft_first")
     )
-    # By what a row breaks, the value that the reason shows: none, of checks and of columns that may not be null.
+    # By broken rule, the value that the reason shows: none for checks and NOT NULL.
     rules: dict[str, str] = {}
     is_other, contradicts = ["FALSE"], ["NULL"]
     # A merge updates the row that has the same key.

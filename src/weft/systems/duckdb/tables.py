@@ -25,7 +25,7 @@ from weft.systems.sql.tokens import quote_name
 
 # A batch's rows: a multiple of what DuckDB's own vectors have.
 _READ_ROWS = 16 * 1024
-# What one INSERT takes: a row group of DuckDB's has 122,880 rows.
+# The rows of one INSERT: a row group of DuckDB's has 122,880 rows.
 _WRITE_ROWS = 128 * 1024
 _WRITE_BYTES = 64 * 1024 * 1024
 
@@ -199,7 +199,7 @@ class DuckDBTables(SqlTables):
             # An instant is that of the text, also where its zone is another one than UTC.
             if not column.sql.startswith(_ROUNDED) or column.sql == "TIMESTAMP WITH TIME ZONE":
                 return there, None
-            # As the type that has all the digits which the text may have.
+            # Compare as a type that has all the digits which the text may have.
             back = "TIMESTAMP" if column.sql.startswith(("DATE", "TIMESTAMP")) else "DECIMAL(38,10)"
         same = f"{cast}({there} AS {back}) = {cast}({expression} AS {back})"
         if own == "VARCHAR" and pa.types.is_decimal(column.field.type):
@@ -298,7 +298,7 @@ def _sql(kind: pa.DataType) -> str:
 
 def _native(inner: Sequence[pa.DataType], spell: Callable[..., str]) -> str:
     kinds = [_sql(each) for each in inner]
-    # What has to be JSON inside makes JSON of the whole, since JSON is no Arrow type that could be nested.
+    # If a part has to be JSON, the whole is JSON: no nested Arrow type can hold it.
     return _HINTED["json"] if _HINTED["json"] in kinds else spell(*kinds)
 
 
@@ -363,7 +363,7 @@ def _relation(driver: duckdb.DuckDBPyConnection, sql: str) -> duckdb.DuckDBPyRel
     statements = driver.extract_statements(sql)
     if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
         raise DeclarationError("A source is one query: SELECT …", hint=f"This is not a query: {sql.strip()[:80]}")
-    # By name rather than by `execute`, whose results are copied once more.
+    # `sql` rather than `execute`, whose results are copied once more.
     return driver.sql(sql)
 
 

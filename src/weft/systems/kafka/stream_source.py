@@ -99,7 +99,7 @@ class KafkaSource(MessageSource):
     def _few(self, before: Any | None, position: Any | None) -> pa.Table | None:
         """Return the messages between two positions, if they are few."""
         starts, ends = ({} if each is None else self._offsets(each) for each in (before, position))
-        # Of a partition that is new, or gone, Spark finds out what that means.
+        # Leave a partition that is new, or gone, to Spark's connector.
         is_known = bool(ends) and starts.keys() == ends.keys() and all(starts[each] <= ends[each] for each in ends)
         if not is_known or sum(ends.values()) - sum(starts.values()) > MOST_HERE:
             self.close()  # it would go on to read what Spark reads

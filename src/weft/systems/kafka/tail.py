@@ -36,14 +36,14 @@ _COLUMNS = pa.schema(
 # The brokers have the messages already: Spark has seen the ends of the partitions.
 _SECONDS = 2.0
 _PAUSE = 60.0
-"""So long after a failure the connector reads alone."""
+"""How long only the connector reads after a failure."""
 _SETTINGS = {
     # It joins no group and commits nothing.
     "enable.auto.commit": False,
     "enable.auto.offset.store": False,
     "enable.partition.eof": True,
     "auto.offset.reset": "error",
-    # As the connector reads.
+    # The isolation level of Spark's connector.
     "isolation.level": "read_uncommitted",
     "check.crcs": True,
     # Between batches it fetches what comes, so that it is here when Spark has planned the next batch, and no more.

@@ -27,7 +27,7 @@ _THROTTLED = {
     "InternalFailure",
     "InternalFailureException",
 }
-# Of one PutRecords.
+# Limits of one PutRecords.
 _MOST_RECORDS, _MOST_BYTES, _LARGEST = 500, 4 << 20, 1 << 20
 
 

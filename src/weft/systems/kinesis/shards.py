@@ -48,7 +48,7 @@ _PAGE_BYTES = 10 << 20
 """What GetRecords gives at most."""
 _THREADS = 8
 MOST_COUNTED = 10_000
-"""So many records of a shard are counted for the lag: they have to be read."""
+"""The most records of a shard that are counted for the lag: they have to be read."""
 # And in so many requests: behind a gap most of them find nothing.
 _MOST_PAGES = 20
 # In turns: a session keeps every name, and each query of a pipeline has the session of the one before.

@@ -146,7 +146,7 @@ class KinesisSource(MessageSource):
             if first is not None and int(first) > (places.sequence(place) or 0):
                 gone[shard] = first
         note = f"Kinesis removed the records of {self.name} before {places.show(gone)}." if gone else None
-        # What comes after the records of a shard is read again too, and behind them.
+        # Child shards are read again too, after the records of their parents.
         again: set[str] = set()
         for shard, of in parents.items():
             if any(each in again or each in wanted for each in of):

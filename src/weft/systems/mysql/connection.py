@@ -15,7 +15,7 @@ from weft.systems.base import SIGN_IN_HINT, Connection, measured, require
 from weft.systems.sql.tokens import quote_name
 from weft.systems.url_parameters import flag, url_parameters
 
-# What may follow the `?` of a URL, each an argument of pymysql.connect, and how its text is read.
+# The parameters after the `?` of a URL, each an argument of pymysql.connect, and how its text is read.
 _PARAMETERS: dict[str, Callable[[str], Any]] = {
     "unix_socket": str,
     "charset": str,

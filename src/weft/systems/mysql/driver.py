@@ -68,7 +68,7 @@ class Driver(pymysql.Connection):
             raise
 
     def _end_on_server(self) -> None:
-        # What stops this process must not wait for a server that stopped: then its statement has ended, too.
+        # Stopping this process must not wait for a server that has stopped: the statement ended with it.
         with suppress(Exception):
             other = pymysql.Connection(**{**self._parameters, "connect_timeout": _STOP_SECONDS})
             try:

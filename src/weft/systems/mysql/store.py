@@ -99,7 +99,7 @@ class MySQLStore(MySQLSessions, SqlStore):
         table = self.table(schema, name)
         session.run(f"CREATE TABLE IF NOT EXISTS {table} ({spelled}) {_STORAGE}")
         highest = session.value(f"SELECT max({self.quote(ROWID)}) FROM {table}") or 0
-        # By chance: the number of a deleted stream, or of one in a dropped database, is nobody's. If another stream
+        # At random: no stream gets the number of a deleted one, or of one in a dropped database. If another stream
         # has it, nothing is stored, and the next try takes another number.
         number = secrets.randbelow(_MAX_STREAM) + 1
         session.run(self.insert_ignore(self.streams, ("id", "name", "head")), (number, f"{schema}.{name}", highest))

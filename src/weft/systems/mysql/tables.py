@@ -74,7 +74,7 @@ class LoadSessions(MySQLSessions):
             return explained
         unread = re.search(r"concat\('((.*?): \w+\(.*\) cannot read) '", explained.what)
         if unread is not None:
-            # By the normalizer's own words; the value is not among what the server says.
+            # Use the normalizer's own words: the server's error does not have the value.
             field = unread[2].replace("''", "'")
             return SchemaError(f"MySQL ({self.connection.target}): {unread[1]} the value.", field=field)
         checked = re.search(rf"'{types.TOO_LARGE} \+ (\w+)\(.*`([^`]+)`\)'", explained.what)
@@ -473,7 +473,7 @@ def _in_schema(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     arrays = batch.columns
     for index, field in enumerate(schema):
         if hint_of(field) == "time":
-            # As others write it: as many digits of a second as there are.
+            # Without trailing zeros in the fraction of a second, as other systems write it.
             short = pc.replace_substring_regex(arrays[index], r"(\.\d*?)0+$", r"\1")
             arrays[index] = pc.replace_substring_regex(short, r"\.$", "")
     return pa.RecordBatch.from_arrays(arrays, schema=schema)

@@ -213,7 +213,7 @@ def cast(expression: str, field: pa.Field, sql: str) -> str:
             return _checked(expression, f"MICROSECOND(CAST({expression} AS {as_type})) % {unit} = 0", as_type)
     collation = re.search(r"collate (utf8mb4_\w+)", sql)
     if pa.types.is_string(kind) and hint is None and collation:
-        # By the column's own idea of what is the same, and so that its index is of use. A UUID of a subquery is ASCII.
+        # Compare by the column's collation, so that its index can be used. A UUID of a subquery is ASCII.
         return f"(CONVERT({expression} USING utf8mb4) COLLATE {collation[1]})"
     return expression
 

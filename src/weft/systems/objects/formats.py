@@ -37,7 +37,7 @@ def is_tab_separated(path: str | os.PathLike[str]) -> bool:
 
 
 def _uncompressed(path: str | os.PathLike[str]) -> str:
-    # Of a URL only the last part counts, so that a host such as `s3.csv` names nothing.
+    # Only the last part of a URL counts, so that a host such as `s3.csv` names no format.
     name = os.fspath(path).lower().rpartition("/")[2]
     for suffix in _COMPRESSIONS:
         if name.endswith(suffix):

@@ -206,7 +206,7 @@ class Manifest(ReadManifest):
             if entry["version"] % _WHOLE_EVERY == 0:
                 whole = _after(state, entry)
                 entry["state"] = {name: getattr(whole, name) for name in _WHOLE}
-            # What can be read of it now is what will always be: an entry is never changed.
+            # An entry is never changed once it can be read.
             if self.folder.create(f"{self.log}/{_name(entry['version'], _ENTRY)}", json.dumps(entry).encode()):
                 reached("recorded")
                 self._publish(entry)

@@ -154,7 +154,7 @@ class FileOptions(FormatFields):
             "ignoreTrailingWhiteSpace": False,
             # A quoted value may hold line breaks; by lines it would become two broken rows.
             "multiLine": True,
-            # By default a row with too few values gets nulls and one with too many loses some.
+            # Spark's default fills a row with too few values with nulls, and cuts one with too many.
             "mode": "FAILFAST",
         }
         if "comment" in read:

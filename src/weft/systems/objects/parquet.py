@@ -29,7 +29,7 @@ SUFFIXES = {"snappy": ".snappy", "gzip": ".gz", "zstd": ".zstd", "uncompressed":
 """The compressions, and what Spark has them in a file's name."""
 
 _GROUP_BYTES = 16 * 1024 * 1024
-"""So much of Arrow becomes a row group: it is all in memory until then."""
+"""The Arrow bytes of one row group, which are in memory until it is written."""
 _DICTIONARY_BYTES = 64 * 1024
 """A column of more different values than fit is not worth a dictionary, which would take twice the time."""
 _ROWS_PER_FILE = "spark.sql.files.maxRecordsPerFile"

@@ -259,7 +259,7 @@ def _csv(
             texts = texts.withColumn(bad, F.when(column(_MORE).isNotNull(), column(_LINE)))
     texts = texts.drop(_MORE) if is_cut else texts
     if pattern is not None:
-        # Of the whole value: a pattern that should match a part says so itself.
+        # The pattern matches the whole value: one for a part says so itself.
         texts = texts.withColumns(
             {name: F.when(~F.rlike(column(name), F.lit(pattern)), column(name)) for name in names}
         )
@@ -274,7 +274,7 @@ def _csv(
         if len(void) == len(names) and rows.isEmpty():
             return texts.select()
     if has_empty:
-        # Of a number or a time it is a null, as it is in files in which every value has quotes.
+        # An empty number or time is null, as in files in which every value has quotes.
         others = [each.name for each in schema if not isinstance(each.dataType, T.StringType)]
         texts = texts.withColumns({name: F.nullif(column(name), F.lit("")) for name in others})
     if not is_converted:
@@ -341,7 +341,7 @@ def _final_types(
     spelled = {each.name.lower(): each.name for each in schema}
     known = {spelled.get(name.lower(), name): kind for name, kind in known.items()}
     fixed = {spelled.get(name.lower(), name) for name in declared}
-    # What is taken for a text may be nothing but nulls.
+    # A column that seems to be text may hold only nulls.
     doubtful = [each.name for each in schema if isinstance(each.dataType, T.StringType)]
     empty = _empty(sample, [name for name in doubtful if known.get(name) != T.StringType()])
     new = [name for name in empty if name not in known]

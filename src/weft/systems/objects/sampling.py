@@ -47,7 +47,7 @@ def known_schema(
         return None
     names: list[str] = []
     seen = 0
-    # Of each as many as of the others, and of the longest what the short ones lack.
+    # The same number of rows from each file; longer files make up for shorter ones.
     for number, head in enumerate(sorted(looked_at, key=lambda head: len(head.text))):
         lines = _rows(head, read, max(-(-(most - seen) // (len(looked_at) - number)), 0))
         if lines is None:

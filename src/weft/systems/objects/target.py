@@ -90,7 +90,7 @@ class FileTarget(SparkTarget):
         manifest = ReadManifest(files, path)
         # The log last: as long as it is there, the table is found.
         files.remove(f"{path}/{name}" for name in manifest.all_files())
-        # Its newest entry first: what is left of a drop that is cut off can be read, and so be dropped.
+        # Remove the newest entry first: the rest of a drop that is cut off can still be read, and so be dropped.
         files.remove(f"{manifest.log}/{name}" for name in sorted(files.files_in(manifest.log), reverse=True))
         files.remove_folder(manifest.home)
 
@@ -243,7 +243,7 @@ class _Write(_Load):
         observed = Observation()
         only = column(frame.columns[0]).isNull() if len(frame.columns) == 1 else F.lit(False)
         written, null = encoded(frame, options.format), options.csv_null_value
-        # By their numbers: a name may be `rows`.
+        # Count by number, not by name: a column may be called `rows`.
         taken = [F.count_if(column(name).cast("string") == null) for name in written.columns] if null else []
         counted = written.observe(
             observed,

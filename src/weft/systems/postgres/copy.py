@@ -26,7 +26,7 @@ _NULL = b"\xff\xff\xff\xff"
 # PostgreSQL counts from 2000-01-01.
 _EPOCH_DAYS = 10_957
 _EPOCH_MICROSECONDS = _EPOCH_DAYS * 86_400_000_000
-# What is encoded at once: small enough for the processor's cache, large enough that calls do not count.
+# How much is encoded at once: small enough for the processor's cache, large enough that calls do not count.
 _CHUNK_ROWS, _CHUNK_BYTES = 32_768, 4 * 1024 * 1024
 # An Arrow binary array ends at two gigabytes.
 _JOIN_BYTES = 1024 * 1024 * 1024
@@ -266,7 +266,7 @@ def _groups(high: Array, low: Array, last: int) -> list[Array]:
     groups: list[Array] = []
     ahead = last
     if high.any():
-        # By long division in limbs of 32 bits, eight digits a time: a remainder and a limb fit 64 bits.
+        # Long division in limbs of 32 bits, eight digits at a time: a remainder and a limb fit 64 bits.
         mask, shift = np.uint64(0xFFFFFFFF), np.uint64(32)
         limbs = [high >> shift, high & mask, low >> shift, low & mask]
         while len(limbs) > 2:

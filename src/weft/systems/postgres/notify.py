@@ -96,7 +96,7 @@ class Listener:
             heard = False
             try:
                 if self._driver is None:
-                    # What came before LISTEN is not announced: let the caller look at once.
+                    # Events before LISTEN are not announced: let the caller look at once.
                     self._driver = self._connect()
                     self._driver.execute(f"LISTEN {CHANNEL}")
                     heard = True

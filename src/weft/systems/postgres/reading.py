@@ -18,7 +18,7 @@ from weft.systems.sql import decimals
 from weft.systems.sql.prefetch import prefetch
 from weft.systems.sql.tables import subquery
 
-# Of one batch, as the driver counts them. Four are in memory at once: being read, waiting, being used.
+# The bytes of one batch, as the driver counts them. Four are in memory at once: being read, waiting, being used.
 _BATCH_BYTES = 4 * 1024 * 1024
 
 
@@ -55,7 +55,7 @@ def batches(
         except (dbapi.Error, OSError) as error:
             if isinstance(error, WeftError):
                 raise
-            # What goes wrong in the middle of the rows comes through Arrow, as an OSError.
+            # An error in the middle of the rows comes through Arrow, as an OSError.
             raise sessions.explain_adbc(dbapi, error) from None
 
     def cancel() -> None:

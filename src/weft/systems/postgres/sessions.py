@@ -72,7 +72,7 @@ class PostgresSessions(SqlDriver):
                     # Each transaction may be in another session of the server, where nothing was prepared.
                     driver.prepare_threshold = None
                 driver.autocommit = autocommit
-                # As texts, to be decoded a column at a time.
+                # Load JSON as text, to be decoded a column at a time.
                 driver.adapters.register_loader("json", TextLoader)
                 driver.adapters.register_loader("json", TextBinaryLoader)
         except psycopg.Error as error:

@@ -89,7 +89,7 @@ class PostgresStore(PostgresSessions, SqlStore):
 
     def create_catalogue(self, session: Session) -> None:
         self.create_schema(session, "weft")
-        # From a random number on: in a new catalogue, the numbers that processes know of are nobody's.
+        # Numbers start at random: in a new catalogue, no stream has a number that processes remember.
         first = random.randint(1, _MAX_STREAM // 4)
         number = f"integer GENERATED ALWAYS AS IDENTITY (START WITH {first} MAXVALUE {_MAX_STREAM})"
         texts = dict.fromkeys(("stream", "name", "text"), "text")

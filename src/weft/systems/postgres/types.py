@@ -141,7 +141,7 @@ def cast(expression: str, field: pa.Field, sql: str) -> str:
         # A list of the same database is an array, a staged one JSON, which stays as it is.
         return f"to_jsonb({expression})" if base == "jsonb" else f"CAST(to_json({expression}) AS {sql})"
     if sql == own and field.type != ANY_NUMERIC:
-        # What is read as a text need not be one in its own database: an interval, say, or an address.
+        # A column that is read as text may be of another type in its database: an interval, say, or an address.
         return f"CAST({expression} AS text)" if own == "text" else expression
     if base == "character varying":
         # Without the length: the assignment to the column checks it.

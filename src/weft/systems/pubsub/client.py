@@ -30,14 +30,14 @@ _BUSY = {"RESOURCE_EXHAUSTED", "ABORTED", "INTERNAL", "UNKNOWN"}
 _LATE, _DENIED = "DEADLINE_EXCEEDED", "PERMISSION_DENIED"
 _AWAY = {"UNAVAILABLE", _LATE, "CANCELLED"}
 _SCOPES = ("https://www.googleapis.com/auth/pubsub",)
-# Of one request. What a message has beyond its data is reckoned with.
+# Limits of one request, and the bytes that a message takes beyond its data.
 _MOST_MESSAGES, _MOST_BYTES, _OVERHEAD = 1000, 9_000_000, 100
 _MOST_IDS = 1000
 PULL_SECONDS = 1.5
 """How long a request for messages waits for some. Who ends a receiver waits for it, too."""
 _ATTEMPTS = 5
 _WINDOW = 20_000
-"""So many messages are held at a time, to be sent by their ordering keys: a request has messages of one key."""
+"""The most messages in memory, to be grouped by ordering key: a request has messages of one key."""
 _SENDERS = 8
 _HINT = "Check project_id, endpoint and credentials."
 _ROLES = "The account needs the role pubsub.subscriber to read, and pubsub.publisher to write."
@@ -215,7 +215,7 @@ class Client:
             if not waits:
                 # Google advises to wait, for who wants many messages soon. Who lists letters wants to know the end.
                 warnings.simplefilter("ignore", DeprecationWarning)
-            # Where nothing came while it waited, there is nothing.
+            # A pull that waited and got nothing means an empty subscription.
             answer = self.call("pull", request, PULL_SECONDS, _LATE) if waits else self.call("pull", request)
         return () if answer is None else type(answer).pb(answer).received_messages
 

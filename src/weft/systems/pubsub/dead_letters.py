@@ -85,7 +85,7 @@ class PubSubLetters:
                     time.sleep(_QUIET_SECONDS / 10)
                     continue
                 self._client.extend(self._subscription, [each.ack_id for each in found], _LEASE_SECONDS)
-                # By message: one that was delivered again is acknowledged by its last delivery.
+                # Keyed by message: a redelivered one is acknowledged by its last delivery.
                 received |= {each.message.message_id: each for each in found}
                 quiet_since = time.monotonic()
             yield list(received.values())

@@ -116,7 +116,7 @@ def deliver_to(connection: Any, channel: Any, receive: Callable[[list[Any]], Non
         receive(messages)
         connection._request_channel_dispatch(channel.channel_number)  # who waits for events need not wait longer
 
-    # Those that pika reads. Its own function would keep them until the end of a read, behind others that came later,
+    # Receives the messages that pika reads. Its own function would queue them behind others that came later,
     # and an acknowledgement of one is for all before it.
     channel._on_consumer_message_delivery = lambda _, *message: received([message])
     connection._impl._transport._MAX_RECV_BYTES = _READ_BYTES

@@ -15,7 +15,7 @@ from weft.systems.rabbitmq.publisher import Message, publish
 
 # A message that was counted may have been taken by somebody else meanwhile.
 _QUIET_SECONDS = 0.5
-# What another process gave back a moment ago comes soon; what it still holds is waited for.
+# How long to wait for messages that another process has just given back, and for those that it still holds.
 _PATIENCE, _BUSY_SECONDS = 3.0, 30.0
 
 

@@ -11,7 +11,7 @@ from weft.systems.base import require
 from weft.systems.rabbitmq import client
 from weft.systems.rabbitmq.connection import RabbitMQConnection
 
-# So many messages wait for their confirmation.
+# The most messages that wait for their confirmation.
 _MOST_OPEN = 1000
 
 

@@ -18,7 +18,7 @@ from weft.systems.rabbitmq.connection import RabbitMQConnection
 from weft.systems.received import MOST_BYTES, Received, unparsable
 
 MOST_HELD = 4 * MOST_BYTES
-"""So many bytes of messages may wait to be taken: the broker counts messages only."""
+"""The most bytes of messages that wait to be taken: the broker limits only their number."""
 _LOOK_SECONDS = 10.0
 _MOST_NESTED = 100
 """Headers with more tables and lists in one another are left out: what reads them calls itself for each."""
@@ -81,7 +81,7 @@ class QueueReceiver:
         deadline = time.monotonic() + seconds
         while most == 0 or not self._got:
             if self._is_cancelled:
-                # Its queue was deleted, or moved to another node: who opens another receiver finds out.
+                # The queue was deleted, or moved to another node: the next receiver finds out.
                 why = ConnectionFailedError(f"the broker ended the consumer of the queue {self._queue!r}")
                 raise self._connection.unreachable(why, answered=False)
             left = deadline - time.monotonic()

@@ -23,7 +23,7 @@ def batch_of(page: resp.EntryPage, fields: Mapping[str, FieldType], schema: pa.S
     by = page.fields.get(PUBLISH_ID)
     if by is None or by.null_count or any(name not in fields for name in page.fields.keys() - {PUBLISH_ID}):
         return None
-    # What does not fit its field is in the extra ones, so that all must be looked at where those are asked for.
+    # Values that do not fit their field are among the extra ones: to return those, all fields must be read.
     needed = set(page.fields) if EXTRA in schema.names else page.fields.keys() & set(schema.names)
     try:
         columns = {name: _read(page.fields[name], fields.get(name)) for name in needed} | _places(page)

@@ -46,9 +46,9 @@ ANSWER_SECONDS = 60.0
 
 # Also errors of redis-py that are not of its own base class.
 ERRORS = (exceptions.RedisError, exceptions.RedisClusterException, OSError)
-# Of a client of a cluster also this: it is sent on to a node that has no slots yet, which it does not know.
+# A client of a cluster also raises this, when it is redirected to a node without slots, which it does not know.
 CLUSTER_ERRORS = (*ERRORS, AttributeError)
-# What passes by itself: a server is restarted or replaced, or a cluster changes.
+# Errors that pass by themselves: a server is restarted or replaced, or a cluster changes.
 TRANSIENT = (
     exceptions.ConnectionError,
     exceptions.TimeoutError,

@@ -15,7 +15,7 @@ from weft.systems.endpoint import StoreEndpoint
 from weft.systems.redis.ids import to_offset
 from weft.systems.url_parameters import flag, url_parameters
 
-# What may follow the `?` of a URL, each a field of the connection, and how its text is read.
+# The parameters after the `?` of a URL, each a field of the connection, and how its text is read.
 _PARAMETERS: dict[str, Callable[[str], Any]] = {
     "cluster": flag,
     "sentinels": str,

@@ -244,7 +244,7 @@ class RedisGroupReader(RedisReader):
         self._members: dict[Key, Member] = {}
         self.held_for: float | None = membership.claim_idle
         self.recovered = 0
-        # What was delivered again stays here until it is handed on: a request that fails after it must not hide it.
+        # Redelivered entries stay here until they are handed on: a later request that fails must not lose them.
         self._redelivered: defaultdict[Key, list[Redelivered]] = defaultdict(list)
 
     @property

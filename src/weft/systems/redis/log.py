@@ -283,7 +283,7 @@ class RedisLog:
         if ids.milliseconds_of(head) <= latest:
             return removable
         command, ages = self.store.command, self.keys.ages
-        # So many notes as a policy of days needs, not one at each look.
+        # Note times only as often as a policy of days needs, not at each check.
         if not command("ZCOUNT", ages, latest - (latest - oldest) // _NOTES, "+inf"):
             command("ZADD", ages, latest, ids.to_id(head))
         for seen in command("ZREVRANGEBYSCORE", ages, oldest, "-inf", "LIMIT", 0, 1):

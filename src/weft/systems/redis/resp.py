@@ -201,7 +201,7 @@ def id_parts(ids: pa.Array) -> tuple[pa.Array, pa.Array]:
     if not ((end > dash).all() and (text[dash] == _DASH).all()):
         dash = begin + pc.find_substring(ids, "-").to_numpy()
         return pa.array(_digits(text, begin, dash)), pa.array(_digits(text, dash + 1, end))
-    # What the first and the last have in common all between them have, so that few digits are left to read.
+    # All ids share the prefix that the first and the last have in common, so that few digits are left to read.
     first, last = (ids[row].as_py()[:_USUAL_DASH] for row in (0, -1))
     differ = (place for place, (one, other) in enumerate(zip(first, last, strict=True)) if one != other)
     common = next(differ, _USUAL_DASH)

@@ -22,7 +22,7 @@ from weft.systems.redis.log import RedisLog
 from weft.types import FieldType
 
 _log = logging.getLogger("weft.streams")
-# What the script for publishes says where it wrote nothing.
+# The error of the publish script when it wrote nothing.
 _NOTHING_STORED = "NOTSTORED"
 _REUSED_KEY = "NOTSTORED an idempotency key"
 # Redis takes no longer texts, and this leaves room for its own settings.
@@ -198,7 +198,7 @@ class RedisStore:
             except WeftError as error:
                 if len(set(turns)) == 1 or (not by_index and isinstance(error, ConnectionFailedError)):
                     raise
-                # Those of other slots are stored, so the caller cannot try each alone.
+                # Batches of other slots are stored, so the caller cannot retry each alone.
                 is_one_to_blame = _is_unstored(error) or isinstance(error, SchemaError)
                 appended = [self._append_alone(batches[i]) if is_one_to_blame else error for i in members]
             by_index.update(zip(members, appended, strict=True))

@@ -45,7 +45,7 @@ _REDIRECTIONS = 16
 # How errors begin of a server that is starting, that is no longer the primary, or whose cluster is changing.
 _TRANSIENT = ("LOADING", "READONLY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "BUSY ")
 _REDIRECTED = ("MOVED", "ASK", *_TRANSIENT)
-# What it says of an acknowledgement where there is nothing left to acknowledge.
+# Redis' errors for an acknowledgement when there is nothing left to acknowledge.
 _NOTHING_LEFT = ("NOGROUP", "WRONGTYPE")
 _KINDS = {
     "NOPERM": exceptions.NoPermissionError,

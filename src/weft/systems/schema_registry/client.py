@@ -30,7 +30,7 @@ _PAUSES = (0.2, 1.0)
 _AWAY = (429, 500, 502, 503, 504)
 _UNKNOWN = (40401, 40402, 40403)
 _INCOMPATIBLE = 409
-# By registry and id: a schema never changes. Each process asks once.
+# Schemas by registry and id. A schema never changes, so each process asks once.
 _known: dict[tuple[str, int], Registered] = {}
 
 

@@ -244,7 +244,7 @@ class BadRows:
                 first = last
                 continue
             marked = self._marked(first) if locate is None else locate(self._error)
-            # Who has read the last row may have looked at them all before the first one was refused.
+            # If the last row was read, the database may have read all rows before it refused the first one.
             if marked is None or not 0 <= marked < last - first - 1:
                 if not self._find_suspects(first, last):
                     self._halve(first, last, attempt, aside, is_bad=True)
@@ -297,7 +297,7 @@ class BadRows:
             if unfit and not is_unfit:
                 continue
             others = () if first is None or first in found else (first,)
-            # Of rows that may only be updated, or not at all, each is tried: it need not write what it breaks.
+            # In a merge each row is tried: one that updates need not write the value that breaks a rule.
             are_inserted = self.load.mode in ("append", "truncate")
             alike = self._alike(*reasons[broken], shown) if are_inserted and broken in reasons else None
             if alike is not None:

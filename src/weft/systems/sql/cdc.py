@@ -47,7 +47,7 @@ class Mirror(Merge, UnavailableValues):
         truncates = self._known_truncates()
         entries = f"SELECT changed_key, {self._q('position')}, ts_ms FROM {gate.table} AS g WHERE {gate.of_rows}"
         if not self.changes.truncates:
-            # Those before a truncate of the batch are not staged.
+            # Changes before a truncate of the batch are not staged.
             first = gate.is_late(f"s.{self._q(FIRST)}", f"s.{self._q(FIRST_TS)}")
             stage = self.tables.temporary(self.stage)
             entries = (

@@ -27,7 +27,7 @@ FIELDS = pa.schema(
         pa.field("position", pa.string()),
         pa.field("ts_ms", pa.int64()),
         pa.field("is_deleted", pa.bool_(), nullable=False),
-        # Of a mirror the hash of the key as the table has it, of the delete in a history the key.
+        # In a mirror, a hash of the key as the table has it; in a history, the key of a delete.
         pa.field("row_key", pa.string()),
     ]
 )

@@ -198,7 +198,7 @@ class History(Scd2ByEvent, GatedMove):
         tables.create_temporary_as(
             self.session,
             CHAIN,
-            # Of versions of one time all but the last have no length.
+            # Among versions with the same time only the last has a length.
             f"SELECT e.*, CASE WHEN {first} < {ts} THEN {ts} ELSE {first} END AS {to} FROM ({ended}) AS e",
         )
 

@@ -18,7 +18,7 @@ from weft.systems.sql.tables import Column
 
 _log = logging.getLogger("weft.engine")
 _ORIGIN, _FILL = "_weft_origin_", "weft_fill"
-# So many keys are named by one statement.
+# The most keys that one statement names.
 _NAMED = 500
 
 
@@ -145,7 +145,7 @@ class UnavailableValues(GatedMove):
                 )
                 run(self.tables.update(stage, {each.flag: str(UNKNOWN)}, f"{flag} = {KEEPS} AND {again}"))
             stored = f"COALESCE({column}, {row})"
-            # What removed the row may be older, too: a truncate that comes again.
+            # The removal of the row may be older, too, such as a truncate that comes again.
             is_older = (
                 f"(({flag} = {SAID} AND {gate.ordered(said)} < {gate.ordered(last)}) OR {flag} = {UNKNOWN}) "
                 f"AND {gate.ordered(said)} <= {gate.ordered(stored)}"
@@ -153,7 +153,7 @@ class UnavailableValues(GatedMove):
             run(self.tables.update(stage, {each.flag: str(KEEPS)}, is_older))
             source = f"COALESCE({stored}, '')"
             if self.changes.origins:
-                # What is said of the new key before is of another row.
+                # Earlier changes of the new key are about another row.
                 source = f"CASE WHEN t.{self._q(FROM)} IS NULL THEN {source} ELSE {last} END"
             run(self.tables.update(stage, {each.position: source}, f"{flag} = {KEEPS}"))
 

@@ -345,7 +345,7 @@ class LoadAttempt:
     def _staged(self, columns: dict[str, Column]) -> Counts:
         tables, load = self.tables, self.load
         if not tables.savepoints:
-            # What is staged must outlive a move that is rejected, so it is kept alone: the claim comes again below.
+            # Staged rows must outlive a rejected move, so they are committed alone; the load is claimed again below.
             bad_rows.undo(self.transaction)
         bad = self._bad_rows()
         move = self._move(columns, *self._stage(bad, columns))

@@ -15,7 +15,7 @@ from weft.systems.load import Declared, Load, refuse_own
 from weft.systems.sql import commit
 from weft.systems.sql.tables import Slice, SqlTables
 
-# So many letters are named in one statement.
+# The most letters that one statement names.
 _IDS = 500
 
 

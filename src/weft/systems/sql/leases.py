@@ -159,7 +159,7 @@ class ConsumerLeases:
             final = max_deliveries is not None and held.deliveries >= max_deliveries
             # The last attempt goes alone: when it fails, its neighbours in the range are not dead-lettered with it.
             alone = max_deliveries is not None and max_deliveries > 1 and held.deliveries == max_deliveries - 1
-            # What is exhausted goes alone too: while it cannot be moved away, nothing else may use up its deliveries.
+            # An exhausted span goes alone: while it cannot be moved away, no other event may use up its deliveries.
             if (spans and (alone or final)) or (exhausted and not final):
                 break
             span = self._take_over(held, 1 if alone else room, member, token, expires, again=not final)
@@ -281,7 +281,7 @@ class ConsumerLeases:
             edges = pairwise([held.first - 1, *mine, held.last + 1])
             left = [held._replace(first=a + 1, last=b - 1, events=b - a - 1) for a, b in edges if b - a > 1]
             released = _dense(held, [offset for offset in mine if offset in present])
-            # What was removed meanwhile can be acknowledged, but not delivered again.
+            # Events that were removed meanwhile can be acknowledged, but not delivered again.
             lost = 0 if release is None else len(mine) - sum(piece.events for piece in released)
         else:
             # Some of `mine` may be offsets that no event has: to count them would acknowledge others.
@@ -291,7 +291,7 @@ class ConsumerLeases:
                 offsets = list(run)
                 piece = held._replace(first=offsets[0], last=offsets[-1], events=len(offsets))
                 (released if is_mine else left).append(piece)
-            # What somebody deleted by hand, unless it is acknowledged right now.
+            # Events that somebody deleted by hand, unless they are acknowledged right now.
             lost = held.events - len(stored) - (len(chosen.difference(stored)) if release is None else 0)
         pieces += left
         if release is not None:

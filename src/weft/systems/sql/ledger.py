@@ -103,7 +103,7 @@ def _tidy(tables: SqlTables, session: Session, load: Load) -> None:
     if load.batch_id - _tidied.get(checkpoint, 0) < _BATCHES_BETWEEN:
         return
     _tidied[checkpoint] = load.batch_id
-    # By how many there are, not by their numbers: a user's may be dates.
+    # Keep by count, not by batch number: a user's numbers may be dates.
     of_checkpoint = f"FROM {table(tables)} WHERE pipeline = ? AND checkpoint_id = ?"
     newest = f"SELECT batch_id {of_checkpoint} ORDER BY batch_id DESC LIMIT 1 OFFSET {_BATCHES_KEPT - 1}"
     oldest_kept = session.row(newest, checkpoint[1:])

@@ -36,7 +36,7 @@ def literal(value: Any, dialect: str) -> str:
 def _time(value: datetime, dialect: str) -> str:
     if value.tzinfo is None:
         if dialect == "sqlite":
-            # As they are stored there.
+            # In the form in which SQLite stores them.
             return f"'{value.isoformat('T', 'microseconds')}'"
         kind = "TIMESTAMP_NTZ" if dialect == "spark" else "TIMESTAMP"
         return f"{kind} '{value.isoformat(' ', 'microseconds')}'"
@@ -44,7 +44,7 @@ def _time(value: datetime, dialect: str) -> str:
     if dialect == "mysql":
         return f"TIMESTAMP '{text}'"
     if dialect == "sqlite":
-        # As timestamps are stored there.
+        # In the form in which SQLite stores timestamps.
         return f"'{value.astimezone(UTC).isoformat(timespec='microseconds')}'"
     kind = "TIMESTAMP" if dialect == "spark" else "TIMESTAMP WITH TIME ZONE"
     return f"{kind} '{text}+00:00'"

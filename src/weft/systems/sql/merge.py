@@ -16,7 +16,7 @@ from weft.systems.sql.move import DELTA, Move
 from weft.systems.sql.tables import ROW
 
 HIT, SINCE = "_weft_hit", "_weft_since"
-# So many rows are named by one statement.
+# The most rows that one statement names.
 _NAMED_ROWS = 200
 
 

@@ -82,7 +82,7 @@ def stored_states(tables: SqlTables, pipeline: str | None = None) -> list[Stored
     chosen, values = (" AND pipeline = ?", (pipeline,)) if pipeline is not None else ("", ())
     try:
         with tables.driver.session("read") as session:
-            # Of those that were announced, none has a batch.
+            # States that are only announced have no batch.
             where = f"batch_id > {_ANNOUNCED}{chosen} ORDER BY pipeline, batch_id"
             rows = session.rows(f"SELECT {names} FROM {table} WHERE {where}", values)
             return [
@@ -329,7 +329,7 @@ class SqlState(StateStore):
         if name is not None:
             condition, values = "table_name = ? AND batch_id = ?", [*values, name, _ANNOUNCED]
         else:
-            # Of two processes that have seen the same decision, one goes on.
+            # If two processes have seen the same decision, only one goes on.
             before = batch.number if batch.is_tick else batch.number - 1
             condition = "table_name = ? AND batch_id = ? AND decided = ?"
             values += [self._name, before, self._decided]

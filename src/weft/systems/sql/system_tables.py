@@ -29,7 +29,7 @@ def create_system_table(
     if _has(tables, table, later):
         return
     definitions = [
-        # Of a key only texts need a type that can be indexed.
+        # Among key columns only texts need a type that can be indexed.
         f"{tables.quote(field.name)} {tables.sql_type(field, key=field.name in key and pa.types.is_string(field.type))}"
         f"{'' if field.nullable else ' NOT NULL'}"
         for field in fields

@@ -444,7 +444,7 @@ class SqlTables(ABC):
         return False
 
     # ---------------------------------------------------------------------------------------------------- rejected rows
-    # What these return only saves attempts: a row that they name is tried alone, or one that breaks the same is.
+    # These results only save attempts: a row that they name is tried alone, or one that breaks the same rule.
 
     def mark_rows(self, session: Session, name: str) -> str | None:
         """Return a condition that is true for every row of a staging table and notes the row's number, for

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 # Some of these are in memory at once: what the threads work on and what waits for the reader.
 _CHUNK_BYTES = 16 * 1024 * 1024
-# What only Weft writes, always in this many bytes. Most events have nothing extra; what they have is of any length.
+# Columns that only Weft writes, with their widths in bytes; -1 for extra fields, which are mostly empty.
 _WIDTHS = {PUBLISHED_AT: 32, PUBLISH_ID: 36, EXTRA: -1}
 # Between texts, and in place of a null. A text may hold them: then lengths show where each ends.
 _SEPARATOR, _NULL = "\x1f", "\x1e"

@@ -80,7 +80,7 @@ _OFFSET = re.compile(r"([+-])(0[0-9]|1[0-4])(?::?([0-5][0-9]))?")
 
 
 def _day(fields: dict[str, str]) -> date:
-    # As strptime and POSIX have it.
+    # Two-digit years mean what strptime and POSIX say.
     year = int(fields["Y"]) if "Y" in fields else int(fields["y"]) + (2000 if fields["y"] < "69" else 1900)
     name = fields.get("b") or fields.get("B")
     return date(year, _MONTHS.index(name[:3].lower()) + 1 if name else int(fields["m"]), int(fields["d"]))

@@ -10,7 +10,7 @@ from typing import Any
 from weft.errors import ConnectionFailedError
 from weft.systems.file import MEMORY, file_number
 
-# Of the names of a database, its log and the log's index.
+# The suffixes of a database, its log and the log's index.
 SUFFIXES = ("", "-wal", "-shm")
 # Where the header of a file says that it has a write-ahead log, and how.
 _MODE_AT, _WITH_LOG = 18, b"\x02"

@@ -110,7 +110,7 @@ class SqliteStore(SqliteSessions, SqlStore):
         )
         full = f"{schema}.{name}"
         session.run(f"CREATE TABLE IF NOT EXISTS {self.table(schema, name)} ({spelled})")
-        # By chance: the number of a deleted stream, or of one in another file, is nobody's.
+        # At random: no stream gets the number of a deleted one, or of one in another file.
         session.run(self.insert_ignore(self.streams, ("id", "name")), (secrets.randbelow(_MAX_STREAM) + 1, full))
         # After a DROP TABLE, which forgets the sequence, the offsets go on after all that were given: who reads without
         # a consumer (models, pipelines, subscribers) knows one of them.

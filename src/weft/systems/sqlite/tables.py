@@ -156,7 +156,7 @@ class SqliteTables(SqlTables):
                     rows.arrow(column, field) for column, field in zip(zip(*page, strict=True), wanted, strict=True)
                 ]
                 batch = pa.RecordBatch.from_arrays(arrays, schema=wanted)
-                # As many as make a batch of the right size, but cautiously: the next ones may be longer.
+                # Read as many rows as fill a batch, but cautiously: the next ones may be longer.
                 fitting = len(page) * _BATCH_BYTES // max(batch.nbytes, 1)
                 count = max(1, min(fitting, 4 * count, _MOST_ROWS))
                 del page, arrays

@@ -32,12 +32,12 @@ _HINTED = {"uuid": "UUID_TEXT", "json": "JSON_TEXT", "time": "TIME_TEXT"}
 _KINDS = {name: kind for kind, name in _OWN.items()}
 _HINTS = {name: hint for hint, name in _HINTED.items()}
 
-# Of a column that others declared: its values may be written in other ways than ours, though they mean the same.
+# Marks a column that others declared: its values may be written in other ways than ours, though they mean the same.
 _LOOSE = {b"weft.loose": b"1"}
-# Of a column without values so far, which may become numbers.
+# Marks a column without values so far, which may become numbers.
 _UNSEEN = {**_LOOSE, b"weft.unseen": b"1"}
 
-# What others call dates and times; SQLite has no such types.
+# Type names that other programs use; SQLite has no such types.
 _FOREIGN: dict[str, pa.DataType] = {
     "BOOL": pa.bool_(),
     "DATE": pa.date32(),

@@ -193,7 +193,7 @@ def changes_of(
     counted = newest(opened)
     if cdc.row_sql is not None:
         opened = selected(opened, cdc.row_sql, run)
-        # What was counted is what happened in the source.
+        # The counts are of the changes in the source, before `row_sql`.
         counts = {name: getattr(counted, name) for name in ("creates", "updates", "deletes", "repeated", "counted")}
         counted = replace(newest(opened), **counts)
     return ChangeBatch(cdc, opened, counted, rejected, opened.skipped)

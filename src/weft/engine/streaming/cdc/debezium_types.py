@@ -334,7 +334,7 @@ def _of_exact(wanted: pa.Field | None) -> Conversion:
         return Conversion(lambda array: array.cast(pa.int64()), pa.int64())  # not of fractions
     if pa.types.is_string(wanted.type) and hint_of(wanted) in (None, "json"):
         return Conversion(_digits, wanted.type, hint_of(wanted))
-    # By texts: Arrow's own cast is not always the nearest float.
+    # Through text: Arrow's own cast does not always give the nearest float.
     return Conversion(lambda array: array.cast(pa.string()).cast(pa.float64()), pa.float64())
 
 
@@ -346,7 +346,7 @@ def _either(numbers: Conversion, texts: Conversion, pattern: str) -> Conversion:
         is_number = pc.match_substring_regex(array, pattern)
         nothing = pa.scalar(None, pa.string())
         digits, others = pc.if_else(is_number, array, nothing), pc.if_else(is_number, nothing, array)
-        # What has no number is read as it always was.
+        # A column without numbers is read as text only.
         if digits.null_count == len(array):
             return texts.values(array)
         return pc.coalesce(numbers.values(digits.cast(pa.int64())), texts.values(others))

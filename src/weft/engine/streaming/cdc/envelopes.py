@@ -22,7 +22,7 @@ from weft.systems.codecs.json import JsonDecoder
 
 _CODES = {"create": CREATE, "read": READ, "update": UPDATE, "delete": DELETE, "truncate": TRUNCATE, "skip": -2}
 _SKIP, _BAD = -2, -1
-# What wraps the parts of an envelope where Kafka Connect writes schemas into its messages.
+# The two parts of a message in which Kafka Connect sends a schema along with the envelope.
 _SCHEMA, _PAYLOAD = "schema", "payload"
 # Later than 1973 in milliseconds, and in seconds later than the year 5000.
 _MILLISECONDS_FROM = 100_000_000_000
@@ -88,7 +88,7 @@ def opened(messages: pa.Table, cdc: CDC, stored: Stored = tuple) -> OpenedChange
     missing = is_row & _mask(_is_null(after, size))
     for number in np.flatnonzero(missing).tolist():
         bad[number] = unread_after.get(number, f"It has no row at {paths.after!r}.")
-    # What it had may be another key, whose row would stay.
+    # The row before may have had another key, whose row would stay.
     for number, why in unread_before.items():
         if code[number] == UPDATE:
             missing[number] = True
@@ -259,7 +259,7 @@ def _parsed(array: pa.Array, read: Callable[[pa.Array], Parsed]) -> tuple[pa.Arr
     unread = {int(there[number]): why for number, why in parsed.bad.items()}
     if not len(parsed.good):
         return None, unread
-    # By its number in the parsed rows; null where there is none.
+    # The number of each message's row among the parsed rows; null where there is none.
     places = np.full(len(array), -1, dtype=np.int64)
     places[there[np.asarray(parsed.good, dtype=np.int64)]] = np.arange(len(parsed.good))
     index = pa.array(places, mask=places < 0)
@@ -315,7 +315,7 @@ def _as(array: pa.Array, kind: pa.DataType) -> pa.Array:
 def _alike(arrays: list[pa.Array]) -> list[pa.Array]:
     """Return keys in one type, with each value: as texts, where the type of the first does not hold all of them."""
     kinds = [each.type for each in arrays if not pa.types.is_null(each.type)]
-    # Of a number with more digits, or of one in a text, Arrow makes the nearest float.
+    # Arrow rounds a number with more digits, or one in a text, to the nearest float.
     are_texts = any(map(pa.types.is_floating, kinds)) and any(each != kinds[0] for each in kinds)
     for kind in () if are_texts else kinds[:1]:
         try:

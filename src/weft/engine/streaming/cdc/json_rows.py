@@ -18,7 +18,7 @@ from weft.systems.codecs.json import JsonDecoder, decode_exactly
 
 # More digits than the decimal of any table; a number with even more is read as a text.
 _EXACT = pa.decimal256(76, 38)
-# What a table that lacks the column gets, where another one has it as a decimal.
+# The type that a table gets for a column which it lacks and another table has as a decimal.
 _NEW = pa.decimal128(38, 18)
 # Each number of so many digits is the shortest name of a float.
 _SURE_DIGITS, _MOST_DIGITS = 15, 17
@@ -41,7 +41,7 @@ def rows_of(
     """Return rows for these tables. `left`: the columns about which the tables do not decide: keys, which are compared
     with those of other messages, and those of which the messages say what they are. `is_growing`: whether tables get
     the columns that they lack."""
-    # Of whatever types: the column of the target decides about values, not most of the others.
+    # Values of any type: the column of the target decides, not the type of most values.
     decoder = JsonDecoder({}, takes_all=True)
     parsed = decoder.parse(texts)
     known: dict[str, pa.DataType] = {}
@@ -112,7 +112,7 @@ def _read_again(
     """Return rows with columns of these types, or else as texts with all digits."""
     if as_texts <= known.keys():
         again = JsonDecoder(known, takes_all=True)
-        # What the others are is known.
+        # The types of the other columns are known.
         again.seen = {
             name: known.get(name, kind)
             for name, kind in decoder.seen.items()

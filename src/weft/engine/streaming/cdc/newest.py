@@ -274,7 +274,7 @@ def last_values(
             was, values = moving.pop(message)
             origins[key] = was if any(flag == KEEPS for _, flag in values.values()) and was != key else -1
             for name, (where, flag) in values.items():
-                # What is said of the new key before is of another row.
+                # Earlier changes of the new key are about another row.
                 places[name][key], flags[name][key] = place if flag == UNKNOWN else where, flag
         for name, is_known in known.items():
             if is_known[place]:

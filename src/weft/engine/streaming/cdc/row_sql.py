@@ -52,6 +52,6 @@ def selected(changes: OpenedChanges, sql: str, run: RunSql) -> OpenedChanges:
     whole = {**changes.keys, **columns}
     after = pa.StructArray.from_arrays(list(whole.values()), list(whole), mask=pa.array(places < 0))
     op = np.where(is_row & (places < 0), DELETE, changes.op)
-    # What the SQL returns is what it says.
+    # The columns that the SQL returns have lost their Debezium types.
     known = {name: each for name, each in changes.meanings.items() if name in changes.keys}
     return replace(changes, op=op, columns=columns, after=after, meanings=known)
