@@ -65,6 +65,15 @@ def test_frames(service):
     assert (data["event"]["n"], data["event"]["_weft_rowid"]) == (1, done["first_rowid"])
 
 
+def test_separators_of_lines_in_a_text(service):
+    """At which clients split what they get, as httpx does."""
+    text = "a\x85b\u2028c\u2029d\u0085\\u2028 é"
+    with service.subscribe("large") as found:
+        assert next(found) == (":", "subscribed")
+        service.publish("large", {"text": text})
+        assert next(data for kind, data in found if kind == "stream.event")["event"]["text"] == text
+
+
 def test_filter(service):
     with service.subscribe("orders", where="kind=b") as found:
         next(found)

@@ -49,6 +49,8 @@ _PAUSE_SECONDS = 1.0
 # How often the credential of a subscriber is checked again: while events are sent, and while none are.
 _ASK_SECONDS = 1.0
 _IDLE_SECONDS = CACHED_SECONDS / 2
+# Unicode's line separators: some clients split lines at them too. JSON has them in texts alone.
+_SEPARATORS = [(each.encode(), b"\\u%04x" % ord(each)) for each in "\x85\u2028\u2029"]
 
 
 class Moved(Exception):
@@ -225,7 +227,11 @@ def read(ready: Opened, after: int, limit: int) -> list[tuple[Event, bytes]]:
 def frame(kind: str, data: object, offset: int | None = None) -> bytes:
     """Encode one Server-Sent Event."""
     number = b"" if offset is None else b"id: %d\n" % offset
-    return number + b"event: " + kind.encode() + b"\ndata: " + bodies.encode(data) + b"\n\n"
+    text = bodies.encode(data)
+    for separator, escape in _SEPARATORS:
+        if separator in text:
+            text = text.replace(separator, escape)
+    return number + b"event: " + kind.encode() + b"\ndata: " + text + b"\n\n"
 
 
 class EventStream:
