@@ -143,6 +143,33 @@ def test_rows_are_merged_and_nothing_else_is_removed(database: Database, mode: s
         assert all(row["is_current"] for row in database.rows("sales"))
 
 
+@pytest.mark.every_system
+@pytest.mark.parametrize("mode", ["merge", "scd2", "truncate"])
+def test_rows_that_each_run_reads_are_there_once(database: Database, mode: str) -> None:
+    """With the reason of the last run."""
+    options: dict[str, Any] = {"mode": mode, "on_bad_rows": "quarantine"}
+    rows = [*ROWS, {**ROWS[1], "id": 5}]
+    if mode != "truncate":
+        options["keys"] = ["id"]
+        rows += [{**ROWS[0], "id": None}] * 2
+    bad = len(rows) - 1
+
+    def run(*expectations: Expectation, rows: list[dict[str, Any]] = rows) -> tuple[int, int]:
+        (loaded,) = database.execute(pipeline(*expectations, rows=rows, **options))
+        return loaded.counts.quarantined, len(database.rows("sales__quarantine"))
+
+    for _ in "123":
+        assert run(*CHECKS) == (bad, bad)
+    assert run(not_null("kind"), range("amount", 0, 50)) == (bad, bad)
+    errors = {row["_weft_error"] for row in database.rows("sales__quarantine")}
+    assert any("max=50" in each for each in errors) and not any("max=100" in each for each in errors)
+    # Those that do not come again stay.
+    assert run(*CHECKS, rows=[ROWS[0], {**ROWS[3], "amount": 2000}]) == (1, bad + 1)
+    # Another pipeline has its own.
+    database.run("UPDATE sales__quarantine SET _weft_pipeline = 'other'")
+    assert run(*CHECKS) == (bad, bad + bad + 1)
+
+
 def test_a_table_that_each_run_replaces_takes_none(database: Database) -> None:
     declared = pipeline(*CHECKS, mode="truncate")
     database.execute(declared)

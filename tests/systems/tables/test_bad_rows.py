@@ -231,7 +231,7 @@ def test_bad_rows_alone_are_put_aside(tables: SqlTables, mode: str, keys: list[s
     if mode == "merge":
         again = load(tables, rows(), mode=mode, keys=keys, on_bad_rows="quarantine")
         assert (again.inserted, again.updated, again.unchanged, again.quarantined) == (0, 0, 197, 3)
-        assert aside(tables) == sorted(BAD * 2)
+        assert aside(tables) == list(BAD)
 
 
 def test_all_rows_are_bad_or_none(tables: SqlTables) -> None:
@@ -275,7 +275,7 @@ def test_values_that_no_column_takes_and_rows_that_the_table_refuses(tables: Sql
     changed = [{**row, "name": "new"} if row["id"] == 50 else row for row in given]
     second = load(tables, changed, mode=mode, keys=["id"], on_bad_rows="quarantine", moment=DAY + timedelta(days=1))
     assert (second.inserted, second.updated, second.unchanged, second.quarantined) == (99, 1, 95, 5)
-    assert aside(tables) == [3, 3, 4, 4, 57, 57, 58, 58, 199]
+    assert aside(tables) == [3, 4, 57, 58, 199]
     assert ids(tables) == sorted([i for i in range(199) if i not in (3, 4, 57, 58)] + [1000] + [50] * (mode == "scd2"))
 
 

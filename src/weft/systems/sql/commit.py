@@ -215,6 +215,8 @@ class LoadAttempt:
             quarantine.take(self.transaction, self.load.taken)
 
     def _record(self, counts: Counts) -> None:
+        if counts.quarantined:
+            quarantine.remove_earlier(self.transaction)
         ledger.record(self.tables, self.session, self.load, counts)
         if self.load.watermark is not None:
             watermarks.write(self.tables, self.session, self.load, self.load.watermark, counts.rows_read)

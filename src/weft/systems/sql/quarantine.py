@@ -126,6 +126,22 @@ def _insert(
             marks, values, size = [], [], 0
 
 
+def remove_earlier(transaction: LoadTransaction) -> None:
+    """Remove what earlier loads of the pipeline put aside and this one has put aside again. Equal rows of loads that
+    append are different rows."""
+    tables, load = transaction.tables, transaction.load
+    if load.mode == "append":
+        return
+    place = _quarantine(transaction)
+    pipeline, checkpoint, row = map(tables.quote, ("_weft_pipeline", "_weft_checkpoint_id", "payload"))
+    # A table of its own: MySQL cannot read the one that it deletes from.
+    again = f"SELECT {row} FROM (SELECT {row} FROM {place} WHERE {pipeline} = ? AND {checkpoint} = ?) AS q"
+    transaction.session.run(
+        f"DELETE FROM {place} WHERE {pipeline} = ? AND {checkpoint} <> ? AND {row} IN ({again})",
+        (load.pipeline, load.checkpoint_id) * 2,
+    )
+
+
 def _quarantine(transaction: LoadTransaction) -> str:
     return transaction.tables.table(transaction.load.schema, table_name(transaction.load))
 
