@@ -47,6 +47,20 @@ def test_run_due(run: Any) -> None:
     assert "http://127.0.0.1:1/***" in alerter["message"]
 
 
+def test_what_became_of_runs(run: Any) -> None:
+    """Where a container or a scheduler collects the output of runs, every line is JSON."""
+    Path("shop.py").write_text(PIPELINES.replace('raise ValueError("no rows today")', 'return [{"id": 1}]'))
+    done = run("run-due", "--log-format", "json")
+    assert (done.returncode, done.stdout) == (0, "")
+    _, outcome = logged(done.stderr)
+    assert (outcome["level"], outcome["pipeline"], outcome["outcome"]) == ("info", "copies", "succeeded")
+    assert "copies: 1 read, 1 inserted" in outcome["message"] and "\x1b" not in outcome["message"]
+    Path("shop.py").write_text("import weft\nweft.pipeline(name='later', target='t')(lambda: [])\n")
+    done = run("run-due", "--log-format", "json")
+    (nothing,) = logged(done.stderr)
+    assert (done.stdout, nothing["message"]) == ("", "Nothing is due.")
+
+
 def test_error_of_any_command(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WEFT_LOG_FORMAT", "json")
     done = run("runs", "show", "nothing")

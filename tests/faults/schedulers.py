@@ -140,6 +140,15 @@ class Fleet:
         lease = ("--lease-seconds", str(LEASE_SECONDS), "--poll-interval", "0.2")
         self.running += [self.start("scheduler", "--executor", "subprocess://", *lease) for _ in range(count)]
 
+    def ready(self) -> None:
+        """Wait until all of them have asked who leads: one that begins while the log is away ends."""
+
+        def asked() -> int:
+            said = (self.folder / "output").read_text()
+            return said.count("this scheduler leads") + said.count("the leader is")
+
+        self.wait(lambda: asked() >= len(self.running), "all schedulers")
+
     def cron(self) -> None:
         """What cron would start."""
         self.others.append(self.start("run-due"))

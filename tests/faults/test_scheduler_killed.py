@@ -54,6 +54,7 @@ def test_leaders_that_are_paused_or_killed(fleet: Fleet, count: Count) -> None: 
 def test_a_run_log_that_is_restarted(fleet: Fleet, count: Count) -> None:  # noqa: F811
     wanted = count(10)
     fleet.add(2)
+    fleet.ready()
     for slot in range(wanted):
         fleet.leader()
         fleet.at(slot * MINUTE)
@@ -72,6 +73,7 @@ def test_a_network_that_is_cut(fleet: Fleet, count: Count) -> None:  # noqa: F81
     fleet.add(1)  # this one has a line of its own
     fleet.wire = Wire(fleet.server.port)
     fleet.add(2)
+    fleet.ready()
     for slot in range(wanted):
         fleet.leader()
         fleet.at(slot * MINUTE)

@@ -266,6 +266,22 @@ def test_run_that_tells_its_end_is_waited_for(log: RunLog, clock: Clock) -> None
     assert made.tick() == ["orders"]
 
 
+def test_process_that_lingers_delays_no_retry(log: RunLog, clock: Clock) -> None:
+    """As where an alerter does not answer, for which it waits at its end."""
+    declare("orders", retry={"max_attempts": 3})
+    runs = Runs()
+    runs.tells_end = True
+    made = scheduler(log, runs, clock, most_running=1)
+
+    assert made.tick() == ["orders"]
+    claimed = log.claim("orders", slot=NOON.replace(second=0), attempts_allowed=3)
+    assert isinstance(claimed, ClaimedRun)
+    assert made.tick() == []
+    log.finish(claimed, "failed", retry_in=0.0)
+    assert made.tick() == ["orders"]
+    assert made.tick() == []
+
+
 def test_error_of_one_pipeline_leaves_the_others_alone(
     log: RunLog, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -69,9 +69,9 @@ class _CommandError(click.ClickException):
 def show_error(what: str, hint: str | None = None, notes: Iterable[str] = ()) -> None:
     """Print what failed, then what to do."""
     if os.environ.get("WEFT_LOG_FORMAT") == "json":
-        from weft.operate.log_format import error_line
+        from weft.operate.log_format import command_line
 
-        click.echo(error_line(" ".join((what, *notes)), hint=hint), err=True)
+        click.echo(command_line(" ".join((what, *notes)), hint=hint), err=True)
         return
     click.echo(f"{click.style('error:', fg='red', bold=True)} {what}", err=True)
     for note in notes:

@@ -401,7 +401,10 @@ def run_due(
             outcomes.append(outcome)
             report(outcome, output)
     if not outcomes and output != "json":
-        click.echo("Nothing is due.")
+        if log_format.is_json():
+            click.echo(log_format.command_line("Nothing is due.", levelname="INFO"), err=True)
+        else:
+            click.echo("Nothing is due.")
     finish(outcomes, output, is_bad=lambda each: each.is_failure)
 
 
@@ -462,30 +465,40 @@ def status(names: tuple[str, ...], run_log: str | None, output: str) -> None:
 
 
 def report(outcome: Outcome, output: str) -> None:
-    """Print the outcome of one pipeline for people."""
+    """Print the outcome of one pipeline for people; as a line of JSON on stderr where logs are."""
     if output == "json":
         return
-    took = "" if outcome.seconds is None else f" in {outcome.seconds:.1f} s"
-    attempt = f", attempt {outcome.attempt}" if outcome.attempt and outcome.attempt > 1 else ""
-    click.echo(f"{_status(outcome)} {outcome.pipeline}{took}{attempt}")
-    if outcome.reason:
-        click.echo(f"  {outcome.reason}")
-    for each in outcome.targets:
-        click.echo(f"  {each['target']}: {counts_text(each)} ({each['engine']})")
-        for line in load_warnings(each):
-            click.echo(f"  {click.style('warning:', fg='yellow')} {line}")
-    for step in outcome.steps:
-        click.echo(f"  then {first_line(step['step'])}{' (was done)' if step['replayed'] else ''}")
+    error = None
     if outcome.error is not None:
         from weft.operate.runner import described
 
-        if log_format.is_json():
-            known = {name: getattr(outcome, name) for name in ("pipeline", "run_id", "attempt", "slot")}
-            click.echo(log_format.error_line(described(outcome.error), **known), err=True)
-        else:
-            click.echo("  " + described(outcome.error).replace("\n", "\n  "), err=True)
+        error = described(outcome.error)
+    lines = list(_outcome_lines(outcome))
+    if log_format.is_json():
+        known = {name: getattr(outcome, name) for name in ("pipeline", "run_id", "attempt", "slot")}
+        said = error or click.unstyle("; ".join(lines))
+        level = "ERROR" if error else "INFO"
+        click.echo(log_format.command_line(said, levelname=level, outcome=outcome.status, **known), err=True)
+        return
+    click.echo("\n  ".join(lines))
+    if error is not None:
+        click.echo("  " + error.replace("\n", "\n  "), err=True)
     if outcome.retry_at is not None:
         click.echo(f"  It is tried again after {time_text(outcome.retry_at)}.")
+
+
+def _outcome_lines(outcome: Outcome) -> Iterator[str]:
+    took = "" if outcome.seconds is None else f" in {outcome.seconds:.1f} s"
+    attempt = f", attempt {outcome.attempt}" if outcome.attempt and outcome.attempt > 1 else ""
+    yield f"{_status(outcome)} {outcome.pipeline}{took}{attempt}"
+    if outcome.reason:
+        yield outcome.reason
+    for each in outcome.targets:
+        yield f"{each['target']}: {counts_text(each)} ({each['engine']})"
+        for line in load_warnings(each):
+            yield f"{click.style('warning:', fg='yellow')} {line}"
+    for step in outcome.steps:
+        yield f"then {first_line(step['step'])}{' (was done)' if step['replayed'] else ''}"
 
 
 def _status(outcome: Outcome) -> str:

@@ -54,7 +54,7 @@ def _valid(value: object) -> object:
     return str(value).encode("utf-8", "backslashreplace").decode()
 
 
-def error_line(message: str, **fields: object) -> str:
-    """Return the line for an error that a command reports, which is no record of a logger."""
-    said = {"name": "weft.cli", "levelname": "ERROR", "msg": message, **fields}
+def command_line(message: str, levelname: str = "ERROR", **fields: object) -> str:
+    """Return the line for what a command reports itself, which is no record of a logger."""
+    said = {"name": "weft.cli", "levelname": levelname, "msg": message, **fields}
     return JsonFormatter().format(logging.makeLogRecord(said))

@@ -298,7 +298,10 @@ class Scheduler(Planner):
             if not is_same or (known.code == 0 and not due.is_due):
                 del self._running[name]  # when it is tried again is in the run log
             return  # one that was refused, as by a clock that is behind, is not started again at once
-        if due.state.is_live or getattr(known.started, "tells_end", False):
+        # One that claimed its slot may take seconds to end after its attempt, for an alerter that does not answer.
+        # With catchup it goes on with the next slot.
+        has_claimed = _last_attempt(due.state) != known.before and not due.pipeline.catchup
+        if due.state.is_live or (getattr(known.started, "tells_end", False) and not has_claimed):
             return
         if known.slot != due.slot or _last_attempt(due.state) != known.before:
             del self._running[name]
