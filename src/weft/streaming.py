@@ -50,7 +50,7 @@ def run_streaming_pipeline(**options: Any) -> None:
 
     `options` are those of `@weft.streaming_pipeline` and those of `weft consume`: `once`, `metrics`,
     `metrics_port`, `metrics_host`, `restart_on_error`, `min_backoff_ms`, `max_backoff_ms`, `max_restarts`. SIGTERM and
-    Ctrl-C finish the batch in hand; then it returns, or raises `KeyboardInterrupt`.
+    Ctrl-C finish the current batch; then it returns, or raises `KeyboardInterrupt`.
     """
     running = Running(**{name: options.pop(name) for name in OPTIONS if name in options})
     _supervise(make(OPTIONS, **options), running)

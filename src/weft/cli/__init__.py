@@ -55,7 +55,7 @@ _WARM = ("run", "preview", "validate", "consume", "sql")
 
 
 class _CommandError(click.ClickException):
-    """An error of ours as a person reads it: what failed, then what to do, and no traceback."""
+    """A `WeftError` as a person reads it: what failed, then what to do, and no traceback."""
 
     def __init__(self, error: WeftError) -> None:
         super().__init__(error.what)

@@ -93,7 +93,7 @@ def consume(
 ) -> None:
     """Run a streaming pipeline until it is stopped: that of a TOML file, or the one declared as NAME.
 
-    SIGTERM and Ctrl-C finish the batch in hand and stop, with exit code 0 and 130; a second one ends at once. With
+    SIGTERM and Ctrl-C finish the current batch and stop, with exit code 0 and 130; a second one ends at once. With
     --format json each batch is a line of JSON.
     """
     if running["once"] and every is not None:

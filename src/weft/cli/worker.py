@@ -52,7 +52,7 @@ def worker(
 ) -> None:
     """Build models when their inputs change, until Ctrl-C or SIGTERM.
 
-    Several workers share the models. A worker that is stopped finishes the builds in hand; a second signal ends it at
+    Several workers share the models. A worker that is stopped finishes the running builds; a second signal ends it at
     once, and the next worker builds what is left. With --once it ends with exit code 1 when a build failed, or a model
     is stale at the end.
     """

@@ -35,7 +35,7 @@ Fault = tuple[int, str, str]
 
 
 def check_choice(option: str, value: object, literal: Any) -> None:
-    """Raise for an option that is none of the words of a `Literal`."""
+    """Raise for an option that is not one of the words of a `Literal`."""
     words = get_args(literal)
     if value not in words:
         listed = ", ".join(map(repr, words))

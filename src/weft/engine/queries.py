@@ -286,7 +286,7 @@ def frame_over(
 
 
 def _planned(spark: Any, text: str) -> Any:
-    """Return the frame of Spark SQL; what is wrong with it is an error of ours."""
+    """Return the frame of Spark SQL; what is wrong with it is a `WeftError`."""
     from pyspark.errors import AnalysisException
 
     with outcome.explained("understand the query"):

@@ -8,7 +8,7 @@ from weft.pipelines.streaming.execution import Lag, Report
 class RunListener:
     """Called with what a pipeline does, from threads of the engine. Subclasses override the methods they need.
 
-    An exception is logged, and the pipeline goes on. `BrokenPipeError` ends it after the batch in hand: nobody reads
+    An exception is logged, and the pipeline goes on. `BrokenPipeError` ends it after the current batch: nobody reads
     the listener's output any more.
     """
 

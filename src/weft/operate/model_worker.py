@@ -106,7 +106,7 @@ class ModelWorker:
         self._wake.set()
 
     def stop(self) -> None:
-        """Begin no build, and end when those in hand are done. Does not wait for them."""
+        """Begin no build, and end when the running builds are done. Does not wait for them."""
         self._stopping.set()
         self._wake.set()
 
@@ -129,7 +129,7 @@ class ModelWorker:
         return [each.name for each in self.models if each.name in self._failed or each.name in self._stale]
 
     def join(self) -> None:
-        """Wait until the builds in hand are done."""
+        """Wait until the running builds are done."""
         wait(self._running.values())
 
     # ---------------------------------------------------------------------------------------------------------- rounds

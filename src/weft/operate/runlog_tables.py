@@ -62,7 +62,7 @@ _CLAIMS = pa.schema(
 _TABLES = {"runs": (_RUNS, ("run_id", "attempt")), "claims": (_CLAIMS, ("pipeline",))}
 # What MySQL must be able to index.
 _SHORT = {"run_id", "pipeline", "status", "slot_run_id", "skip_run_id"}
-# A transaction of ours takes milliseconds.
+# A transaction of the run log takes milliseconds.
 _SILENT_SECONDS = 10
 _INDEXES = (("started_at",), ("pipeline", "started_at"))
 # A query for more pipelines than this asks for all.

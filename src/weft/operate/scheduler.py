@@ -139,7 +139,7 @@ class Scheduler(Planner):
             self.hand_over()
 
     def stop(self) -> None:
-        """End after the dispatch in hand. Does not wait."""
+        """End after the current dispatch. Does not wait."""
         self._stopping.set()
 
     # ----------------------------------------------------------------------------------------------------------- leader

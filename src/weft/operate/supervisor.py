@@ -40,7 +40,7 @@ class Supervisor:
         self._about = {"pipeline": engine.name}
 
     def run(self) -> None:
-        """Run it. SIGTERM and Ctrl-C finish the batch in hand; then this returns, or raises `KeyboardInterrupt`.
+        """Run it. SIGTERM and Ctrl-C finish the current batch; then this returns, or raises `KeyboardInterrupt`.
         A listener's `BrokenPipeError` ends it so too, and is raised."""
         with ExitStack() as held, signalled(self.stop):
             self._lock(held)
@@ -73,7 +73,7 @@ class Supervisor:
                 return
 
     def stop(self) -> None:
-        """Finish the batch in hand, and end. Does not wait for it."""
+        """Finish the current batch, and end. Does not wait for it."""
         self._stopping.set()
         if self._is_running:
             threading.Thread(target=self.engine.stop, name="weft-stop", daemon=True).start()

@@ -204,7 +204,7 @@ def events(body: bytes, headers: Mapping[str, str], most: int) -> Any:
         raise _too_many(most)
     try:
         parsed = _decoded(body, _decoder.decode_lines if kind in _LINES else _decoder.decode)
-    except msgspec.ValidationError as error:  # a number that no type of ours holds
+    except msgspec.ValidationError as error:  # a number that no field type holds
         index, field = _culprit(body, kind in _LINES)
         raise _bad_event(index, field, str(error).partition(" - at")[0].lower()) from None
     several = parsed if isinstance(parsed, list) else [parsed]

@@ -251,7 +251,7 @@ class Server(uvicorn.Server):
         await super().startup(sockets)
         self.loop = asyncio.get_running_loop()
         self.loop.add_reader(self.parent, self._orphaned)
-        # The objects of now are permanent: the collector need not visit them again, nor run after every 700 objects.
+        # Today's objects are permanent: the collector need not visit them again, nor run after every 700 objects.
         gc.freeze()
         gc.set_threshold(_GARBAGE)
         self.parent.send(b"1")

@@ -1,6 +1,6 @@
 """The outcome of a task for the driver, and Spark's errors for the user.
 
-An error of ours travels as a value: Spark would try a refused load four times, and then show two stack traces around
+A `WeftError` travels as a value: Spark would try a refused load four times, and then show two stack traces around
 the one line that matters.
 """
 
@@ -19,7 +19,7 @@ _CLASS = re.compile(r"^[\w.$]+: (?=\[[A-Z_.]+\])")
 
 
 def of(work: Callable[[], Any], *, finally_: Callable[[], None] = lambda: None) -> bytes:
-    """Return the result of `work`, or the error of ours that it raised, as bytes."""
+    """Return the result of `work`, or the `WeftError` that it raised, as bytes."""
     try:
         return pickle.dumps(("done", work()))
     except WeftError as error:
@@ -42,7 +42,7 @@ def unpack(outcome: bytes) -> Any:
 
 @contextmanager
 def explained(what: str) -> Iterator[None]:
-    """Turn an error of Spark's into one of ours: its most useful line, and where the rest is."""
+    """Turn an error of Spark's into a `WeftError`: its most useful line, and where the rest is."""
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 

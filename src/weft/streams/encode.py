@@ -71,7 +71,7 @@ def as_events(events: object, stream: Stream) -> list[dict[str, Any]]:
 
 
 def _as_dict(event: object) -> str | None:
-    """Return a hint how to make a dict of an event that is none."""
+    """Return a hint how to make a dict of an event that is not one."""
     if is_dataclass(event):
         return "Pass dataclasses.asdict(event)."
     return "Pass json.loads(text)." if isinstance(event, (str, bytes)) else None

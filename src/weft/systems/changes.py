@@ -1,4 +1,4 @@
-"""Changes of rows, as a load into a table takes them: columns of its rows that are none of the table."""
+"""Changes of rows, as a load into a table takes them: columns of its rows that are not in the table."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Changes:
 
     @property
     def own(self) -> tuple[str, ...]:
-        """The columns of the rows that are none of the table."""
+        """The columns of the rows that are not in the table."""
         more = (AT, END) if self.is_history else (FIRST, FIRST_TS)
         origins = (*self.origins, FROM) if self.origins else ()
         return (*OWN, *more, *origins, *(name for each in self.kept for name in (each.flag, each.position)))

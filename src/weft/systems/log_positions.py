@@ -1,4 +1,4 @@
-"""Positions that are offsets of a log of ours: the last one that was read. Streams have them, and so have brokers whose
+"""Positions that are offsets of a Weft log: the last one that was read. Streams have them, and so have brokers whose
 messages are received into a log."""
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ BATCH, END = "_weft_batch", "_weft_end"
 
 
 CODED = {b"weft.coded": b"1"}
-"""Marks a column of which a database may refuse values (NaN, a null character): it is kept as a text of ours."""
+"""Marks a column of which a database may refuse values (NaN, a null character): it is stored as a text."""
 CLOSED = -(1 << 62)
 """Ends before half of this are no times: they mark rows that wait to be removed."""
 

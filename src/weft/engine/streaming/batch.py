@@ -369,7 +369,7 @@ class Batches:
 
     def _emit_tick(self, step: Stateful, spark: Any, query_id: str) -> BatchResult:
         assert step.last is not None
-        # The letters of a tick are none of the batch in hand, which may fail and be tried again.
+        # The letters of a tick are none of the current batch, which may fail and be tried again.
         note, self._box.note = self._box.note, None
         put_ids, self._box.put_ids = self._box.put_ids, set()
         try:

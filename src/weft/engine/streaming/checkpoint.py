@@ -302,7 +302,7 @@ def _entry(file: Location) -> tuple[datetime | None, tuple[Any, ...]]:
 
 
 def _offset(line: str) -> Any:
-    """Return a position as a source has it; of streams of ours the offset alone."""
+    """Return a position as a source has it; of Weft streams the offset alone."""
     if line == "-":
         return None  # the batch has nothing of this source, nor had those before it
     try:

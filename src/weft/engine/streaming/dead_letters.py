@@ -55,7 +55,7 @@ class DeadLetterBox:
         self.note: Callable[[Collection[str]], None] | None = None
         """Remembers the ids of letters before they are put."""
         self.withdrawn = 0
-        """How often letters of the batch in hand were removed. Stores that only append take no letter again under the
+        """How often letters of the current batch were removed. Stores that only append take no letter again under the
         name of a removed one."""
         self.has_more = False
         """Whether `letters` ended before the last record."""

@@ -24,7 +24,7 @@ from weft.systems.state_in_memory import InMemoryState, mask
 from weft.systems.state_store import END, Selection, StateBatch, overtaken
 
 _ROW, _MANIFEST = "_weft_row", ".json"
-# Live rows are written again, as one file, when there are more files, or when files have so many more rows.
+# Live rows are written again, as one file, when there are more files, or when files hold this many dead rows.
 _MOST_FILES, _MOST_DEAD = 100, 100_000
 _KEPT_MANIFESTS = 50
 

@@ -1,4 +1,4 @@
-"""A stream of ours as a source of streaming pipelines, on any system that has a log. A position is the offset of the
+"""A Weft stream as a source of streaming pipelines, on any system that has a log. A position is the offset of the
 last event that was read.
 
 The query decides which offsets a batch has, the batch reads them. Spark's log keeps the offsets, so that a batch which

@@ -32,7 +32,7 @@ _STREAMING = "org.apache.spark.sql.streaming"
 
 
 class OpenedSource:
-    """An opened source, and what the batch in hand took from it."""
+    """An opened source, and what the current batch took from it."""
 
     def __init__(self, source: StreamSource) -> None:
         self.source, self.name = source, source.name
@@ -40,7 +40,7 @@ class OpenedSource:
         self.reported: Any = None
         """The position that Spark reported last: its log has it sooner."""
         self.batch: int | None = None
-        """The batch in hand, or the last one."""
+        """The current batch, or the last one."""
         self.before: Any = None
         self.position: Any = None
         """The positions between which it reads, where Spark's log says them."""

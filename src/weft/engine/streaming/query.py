@@ -94,7 +94,7 @@ class Query:
             spark = self.spark = prepared_session(self.spark, self.pipeline)
             for name, value in {**_CONF, **_PROFILES.get(self.pipeline.profile or "", {})}.items():
                 spark.conf.set(name, value)
-            # Streams of ours wait by themselves. For the others Spark does, before it asks them again.
+            # Weft streams wait by themselves. For the others Spark does, before it asks them again.
             waits = all(each.waits for each in opened)
             spark.conf.set("spark.sql.streaming.pollingDelay", "0" if waits else str(int(pause * 1000)))
             self.checkpoint.hold(spark, self.stop)
@@ -179,7 +179,7 @@ class Query:
         return False
 
     def stop(self) -> None:
-        """Finish the batch in hand, and end."""
+        """Finish the current batch, and end."""
         self._stopping.set()
         with self._batch:
             pass  # none is being carried out, and none begins

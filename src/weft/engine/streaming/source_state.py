@@ -155,7 +155,7 @@ def _begun(sources: Sequence[Source], known: dict[str, str]) -> list[Source]:
 
 class Written(CheckpointFile):
     """The tables that batches were written to, each with the number of columns that it got from them; and by query,
-    what the batch in hand found when it was first tried. A table gets columns before its rows: a batch that is tried
+    what the current batch found when it was first tried. A table gets columns before its rows: a batch that is tried
     again would put other rows aside, and add columns beyond the limit."""
 
     NAME = "targets.json"
@@ -273,9 +273,9 @@ class Columns(CheckpointFile):
         self._query_id = ""
         self._known: dict[str, dict[str, Any]] = {}
         self._found: dict[str, dict[str, Any]] = {}
-        """The new ones of the batch in hand."""
+        """The new ones of the current batch."""
         self._agreed: dict[str, dict[str, Any]] = {}
-        """By source, the types of columns that another source decides for the batch in hand."""
+        """By source, the types of columns that another source decides for the current batch."""
         self._declared = {each.name: dict(each.columns) for each in sources}
 
     def complete(self, frame: Any, source: str, query_id: str, found: Any = None) -> Any:
@@ -298,7 +298,7 @@ class Columns(CheckpointFile):
         return frame.withColumns(missing) if missing else frame
 
     def note(self, found: Any, source: str, query_id: str) -> None:
-        """Take note of the columns of the batch in hand, which `keep` writes."""
+        """Take note of the columns of the current batch, which `keep` writes."""
         from pyspark.sql.types import NullType
 
         known = self._of(source, query_id)
@@ -315,23 +315,23 @@ class Columns(CheckpointFile):
         self._found, self._agreed = {}, {}
 
     def agree(self, source: str, types: Mapping[str, Any]) -> None:
-        """Read columns of a source under these types in the batch in hand."""
+        """Read columns of a source under these types in the current batch."""
         self._agreed.setdefault(source, {}).update(types)
 
     def agreed(self) -> dict[str, dict[str, Any]]:
-        """Return by source the types that were agreed for the batch in hand."""
+        """Return by source the types that were agreed for the current batch."""
         return {source: dict(types) for source, types in self._agreed.items()}
 
     def agree_only(self, agreed: Mapping[str, Mapping[str, Any]]) -> None:
-        """Have these types agreed for the batch in hand, and no others."""
+        """Have these types agreed for the current batch, and no others."""
         self._agreed = {source: dict(types) for source, types in agreed.items()}
 
     def has_news(self, source: str) -> bool:
-        """Return whether the batch in hand has new columns or types."""
+        """Return whether the current batch has new columns or types."""
         return bool(self._found.get(source))
 
     def note_again(self, found: Any, source: str, query_id: str, sql: str | None) -> None:
-        """Take note of other columns of the batch in hand. Those that SQL names stay, though it has them no more: the
+        """Take note of other columns of the current batch. Those that SQL names stay, though it has them no more: the
         SQL would fail for every batch without."""
         before = self._found.get(source, {})
         self.note(found, source, query_id)
@@ -340,7 +340,7 @@ class Columns(CheckpointFile):
         self._found[source] |= {name: before[name] for name in wanted}
 
     def forget_changes(self, source: str) -> None:
-        """Forget the types that the batch in hand gave to columns which had others."""
+        """Forget the types that the current batch gave to columns which had others."""
         known = {name.lower() for name in self._known.get(source, {})}
         self._found[source] = {name: kind for name, kind in self._found[source].items() if name.lower() not in known}
 

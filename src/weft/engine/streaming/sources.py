@@ -1,4 +1,4 @@
-"""The sources of streaming pipelines, opened: those that a system has itself, and streams of ours on any log."""
+"""The sources of streaming pipelines, opened: those that a system has itself, and Weft streams on any log."""
 
 from __future__ import annotations
 

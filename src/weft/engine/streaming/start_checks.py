@@ -133,7 +133,7 @@ def sql_columns(
                 rows = union_of(empty)
             columns: list[str] = functions.transformed(rows, sql, pipeline.aggregate_udfs).columns
     except WeftError as error:
-        # An error of ours was raised while Spark's own was handled, which has the condition.
+        # A `WeftError` was raised while Spark's own was handled, which has the condition.
         condition = getattr(error.__context__, "getCondition", lambda: None)()
         if (strict and is_known) or condition in _CERTAIN:
             raise

@@ -357,7 +357,7 @@ class Stateful(ABC):
         )
 
     def _check_named(self, frame: Any, named: Sequence[tuple[str, str]], event_time: str) -> None:
-        """Raise for columns that rows do not have, each with the option that names it, and for a time that is none."""
+        """Raise for missing columns, each with the option that names it, and for a time column that holds no times."""
         from pyspark.sql.types import TimestampNTZType, TimestampType
 
         known = frame.columns

@@ -35,7 +35,7 @@ class TargetColumns:
 
     def wanted(self, load: Load, names: Sequence[str]) -> list[str]:
         """Return the columns that are written. The others are left out before rows go anywhere: a database
-        would have to take them into a table of ours first."""
+        would have to take them into a staging table first."""
         return [name for name in names if self._is_wanted(name, load)]
 
     def new(self, load: Load, names: Sequence[str], present: Collection[str]) -> list[str]:

@@ -76,7 +76,7 @@ def rejecting(put: PutRefused) -> Reject:
 
 
 def topic_target(target: Target) -> SparkTarget | None:
-    """Return the topics of a target's connection; `None` where the target is a stream of ours."""
+    """Return the topics of a target's connection; `None` where the target is a Weft stream."""
     connection = current().connection(target.connection)
     target_class = system_for(connection.kind).load("target")
     if target_class is None or isinstance(target.stream, Stream):
@@ -86,7 +86,7 @@ def topic_target(target: Target) -> SparkTarget | None:
 
 
 def _published_events(target: Target, connection: Connection, rows: Input, key: str, put: PutRefused | None) -> Counts:
-    """Publish rows to a stream of ours. A batch that is tried again is found by its key where it is one publish, and
+    """Publish rows to a Weft stream. A batch that is tried again is found by its key where it is one publish, and
     stored again where it is several: which rows come first may differ between two tries, so that a key could lose
     some."""
     assert target.stream is not None

@@ -94,7 +94,7 @@ class Targets:
         self._left_out: set[tuple[str, str]] = set()
         """Tables and the columns that they do not get, of which a warning was written."""
         self.dropped: list[Collection[str]] = []
-        """The columns of the batch in hand that each of its tables does not get."""
+        """The columns of the current batch that each of its tables does not get."""
 
     def close(self) -> None:
         for tables in self._tables.values():

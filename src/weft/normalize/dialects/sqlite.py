@@ -1,4 +1,4 @@
-"""SQLite, by functions of ours (`weft.systems.sqlite.functions`): it has few of its own, and no types but storage."""
+"""SQLite, by our own functions (`weft.systems.sqlite.functions`): it has few of its own, and no types but storage."""
 
 from __future__ import annotations
 

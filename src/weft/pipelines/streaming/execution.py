@@ -114,7 +114,7 @@ class StreamingEngine(Protocol):
         """Wait until it ended; raises what made it fail."""
 
     def stop(self) -> None:
-        """Finish the batch in hand, and end."""
+        """Finish the current batch, and end."""
 
     def forget(self, error: Exception) -> None:
         """Release what the start that failed with this error holds, before the next one."""

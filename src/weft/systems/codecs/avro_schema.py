@@ -27,7 +27,7 @@ _ARROW = {
 }
 _LOGICAL = {
     ("int", "date"): pa.date32(),
-    # Texts, as times of day are in every table of ours.
+    # Times of day are text, as in every table of Weft.
     ("int", "time-millis"): pa.string(),
     ("long", "time-micros"): pa.string(),
     **{("long", f"timestamp-{unit}"): UTC_TIME for unit in ("millis", "micros", "nanos")},

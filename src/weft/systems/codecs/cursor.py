@@ -128,7 +128,7 @@ class Cursor:
         return self.as_texts(rows, self.bytes_of(rows, sizes))
 
     def as_texts(self, rows: Ints, read: pa.Array) -> pa.Array:
-        """Return bytes as texts; messages whose bytes are none are bad."""
+        """Return bytes as texts; messages with bytes that are not UTF-8 are bad."""
         try:
             return read.cast(pa.string())
         except pa.ArrowInvalid:

@@ -51,7 +51,7 @@ def wire_type(of: str | Enum | Message) -> int:
 
 
 def read(message: Message, values: pa.Array) -> tuple[pa.Array, dict[int, str]]:
-    """Return messages as structs, and by number what is wrong with those that are none."""
+    """Return messages as structs, and by number what is wrong with the malformed ones."""
     return read_at(message, Cursor(values))
 
 

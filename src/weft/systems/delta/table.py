@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("weft.engine")
 ATTEMPTS = 20
 _LOOKED_AT = 100
-"""How many commits of others may come between a commit of ours and the look at its counts."""
+"""How many commits of others may come between our commit and the reading of its counts."""
 # What Delta takes in a column's name only with a mapping of names, which not every other reader knows.
 _MAPPED = set(" ,;{}()\n\t=")
 _MAPPING = "delta.columnMapping.mode"

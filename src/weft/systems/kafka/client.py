@@ -114,7 +114,7 @@ class Admin:
             raise self.failed(error) from None
 
     def failed(self, error: BaseException) -> WeftError:
-        """Return an error of the client as one of ours, with the reason that its threads reported."""
+        """Return an error of the client as a `WeftError`, with the reason that its threads reported."""
         codes = self.library.KafkaError
         known = (codes._AUTHENTICATION, codes._SSL, codes._TRANSPORT)
         reason = next((self.errors[code] for code in known if self.errors.get(code)), None)

@@ -180,8 +180,8 @@ def _plain(source: str, wire: str) -> Callable[[pa.Array, pa.Field, Target], Arr
 
 
 def _narrow(source: str, wire: str) -> Callable[[pa.Array, pa.Field, Target], Array]:
-    """Whole numbers into a column of fewer bytes: PostgreSQL converts and checks them too, but only in a table of ours
-    from which they are moved, which takes more than twice as long."""
+    """Whole numbers into a column of fewer bytes: PostgreSQL converts and checks them too, but only on the way from a
+    staging table, which takes more than twice as long."""
     bounds = np.iinfo(wire)
 
     def write(array: pa.Array, field: pa.Field, target: Target) -> Array:

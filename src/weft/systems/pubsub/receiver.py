@@ -155,7 +155,7 @@ class SubscriptionReceiver:
 
 
 def received(message: Any) -> Received:
-    """Return a message of Pub/Sub as one of ours."""
+    """Return a message of Pub/Sub as a `Received`."""
     about: dict[str, Any] = {"message_id": message.message_id}
     if message.ordering_key:
         about["key"] = message.ordering_key

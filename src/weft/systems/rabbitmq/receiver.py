@@ -139,7 +139,7 @@ def _passed_by(*_: Any) -> None:
 
 
 def received(method: Any, properties: Any, body: bytes) -> Received:
-    """Return a message of pika as one of ours."""
+    """Return a message of pika as a `Received`."""
     key, exchange, name = _plain(method.routing_key), _plain(method.exchange), _plain(properties.message_id)
     about: dict[str, Any] = {}
     if key:

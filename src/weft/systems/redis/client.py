@@ -233,7 +233,7 @@ def unreachable(connection: Connection, error: BaseException) -> ConnectionFaile
 
 
 def explain(connection: Connection, error: BaseException) -> WeftError:
-    """Return an error of redis-py as one of ours, without secrets."""
+    """Return an error of redis-py as a `WeftError`, without secrets."""
     message = settings.redact(group_member.server_message(error), connection.secrets())
     text = " ".join(message.split()) or type(error).__name__
     if text == NO_SUCH_NODE:

@@ -76,7 +76,7 @@ class RedisStore:
 
     @contextmanager
     def _connection(self) -> Iterator[Any]:
-        """Give the client for one command; every error leaves as one of ours."""
+        """Give the client for one command; every error is raised as a `WeftError`."""
         opened = None
         try:
             opened = self._connected()
@@ -123,7 +123,7 @@ class RedisStore:
     # -------------------------------------------------------------------------------------------------------- catalogue
 
     def open(self, schema: str, name: str, fields: dict[str, FieldType]) -> RedisLog:
-        """Return the stream's log. A stream that others made becomes one of ours as it is."""
+        """Return the stream's log. A Redis stream that others made becomes a Weft stream, unchanged."""
         with self._lock:
             log = self._logs.get((schema, name))
             if log is None or not log.is_enlisted:

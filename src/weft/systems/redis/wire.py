@@ -88,7 +88,7 @@ class Wire:
         return parse(self.ask(*words))
 
     def query(self, *words: Word) -> Any:
-        """Return the reply to a command as Python values; raise an error of the server as one of ours."""
+        """Return the reply to a command as Python values; raise an error of the server as a `WeftError`."""
         try:
             return self.run(*words)
         except ReplyError as error:

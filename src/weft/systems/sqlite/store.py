@@ -30,7 +30,7 @@ from weft.types import FieldType, comparable, from_sql
 # Reading `data_version` costs some microseconds: at this pace a waiting process uses 1-3 % of a core and wakes within
 # milliseconds.
 _POLL_SECONDS = 0.003
-# Once less than so much of the disk is free, this much of it is kept back: to remove events takes space too.
+# When less than the first is free on the disk, a reserve is kept back: to remove events takes space too.
 _SCARCE_BYTES, _RESERVE_BYTES, _LEAST_RESERVE_BYTES = 64 << 20, 8 << 20, 64 << 10
 _MAX_STREAM = 2**53
 # The catalogue notes so many offsets at once as given: a publish would take longer if each wrote there.

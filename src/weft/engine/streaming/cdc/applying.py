@@ -39,7 +39,7 @@ _INTEGERS = ((15, pa.int16()), (31, pa.int32()))
 
 @dataclass(frozen=True)
 class ChangeBatch:
-    """The changes of a batch as a set, and the messages that are none."""
+    """The changes of a batch as a set, and the messages that are no changes."""
 
     cdc: CDC
     opened: OpenedChanges

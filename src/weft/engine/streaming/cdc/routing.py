@@ -36,7 +36,7 @@ def _none(table: str) -> Sequence[StoredTable]:
 
 @dataclass(frozen=True)
 class Routed:
-    """The changes of a batch by the table of the targets, and the messages that are none."""
+    """The changes of a batch by the table of the targets, and the messages that are no changes."""
 
     cdc: CDC
     by_table: Mapping[str, ChangeBatch]
@@ -81,7 +81,7 @@ def routed(parts: Sequence[tuple[Transformed, TypedRows]], cdc: CDC, stored: Sto
 
 
 def well_formed(messages: pa.Table, cdc: CDC, stored: StoredOf = _none) -> Routed:
-    """Return the changes of messages, of which those are left out that are none."""
+    """Return the changes of messages, without the messages that are no changes."""
     found, skipped, _ = _opened([messages], cdc, stored)
     return Routed(cdc, found, skipped=skipped)
 
