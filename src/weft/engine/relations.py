@@ -256,6 +256,7 @@ def _no_table(relation: Relation, names: Sequence[str]) -> NotFoundError:
     assert relation.table is not None
     hint = creation_hint(full_name(*relation.table), relation.connection)
     if hint is None:
+        names = [each for each in names if not each.startswith("weft.")]
         near, listed = _nearest(relation, names), ", ".join(sorted(names)[:20]) or "none"
         hint = f"Did you mean {near}?" if near else f"Tables there: {listed}{' …' if len(names) > 20 else ''}."
     what = f"There is no table {relation.name} in {relation.connection.label} ({relation.connection.target})."

@@ -162,7 +162,7 @@ class Load:
     with other rows is noticed."""
     declared: Declared | None = None
     replaces: str | None = None
-    """The table whose place this one will take: rejected rows are put aside next to that."""
+    """The table whose place this one will take: errors name that, and rejected rows are put aside next to it."""
     replaces_all: bool = False
     """Whether the rows replace all that the table has, in the same commit, in a mode other than truncate too."""
     is_recorded: bool = True
@@ -233,7 +233,7 @@ class Load:
     @property
     def name(self) -> str:
         """How errors call the target."""
-        return full_name(self.schema, self.table)
+        return full_name(self.schema, self.replaces or self.table)
 
     @property
     def tracks_rows(self) -> bool:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import Any
 
 import pytest
 
 import weft
 from tests.engine.models.built import ORDERS, build, query, run, why
-from weft.errors import DeclarationError, EventsLostError, LoadRefusedError
-from weft.project import Project
+from weft.engine.models.replacing import NEW
+from weft.engine.readers import open_tables
+from weft.errors import DeclarationError, EventsLostError, LoadRefusedError, WeftError
+from weft.project import Project, current
 
 
 def test_table_of_somebody_else_is_left_alone(orders: object) -> None:
@@ -189,3 +192,18 @@ def test_the_error_says_what_creates_an_input_that_is_not_there_yet(orders: obje
         "staging.parent": "The first run of parent creates it: weft run parent",
         "custommers": "Did you mean customers?",
     }
+
+
+def test_failed_build_into_new_columns_leaves_no_table_behind(orders: object) -> None:
+    @weft.model(materialise="merge", key="order_id")
+    def latest(orders):  # type: ignore[no-untyped-def]
+        return orders.select("order_id", "total")
+
+    weft.publish_sync("orders", [*ORDERS, ORDERS[0]])
+    with pytest.raises(WeftError, match=r"of latest share a key"):
+        build(latest)
+    # Its table is there, so the next attempt has one of its own.
+    with pytest.raises(WeftError, match=r"of latest share a key"):
+        build(latest)
+    with closing(open_tables(current().connection())) as tables, tables.driver.session("read") as session:
+        assert [each for each in tables.names(session, None) if NEW in each] == []

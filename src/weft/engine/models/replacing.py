@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from hashlib import blake2b
 from uuid import uuid4
@@ -16,7 +16,7 @@ from weft.engine.inputs import Input
 from weft.engine.load import Job
 from weft.engine.models import state
 from weft.engine.models.state import State, StoredModel, load_of
-from weft.errors import LoadRefusedError
+from weft.errors import LoadRefusedError, WeftError
 from weft.pipelines import graph
 from weft.pipelines.models import Model, models
 from weft.systems.load import SCD2_COLUMNS, UNNAMED, Counts, Load
@@ -58,7 +58,12 @@ def replace_all(job: Job, data: Input, tables: SqlTables, stored: StoredModel, m
     # Each attempt has a table of its own, so none of them may count as done.
     unnamed = f"{UNNAMED}{uuid4()}"
     job.load = replace(load, table=new, replaces=load.table, watermark=None, checkpoint_id=unnamed)
-    counts, engine = job.run(data, tables)
+    try:
+        counts, engine = job.run(data, tables)
+    except Exception:
+        with suppress(WeftError), tables.driver.session("publish") as session:
+            session.run(f"DROP TABLE IF EXISTS {tables.table(load.schema, new)}")
+        raise
     with _exchanging(tables, load, load.watermark) as session:
         drop_views(tables, session, model)
         kind = "VIEW" if tables.is_view(session, load.schema, load.table) else "TABLE"

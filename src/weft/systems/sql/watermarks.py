@@ -64,7 +64,7 @@ def forget(tables: SqlTables, load: Load) -> None:
 
     Those of a table that is there by now stay: this process may have stood still since it looked, and another one has
     created and loaded the table meanwhile."""
-    if _columns(tables) is None:
+    if load.replaces is not None or _columns(tables) is None:
         return
     removed = 0
     with suppress(CreatedError), tables.driver.session("publish") as session:
