@@ -132,6 +132,8 @@ def test_rules() -> None:
     for rule in group["rules"]:
         assert rule.keys() <= {"alert", "expr", "for", "labels", "annotations"}
         assert set(_PROMQL.findall(rule["expr"])) <= known, rule["alert"]
+        # Where nothing is scraped there is no sum, which no number is greater than.
+        assert not rule["expr"].startswith("sum("), rule["alert"]
         command = rule["annotations"].get("what_to_do")
         if command is not None:
             program, *arguments = shlex.split(re.sub(r"\{\{.*?\}\}", "orders", command))

@@ -363,6 +363,38 @@ def test_metrics_have_what_ended_wherever_it_ran(log: RunLog, clock: Clock) -> N
     assert counted.value("weft_scheduler_dispatch_failures_total", pipeline="orders") == 1
 
 
+def test_metrics_of_who_begins_to_lead(log: RunLog, clock: Clock) -> None:
+    """How pipelines stand is in the log. Of what has ended, only what ends from now on is counted."""
+    declare("orders")
+    for hour in range(3):
+        succeed(log, "orders", clock.now - timedelta(hours=9 - hour))
+    running = log.claim("orders", slot=clock.now.replace(second=0))
+    assert isinstance(running, ClaimedRun)
+    counted = Metrics()
+    made = scheduler(log, Runs(), clock, metrics=counted)
+
+    def value(name: str, **labels: str) -> float | None:
+        return counted.value(f"weft_pipeline_{name}", pipeline="orders", **labels)
+
+    made.tick()
+    succeeded_at = log.latest(["orders"])["orders"].succeeded_at
+    assert succeeded_at is not None and value("last_success_timestamp_seconds") == succeeded_at.timestamp()
+    assert (value("failures"), value("runs_total", status="succeeded")) == (0, None)
+    log.finish(running, "failed")
+    made.tick()
+    assert (value("failures"), value("runs_total", status="failed")) == (1, 1)
+    assert value("runs_total", status="succeeded") is None
+    # One that leads no longer knows nothing: its last values would raise alerts for ever.
+    assert made.lease is not None
+    log.finish(made.lease, "interrupted")
+    other = scheduler(log, Runs(), clock)
+    other.tick()
+    made.tick()
+    assert made.lease is None
+    assert value("failures") is value("last_success_timestamp_seconds") is value("attempt") is None
+    assert value("runs_total", status="failed") == 1
+
+
 def test_a_pool_limits_what_runs_at_once(log: RunLog, clock: Clock) -> None:
     for name in ("a", "b", "c"):
         declare(name, pool="warehouse")

@@ -83,6 +83,12 @@ class Metrics:
         with self._lock:
             self._values[metric][tuple(sorted(labels.items()))] = value
 
+    def forget(self, *metrics: Metric) -> None:
+        """Have no values of these."""
+        with self._lock:
+            for each in metrics:
+                self._values.pop(each, None)
+
     def series(self, metric: Metric) -> dict[Labels, float]:
         """Return the values of a metric by their labels."""
         with self._lock:

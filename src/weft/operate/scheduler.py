@@ -23,7 +23,16 @@ from weft.operate import freshness
 from weft.operate.alerts import Alerters, is_worth_telling
 from weft.operate.due import Due, Planner, due_now
 from weft.operate.executors import Dispatch, Executor, Started
-from weft.operate.metrics import DISPATCH_FAILURES, DISPATCHES, FAILURES, LEADS, RUNNING, Metrics
+from weft.operate.metrics import (
+    ATTEMPT,
+    DISPATCH_FAILURES,
+    DISPATCHES,
+    FAILURES,
+    LEADS,
+    RUNNING,
+    SUCCEEDED_AT,
+    Metrics,
+)
 from weft.operate.records import COUNTS, ENDS, ClaimedRun, PipelineState, RefusedClaim
 from weft.operate.runlog import RunLog
 from weft.operate.runner import described
@@ -119,8 +128,8 @@ class Scheduler(Planner):
         self._starting = threading.Lock()
         """Held while it is decided whether one more may run: builds of models are started by threads."""
         self._leader: str | None = None
-        self._counted: dict[str, tuple[str, int] | None] = {}
-        """The last attempt of each pipeline that the metrics have."""
+        self._counted: dict[str, tuple[str, int, bool] | None] = {}
+        """The last attempt of each pipeline at the last look, and whether it had ended."""
         self._not_started: Counter[str] = Counter()
         """How often in a row each pipeline could not be started."""
 
@@ -151,7 +160,11 @@ class Scheduler(Planner):
             leads = self._is_leader()
         finally:  # while the log is away, nobody knows
             self.metrics.set(LEADS, leads)
-        return self._dispatch_due() if leads else []
+        if leads:
+            return self._dispatch_due()
+        # Of the leader alone: nobody would correct them here, and alerts go by them.
+        self.metrics.forget(ATTEMPT, FAILURES, SUCCEEDED_AT, RUNNING)
+        return []
 
     def _is_leader(self) -> bool:
         lease = self.lease  # a thread that starts builds may find that it is lost
@@ -250,18 +263,33 @@ class Scheduler(Planner):
         """Count the attempts that have ended since the last look, wherever they ran."""
         for name, state in states.items():
             last = state.last
-            now = None if last is None or last.status == "running" else (last.run_id, last.attempt)
-            before = self._counted.setdefault(name, now)
-            if now is None or now == before:
+            now = None if last is None else (last.run_id, last.attempt, last.status != "running")
+            if name not in self._counted:
+                self._counted[name] = now
+                self._show(name, state)
+            before = self._counted[name]
+            if now is None or now == before or not now[2]:
                 continue
             self._counted[name] = now
             for each in self.log.runs(name, limit=_COUNTED_AT_ONCE):
-                if (each.run_id, each.attempt) == before:
+                is_before = before is not None and (each.run_id, each.attempt) == before[:2]
+                if is_before and before is not None and before[2]:
                     break
                 if each.status in ENDS:
                     counts = {count: getattr(each, count) or 0 for count in COUNTS}
                     self.metrics.ended(name, each.status, each.attempt, 0, each.seconds, counts)
-            self.metrics.set(FAILURES, state.failures, pipeline=name)
+                if is_before:
+                    break  # it ran at the last look
+            self._show(name, state)
+
+    def _show(self, name: str, state: PipelineState) -> None:
+        """Show how a pipeline stands, by the run log: who begins to lead has counted nothing yet."""
+        if state.last is None:
+            return
+        self.metrics.set(FAILURES, state.failures, pipeline=name)
+        self.metrics.set(ATTEMPT, state.last.attempt, pipeline=name)
+        if state.succeeded_at is not None:
+            self.metrics.set(SUCCEEDED_AT, state.succeeded_at.timestamp(), pipeline=name)
 
     def _due(self, pipeline: Pipeline, states: dict[str, PipelineState]) -> Due | None:
         try:
