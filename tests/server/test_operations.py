@@ -339,3 +339,6 @@ def test_rejected_events_by_their_reasons(streams: Project, http: Any) -> None:
     assert groups[2]["payload"].startswith('{"n":1')
     shown = http.get(url).json()
     assert (shown["dead_letter_stream"], shown["quarantine_stream"]) == ("strict__dead_letter", "strict__quarantine")
+    assert shown["holds_rejected_of"] == []
+    held = http.get("/api/v1/streams/strict__quarantine").json()["holds_rejected_of"]
+    assert held == ["strict"]

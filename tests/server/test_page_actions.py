@@ -29,7 +29,10 @@ def orders(): ...
 @weft.stream(fields={{"n": "int64"}}, on_schema_drift="quarantine")
 def visits(): ...
 
-@weft.stream(fields={{"n": "int64"}}, on_schema_drift="quarantine", max_deliveries=1)
+@weft.stream()
+def bin(): ...
+
+@weft.stream(fields={{"n": "int64"}}, on_schema_drift="quarantine", max_deliveries=1, dead_letter="bin")
 def calls(): ...
 
 @weft.table
@@ -167,23 +170,32 @@ def test_rejected_events_of_a_stream_are_replayed_and_purged(service: Any, key: 
     panel = page.locator("section[aria-labelledby=rejected]")
     act(
         page,
-        panel.get_by_role("button", name="Replay calls__dead_letter"),
+        panel.get_by_role("button", name="Replay bin"),
         "Replay",
-        "1 event of calls__dead_letter is published to calls again",
+        "1 event of bin is published to calls again",
     )
     notice = page.locator(".notice")
-    expect(notice).to_contain_text("replayed 1 event of calls__dead_letter; 0 still do not fit", timeout=ENDS)
+    expect(notice).to_contain_text("replayed 1 event of bin; 0 still do not fit", timeout=ENDS)
     assert [event["n"] for event in service.events("calls", **headers)] == [1, 1]
-    expect(panel.get_by_role("button", name="Replay calls__dead_letter")).to_have_count(0)
+    expect(panel.get_by_role("button", name="Replay bin")).to_have_count(0)
     notice.get_by_role("button").click()
     page.goto(f"{service.url}/#/letters")
     row = page.get_by_role("row", name="calls__quarantine")
     act(page, row.get_by_role("button", name="Replay"), "Replay", "what still does not fit is put back")
     expect(notice).to_contain_text("replayed 0 events of calls__quarantine; 1 still does not fit", timeout=ENDS)
     notice.get_by_role("button").click()
-    act(page, row.get_by_role("button", name="Purge"), "Purge", "1 event of calls is removed from calls__quarantine")
+    # The same in the view of the place, to which no people publish.
+    row.get_by_role("link", name="calls__quarantine").click()
+    place = page.locator("section[aria-labelledby=holds]")
+    expect(place).to_contain_text("of calls, whose views have the reasons")
+    expect(page.locator("main")).to_contain_text("Live tail")
+    expect(page.locator("main")).not_to_contain_text("Publish a test event")
+    act(page, place.get_by_role("button", name="Purge"), "Purge", "1 event of calls is removed from calls__quarantine")
     expect(notice).to_contain_text("removed 1 event from calls__quarantine", timeout=ENDS)
-    expect(row.get_by_role("button")).to_have_count(0)
+    expect(place).to_have_count(0)
+    page.goto(f"{service.url}/#/streams/bin")
+    expect(page.locator("main")).to_contain_text("Live tail")
+    expect(page.locator("main")).not_to_contain_text("Publish a test event")
     actions = service.client.get("/api/v1/audit", headers=headers).json()["actions"]
     assert [each["action"] for each in actions[:3]] == ["trim", "replay", "replay"]
 

@@ -49,7 +49,7 @@ from weft.server.service import Service, json_response, load_modules, service_of
 from weft.server.tickets import SECONDS as TICKET_SECONDS
 from weft.streams.declare import Stream
 from weft.streams.events import with_texts
-from weft.streams.rejected import places
+from weft.streams.rejected import owners, places
 from weft.streams.retention import aware
 from weft.streams.runtime import Opened
 
@@ -231,6 +231,7 @@ async def details(request: Request) -> Response:
             "on_schema_drift": stream.on_schema_drift,
             "dead_letter_stream": None if letters is None else letters.name,
             "quarantine_stream": None if misfits is None else misfits.name,
+            "holds_rejected_of": [each.name for each in owners(stream.name)],
         }
         | await ready.hub.in_thread(read)
         | ({"history": service.history.of(stream)} if with_history else {})

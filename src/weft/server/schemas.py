@@ -187,6 +187,7 @@ SCHEMAS: dict[str, Schema] = {
         on_schema_drift=_TEXT,
         dead_letter_stream=nullable(_TEXT),
         quarantine_stream=nullable(_TEXT),
+        holds_rejected_of=array(_TEXT),
         **_REJECTED,
     ),
     "Published": _object(

@@ -4,6 +4,7 @@ import { ActionsOff } from "./actions.js";
 import { Chart, SPAN_DAY, Series, rates } from "./chart.js";
 import { count, duration, plural, rate } from "./dom.js";
 import { PurgePlace, ReplayPlace } from "./letters.js";
+import { names } from "./pipelines.js";
 import { Publish } from "./publish.js";
 import { me, poll } from "./status.js";
 import { behind } from "./streaming.js";
@@ -64,6 +65,12 @@ export class StreamView extends View {
         ${stream.tags.map((tag) => html`<${Chip} key=${tag}>${tag}<//>`)}
         ${stream.auth && html`<${Chip}>closed by ${stream.auth.replace("_", " ")}<//>`}
       <//>
+      ${stream.holds_rejected_of.length > 0 && stream.row_count > 0 && html`
+        <${Panel} id="holds" title="Rejected events" note=${html`of ${names(stream.holds_rejected_of, "streams")}, whose views have the reasons`}>
+          <p class="foot"><${ReplayPlace} place=${stream.name} /> <${PurgePlace} place=${stream.name} /></p>
+          <${ActionsOff} commands=${[`weft streams replay ${quoted(stream.name)}`]} />
+        <//>
+      `}
       <${Panel} id="stands" title="How it stands">
         <${Facts} facts=${[
           ["Events per second", rate(this.series.now())],
@@ -136,7 +143,7 @@ export class StreamView extends View {
             `
           : html`<${Empty} title="It has no fields yet."><p>The first event brings them.</p><//>`}
       <//>
-      ${!/__(quarantine|dead_letter)$/.test(stream.name) && html`<${Publish} stream=${stream} />`}
+      ${/* What people publish there would be no rejected event, at which a replay stops. */ !stream.holds_rejected_of.length && html`<${Publish} stream=${stream} />`}
       <${LiveTail} name=${stream.name} tail=${stream.tail} />
     `;
   }
