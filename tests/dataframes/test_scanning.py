@@ -52,6 +52,14 @@ def test_a_scan_without_a_schema(url: str, add: Add) -> None:
     assert lazy.filter(pl.col("b") == "2").select("b").collect().rows() == [("2",)]
 
 
+def test_a_filter_with_a_python_function(url: str, add: Add) -> None:
+    pytest.importorskip("cloudpickle")
+    add("events", {"a": 1, "b": "x"}, {"a": 2, "b": "y"})
+    lazy = weft.scan_stream(url, "events", schema={"a": pl.Int64, "b": pl.String})
+    is_even = pl.col("a").map_elements(lambda value: bool(value % 2 == 0), return_dtype=pl.Boolean)
+    assert lazy.filter(is_even).select("b").collect().rows() == [("y",)]
+
+
 def test_limits_of_a_scan(url: str, add: Add) -> None:
     ids = add("events", *({"n": i} for i in range(100)))
     lazy = weft.scan_stream(url, "events", schema={"n": "int64"}, start_id=ids[10], end_id=ids[50], count=20)
