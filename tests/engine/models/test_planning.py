@@ -155,3 +155,17 @@ def test_function_that_raises_is_a_problem_of_its_model_alone() -> None:
     for problem in (problems["wrong"], described):
         assert problem.startswith("Model 'wrong' cannot be understood: IbisTypeError: Arguments city:string and ")
         assert "Look at" in problem and "test_planning.py, line " in problem
+
+
+@pytest.mark.brief("postgres")
+def test_uuids_and_json_of_a_query_that_spark_will_run() -> None:
+    weft.stream(name="things", fields={"u": "uuid", "j": "json", "s": "string"})(lambda: None)
+
+    @weft.model
+    def lower(things):  # type: ignore[no-untyped-def]
+        some = things.select("u", "j", s=things.s.lower())
+        return some.union(things.select("u", "s", j="s").select("u", "j", "s"))
+
+    with Observer() as observer:
+        columns = {each["column"]: each["type"] for each in Survey(observer).described(lower)["columns"]}
+    assert columns == {"u": "uuid", "j": "text", "s": "text"}

@@ -96,3 +96,15 @@ def test_on_spark(streams: Project) -> None:
     publish(1, "Oslo", 5.0)
     build(model)
     assert rows("daily") == [(1, "Norway", 7.0), (2, None, 3.0)]
+
+
+@pytest.mark.every_system
+def test_sum_that_is_added_to_its_last_value() -> None:
+    model = declare(
+        "-- materialise: merge\n-- key: city\nSELECT o.city, coalesce(max(t.total), 0) + sum(o.total) AS total, "
+        "coalesce(max(t.n), 0) + count(*) AS n FROM events.orders o LEFT JOIN this t ON t.city = o.city GROUP BY o.city"
+    )
+    build(model)
+    publish(3, "Oslo", 4.5)
+    build(model)
+    assert rows("daily") == [("Oslo", 6.5, 2), ("Rome", 3.0, 1)]

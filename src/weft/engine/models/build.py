@@ -15,7 +15,7 @@ import msgspec
 import pyarrow as pa
 
 from weft import tracing
-from weft.columns import canonical_schema, hint_of
+from weft.columns import canonical_schema, hint_of, hinted
 from weft.engine import inputs, relations, run
 from weft.engine.inputs import Input
 from weft.engine.load import Job
@@ -355,7 +355,7 @@ class Result:
             sql = self._sql_of_ibis(value)
             if sql is None:
                 sql = pushdown.to_spark_sql(value)
-                return Compiled("spark", "spark", sql, sql, canonical_schema(value.schema().to_pyarrow()))
+                return Compiled("spark", "spark", sql, sql, self._spark_schema(value))
             bound = self._bound(sql, by_letters=True)
             return Compiled("pushdown", self._database.dialect, sql, bound, self._schema(value, bound))
         if not isinstance(value, str):
@@ -481,6 +481,15 @@ class Result:
         from weft.engine.models import lineage
 
         return {THIS: lineage.nothing(sql, dialect, {each.input.parameter: each.schema() for each in self.sources})}
+
+    def _spark_schema(self, expression: Any) -> pa.Schema:
+        from weft.engine.models import pushdown
+
+        schema = canonical_schema(expression.schema().to_pyarrow())
+        if not self._has_hints:
+            return schema
+        hints = pushdown.hints(expression, {str(each.input.parameter): each.schema() for each in self._named})
+        return pa.schema([hinted(each.name, hints[each.name]) if each.name in hints else each for each in schema])
 
     def _schema(self, expression: Any, sql: str) -> pa.Schema:
         """The columns as Ibis has them, because SQLite does not know the types of what it computes; but a text that the

@@ -25,16 +25,19 @@ def nothing(sql: str, dialect: str, schemas: Schemas) -> str:
     from sqlglot.optimizer.annotate_types import annotate_types
 
     query = _qualified(sql, dialect, schemas)
-    annotated = annotate_types(query, schema=_mapping(schemas), dialect=dialect)
+    read = list(query.find_all(exp.Column))
+    # A null has the type of what is added to it, or chosen in its place: so a column may be computed of its last value.
+    last = dict.fromkeys([*query.named_selects, *(each.name for each in read)], "null")
+    annotated = annotate_types(query, schema={**_mapping(schemas), THIS: last}, dialect=dialect)
     columns: dict[str, exp.Expr] = {}
     for each in annotated.selects:
         kind = each.type
         is_known = kind is not None and not kind.is_type("unknown", "null")
         columns[each.alias_or_name] = exp.cast(exp.null(), kind) if kind and is_known else exp.null()
     # A column that the query reads of its last result, and does not give by a name that parsing finds.
-    for column in query.find_all(exp.Column):
-        if column.table == THIS:
-            columns.setdefault(column.name, exp.null())
+    for each in read:
+        if each.table == THIS:
+            columns.setdefault(each.name, exp.null())
     if not columns or "*" in columns:
         raise DeclarationError(
             f"The columns of the first result are not known from the query, and {THIS} needs them.",

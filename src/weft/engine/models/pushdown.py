@@ -183,6 +183,21 @@ def _stored(relation: Any, name: str) -> tuple[str, str] | None:
         relation, name = value.rel, value.name
 
 
+def hints(expression: Any, schemas: Mapping[str, pa.Schema]) -> dict[str, str]:
+    """Return which columns of an expression are UUIDs and JSON of its inputs, unchanged."""
+    op = expression.op()
+    found = {name: _hint(op, name, schemas) for name in op.schema}
+    return {name: hint for name, hint in found.items() if hint is not None}
+
+
+def _hint(relation: Any, name: str, schemas: Mapping[str, pa.Schema]) -> str | None:
+    if isinstance(relation, ops.Set):
+        left, right = _hint(relation.left, name, schemas), _hint(relation.right, name, schemas)
+        return left if left == right else None
+    stored = _stored(relation, name)
+    return None if stored is None else hint_of(schemas[stored[0]].field(stored[1]))
+
+
 def _has_whole_arithmetic(op: Any) -> bool:
     return any(each.dtype.is_integer() for each in op.find(_ARITHMETIC))
 
