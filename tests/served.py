@@ -24,6 +24,19 @@ PATIENCE = 60
 PREFIX = "/api/v1/streams"
 
 
+def apikey(folder: Path, *arguments: str) -> str:
+    """Return what `weft apikey` prints in a folder."""
+    done = warm_python.run(
+        [sys.executable, "-m", "weft", "apikey", *arguments], cwd=folder, capture_output=True, text=True, check=True
+    )
+    return str(done.stdout).strip()
+
+
+def create_key(folder: Path, *arguments: str) -> dict[str, str]:
+    """Return the headers with a new key."""
+    return {"Authorization": f"Bearer {apikey(folder, 'create', *arguments)}"}
+
+
 class Served:
     """One `weft serve`."""
 

@@ -27,9 +27,18 @@ from typing import Any
 
 import warm_python
 import weft
+from weft.pipelines import model_files
+from weft.pipelines.models import Model
 
 PATIENCE = 60
 _PATH = list(filter(None, [os.environ.get("PYTHONPATH")]))
+
+
+def declare_model(name: str, text: str) -> Model:
+    """The model of the file NAME.sql, which is written first."""
+    file = Path(f"{name}.sql")
+    file.write_text(text)
+    return model_files.declare(file)
 
 
 def declare(name: str = "orders", **options: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import pty
 import re
@@ -69,6 +70,17 @@ def call() -> Callable[..., Result]:
         return done
 
     return call_weft
+
+
+@pytest.fixture
+def checkpoints(call: Callable[..., Result]) -> Callable[..., dict[str, Any]]:
+    """What `weft checkpoints` prints as JSON."""
+
+    def shown(*arguments: object) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(call("checkpoints", *arguments, "--format", "json").stdout)
+        return found
+
+    return shown
 
 
 @pytest.fixture

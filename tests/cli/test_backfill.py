@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import weft
-from weft.pipelines import model_files
 from weft.project import Project
 from weft.testing import Clock, table_rows
+from workers import declare_model as declare
 
 if TYPE_CHECKING:
     from click.testing import Result
@@ -32,12 +31,6 @@ def shop(local: Project) -> Clock:
         weft.publish_sync("orders", {"id": day, "total": 1.0})
         clock.move(days=1)
     return clock
-
-
-def declare(name: str, text: str) -> None:
-    file = Path(f"{name}.sql")
-    file.write_text(text)
-    model_files.declare(file)
 
 
 def totals() -> list[Any]:

@@ -90,14 +90,10 @@ def test_rows_of_a_large_batch(call: Any, streams: Project, system: Any) -> None
     assert (json.loads(line)["consumed"], json.loads(line)["written"]) == (rows_published, {"counts": 1})
 
 
-def test_rewind_and_reset(call: Any, numbers: Any) -> None:
-    def state(*arguments: object) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(call("checkpoints", *arguments, "--format", "json").stdout)
-        return found
-
+def test_rewind_and_reset(call: Any, checkpoints: Any, numbers: Any) -> None:
     assert call("checkpoints", "list").stderr == "There are no checkpoints.\n"
     call("consume", "copies", "--once")
-    shown = state("show", "copies")
+    shown = checkpoints("show", "copies")
     assert (shown["committed"], shown["planned"], shown["running"]) == (0, 0, None)
     assert (shown["offsets"], shown["lag"]) == ({"numbers": 10}, {"numbers": 0})
     assert shown["location"] == str(Path(".weft/checkpoints/copies").absolute())
@@ -110,7 +106,7 @@ def test_rewind_and_reset(call: Any, numbers: Any) -> None:
     assert would == "copies would begin with event 8 of numbers; it was at 10.\nNothing was done.\n"
     told = "copies would begin again, as if it had never run.\nNothing was done.\n"
     assert call("checkpoints", "reset", "copies", "--dry-run").stdout == told
-    assert state("show", "copies") == shown
+    assert checkpoints("show", "copies") == shown
     call("consume", "copies", "--once")
     assert rows() == list(range(1, 11))
 
@@ -118,10 +114,10 @@ def test_rewind_and_reset(call: Any, numbers: Any) -> None:
     done = call("checkpoints", "rewind", "copies", "--to-offset", "8")
     assert done.stdout.startswith("copies begins with event 8 of numbers; it was at 10.\nTo bring the old checkpoint ")
     assert done.stderr == "note: rows that are read again are added again to copies.\n"
-    assert state("show", "copies")["lag"] == {"numbers": 3}
+    assert checkpoints("show", "copies")["lag"] == {"numbers": 3}
     call("consume", "copies", "--once")
     assert rows() == sorted([*range(1, 11), 8, 9, 10])
-    again = state("show", "copies")
+    again = checkpoints("show", "copies")
     assert (again["offsets"], again["lag"]) == ({"numbers": 10}, {"numbers": 0})
     assert again["query_id"] != shown["query_id"]
 
@@ -131,13 +127,13 @@ def test_rewind_and_reset(call: Any, numbers: Any) -> None:
     weft.publish_sync(numbers, [{"n": 11}, {"n": 12}])
     call("consume", "copies", "--once")
     since = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(moment)) + f".{int(moment % 1 * 1e6):06}"
-    moved = state("rewind", "copies", "--to-time", since)
+    moved = checkpoints("rewind", "copies", "--to-time", since)
     assert (moved["starts"], moved["offsets"], moved["dry_run"]) == ({"numbers": 11}, {"numbers": 12}, False)
     call("consume", "copies", "--once")
     assert rows() == sorted([*range(1, 13), 8, 9, 10, 11, 12])
 
     # Anew; and the old checkpoint can be brought back.
-    reset = state("reset", "copies")
+    reset = checkpoints("reset", "copies")
     assert not Path(reset["location"]).exists()
     back = call("checkpoints", "list").stderr
     assert back == "There are no checkpoints.\n"

@@ -30,15 +30,6 @@ def rows() -> list[int]:
 
 
 @pytest.fixture
-def state(call: Any) -> Any:
-    def told(*arguments: object) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(call("checkpoints", *arguments, "--format", "json").stdout)
-        return found
-
-    return told
-
-
-@pytest.fixture
 def lake(s3: Any) -> weft.ObjectStoreS3Connection:
     """A bucket with one file."""
     made = weft.ObjectStoreS3Connection(**s3.fields(), name="lake", format="json_lines")
@@ -67,7 +58,7 @@ def copied(*sources: Any, checkpoint: str) -> None:
 
 
 @pytest.mark.full
-def test_in_a_bucket(call: Any, state: Any, lake: weft.ObjectStoreS3Connection, numbers: Any) -> None:
+def test_in_a_bucket(call: Any, checkpoints: Any, lake: weft.ObjectStoreS3Connection, numbers: Any) -> None:
     url = f"s3://{lake.bucket}/checkpoints/copies"
     copied(numbers, weft.Source(connection="lake", query="raw"), checkpoint=url)
     assert call("checkpoints", "list").stderr == "There are no checkpoints.\n"
@@ -77,7 +68,7 @@ def test_in_a_bucket(call: Any, state: Any, lake: weft.ObjectStoreS3Connection, 
     weft.publish_sync(numbers, {"n": 5})
     put(lake, "b.json", 101)
     put(lake, "c.json", 102)
-    shown = state("show", "copies")
+    shown = checkpoints("show", "copies")
     assert (shown["location"], shown["running"]) == (f"s3a://{lake.bucket}/checkpoints/copies", None)
     assert (shown["offsets"]["numbers"], shown["lag"]) == (4, {"numbers": 1, "raw": 2})
     assert "numbers 4; raw 1 file" in call("checkpoints", "show", "copies").stdout
@@ -87,27 +78,27 @@ def test_in_a_bucket(call: Any, state: Any, lake: weft.ObjectStoreS3Connection, 
     rewind = ("rewind", "copies", "--to-offset", 3, "--source", "numbers")
     would = call("checkpoints", *rewind, "--dry-run").stdout
     assert would == "copies would begin with event 3 of numbers; it was at 4.\nNothing was done.\n"
-    assert state("show", "copies") == shown
+    assert checkpoints("show", "copies") == shown
     told = call("checkpoints", *rewind).stdout
     assert "The old checkpoint is s3a://" in told
-    assert state("show", "copies")["lag"] == {"numbers": 3, "raw": 2}
+    assert checkpoints("show", "copies")["lag"] == {"numbers": 3, "raw": 2}
     call("consume", "copies", "--once")
     wanted = [1, 2, 3, 3, 4, 4, 5, 100, 101, 102]
     assert rows() == wanted
-    moved = state("rewind", "copies", "--to-time", "1h", "--source", "raw")
+    moved = checkpoints("rewind", "copies", "--to-time", "1h", "--source", "raw")
     assert moved["starts"] == {"numbers": 6, "raw": 3}
     call("consume", "copies", "--once")
     wanted = sorted([*wanted, 100, 101, 102])
     assert rows() == wanted
 
     # Anew; and the old one can be brought back.
-    reset = state("reset", "copies")
+    reset = checkpoints("reset", "copies")
     assert call("checkpoints", "list").stderr == "There are no checkpoints.\n"
     home = Checkpoint.of(weft.project.current().streaming_pipelines["copies"]).home
     Location(home.folder, reset["moved_to"]).move(home)
     call("consume", "copies", "--once")
     assert rows() == wanted
-    state("reset", "copies")
+    checkpoints("reset", "copies")
     call("consume", "copies", "--once")
     assert rows() == sorted([*wanted, *range(1, 6), 100, 101, 102])
 
@@ -162,11 +153,11 @@ def test_the_lag_after_a_restart(
 
 
 @pytest.mark.timing
-def test_on_a_disk_that_machines_share(call: Any, state: Any, numbers: Any, project: Path) -> None:
+def test_on_a_disk_that_machines_share(call: Any, checkpoints: Any, numbers: Any, project: Path) -> None:
     place = project / "shared" / "copies"
     copied(numbers, checkpoint=f"file://{place}")
     call("consume", "copies", "--once")
-    shown = state("show", "copies")
+    shown = checkpoints("show", "copies")
     assert (shown["offsets"], shown["lag"], shown["location"]) == ({"numbers": 4}, {"numbers": 0}, f"file://{place}")
     # As if another machine held it.
     claims = project / "shared" / "copies~lock"
@@ -178,7 +169,7 @@ def test_on_a_disk_that_machines_share(call: Any, state: Any, numbers: Any, proj
             told = call("checkpoints", command[0], "copies", *command[1:], code=1).stderr
             assert "The pipeline 'copies' runs already, as process 7 on elsewhere." in told
     LocalFolder().create(str(claims / f"{number:020}.released"), b"")
-    assert state("rewind", "copies", "--to-offset", 3)["starts"] == {"numbers": 3}
+    assert checkpoints("rewind", "copies", "--to-offset", 3)["starts"] == {"numbers": 3}
     call("consume", "copies", "--once")
     assert rows() == [1, 2, 3, 3, 4, 4]
     assert "To bring the old checkpoint back: mv -T" in call("checkpoints", "reset", "copies").stdout

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import weft
-from weft.pipelines import model_files
 from weft.project import Project
+from workers import declare_model as declare
 
 if TYPE_CHECKING:
     from click.testing import Result
@@ -36,12 +36,6 @@ def shop(local: Project) -> Iterator[Project]:
         "JOIN default.by_city USING (city)",
     )
     yield local
-
-
-def declare(name: str, text: str) -> None:
-    file = Path(f"{name}.sql")
-    file.write_text(text)
-    model_files.declare(file)
 
 
 def publish(total: float = 2.0) -> None:

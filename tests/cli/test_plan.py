@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import weft
-from weft.pipelines import model_files
 from weft.project import Project
 from weft.testing import table_rows
+from workers import declare_model as declare
 
 if TYPE_CHECKING:
     from click.testing import Result
@@ -30,12 +30,6 @@ def shop(local: Project) -> None:
     declare("cities", f"{MERGE}SELECT city, sum(total) AS revenue FROM orders GROUP BY city")
     declare("first", "SELECT * FROM cities")
     weft.publish_sync("orders", [{"id": 1, "city": "Oslo", "total": 2.0}, {"id": 2, "city": "Rome", "total": 3.0}])
-
-
-def declare(name: str, text: str) -> None:
-    file = Path(f"{name}.sql")
-    file.write_text(text)
-    model_files.declare(file)
 
 
 def planned(call: Call, *options: str) -> list[dict[str, Any]]:

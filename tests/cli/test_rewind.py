@@ -6,7 +6,6 @@ import json
 import os
 import sqlite3
 import time
-from collections.abc import Callable
 from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
@@ -27,15 +26,6 @@ pytestmark = [pytest.mark.usefixtures("local"), pytest.mark.spark]
 def rows(table: str = "copies") -> list[int]:
     with closing(sqlite3.connect(".weft/weft.db")) as database:
         return sorted(n for (n,) in database.execute(f"SELECT n FROM {table}"))
-
-
-@pytest.fixture
-def state(call: Any) -> Callable[..., dict[str, Any]]:
-    def told(*arguments: object) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(call("checkpoints", *arguments, "--format", "json").stdout)
-        return found
-
-    return told
 
 
 def declare(*sources: weft.Source) -> None:
@@ -61,14 +51,14 @@ def topic(kafka: Any) -> str:
     return str(kafka.create_topic())
 
 
-def test_a_topic(call: Any, state: Any, kafka: Any, topic: str) -> None:
+def test_a_topic(call: Any, checkpoints: Any, kafka: Any, topic: str) -> None:
     declare(weft.Source(connection="broker", query=topic))
     kafka.produce(topic, map(message, range(5)))
     # Before the first batch all of it waits.
-    assert state("show", "copies")["lag"] == {topic: 5}
+    assert checkpoints("show", "copies")["lag"] == {topic: 5}
     call("consume", "copies", "--once")
     kafka.produce(topic, map(message, range(5, 8)))
-    shown = state("show", "copies")
+    shown = checkpoints("show", "copies")
     assert (shown["offsets"], shown["lag"]) == ({topic: {topic: {"0": 5}}}, {topic: 3})
     lines = call("checkpoints", "show", "copies").stdout.splitlines()
     assert f"offsets:     {topic} 0:5" in lines
@@ -76,19 +66,19 @@ def test_a_topic(call: Any, state: Any, kafka: Any, topic: str) -> None:
 
     would = call("checkpoints", "rewind", "copies", "--to-offset", 3, "--dry-run").stdout
     assert would == f"copies would begin with 0:3 of {topic}; it was at 0:5.\nNothing was done.\n"
-    assert state("show", "copies") == shown
+    assert checkpoints("show", "copies") == shown
     done = call("checkpoints", "rewind", "copies", "--to-offset", 3)
     assert done.stdout.startswith(
         f"copies begins with 0:3 of {topic}; it was at 0:5.\nTo bring the old checkpoint back"
     )
-    assert state("show", "copies")["lag"] == {topic: 5}
+    assert checkpoints("show", "copies")["lag"] == {topic: 5}
     (line,) = call("consume", "copies", "--once", "--format", "json").stdout.splitlines()
     assert json.loads(line)["lag"] == {topic: 0}
     assert rows() == sorted([*range(8), 3, 4])
 
 
 @pytest.mark.full
-def test_a_topic_of_a_time(call: Any, state: Any, kafka: Any) -> None:
+def test_a_topic_of_a_time(call: Any, checkpoints: Any, kafka: Any) -> None:
     """Each partition goes back to its own first message since then; one without any stays."""
     weft.register_connection(weft.KafkaConnection(kafka.bootstrap, name="broker"))
     topic = kafka.create_topic(partitions=3)
@@ -99,11 +89,11 @@ def test_a_topic_of_a_time(call: Any, state: Any, kafka: Any) -> None:
     told = call("checkpoints", "rewind", "copies", "--to-offset", 1, code=1).stderr
     assert f"The topic {topic} has 3 partitions" in told
     assert "Say which: 0:1,1:1,2:1" in told
-    moved = state("rewind", "copies", "--to-time", iso(moment / 1000 + 1))
+    moved = checkpoints("rewind", "copies", "--to-time", iso(moment / 1000 + 1))
     assert moved["starts"] == {topic: {"0": 1, "1": 1, "2": 1}}
     call("consume", "copies", "--once")
     assert rows() == [1, 2, 2, 3, 4, 4, 5]
-    moved = state("rewind", "copies", "--to-offset", "2:0,0:1")
+    moved = checkpoints("rewind", "copies", "--to-offset", "2:0,0:1")
     assert moved["starts"] == {topic: {"0": 1, "1": 2, "2": 0}}
     call("consume", "copies", "--once")
     assert rows() == [1, 2, 2, 2, 3, 4, 4, 5, 5]
@@ -118,7 +108,7 @@ def send(kafka: Any, topic: str, messages: list[tuple[int, int, int]]) -> None:
     producer.flush()
 
 
-def test_a_topic_whose_messages_are_gone(call: Any, state: Any, kafka: Any, topic: str) -> None:
+def test_a_topic_whose_messages_are_gone(call: Any, checkpoints: Any, kafka: Any, topic: str) -> None:
     from confluent_kafka import TopicPartition
 
     declare(weft.Source(connection="broker", query=topic))
@@ -162,7 +152,7 @@ def folder(local: Project) -> weft.Source:
     return weft.Source(connection="files", query="/", max_files=1)
 
 
-def test_files(call: Any, state: Any, folder: weft.Source) -> None:
+def test_files(call: Any, checkpoints: Any, folder: weft.Source) -> None:
     declare(folder)
     now = time.time() - 10_000
     write("a b.json", 1, now)
@@ -170,10 +160,10 @@ def test_files(call: Any, state: Any, folder: weft.Source) -> None:
     write("sub/c.json", 3, now + 200)
     write("_hidden.json", 9, now)
     write("sub/.hidden.json", 9, now)
-    assert state("show", "copies")["lag"] == {"/": 3}
+    assert checkpoints("show", "copies")["lag"] == {"/": 3}
     call("consume", "copies", "--once")
     write("late.json", 4, now - 100)
-    shown = state("show", "copies")
+    shown = checkpoints("show", "copies")
     assert (shown["offsets"], shown["lag"]) == ({"/": {"logOffset": 2}}, {"/": 1})
     lines = call("checkpoints", "show", "copies").stdout.splitlines()
     assert "offsets:     / 3 files" in lines
@@ -183,14 +173,14 @@ def test_files(call: Any, state: Any, folder: weft.Source) -> None:
 
     done = call("checkpoints", "rewind", "copies", "--to-time", iso(now + 100))
     assert done.stdout.startswith("copies begins with 2 of 3 files of / that were read.\n")
-    assert state("show", "copies")["lag"] == {"/": 3}
+    assert checkpoints("show", "copies")["lag"] == {"/": 3}
     call("consume", "copies", "--once")
     assert rows() == [1, 2, 2, 3, 3, 4]
-    assert state("show", "copies")["lag"] == {"/": 0}
+    assert checkpoints("show", "copies")["lag"] == {"/": 0}
 
 
 @pytest.mark.full
-def test_files_of_a_bucket(call: Any, state: Any, s3: Any) -> None:
+def test_files_of_a_bucket(call: Any, checkpoints: Any, s3: Any) -> None:
     lake = weft.ObjectStoreS3Connection(**s3.fields(), prefix="in", name="files", format="json_lines")
     weft.register_connection(lake)
     declare(weft.Source(connection="files", query="raw"))
@@ -203,16 +193,16 @@ def test_files_of_a_bucket(call: Any, state: Any, s3: Any) -> None:
     call("consume", "copies", "--once")
     put("sub/é.json", 2)
     put("_hidden.json", 3)
-    assert state("show", "copies")["lag"] == {"raw": 1}
-    assert state("rewind", "copies", "--to-time", "1h")["starts"] == {"raw": 1}
-    assert state("show", "copies")["lag"] == {"raw": 2}
+    assert checkpoints("show", "copies")["lag"] == {"raw": 1}
+    assert checkpoints("rewind", "copies", "--to-time", "1h")["starts"] == {"raw": 1}
+    assert checkpoints("show", "copies")["lag"] == {"raw": 2}
     call("consume", "copies", "--once")
     assert rows() == [1, 1, 2]
-    assert state("show", "copies")["lag"] == {"raw": 0}
+    assert checkpoints("show", "copies")["lag"] == {"raw": 0}
 
 
 @pytest.mark.full
-def test_many_files(call: Any, state: Any, folder: weft.Source) -> None:
+def test_many_files(call: Any, checkpoints: Any, folder: weft.Source) -> None:
     """Spark puts ten steps of its log of files into one: nothing is counted twice or forgotten."""
     declare(folder)
     now = time.time() - 10_000
@@ -220,9 +210,9 @@ def test_many_files(call: Any, state: Any, folder: weft.Source) -> None:
         write(f"{n}.json", n, now + n)
     call("consume", "copies", "--once")
     assert list(Path(".weft/checkpoints/copies/sources/0").glob("*.compact"))
-    assert state("show", "copies")["lag"] == {"/": 0}
-    assert state("rewind", "copies", "--to-time", iso(now + 20))["starts"] == {"/": 3}
-    assert state("show", "copies")["lag"] == {"/": 3}
+    assert checkpoints("show", "copies")["lag"] == {"/": 0}
+    assert checkpoints("rewind", "copies", "--to-time", iso(now + 20))["starts"] == {"/": 3}
+    assert checkpoints("show", "copies")["lag"] == {"/": 3}
     call("consume", "copies", "--once")
     assert rows() == sorted([*range(23), 20, 21, 22])
 
@@ -266,16 +256,16 @@ def table(local: Project) -> weft.Source:
     return weft.Source(connection="delta", query="numbers")
 
 
-def test_delta(call: Any, state: Any, table: weft.Source) -> None:
+def test_delta(call: Any, checkpoints: Any, table: weft.Source) -> None:
     declare(table)
     for n in range(3):
         commit(n)
-    assert state("show", "copies")["lag"] == {"numbers": 3}
+    assert checkpoints("show", "copies")["lag"] == {"numbers": 3}
     call("consume", "copies", "--once")
     commit(3)
     call("consume", "copies", "--once")
     commit(4)
-    shown = state("show", "copies")
+    shown = checkpoints("show", "copies")
     assert shown["lag"] == {"numbers": 1}
     lines = call("checkpoints", "show", "copies").stdout.splitlines()
     assert "offsets:     numbers version 3" in lines
@@ -284,23 +274,23 @@ def test_delta(call: Any, state: Any, table: weft.Source) -> None:
     assert "numbers is at version 3, and 4 comes after that" in told
     done = call("checkpoints", "rewind", "copies", "--to-offset", 2)
     assert done.stdout.startswith("copies begins with version 2 of numbers; it was at 3.\n")
-    assert state("show", "copies")["lag"] == {"numbers": 3}
+    assert checkpoints("show", "copies")["lag"] == {"numbers": 3}
     call("consume", "copies", "--once")
     assert rows() == [0, 1, 2, 2, 3, 3, 4]
-    assert state("show", "copies")["lag"] == {"numbers": 0}
+    assert checkpoints("show", "copies")["lag"] == {"numbers": 0}
 
     def committed(version: int) -> float:
         lines = Path(f"lake/numbers/_delta_log/{version:020}.json").read_text().splitlines()
         return float(next(json.loads(each)["commitInfo"]["timestamp"] for each in lines if "commitInfo" in each)) / 1000
 
-    assert state("rewind", "copies", "--to-time", iso(committed(4)))["starts"] == {"numbers": 4}
+    assert checkpoints("rewind", "copies", "--to-time", iso(committed(4)))["starts"] == {"numbers": 4}
     assert "has no version of 2100" in call("checkpoints", "rewind", "copies", "--to-time", "2100-01-01", code=1).stderr
     call("consume", "copies", "--once")
     assert rows() == [0, 1, 2, 2, 3, 3, 4, 4]
 
 
 @pytest.mark.full
-def test_several_kinds(call: Any, state: Any, kafka: Any, topic: str, folder: weft.Source) -> None:
+def test_several_kinds(call: Any, checkpoints: Any, kafka: Any, topic: str, folder: weft.Source) -> None:
     """One is moved, the others go on where they are, whatever they are. Without Delta, which is not beside Kafka."""
 
     @weft.stream(fields={"n": "int64"})
@@ -315,10 +305,10 @@ def test_several_kinds(call: Any, state: Any, kafka: Any, topic: str, folder: we
     kafka.produce(topic, [message(3)])
     write("b.json", 12, time.time())
     weft.publish_sync(numbers_too, {"n": 33})
-    assert state("show", "copies")["lag"] == {topic: 1, "/": 1, "numbers_too": 1}
+    assert checkpoints("show", "copies")["lag"] == {topic: 1, "/": 1, "numbers_too": 1}
     assert "Whose offset?" in call("checkpoints", "rewind", "copies", "--to-offset", 1, code=2).stderr
     call("checkpoints", "rewind", "copies", "--to-offset", 1, "--source", topic)
-    assert state("show", "copies")["lag"] == {topic: 2, "/": 1, "numbers_too": 1}
+    assert checkpoints("show", "copies")["lag"] == {topic: 2, "/": 1, "numbers_too": 1}
     call("consume", "copies", "--once")
     assert rows() == [1, 2, 2, 3, 11, 12, 31, 32, 33]
     call("checkpoints", "rewind", "copies", "--to-offset", 32, "--source", "numbers_too", code=1)

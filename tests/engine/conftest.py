@@ -17,12 +17,25 @@ from collections.abc import Callable, Iterator
 import pytest
 
 import warm_python
+import weft
 from tests.engine.cluster import Cluster
+from weft.project import Project, use
 
 PATIENCE = 240
 
 
 Python = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def shop_and_lake() -> Iterator[Project]:
+    """A project of its own with a database and a folder of files."""
+    made = Project()
+    with use(made):
+        weft.register_connection(weft.SQLiteConnection("shop.db", name="shop"))
+        weft.register_connection(weft.ObjectStoreLocalConnection("lake", name="lake"))
+        yield made
+        weft.streams.close(made)
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
@@ -18,17 +18,9 @@ import pytest
 import weft
 from weft.engine import queries, readers, result_files
 from weft.errors import DeclarationError, NotFoundError
-from weft.project import Project, use
+from weft.project import Project
 
-
-@pytest.fixture(autouse=True)
-def fresh() -> Iterator[Project]:
-    made = Project()
-    with use(made):
-        weft.register_connection(weft.SQLiteConnection("shop.db", name="shop"))
-        weft.register_connection(weft.ObjectStoreLocalConnection("lake", name="lake"))
-        yield made
-        weft.streams.close(made)
+pytestmark = pytest.mark.usefixtures("shop_and_lake")
 
 
 def declare(**options: Any) -> weft.Stream:

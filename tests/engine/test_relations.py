@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -14,17 +14,8 @@ import pytest
 import weft
 from weft.engine import inputs, relations
 from weft.errors import DeclarationError, NotFoundError
-from weft.project import Project, use
 
-
-@pytest.fixture(autouse=True)
-def fresh() -> Iterator[Project]:
-    made = Project()
-    with use(made):
-        weft.register_connection(weft.SQLiteConnection("shop.db", name="shop"))
-        weft.register_connection(weft.ObjectStoreLocalConnection("lake", name="lake"))
-        yield made
-        weft.streams.close(made)
+pytestmark = pytest.mark.usefixtures("shop_and_lake")
 
 
 def declare(name: str = "orders", **options: Any) -> weft.Stream:

@@ -6,7 +6,6 @@ import contextlib
 import os
 import signal
 import socket
-import sys
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
@@ -15,7 +14,7 @@ from typing import Any
 
 import pytest
 
-import warm_python
+from served import apikey, create_key
 from servers import wait_until
 from weft.errors import NotFoundError, SettingsError, StorageError
 from weft.project import Project
@@ -51,17 +50,6 @@ READ: list[tuple[str, str, Any]] = [
 ]
 WRITE: list[tuple[str, str, Any]] = [("POST", "", {"n": 1})]
 ADMIN: list[tuple[str, str, Any]] = [("POST", "/reset", {"consumer": "c"})]
-
-
-def weft(folder: Path, *arguments: str) -> str:
-    done = warm_python.run(
-        [sys.executable, "-m", "weft", "apikey", *arguments], cwd=folder, capture_output=True, text=True, check=True
-    )
-    return done.stdout.strip()
-
-
-def create(folder: Path, *arguments: str) -> dict[str, str]:
-    return {"Authorization": f"Bearer {weft(folder, 'create', *arguments)}"}
 
 
 def ask(served: Any, stream: str, endpoint: tuple[str, str, Any], headers: Any = None) -> int:
@@ -210,7 +198,7 @@ def test_what_is_open(streams: Project) -> None:
 
 
 def test_each_scope_opens_its_endpoints(server: Callable[..., Any], folder: Path) -> None:
-    keys = {scope: create(folder, "--scope", scope) for scope in ("read", "write", "admin")}
+    keys = {scope: create_key(folder, "--scope", scope) for scope in ("read", "write", "admin")}
     served = server(STREAMS, folder=folder)
     opens = {"read": READ, "write": WRITE, "admin": [*READ, *WRITE, *ADMIN]}
     for stream in ("orders", "partners"):
@@ -230,8 +218,8 @@ def test_each_scope_opens_its_endpoints(server: Callable[..., Any], folder: Path
 
 
 def test_the_list_and_names_need_a_key(server: Callable[..., Any], folder: Path) -> None:
-    read, write = create(folder, "--scope", "read"), create(folder, "--scope", "write")
-    orders = create(folder, "--scope", "read", "--stream", "orders", "--module", "served_streams")
+    read, write = create_key(folder, "--scope", "read"), create_key(folder, "--scope", "write")
+    orders = create_key(folder, "--scope", "read", "--stream", "orders", "--module", "served_streams")
     served = server(STREAMS, folder=folder)
 
     def listed(headers: Any = None) -> Any:
@@ -261,7 +249,7 @@ def test_the_list_and_names_need_a_key(server: Callable[..., Any], folder: Path)
 
 
 def test_a_key_for_one_stream(server: Callable[..., Any], folder: Path) -> None:
-    key = create(folder, "--scope", "admin", "--stream", "orders", "--module", "served_streams")
+    key = create_key(folder, "--scope", "admin", "--stream", "orders", "--module", "served_streams")
     served = server(STREAMS, folder=folder)
     for endpoint in (*READ, *WRITE, *ADMIN):
         assert ask(served, "orders", endpoint, key) in (200, 201, 202), endpoint
@@ -283,10 +271,10 @@ def test_the_first_key_closes_a_running_service_and_the_last_does_not_open_it(
         return {get(served, "clicks", headers) for _ in range(8)}
 
     assert codes() == {200}
-    key = create(folder, "--scope", "read")
+    key = create_key(folder, "--scope", "read")
     wait_until(lambda: codes() == {401}, "both workers to know of the key")
     assert codes(key) == {200}
-    weft(folder, "revoke", key["Authorization"].split("_")[1])
+    apikey(folder, "revoke", key["Authorization"].split("_")[1])
     wait_until(lambda: codes(key) == {401}, "both workers to know that it was revoked")
     assert "revoked" in served.client.get(f"{STREAM}/clicks", headers=key).json()["detail"]
     assert codes() == {401}
@@ -294,8 +282,8 @@ def test_the_first_key_closes_a_running_service_and_the_last_does_not_open_it(
 
 @pytest.mark.timing
 def test_a_key_has_a_rate_of_its_own(server: Callable[..., Any], folder: Path) -> None:
-    slow = create(folder, "--scope", "admin", "--rate", "0.01", "--burst", "4")
-    other = create(folder, "--scope", "admin")
+    slow = create_key(folder, "--scope", "admin", "--rate", "0.01", "--burst", "4")
+    other = create_key(folder, "--scope", "admin")
     served = server(STREAMS, "--workers", "2", folder=folder)
     codes = [get(served, name, slow) for name in ("orders", "clicks") * 4]
     assert sorted(codes) == [200] * 4 + [429] * 4
@@ -308,7 +296,7 @@ def test_a_key_has_a_rate_of_its_own(server: Callable[..., Any], folder: Path) -
 def test_keys_in_another_database(server: Callable[..., Any], folder: Path) -> None:
     toml = f'[server]\nkeys = "safe"\n[connections.safe]\nurl = "sqlite:///{folder}/safe.db"\n'
     (folder / "weft.toml").write_text(toml)
-    key = create(folder, "--scope", "read")
+    key = create_key(folder, "--scope", "read")
     served = server(STREAMS, folder=folder, toml=toml)
     assert ask(served, "clicks", READ[0]) == 401
     assert ask(served, "clicks", READ[0], key) == 200
@@ -337,7 +325,7 @@ def test_keys_that_cannot_be_read_any_more_close_the_service(
     with database.database() as url:
         toml = f'[server]\nkeys = "safe"\n[connections.safe]\nurl = "{url}"\n'
         (folder / "weft.toml").write_text(toml)
-        create(folder, "--scope", "read")
+        create_key(folder, "--scope", "read")
         with contextlib.closing(database.connect(url.rpartition("/")[2])) as other:
             other.execute("DELETE FROM weft.api_keys")
             served = server(STREAMS, "--insecure", folder=folder, toml=toml, constants=SOON)

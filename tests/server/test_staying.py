@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import warm_python
-from served import PREFIX, subscribe
+from served import PREFIX, apikey, create_key, subscribe
 from servers import PostgresServer, wait_until
 
 pytestmark = pytest.mark.timing
@@ -31,17 +31,6 @@ def partners(): ...
 CONSTANTS = {f"weft.server.live.{name}_SECONDS": 0.2 for name in ("_ASK", "_IDLE", "_PAUSE")}
 CONSTANTS["weft.server.keys._REFRESH_SECONDS"] = 0.5
 ITS_OWN = {"Authorization": "Bearer its own"}
-
-
-def weft(folder: Path, *arguments: str) -> str:
-    done = warm_python.run(
-        [sys.executable, "-m", "weft", "apikey", *arguments], cwd=folder, capture_output=True, text=True, check=True
-    )
-    return done.stdout.strip()
-
-
-def create(folder: Path, *arguments: str) -> dict[str, str]:
-    return {"Authorization": f"Bearer {weft(folder, 'create', *arguments)}"}
 
 
 def id_of(key: dict[str, str]) -> str:
@@ -79,7 +68,7 @@ def ticket(served: Any, key: dict[str, str]) -> str:
 
 
 def test_a_revoked_key_takes_along_what_it_opened(server: Callable[..., Any], folder: Path) -> None:
-    revoked, good = create(folder, "--scope", "read"), create(folder, "--scope", "admin")
+    revoked, good = create_key(folder, "--scope", "read"), create_key(folder, "--scope", "admin")
     served = server(STREAMS, folder=folder, constants=CONSTANTS)
     poll = {"consumer": "c", "wait": 60}
     with ThreadPoolExecutor(1) as threads, ExitStack() as stack:
@@ -96,7 +85,7 @@ def test_a_revoked_key_takes_along_what_it_opened(server: Callable[..., Any], fo
         its_own = stack.enter_context(follow(served, "partners", ITS_OWN))
         waiting = threads.submit(served.client.post, f"{PREFIX}/clicks/consume", json=poll, headers=revoked)
         unused = ticket(served, revoked)
-        weft(folder, "revoke", id_of(revoked))
+        apikey(folder, "revoke", id_of(revoked))
         for found in ended:
             kind, data = next_of(found)
             assert (kind, data["reason"]) == ("stream.closing", f"The key '{id_of(revoked)}' is revoked.")
@@ -112,7 +101,7 @@ def test_a_revoked_key_takes_along_what_it_opened(server: Callable[..., Any], fo
 def test_a_key_that_expires_and_the_first_key(server: Callable[..., Any], folder: Path) -> None:
     served = server(STREAMS, folder=folder, constants=CONSTANTS)
     with follow(served, "clicks") as anonymous:
-        short = create(folder, "--scope", "read", "--expires", "1d")
+        short = create_key(folder, "--scope", "read", "--expires", "1d")
         kind, data = next_of(anonymous)
         assert (kind, "needs a key" in data["reason"]) == ("stream.closing", True)
     with follow(served, "clicks", short) as found:
@@ -133,7 +122,7 @@ def test_while_keys_cannot_be_read_nothing_is_sent(server: Callable[..., Any], f
         pause = 0.1
         toml = f'[server]\nkeys = "safe"\nkeep_alive_seconds = {pause}\n[connections.safe]\nurl = "{url}"\n'
         (folder / "weft.toml").write_text(toml)
-        key = create(folder, "--scope", "read")
+        key = create_key(folder, "--scope", "read")
         soon = CONSTANTS | {"weft.server.keys.CACHED_SECONDS": 2.0}
         served = server(STREAMS, folder=folder, constants=soon, toml=toml)
         with follow(served, "clicks", key) as found:

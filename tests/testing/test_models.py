@@ -14,9 +14,9 @@ from click.testing import CliRunner
 
 import weft
 from weft.cli import cli
-from weft.pipelines import model_files
 from weft.project import Project, use
 from weft.testing import assert_rows, build
+from workers import declare_model as declare
 
 
 @pytest.fixture(autouse=True)
@@ -34,12 +34,6 @@ def shop() -> Iterator[None]:
 
         yield
         weft.streams.close(made)
-
-
-def declare(name: str, text: str) -> Any:
-    file = Path(f"{name}.sql")
-    file.write_text(text)
-    return model_files.declare(file)
 
 
 OSLO = {"id": 1, "city": "Oslo", "total": 2.0, "at": datetime(2026, 1, 1, tzinfo=UTC)}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -14,10 +13,10 @@ from weft.engine.models.build import ModelRun
 from weft.engine.models.inputs import Observer
 from weft.engine.models.planning import PlannedStep, drop, make_plan
 from weft.engine.models.survey import Survey
-from weft.pipelines import model_files
 from weft.pipelines.models import models
 from weft.project import Project
 from weft.testing import table_rows
+from workers import declare_model as declare
 
 
 @pytest.fixture(autouse=True)
@@ -27,12 +26,6 @@ def orders(streams: Project) -> None:
         pass
 
     weft.publish_sync("orders", {"id": 1, "city": "Oslo", "total": 2.5, "at": datetime(2026, 1, 1, tzinfo=UTC)})
-
-
-def declare(name: str, text: str) -> None:
-    file = Path(f"{name}.sql")
-    file.write_text(text)
-    model_files.declare(file)
 
 
 def plan(sample: int = 0) -> list[PlannedStep]:

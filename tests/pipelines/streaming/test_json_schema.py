@@ -8,6 +8,7 @@ import tomllib
 import jsonschema
 import pytest
 
+from pipelines.streaming.test_toml import LEAST, SOURCE, TARGET
 from weft.errors import WeftError
 from weft.pipelines.streaming.json_schema import schema, text
 from weft.pipelines.streaming.toml import parse
@@ -15,23 +16,6 @@ from weft.systems.base import systems
 
 pytestmark = pytest.mark.usefixtures("local")
 
-
-SOURCE = """
-pipeline_name = "p"
-source_query = "clicks"
-[source]
-kind = "sqlite"
-path = "events.db"
-"""
-TARGET = """
-[target]
-kind = "postgres"
-url = "postgres://localhost/wh"
-[target.table]
-schema = "public"
-name = "events"
-"""
-LEAST = SOURCE + TARGET
 FILES = f"{SOURCE}[target]\nkind='object_store_local'\npath='/d'\nformat='csv'\nprefix='x'\n"
 
 TAKEN = [
