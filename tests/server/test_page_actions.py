@@ -231,6 +231,9 @@ def test_a_test_event_is_published(service: Any, key: str, show: Callable[..., P
     form.get_by_label("Other fields").fill("[1]")
     form.get_by_role("button", name="Publish", exact=True).click()
     expect(form.get_by_role("alert")).to_contain_text("must be a JSON object")
+    form.get_by_label("Other fields").fill('{"big": 1, "big": 2}')
+    form.get_by_role("button", name="Publish", exact=True).click()
+    expect(form.get_by_role("alert")).to_contain_text("twice in one object")
     form.get_by_label("Other fields").fill('{"big": 9223372036854775807}')
     expect(form.locator(".command code")).to_contain_text(
         'weft streams publish orders --data \'{"id": 9007199254740993'
