@@ -13,7 +13,7 @@ import pytest
 from playwright.sync_api import Locator, Page, expect
 
 import warm_python
-from browser import broken_words
+from browser import broken_words, findings
 from servers import wait_until
 
 HOSTILE = "<img src=x onerror=alert(1)><script>alert(2)</script>"
@@ -329,7 +329,9 @@ def test_every_object_opens_by_its_address_alone(
         "#/audit/nightly": "Audit log",
         "#/pipelines/sums": "Plan",
         "#/streams/orders": "Publish a test event",
+        "#/streaming": LONG,
     }
+    found = []
     for scheme, width in (("light", 1280), ("dark", 360))[-count(2, 1) :]:
         page = show("#/", key, color_scheme=scheme, viewport={"width": width, "height": 740})
         for address, text in views.items():
@@ -339,6 +341,12 @@ def test_every_object_opens_by_its_address_alone(
             assert page.evaluate("document.documentElement.scrollWidth") <= width, address
             assert broken_words(page) == [], address
             assert page.locator("main img, main script").count() == 0, address
+            found += [(address, scheme, each) for each in findings(page)]
+        page.goto(f"{service.url}/#/letters/{LONG}")
+        page.get_by_role("button", name="Purge all").click()
+        expect(page.get_by_role("dialog", name="Purge all")).to_contain_text("cannot be undone")
+        found += [("dialog", scheme, each) for each in findings(page)]
+    assert found == []
 
 
 @pytest.mark.full
