@@ -232,6 +232,8 @@ def test_what_does_not_run_is_behind(server: Callable[..., Any], open_page: Call
     row = page.get_by_role("row", name="clicks_per_minute").first
     expect(row.locator("td.loud")).to_have_text("1,250")
     assert broken_words(page) == []
+    lines: Any = row.locator("td .chip").bounding_box()
+    assert lines["height"] < 50  # two
     assert page.locator(".scroll").first.evaluate("(table) => table.scrollWidth <= table.clientWidth")
     page.goto(f"{served.url}/#/streams/clicks")
     expect(page.get_by_role("row", name="clicks_per_minute").locator("td.loud")).to_have_text("1,250")

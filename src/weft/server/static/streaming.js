@@ -6,7 +6,7 @@ import { poll } from "./status.js";
 import { Chip, Code, Command, Empty, Facts, Panel, Table, Tile, Time, Title, View, html, to } from "./ui.js";
 
 const places = (list) => list.map((each) => each.name).join(", ");
-const Running = ({ pid }) => (pid ? html`<${Chip} kind="good">● running<//>` : html`<${Chip}>not running here<//>`);
+const Running = ({ pid }) => (pid ? html`<${Chip} kind="good">●${"\u00a0"}running<//>` : html`<${Chip}>not${"\u00a0"}running here<//>`);
 
 // Rates of a pipeline, by what it wrote about itself.
 class Flow {

@@ -15,7 +15,7 @@ export const KINDS = { succeeded: "good", failed: "bad", interrupted: "warn", ru
 
 export const Chip = ({ kind = "", children }) => html`<span class=${`chip ${kind}`}>${children}</span>`;
 
-export const Status = ({ status }) => html`<${Chip} kind=${KINDS[status]}>${status ? `${MARKS[status]} ${status}` : "never ran"}<//>`;
+export const Status = ({ status }) => html`<${Chip} kind=${KINDS[status]}>${status ? `${MARKS[status]}\u00a0${status}` : "never ran"}<//>`;
 
 // A moment in the reader's zone, with UTC on hover.
 export function Time({ at, now, relative = false }) {
