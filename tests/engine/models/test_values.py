@@ -12,6 +12,7 @@ import pytest
 import weft
 from systems.field_types import VALUES
 from tests.engine.models.built import build, query, run
+from weft.columns import hint_of
 from weft.engine.readers import open_tables
 from weft.project import Project, current
 from weft.systems.sql.tables import Slice
@@ -124,6 +125,9 @@ def test_ibis_pushed_down(everything: list[dict[str, Any]]) -> None:
 
     build(by_ibis)
     assert comparable(stored("by_ibis")) == comparable(of_stream())
+    with closing(open_tables(current().connection())) as tables:
+        columns = tables.describe("SELECT * FROM by_ibis")
+    assert {hint_of(field) for field in columns} == {None, "uuid", "json"}
 
 
 @pytest.mark.brief("postgres")

@@ -15,7 +15,7 @@ import msgspec
 import pyarrow as pa
 
 from weft import tracing
-from weft.columns import canonical_schema, hint_of, hinted
+from weft.columns import canonical_schema, hinted
 from weft.engine import inputs, relations, run
 from weft.engine.inputs import Input
 from weft.engine.load import Job
@@ -355,9 +355,9 @@ class Result:
             sql = self._sql_of_ibis(value)
             if sql is None:
                 sql = pushdown.to_spark_sql(value)
-                return Compiled("spark", "spark", sql, sql, self._spark_schema(value))
+                return Compiled("spark", "spark", sql, sql, self._schema(value))
             bound = self._bound(sql, by_letters=True)
-            return Compiled("pushdown", self._database.dialect, sql, bound, self._schema(value, bound))
+            return Compiled("pushdown", self._database.dialect, sql, bound, self._schema(value))
         if not isinstance(value, str):
             return None
         if not _is_query(value):
@@ -482,25 +482,16 @@ class Result:
 
         return {THIS: lineage.nothing(sql, dialect, {each.input.parameter: each.schema() for each in self.sources})}
 
-    def _spark_schema(self, expression: Any) -> pa.Schema:
+    def _schema(self, expression: Any) -> pa.Schema:
+        """Return the columns as Ibis has them, because SQLite does not know the types of what it computes; but what an
+        input has as more than a text, a UUID or JSON, stays so where nothing changes it."""
         from weft.engine.models import pushdown
 
         schema = canonical_schema(expression.schema().to_pyarrow())
-        if not self._has_hints:
+        if self.tables is None:  # Delta tables and files have neither
             return schema
         hints = pushdown.hints(expression, {str(each.input.parameter): each.schema() for each in self._named})
         return pa.schema([hinted(each.name, hints[each.name]) if each.name in hints else each for each in schema])
-
-    def _schema(self, expression: Any, sql: str) -> pa.Schema:
-        """The columns as Ibis has them, because SQLite does not know the types of what it computes; but a text that the
-        database knows as more than that, a UUID or JSON, stays so."""
-        schema = canonical_schema(expression.schema().to_pyarrow())
-        if not any(hint_of(field) for each in self.sources for field in each.schema()):
-            return schema
-        described = self._database.describe(sql)
-        return pa.schema(
-            [described.field(each.name) if hint_of(described.field(each.name)) else each for each in schema]
-        )
 
     def _reader(self, sql: str) -> SqlReader:
         return SqlReader(self._database, sql, self._database.describe(sql))
