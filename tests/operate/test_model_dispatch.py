@@ -19,7 +19,7 @@ import weft
 from servers import wait_until
 from tests.engine.models.built import query
 from weft.engine.models.build import ModelRun
-from weft.engine.models.freshness import look
+from weft.engine.models.freshness import freshness_of
 from weft.engine.models.inputs import Observer
 from weft.operate.executors import Dispatch
 from weft.operate.model_dispatch import ModelDispatch, _Dispatches
@@ -73,7 +73,7 @@ def log(project: Path) -> Iterator[RunLog]:
 
 
 def dispatching(made: Scheduler, observer: Observer) -> ModelDispatch:
-    return ModelDispatch(made, list(models().values()), lambda each: look(each, observer))
+    return ModelDispatch(made, list(models().values()), lambda each: freshness_of(each, observer))
 
 
 def ids() -> list[int]:

@@ -16,7 +16,7 @@ import weft
 from servers import wait_until
 from tests.engine.models.built import query
 from weft.engine.models.build import ModelRun
-from weft.engine.models.freshness import Freshness, look
+from weft.engine.models.freshness import Freshness, freshness_of
 from weft.engine.models.inputs import Observer
 from weft.errors import ConnectionFailedError
 from weft.operate.alerts import Alert, Alerter, Alerters
@@ -48,7 +48,7 @@ class Bench:
             self._worker = ModelWorker(
                 self.runner,
                 list(models().values()),
-                lambda each: look(each, self.observer),
+                lambda each: freshness_of(each, self.observer),
                 threads=self.threads,
                 built=self.outcomes.append,
                 clock=self.clock,

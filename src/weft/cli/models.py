@@ -41,7 +41,7 @@ def list_(output: str) -> None:
     known = declared_models()
     with Observer() as observer:
         survey = Survey(observer)
-        rows = [_listed(survey.standing(each)) for each in known.values()]
+        rows = [_listed(survey.status(each)) for each in known.values()]
     if output == "json":
         print_json(rows)
         return
@@ -50,18 +50,18 @@ def list_(output: str) -> None:
     print_table(shown, columns, spare=["trigger", "table"], below="why")
 
 
-def _listed(standing: ModelStatus) -> dict[str, Any]:
-    model = standing.model
+def _listed(status: ModelStatus) -> dict[str, Any]:
+    model = status.model
     return {
         "model": model.name,
         "materialise": model.materialise,
         "table": model.target.name,
         "inputs": [each.name for each in model.inputs],
         "trigger": model.trigger,
-        "last_build": standing.built_at,
-        "rows": standing.rows,
-        "state": standing.state,
-        "why": clean(standing.why) or None,
+        "last_build": status.built_at,
+        "rows": status.rows,
+        "state": status.state,
+        "why": clean(status.why) or None,
     }
 
 
@@ -80,16 +80,16 @@ def show(name: str, output: str) -> None:
     model = find_declared(find, name)
     with Observer() as observer:
         survey = Survey(observer)
-        standing, query = survey.standing(model), survey.described(model)
+        status, query = survey.status(model), survey.described(model)
         shown = {
-            **_listed(standing),
+            **_listed(status),
             "declared": model.place,
             "description": model.description,
             "owner": model.owner,
             "tags": list(model.tags),
             "options": {key: _option(value) for key, value in model.options.items()},
-            "inputs": [vars(each) for each in standing.inputs],
-            "left_out": standing.left_out,
+            "inputs": [vars(each) for each in status.inputs],
+            "left_out": status.left_out,
             "dependents": dependents([model.name, model.target.name], declared_models()),
             **query,
             "problem": query["problem"] and clean(query["problem"]),
@@ -97,14 +97,14 @@ def show(name: str, output: str) -> None:
     if output == "json":
         print_json(shown)
     else:
-        _print_model(model, standing, shown)
+        _print_model(model, status, shown)
 
 
 def _option(value: Any) -> Any:
     return value if isinstance(value, bool | int | float | list | tuple) or value is None else str(value)
 
 
-def _print_model(model: Model, standing: ModelStatus, shown: dict[str, Any]) -> None:
+def _print_model(model: Model, status: ModelStatus, shown: dict[str, Any]) -> None:
     where = {
         "pushdown": "inside the database",
         "spark": "on Spark",
@@ -120,18 +120,18 @@ def _print_model(model: Model, standing: ModelStatus, shown: dict[str, Any]) -> 
         "tags": ", ".join(model.tags),
         "trigger": model.trigger,
         "schedule": model.schedule and model.schedule.cron,
-        "last build": ago(standing.built_at) or "never",
-        "rows": None if standing.rows is None else f"{standing.rows:,}",
-        "state": ": ".join(filter(None, (standing.state, shown["why"]))),
+        "last build": ago(status.built_at) or "never",
+        "rows": None if status.rows is None else f"{status.rows:,}",
+        "state": ": ".join(filter(None, (status.state, shown["why"]))),
         "runs": where[shown["engine"]],
         "dependents": ", ".join(shown["dependents"]) or "none",
     }
     for title, text in lines.items():
         if text:
             click.echo(f"  {f'{title:<11} ' if title else ''}{text}")
-    if standing.inputs:
+    if status.inputs:
         click.echo(click.style("\nInputs", bold=True))
-        rows = [{"input": each.name, "kind": each.kind, **_marks(each)} for each in standing.inputs]
+        rows = [{"input": each.name, "kind": each.kind, **_marks(each)} for each in status.inputs]
         print_table(rows, ["input", "kind", "read", "now", "new"], seldom=["new"])
     for line in shown["left_out"]:
         click.echo(f"  {click.style('warning:', fg='yellow')} {line}")

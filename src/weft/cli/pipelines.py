@@ -360,15 +360,15 @@ def _stale(runner: Runner, names: Sequence[str], done: Sequence[Outcome]) -> Ite
     left = [each for each in chosen if each.name not in {outcome.pipeline for outcome in done}]
     if not left:
         return
-    from weft.engine.models.freshness import look
+    from weft.engine.models.freshness import freshness_of
     from weft.engine.models.inputs import Observer
 
     with Observer() as observer:
         for model in left:
-            (standing,) = look([model], observer)
-            if standing.problem is not None:
-                raise standing.problem
-            if standing.why is not None:
+            (found,) = freshness_of([model], observer)
+            if found.problem is not None:
+                raise found.problem
+            if found.why is not None:
                 yield runner.run(model, by_hand=False)
 
 

@@ -137,11 +137,11 @@ def _building_models(running: Scheduler) -> AbstractContextManager[None]:
 
 @contextmanager
 def _dispatching(running: Scheduler, followers: Sequence[Model]) -> Iterator[None]:
-    from weft.engine.models.freshness import look
+    from weft.engine.models.freshness import freshness_of
     from weft.engine.models.inputs import Observer
     from weft.operate.model_dispatch import ModelDispatch
 
-    with Observer() as observer, ModelDispatch(running, followers, lambda each: look(each, observer)):
+    with Observer() as observer, ModelDispatch(running, followers, lambda each: freshness_of(each, observer)):
         yield
 
 

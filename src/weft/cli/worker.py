@@ -57,7 +57,7 @@ def worker(
     is stale at the end.
     """
     from weft import engine
-    from weft.engine.models.freshness import look
+    from weft.engine.models.freshness import freshness_of
     from weft.engine.models.inputs import Observer
     from weft.operate.model_worker import ModelWorker
     from weft.operate.supervisor import signalled
@@ -79,7 +79,7 @@ def worker(
     left: list[str] = []
     # Not with a log of its own: another worker would build the same models at the same time.
     with open_runner(run_log, alerters, metrics, or_memory=False) as runner, Observer() as observer:
-        running = ModelWorker(runner, declared, lambda each: look(each, observer), threads=threads, built=built)
+        running = ModelWorker(runner, declared, lambda each: freshness_of(each, observer), threads=threads, built=built)
         if while_stdin_is_open:
             threading.Thread(target=_stop_after_stdin, args=(running,), daemon=True).start()
         with signalled(running.stop), _watching(declared, running):

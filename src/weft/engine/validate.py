@@ -66,16 +66,16 @@ def _input(survey: Survey, model: Model, each: ModelInput) -> str:
 
 
 def _build(survey: Survey, model: Model) -> str:
-    standing = survey.standing(model)
-    if standing.problem is not None:
-        raise WeftError(standing.problem)
+    status = survey.status(model)
+    if status.problem is not None:
+        raise WeftError(status.problem)
     lake = survey.observer.lake(model)
     if lake is not None:
         lake.refuse(model)
-    survey.observer.refuse_foreign(model, standing.stored)
+    survey.observer.refuse_foreign(model, status.stored)
     compiled = survey.compiled(model)
     engine = "of a frame" if compiled is None else f"by {compiled.engine}"
-    table = "the table is there" if standing.is_built else "creates the table"
+    table = "the table is there" if status.is_built else "creates the table"
     return f"{model.materialise} {engine}; {table}; exactly once"
 
 

@@ -37,7 +37,7 @@ _AGAIN_SECONDS = 0.5
 
 
 class ModelFreshness(Protocol):
-    """How a model stands against its inputs: `weft.engine.models.freshness.Freshness`."""
+    """Whether a model is fresh against its inputs: `weft.engine.models.freshness.Freshness`."""
 
     @property
     def model(self) -> Model: ...

@@ -1,4 +1,4 @@
-"""How pipelines stand: what `weft status` prints, and what the page of the service shows."""
+"""The status of pipelines: what `weft status` prints, and what the page of the service shows."""
 
 from __future__ import annotations
 

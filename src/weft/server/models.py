@@ -1,4 +1,4 @@
-"""`/api/v1/models/{model}`: how a model stands, its columns and where each comes from, as `weft models show` has it."""
+"""`/api/v1/models/{model}`: the status of a model, its columns and their origins, as `weft models show` has it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def model(request: Request) -> Response:
 
 
 def read_model(model: Model) -> dict[str, Any]:
-    """Return how a model stands. Blocks."""
+    """Return the status of a model. Blocks."""
     from weft.engine.models.inputs import Observer
     from weft.engine.models.survey import Survey
     from weft.operate.redaction import clean
@@ -51,7 +51,7 @@ def read_model(model: Model) -> dict[str, Any]:
 
     with Observer() as observer:
         survey = Survey(observer, is_watched=True)
-        standing = survey.standing(model)
+        status = survey.status(model)
         described = survey.described(model)
     problem, sql = described["problem"], described["sql"]
     return {
@@ -59,12 +59,12 @@ def read_model(model: Model) -> dict[str, Any]:
         "model": model.name,
         "table": model.target.name,
         "materialise": str(model.materialise),
-        "state": standing.state,
-        "why": clean(standing.why) or None,
-        "built_at": standing.built_at,
-        "rows": standing.rows,
-        "inputs": [{"name": each.name, "kind": each.kind, "new": each.new} for each in standing.inputs],
-        "left_out": list(map(clean, standing.left_out)),
+        "state": status.state,
+        "why": clean(status.why) or None,
+        "built_at": status.built_at,
+        "rows": status.rows,
+        "inputs": [{"name": each.name, "kind": each.kind, "new": each.new} for each in status.inputs],
+        "left_out": list(map(clean, status.left_out)),
         "dependents": dependents([model.name, model.target.name], models()),
         "engine": described["engine"],
         "sql": None if sql is None else clean(sql, most=100_000),

@@ -9,7 +9,7 @@ from typing import Any
 from uuid import uuid4
 
 from weft.engine.models.build import ModelRun
-from weft.engine.models.freshness import look
+from weft.engine.models.freshness import freshness_of
 from weft.engine.models.inputs import Observer
 from weft.engine.readers import open_tables
 from weft.pipelines.execution import Loaded
@@ -44,4 +44,4 @@ def run(statement: str) -> None:
 def why(model: Model) -> str | None:
     """Why a model is stale."""
     with Observer() as observer:
-        return look([model], observer)[0].why
+        return freshness_of([model], observer)[0].why

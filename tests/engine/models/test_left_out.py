@@ -26,7 +26,7 @@ FITS, ODD = {"order_id": "a", "total": 12.5}, {"order_id": "b", "total": "10.5"}
 
 def shown(model: Model) -> list[str]:
     with Observer() as observer:
-        return Survey(observer).standing(model).left_out
+        return Survey(observer).status(model).left_out
 
 
 def said(events: str, first: int) -> str:

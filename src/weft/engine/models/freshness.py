@@ -14,7 +14,7 @@ from weft.pipelines.models import Model
 
 @dataclass(frozen=True)
 class Freshness:
-    """How a model stands against its inputs."""
+    """Whether a model is fresh against its inputs, and why not."""
 
     model: Model
     why: str | None = None
@@ -25,13 +25,13 @@ class Freshness:
     """What kept its inputs from being looked at: a build would fail by it too."""
 
 
-def look(models: Iterable[Model], observer: Observer) -> list[Freshness]:
-    """Return how models stand, each asked of its own database."""
+def freshness_of(models: Iterable[Model], observer: Observer) -> list[Freshness]:
+    """Return the freshness of models, each by its own database."""
     with observer.remembering():
-        return [_look(each, observer) for each in models]
+        return [_freshness_of(each, observer) for each in models]
 
 
-def _look(model: Model, observer: Observer) -> Freshness:
+def _freshness_of(model: Model, observer: Observer) -> Freshness:
     try:
         last, marks = observer.state(model), observer.marks(model)
         why = rebuild(model, last, has_table=last is None or observer.has_table(model))

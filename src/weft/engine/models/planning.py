@@ -81,19 +81,19 @@ def make_plan(survey: Survey, *, sample: int = 0, with_removed: bool = True) -> 
     """Return what has changed, in the order in which `weft apply` builds it; removed models last, which are looked for
     in all Delta tables and files of the project."""
     ordered = [each for each in graph.in_order(survey.known) if isinstance(each, Model)]
-    standings = {each.name: survey.standing(each) for each in ordered}
-    for each in standings.values():
+    statuses = {each.name: survey.status(each) for each in ordered}
+    for each in statuses.values():
         if each.problem is not None:
             raise WeftError(f"Model {each.model.name!r}: {each.problem}")
-    changed = [name for name, each in standings.items() if not each.is_built or each.is_changed]
+    changed = [name for name, each in statuses.items() if not each.is_built or each.is_changed]
     touched = dependents(changed, survey.known)
     steps = []
     for model in ordered:
-        standing = standings[model.name]
+        status = statuses[model.name]
         if model.name in changed or model.name in touched:
-            step = _step(survey, standing, changed, touched)
+            step = _step(survey, status, changed, touched)
             if sample:
-                _take_samples(survey, standing, step, sample)
+                _take_samples(survey, status, step, sample)
             steps.append(step)
     if not with_removed:
         return steps
@@ -102,10 +102,10 @@ def make_plan(survey: Survey, *, sample: int = 0, with_removed: bool = True) -> 
     return [*steps, *(_removed(survey, connection, each) for connection, each in reversed(removed))]
 
 
-def _step(survey: Survey, standing: ModelStatus, changed: Sequence[str], touched: Sequence[str]) -> PlannedStep:
-    model = standing.model
-    change: Change = "new" if not standing.is_built else "changed" if standing.is_changed else "dependent"
-    step = PlannedStep(model.name, model.target.name, change, model.materialise, standing.rows)
+def _step(survey: Survey, status: ModelStatus, changed: Sequence[str], touched: Sequence[str]) -> PlannedStep:
+    model = status.model
+    change: Change = "new" if not status.is_built else "changed" if status.is_changed else "dependent"
+    step = PlannedStep(model.name, model.target.name, change, model.materialise, status.rows)
     if change == "dependent":
         step.because = [each for each in model.depends_on if each in changed or each in touched]
     step.full = change == "changed" and model.is_incremental
@@ -114,7 +114,7 @@ def _step(survey: Survey, standing: ModelStatus, changed: Sequence[str], touched
         if lake is not None:
             lake.refuse(model)
         if change == "new":
-            survey.observer.refuse_foreign(model, standing.stored)
+            survey.observer.refuse_foreign(model, status.stored)
         compiled = survey.compiled(model)
     except NotBuiltError as error:
         step.unknown = error.what
@@ -128,19 +128,19 @@ def _step(survey: Survey, standing: ModelStatus, changed: Sequence[str], touched
         only = "function makes a frame" if compiled is None else "query runs on Spark"
         step.unknown = f"its {only}: the build shows its columns"
         return step
-    _compare(step, standing, schema, survey)
+    _compare(step, status, schema, survey)
     return step
 
 
-def _compare(step: PlannedStep, standing: ModelStatus, schema: pa.Schema, survey: Survey) -> None:
-    model = standing.model
+def _compare(step: PlannedStep, status: ModelStatus, schema: pa.Schema, survey: Survey) -> None:
+    model = status.model
     tables = survey.observer.tables(model.target.connection) if survey.observer.lake(model) is None else None
-    stored = {each.name: each for each in standing.stored.columns or () if standing.is_built}
-    own = SCD2_COLUMNS if standing.model.materialise == "scd2" else ()
+    stored = {each.name: each for each in status.stored.columns or () if status.is_built}
+    own = SCD2_COLUMNS if status.model.materialise == "scd2" else ()
     given = {each.name: each for each in schema if each.name not in own}
     step.added = {name: survey.sql_type(model, each) for name, each in given.items() if name not in stored}
     step.dropped = [name for name in stored if name not in given and name not in own]
-    if standing.model.materialise == "view" or (standing.stored.state and standing.stored.state.materialise == "view"):
+    if status.model.materialise == "view" or (status.stored.state and status.stored.state.materialise == "view"):
         return  # the types of its columns are those of its query
     for name, each in given.items():
         if name not in stored:
@@ -153,16 +153,16 @@ def _compare(step: PlannedStep, standing: ModelStatus, schema: pa.Schema, survey
 # -------------------------------------------------------------------------------------------------------------- samples
 
 
-def _take_samples(survey: Survey, standing: ModelStatus, step: PlannedStep, rows: int) -> None:
+def _take_samples(survey: Survey, status: ModelStatus, step: PlannedStep, rows: int) -> None:
     """Read the first rows of the table as it is, and of the new query, which writes nothing."""
-    model = standing.model
+    model = status.model
     if survey.observer.lake(model) is not None:
-        _take_samples_by_spark(survey, standing, step, rows)
+        _take_samples_by_spark(survey, status, step, rows)
         return
     tables = survey.observer.tables(model.target.connection)
     order = ", ".join(map(tables.quote, model.target.options.get("keys") or ()))
     ending = f"{f' ORDER BY {order}' if order else ''} LIMIT {rows}"
-    if standing.is_built:
+    if status.is_built:
         target = model.target.table
         step.before = _read(tables, f"SELECT * FROM {tables.table(target.schema, target.name)}{ending}")
     if step.problem is not None or model.name in survey.blind:
@@ -177,12 +177,12 @@ def _take_samples(survey: Survey, standing: ModelStatus, step: PlannedStep, rows
     step.after = _first(model, result.data(), rows)
 
 
-def _take_samples_by_spark(survey: Survey, standing: ModelStatus, step: PlannedStep, rows: int) -> None:
+def _take_samples_by_spark(survey: Survey, status: ModelStatus, step: PlannedStep, rows: int) -> None:
     """Take them of a model whose table is Delta or files."""
     from weft.engine import session
 
-    model = standing.model
-    if standing.is_built:
+    model = status.model
+    if status.is_built:
         relation = relations.find(model.target.name, model.target.connection)
         step.before = _first(model, inputs.Frame(relations.frame_of(session.spark(), relation)), rows)
     if step.problem is None and model.name not in survey.blind:

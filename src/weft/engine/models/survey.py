@@ -1,4 +1,4 @@
-"""How models stand: when each was built, what is new, its columns and where they come from. Nothing is changed."""
+"""The status of models: when each was built, what is new, its columns and where they come from. Nothing is changed."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class InputStatus:
 
 @dataclass(frozen=True)
 class ModelStatus:
-    """How a model stands."""
+    """The status of a model."""
 
     model: Model
     stored: StoredModel = field(default_factory=StoredModel)
@@ -115,7 +115,7 @@ class Survey:
         self._by_name = by_names(self.known)
         self.blind: set[str] = set()
         """Models whose query has no rows yet, because another database or Spark builds what they read first."""
-        self._standings: dict[str, ModelStatus] = {}
+        self._statuses: dict[str, ModelStatus] = {}
         self._compiled: dict[str, Compiled | None] = {}
         self._lineages: dict[str, Lineage | None] = {}
 
@@ -125,17 +125,17 @@ class Survey:
 
     # -------------------------------------------------------------------------------------------------------- freshness
 
-    def standing(self, model: Model) -> ModelStatus:
-        """Return how a model stands; a problem with its database is a part of it."""
-        if model.name not in self._standings:
+    def status(self, model: Model) -> ModelStatus:
+        """Return the status of a model; a problem with its database is a part of it."""
+        if model.name not in self._statuses:
             try:
-                found = self._standing(model)
+                found = self._status(model)
             except WeftError as error:
                 found = ModelStatus(model, problem=error.what)
-            self._standings[model.name] = found
-        return self._standings[model.name]
+            self._statuses[model.name] = found
+        return self._statuses[model.name]
 
-    def _standing(self, model: Model) -> ModelStatus:
+    def _status(self, model: Model) -> ModelStatus:
         stored, recorded = self.observer.stored(model), self.observer.recorded(model)
         built_at = None if recorded is None or stored.columns is None else recorded.built_at
         rows = stored.rows
@@ -151,7 +151,7 @@ class Survey:
         if why is not None or model.materialise == "view":
             return replace(found, reasons=() if why is None else (why,))
         upstream = {each.name: each for each in map(self.upstream, model.inputs) if each is not None}
-        stale = (name for name, each in upstream.items() if each is not model and self.standing(each).state == "stale")
+        stale = (name for name, each in upstream.items() if each is not model and self.status(each).state == "stale")
         new = (each.new for each in inputs if each.new is not None)
         return replace(found, reasons=(*new, *(f"{name} is stale" for name in stale)))
 
@@ -207,10 +207,10 @@ class Survey:
         upstream = self.upstream(each)
         if upstream is not None and upstream is not model:
             columns = self.columns(upstream)
-            standing = self.standing(upstream)
-            is_changed = not standing.is_built or standing.is_changed
+            status = self.status(upstream)
+            is_changed = not status.is_built or status.is_changed
             is_in_lake = self.observer.lake(upstream) is not None
-            if (columns is None and not standing.is_built) or (is_changed and is_in_lake):
+            if (columns is None and not status.is_built) or (is_changed and is_in_lake):
                 raise NotBuiltError(
                     f"Only the build of {upstream.name} shows its columns, which {model.name} reads.",
                     hint=f"weft run {upstream.name}",
@@ -277,8 +277,8 @@ class Survey:
 
     def described(self, model: Model) -> dict[str, Any]:
         """Return the query of a model, its columns and where each comes from, or why they are not known."""
-        found: dict[str, Any] = {"engine": None, "sql": None, "columns": [], "problem": self.standing(model).problem}
-        columns: dict[str, str | None] = {each.name: each.sql for each in self.standing(model).stored.columns or ()}
+        found: dict[str, Any] = {"engine": None, "sql": None, "columns": [], "problem": self.status(model).problem}
+        columns: dict[str, str | None] = {each.name: each.sql for each in self.status(model).stored.columns or ()}
         try:
             compiled = self.compiled(model)
             found["engine"] = "python" if compiled is None else compiled.engine
