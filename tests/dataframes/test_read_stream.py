@@ -6,7 +6,10 @@ import asyncio
 import datetime as dt
 import logging
 import math
+import signal
 import socket
+import subprocess
+import sys
 from collections.abc import Callable
 from decimal import Decimal
 from typing import Any
@@ -16,6 +19,7 @@ import pyarrow as pa
 import pytest
 
 import weft
+from servers import wait_until
 from weft.errors import ConnectionFailedError, DeclarationError, SchemaError, SettingsError, WeftError
 
 Add = Callable[..., list[str]]
@@ -458,3 +462,23 @@ def test_the_url_of_a_service_is_not_that_of_a_database(url: str) -> None:
         weft.ack_entries(url, "orders", "g", ["1"])
     with pytest.raises(weft.DeclarationError, match=advice):
         asyncio.run(weft.connect(url=url).xconsumer(streams=["orders"]).get_entry())
+
+
+@pytest.mark.timing
+def test_ctrl_c_ends_a_read_that_waits_indefinitely(url: str, client: Any) -> None:
+    """The handler of signals that polars installs has the system go on with a call that has no end."""
+    command = [sys.executable, "-c", WAIT.format(url=url)]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
+        try:
+            wait_until(lambda: client.info("clients")["blocked_clients"] > 0, "a client that waits for entries")
+            process.send_signal(signal.SIGINT)
+            assert process.wait(20) != 0
+        finally:
+            process.kill()
+
+
+WAIT = """
+import signal, weft
+signal.signal(signal.SIGINT, signal.default_int_handler)
+weft.read_stream("{url}", "events", block_ms=0, schema={{"n": "int64"}})
+"""

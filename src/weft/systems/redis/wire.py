@@ -41,6 +41,9 @@ Word = str | bytes | int
 _log = logging.getLogger("weft.dataframes")
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
 _FIRST_BUFFER = 1 << 20
+# Never without an end: the handler of signals that polars installs has the system go on with such a call, and Ctrl-C
+# would end the wait with the next entry.
+_LONGEST_WAIT = 86_400.0
 _REDIRECTIONS = 16
 # How errors begin of a server that is starting, that is no longer the primary, or whose cluster is changing.
 _TRANSIENT = ("LOADING", "READONLY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "BUSY ")
@@ -157,7 +160,7 @@ class Wire:
                 if self._link is None:
                     self._connect()
                     self._write(words)
-                reply = self._read(None if wait_seconds is None else wait_seconds + ANSWER_SECONDS)
+                reply = self._read(_LONGEST_WAIT if wait_seconds is None else wait_seconds + ANSWER_SECONDS)
                 self._sent = None
                 if reply[:1].tobytes() != b"-":
                     return reply
@@ -279,7 +282,7 @@ class Wire:
         self._end = b"$%d\r\n%b\r\n" % (len(token), token)
         self._socket().sendall(self._asking + encode(*words) + encode("ECHO", token))
 
-    def _read(self, timeout: float | None) -> Bytes:
+    def _read(self, timeout: float) -> Bytes:
         link = self._socket()
         link.settimeout(timeout)
         held, end = 0, self._end
