@@ -36,3 +36,11 @@ def test_status(run: Any, start: Any, project: Path, before: bool) -> None:
     assert heads.split() == ["leads", "host", "pid", "since"]
     assert row.startswith("no: it has ended") and str(scheduler.pid) in row
     assert run("scheduler", "status").stdout == "No scheduler has run with this log.\n"
+
+
+def test_a_run_log_in_memory(run: Any, project: Path) -> None:
+    """What it starts would never be known to have run, and be started again and again."""
+    Path("work.py").write_text("import weft\nweft.pipeline(name='ones', target='t', schedule='@yearly')(lambda: [])\n")
+    done = run("scheduler", "--module", "work", "--run-log", "memory://")
+    assert done.returncode == 1 and "memory:// is of one process" in done.stderr
+    assert not Path(".weft/weft.db").exists()

@@ -27,6 +27,7 @@ from weft.cli.common import (
     use_traces,
 )
 from weft.cli.pipelines import declared_or_expected
+from weft.errors import SettingsError
 from weft.project import current
 from weft.settings import read_project_file
 
@@ -107,6 +108,12 @@ def scheduler(
         open_metrics(project_url(metrics), must_serve=True) as counted,
         open_run_log(project_log_url(run_log)) as log,
     ):
+        if log.is_private:
+            # Each run would claim its slot in a log of its own, and be started again and again.
+            raise SettingsError(
+                "A scheduler and what it starts share a run log, and memory:// is of one process.",
+                hint="Use sqlite://runs.db on one host, or a database or bucket that all hosts reach.",
+            )
         running = Scheduler(
             log,
             open_executor(executor),

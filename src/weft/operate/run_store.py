@@ -73,6 +73,8 @@ class LockedPipeline(ABC):
 class RunStore(ABC):
     """The records of a run log."""
 
+    is_private = False
+    """Whether no other process finds it."""
     shown: str
     """Where it is, without secrets."""
 

@@ -266,6 +266,11 @@ class RunLog:
                 self._stands_in.add(attempt_text(each.run_id, each.attempt))
 
     @property
+    def is_private(self) -> bool:
+        """Whether it is in the memory of this process, where no other finds it."""
+        return self._book.is_private
+
+    @property
     def is_stand_in(self) -> bool:
         """Whether it is in memory because another log could not be opened."""
         return self._stands_in is not None

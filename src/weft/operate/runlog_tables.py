@@ -81,6 +81,7 @@ class LogTables(RunStore):
                 f"A run log cannot be kept in a {tables.dialect} database.", hint=f"These can: {', '.join(able)}."
             )
         self.tables, self.shown = tables, tables.connection.target
+        self.is_private = tables.connection.resolved().is_private_memory
         # Another scheduler could not take over from one that is stopped while it renews its lease.
         tables.driver.silent_seconds = _SILENT_SECONDS
         self.now = tables.clock
