@@ -122,6 +122,8 @@ def test_cycle_is_refused_and_forgotten() -> None:
     with pytest.raises(CycleError) as caught:
         weft.model(two)
     assert set(caught.value.ring) == {"one", "two"}
+    assert caught.value.what == "Models wait for each other in a ring: one → two → one."
+    assert caught.value.hint == "Remove one of these inputs. A model reads its own last result as this."
     assert one.depends_on == ()
 
 

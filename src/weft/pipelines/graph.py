@@ -22,11 +22,10 @@ def refuse_cycles(pipelines: Mapping[str, Pipeline]) -> None:
         first = min(names, key=list(pipelines).index)
         start = names.index(first)
         ring = (*names[start:], *names[:start], first)
-        raise CycleError(
-            f"Pipelines wait for each other in a ring: {' → '.join(ring)}.",
-            ring=ring,
-            hint="Remove one of these from depends_on.",
-        ) from None
+        what, hint = "Pipelines wait", "Remove one of these from depends_on."
+        if all(hasattr(pipelines[each], "materialise") for each in ring):
+            what, hint = "Models wait", "Remove one of these inputs. A model reads its own last result as this."
+        raise CycleError(f"{what} for each other in a ring: {' → '.join(ring)}.", ring=ring, hint=hint) from None
 
 
 def refuse_unknown_dependencies(pipelines: Mapping[str, Pipeline]) -> None:
