@@ -448,3 +448,31 @@ def test_a_delta_table_is_followed(project: Path) -> None:
     weft.load([{"id": 3}], target="orders", connection=delta)
     run_once(**pipeline)
     assert rows("copies", "id") == [(1,), (2,), (3,)]
+
+
+@pytest.mark.parametrize("is_windowed", [False, True])
+def test_lines_with_a_key_twice_are_bad_by_themselves(is_windowed: bool) -> None:
+    lake = weft.ObjectStoreLocalConnection("lake", name="lake", format="json_lines")
+    twice = [
+        '{"id": 3, "v": 1, "v": 2}',
+        '{"id": 3, "v": 1, "v": "x"}',
+        '{"id": 3, "new": {"a": 1}, "new": 2}',
+        '{"id": 3, "v": 1, "\\u0076": 2}',
+        '{"id": 3, "v": 1, "V": 2}',
+        '{"id": 3, "o": {"x": 1, "x": {"y": 2}}}',
+        '{"id": 3, "l": [{"x": [[{"y": 1, "y": 1}]]}]}',
+        '[{"id": 3, "id": 4}]',
+    ]
+    good = ['{"id": 1, "v": 5, "o": {"x": 1}, "l": []}', '{"id": 2, "v": 6}']
+    put(lake, "in/a.jsonl", "\n".join([good[0], *twice[:4]]))
+    put(lake, "in/b.jsonl", "\n".join([*twice[4:], good[1]]))
+    declared: dict[str, Any] = {"target": "default", "target_table": "copies"}
+    if is_windowed:
+        declared["window"] = weft.Window(
+            kind="tumbling", duration_ms=1000, aggregations=[weft.Aggregation(agg="count", as_="n")], group_by=("id",)
+        )
+        declared["watermark"] = weft.Watermark(lateness_ms=0)
+    run_once(name="copies", source=lake, source_query="in", dead_letter_table="letters", **declared)
+    if not is_windowed:
+        assert rows("copies", "id, v") == [(1, 5), (2, 6)]
+    assert sorted(payload for (payload,) in rows("letters", "payload")) == sorted(twice)
