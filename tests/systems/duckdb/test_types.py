@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -95,3 +97,24 @@ def test_what_would_be_altered_is_refused(tables: DuckDBTables) -> None:
 def test_a_source_is_one_query(tables: DuckDBTables, sql: str) -> None:
     with pytest.raises((DeclarationError, WeftError)):
         tables.describe(sql)
+
+
+@pytest.mark.parametrize("mode", ["append", "merge"])
+@pytest.mark.parametrize(
+    ("doc", "docs"),
+    [({"b": 1}, [{"a": 1}]), ({"a": 1}, [{"b": 1}]), ({"a": 1, "c": {"e": 1}}, [{"a": 1}])],
+)
+def test_an_object_with_other_keys_than_its_column_is_a_bad_row(
+    tmp_path: Path, mode: Any, doc: dict[str, Any], docs: list[dict[str, Any]]
+) -> None:
+    """DuckDB refuses to cast between such types at all."""
+    wh = weft.DuckDBConnection(str(tmp_path / "wh.duckdb"), name="wh")
+    good = {"id": 1, "doc": {"a": 1, "c": {"d": 1}}, "docs": [{"a": 1}]}
+    options: dict[str, Any] = {"target": "t", "connection": wh, "mode": mode, "keys": "id" if mode == "merge" else ()}
+    weft.load(pa.Table.from_pylist([good]), **options)
+    rows = pa.Table.from_pylist([{"id": 2, "doc": doc, "docs": docs}, {"id": 3, "doc": None, "docs": None}])
+    assert weft.load(rows, **options, on_bad_rows="quarantine").quarantined == 1
+    with closing(DuckDBTables(wh)) as tables:
+        sql = "SELECT id FROM t ORDER BY id"
+        (found,) = tables.read(Slice(sql), tables.describe(sql))
+        assert found["id"].to_pylist() == [1, 3]

@@ -191,6 +191,9 @@ class DuckDBTables(SqlTables):
     def _cast(self, expression: str, field: pa.Field, column: Column, cast: str = "CAST") -> tuple[str, str | None]:
         """A value as a column's type, and the condition that it is the same then, where it may not be."""
         own = self.sql_type(field)
+        if _shares_nothing(field.type, column.field.type):
+            # DuckDB would refuse the statement, not a row. A text is refused by itself.
+            expression = f"CAST(to_json({expression}) AS VARCHAR)"
         there = f"{cast}({expression} AS {column.sql})"
         if column.sql == own or is_nested(field.type) or column.sql in ("VARCHAR", "FLOAT", "DOUBLE"):
             return there, None
@@ -388,3 +391,14 @@ def _groups(batches: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]
         if group and (full or batch is None):
             yield group
             group = []
+
+
+def _shares_nothing(kind: pa.DataType, other: pa.DataType) -> bool:
+    """Whether objects of two types have no key in common, or objects within them."""
+    if pa.types.is_list(kind) and pa.types.is_list(other):
+        return _shares_nothing(kind.value_type, other.value_type)
+    if not (pa.types.is_struct(kind) and pa.types.is_struct(other)):
+        return False
+    members = {each.name.lower(): each.type for each in other}
+    shared = [(each.type, members[each.name.lower()]) for each in kind if each.name.lower() in members]
+    return not shared or any(_shares_nothing(*each) for each in shared)
