@@ -66,6 +66,21 @@ def read(tables: MySQLTables, sql: str) -> pa.Table:
 
 
 @pytest.mark.parametrize(
+    "wrapped", ["({}) AS q", "({} WHERE n > 0 LIMIT 5) AS q WHERE 1 = 1", "(SELECT * FROM ({}) AS r) AS q"]
+)
+def test_a_subquery_hides_no_types(tables: MySQLTables, wrapped: str) -> None:
+    """As an incremental load reads one."""
+    schema = pa.schema(
+        [("n", pa.int64()), ("ok", pa.bool_()), ("at", pa.timestamp("us", "UTC")), hinted("code", "uuid")]
+    )
+    columns = ", ".join(f"{tables.quote(field.name)} {tables.sql_type(field)}" for field in schema)
+    run(tables, f"CREATE TABLE raw ({columns})", "INSERT INTO raw VALUES (1, 1, '2026-01-01 00:00:00', uuid())")
+    found = read(tables, f"SELECT * FROM {wrapped.format('SELECT * FROM raw')}")
+    assert [(each.type, hint_of(each)) for each in found.schema] == [(each.type, hint_of(each)) for each in schema]
+    assert found.column("ok").to_pylist() == [True]
+
+
+@pytest.mark.parametrize(
     ("kind", "literal", "wanted", "value"),
     [
         ("TINYINT(1)", "5", pa.int8(), 5),

@@ -139,8 +139,14 @@ class MySQLTables(SqlTables):
             raise DeclarationError("A source is one query: SELECT …", hint=f"This is not a query: {sql.strip()[:80]}")
         places = {(field.schema, field.table) for field in fields if field.table and field.schema}
         stored = {(*place, name): column for place in places for name, column in _stored(session, *place).items()}
+        origins = [(field.schema, field.table, field.column) for field in fields]
+        if any(origin not in stored for origin in origins) and (inner := types.inner_query(sql)) is not None:
+            # A subquery hides the columns of tables that its own are, and so what their values mean.
+            hidden = self._fields(session, inner)
+            if [field.name for field, _ in hidden] == [field.name for field in fields]:
+                return hidden
         expression = types.StoredType()
-        return [(field, stored.get((field.schema, field.table, field.column), expression)) for field in fields]
+        return [(field, stored.get(origin, expression)) for field, origin in zip(fields, origins, strict=True)]
 
     def read(self, part: Slice, schema: pa.Schema, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
         """The packets of one statement, which is one snapshot, as they come; the next while the last is used."""

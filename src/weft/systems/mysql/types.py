@@ -172,6 +172,24 @@ def prefix(sql: str) -> str:
 _PREFIX = 190
 
 
+def inner_query(sql: str) -> str | None:
+    """Return the query in `SELECT * FROM (…) AS q …`, which has the same columns; `None` for any other query."""
+    if not re.match(r"\s*SELECT\s+\*\s+FROM\s*\(", sql, re.IGNORECASE):
+        return None
+    import sqlglot
+    from sqlglot import expressions as exp
+
+    try:
+        tree = sqlglot.parse_one(sql, read="mysql")
+    except sqlglot.errors.SqlglotError:
+        return None
+    source = tree.args.get("from_")
+    inner = None if source is None else source.this
+    if not isinstance(tree, exp.Select) or tree.args.get("joins") or not isinstance(inner, exp.Subquery):
+        return None
+    return str(inner.this.sql("mysql"))
+
+
 # ---------------------------------------------------------------------------------------------------------------- casts
 
 TOO_LARGE = "9223372036854775807"
