@@ -28,8 +28,11 @@ def test_status(run: Any, start: Any, project: Path, before: bool) -> None:
         wait_until(
             lambda: scheduler.poll() is not None or log.latest([LEADER])[LEADER].is_live, "the scheduler to lead", 120
         )
+        (lease,) = log.runs(LEADER)
     found = json.loads(run(*status, "--format", "json").stdout)
     assert (found["leads"], found["host"], found["pid"]) == (True, socket.gethostname(), scheduler.pid)
+    done = run("runs", "cancel", lease.run_id, *url)
+    assert done.returncode == 1 and "is the lease of a scheduler, and no run" in done.stderr
     scheduler.terminate()
     assert scheduler.wait(120) == 0
     heads, row = run(*status).stdout.splitlines()

@@ -21,6 +21,7 @@ from servers import wait_until
 from weft.engine.models.build import ModelRun
 from weft.operate.log_format import JsonFormatter
 from weft.operate.runlog import RunLog, open_run_log
+from weft.operate.scheduler import LEADER
 from weft.pipelines.models import find
 from weft.project import Project
 from weft.server.actions import Commands
@@ -110,6 +111,8 @@ def test_a_run_is_cancelled_once(streams: Project, http: Any) -> None:
         ended = run_once(log, "nightly")
         claimed: Any = log.claim("customers", resume=False)
         assert http.post(f"/api/v1/runs/{ended}/cancel", headers=key).status_code == 409
+        lease: Any = log.claim(LEADER)
+        assert http.post(f"/api/v1/runs/{lease.run_id}/cancel", headers=key).status_code == 409
         answer = http.post(f"/api/v1/runs/{claimed.run_id}/cancel", headers=key).json()
         assert (answer["pipeline"], answer["done"]) == ("customers", "ends within 20 seconds")
         log.heartbeat(claimed)
@@ -117,7 +120,12 @@ def test_a_run_is_cancelled_once(streams: Project, http: Any) -> None:
         # What runs is not run a second time.
         assert http.post("/api/v1/pipelines/customers/run", headers=key).status_code == 409
     outcomes = [each["outcome"] for each in http.get("/api/v1/audit", headers=key).json()["actions"]]
-    assert outcomes == ["customers is being run.", "ends within 20 seconds", f"The run {ended} of nightly has ended."]
+    assert outcomes == [
+        "customers is being run.",
+        "ends within 20 seconds",
+        f"{lease.run_id} is the lease of a scheduler, and no run.",
+        f"The run {ended} of nightly has ended.",
+    ]
 
 
 @pytest.mark.parametrize("system", ["sqlite", "postgres", "mysql"], indirect=True)

@@ -125,11 +125,18 @@ def cancel(run_id: str, run_log: str | None) -> None:
 
     The process that works on it finds out at its next heartbeat, within 20 seconds. What is not committed is undone.
     """
+    from weft.operate.scheduler import LEADER
+
     with open_runner(run_log, or_memory=False) as runner:
         attempts = runner.log.run(run_id)
         if not attempts:
             raise NotFoundError(f"There is no run {run_id!r} in {runner.log.shown}.", hint="List them: weft runs list")
         last = attempts[-1]
+        if last.pipeline == LEADER:
+            raise DeclarationError(
+                f"{run_id} is the lease of a scheduler, and no run.",
+                hint=f"Stop its process, {last.pid} on {last.host}: it hands the lease over.",
+            )
         found = runner.log.cancel(last.pipeline, run_id)
     if found == "asked":
         click.echo(f"The process {last.pid} on {last.host} ends {last.pipeline} within 20 seconds.")

@@ -117,8 +117,12 @@ async def resume(request: Request) -> Response:
 async def cancel(request: Request) -> Response:
     """End a run, wherever it runs, and do not try it again."""
 
+    from weft.operate.scheduler import LEADER
+
     def end(log: RunLog, run_id: str) -> dict[str, Any]:
         last = attempts_at(log, run_id)[-1]
+        if last.pipeline == LEADER:
+            raise Problem(409, "refused", "Refused", f"{last.run_id} is the lease of a scheduler, and no run.")
         found = log.cancel(last.pipeline, last.run_id)
         if found == "ended":
             raise Problem(409, "ended", "It has ended", f"The run {last.run_id} of {last.pipeline} has ended.")
