@@ -13,6 +13,8 @@ from weft.systems.log import Store
 _log = logging.getLogger("weft.streams")
 # After a failure the database may be away for long: no need to ask it more often.
 _PAUSE_SECONDS = 0.5
+# A look takes a second. One at a server that answers no more ends with its connection, which is the store's to close.
+_END_SECONDS = 3.0
 
 
 class Watch:
@@ -90,9 +92,10 @@ class Watch:
                 now = self._store.changed(seen, 1.0)
             except Exception as error:
                 # Readers look for themselves and raise the error; without a watch they would sleep indefinitely.
-                _log.warning("watching for new events failed, and is tried again: %s", error)
                 now = object()
-                time.sleep(_PAUSE_SECONDS)
+                if not self.closed:
+                    _log.warning("watching for new events failed, and is tried again: %s", error)
+                    time.sleep(_PAUSE_SECONDS)
             if now != seen:
                 seen = now
                 self.bump()
@@ -105,7 +108,7 @@ class Watch:
             thread = self._thread
         self.bump()
         if thread is not None:
-            thread.join()
+            thread.join(_END_SECONDS)
 
 
 def _finish(future: asyncio.Future[None]) -> None:

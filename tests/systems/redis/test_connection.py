@@ -7,6 +7,7 @@ import signal
 import socket
 import socketserver
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -312,3 +313,29 @@ def test_a_server_that_keeps_nothing_is_warned_of(own_server: servers.Server, ca
     weft.publish_sync(forgotten, {"n": 1})
     assert "no append-only file" in caplog.text
     weft.streams.close()
+
+
+@pytest.mark.timing
+def test_ctrl_c_ends_a_process_whose_server_does_not_answer(own_server: servers.Server) -> None:
+    """It waited for the thread that watches for new events, and that one a minute for an answer."""
+    command = [sys.executable, "-c", CONSUME.format(url=own_server.url())]
+    with (
+        contextlib.closing(own_server.connect()) as client,
+        subprocess.Popen(command, stderr=subprocess.DEVNULL) as process,
+    ):
+        try:
+            wait_until(lambda: client.info("clients")["blocked_clients"] > 0, "a client that waits for entries")
+            assert own_server.process is not None
+            own_server.process.send_signal(signal.SIGSTOP)
+            process.send_signal(signal.SIGINT)
+            assert process.wait(20) != 0
+        finally:
+            process.kill()
+
+
+CONSUME = """
+import signal, weft
+signal.signal(signal.SIGINT, signal.default_int_handler)
+weft.stream(name="orders")(lambda: None)
+weft.consume_sync("orders", "worker", connection=weft.connect(url="{url}"), wait=3600)
+"""

@@ -312,11 +312,12 @@ class RedisStore:
 
     def close(self) -> None:
         self._closed = True
-        self.unwatch()
         opened, self._client = self._client, None
-        if opened is not None:
-            with suppress(*client.ERRORS):
-                client.shut_down(opened)
+        for each in (self._watcher, opened):  # a thread that still waits for an answer gets none
+            if each is not None:
+                with suppress(*client.ERRORS):
+                    client.shut_down(each)
+        self.unwatch()
 
 
 def _is_unstored(error: WeftError) -> bool:
