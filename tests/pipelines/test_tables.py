@@ -254,6 +254,36 @@ def test_texts_of_instants_with_a_zone(database: Database, mode: str) -> None:
         assert database.execute(instants)[0].counts.unchanged == len(texts)
 
 
+@pytest.mark.every_system
+def test_texts_of_other_types(database: Database) -> None:
+    """As files have them; what a column cannot hold is a bad row, and never null."""
+
+    @weft.table
+    class Values:
+        id: BigInt
+        ok: Boolean | None
+        at: Timestamp | None
+        ratio: Double | None
+
+    good: list[dict[str, Any]] = [
+        {"id": 1, "ok": "true", "at": "2026-01-31T10:00:00Z", "ratio": "0.5"},
+        {"id": 2, "ok": "F", "at": "2026-01-31 10:00:00", "ratio": "-1e300"},
+        {"id": 3, "ok": "1", "at": None, "ratio": None},
+    ]
+    bad = [{**good[0], "id": 4, "ok": "maybe"}, {**good[0], "id": 5, "at": "soon"}, {**good[0], "id": 6, "ratio": "x"}]
+    if database.tables.dialect in ("sqlite", "mysql"):  # the others store NaN
+        bad.append({**good[0], "id": 7, "ratio": "NaN"})
+    if database.tables.dialect != "duckdb":
+        bad.append({**good[0], "id": 8, "ratio": "1e400"})
+    values = weft.pipeline(target=Values, name="values", on_bad_rows="quarantine")(lambda: [*good, *bad])
+    counts = database.execute(values)[0].counts
+    assert (counts.inserted, counts.quarantined) == (len(good), len(bad))
+    rows = sorted(database.rows("values"), key=lambda row: row["id"])
+    assert [row["ok"] for row in rows] == [True, False, True]
+    assert [row["at"] for row in rows] == [datetime(2026, 1, 31, 10)] * 2 + [None]
+    assert [row["ratio"] for row in rows] == [0.5, -1e300, None]
+
+
 @pytest.mark.parametrize("mode", ["append", "truncate", "merge", "scd2"])
 def test_what_a_query_computes_of_no_rows(database: Database, mode: str) -> None:
     """On SQLite its values alone show the type."""

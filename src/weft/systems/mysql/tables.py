@@ -365,8 +365,8 @@ class MySQLTables(SqlTables):
 
     def cast(self, expression: str, field: pa.Field, column: Column) -> str:
         """The value itself, checked where strict mode would round it."""
-        if pa.types.is_string(field.type) and hint_of(field) is None and getattr(column.field.type, "tz", None):
-            expression = types.without_zone(expression)
+        if pa.types.is_string(field.type) and hint_of(field) is None:
+            expression = types.readable(expression, column.field)
         return types.of_hint(expression, types.cast(expression, field, column.sql), field, column.field)
 
     def update_from(self, table: str, source: str, on: str, assignments: dict[str, str]) -> str:

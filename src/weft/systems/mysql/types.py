@@ -236,7 +236,15 @@ def cast(expression: str, field: pa.Field, sql: str) -> str:
     return expression
 
 
-def without_zone(text: str) -> str:
+def readable(text: str, stored: pa.Field) -> str:
+    """A text as a column takes it: MySQL knows no words for true and false, and no zones."""
+    if pa.types.is_boolean(stored.type):
+        words = " ".join(f"WHEN '{word}' THEN '{value}'" for word, value in _BOOLEANS.items())
+        return f"CASE LOWER({text}) {words} ELSE {text} END"
+    return _without_zone(text) if pa.types.is_timestamp(stored.type) else text
+
+
+def _without_zone(text: str) -> str:
     """A text of a time with a zone as its time in UTC; any other text as it is, also that of no time, to be rejected.
     Not by CONVERT_TZ, which leaves times before 1970 and after 2038 as they are."""
     zone = f"REGEXP_SUBSTR({text}, '{_ZONE}$')"
@@ -247,6 +255,7 @@ def without_zone(text: str) -> str:
     return f"CASE WHEN {text} REGEXP '{_INSTANT}' THEN {converted} ELSE {text} END"
 
 
+_BOOLEANS = {"true": 1, "t": 1, "false": 0, "f": 0}
 _ZONE = "([Zz]|[+-][0-9]{2}(:?[0-9]{2})?)"
 _INSTANT = f"^[0-9]{{4}}-[0-9]{{2}}-[0-9]{{2}}[Tt ][0-9]{{2}}:[0-9]{{2}}(:[0-9]{{2}}([.][0-9]+)?)?{_ZONE}$"
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime, time, timedelta
 from decimal import Decimal, InvalidOperation
 from hashlib import md5
+from math import isinf, isnan
 from typing import Any
 from uuid import UUID
 
@@ -83,6 +84,14 @@ def _numeric(value: Any, source: str, target: str) -> int | float:
     return float(number)
 
 
+def _float(value: Any, source: str, target: str) -> float:
+    number = float(value)
+    is_too_large = isinf(number) and isinstance(value, str) and "inf" not in value.lower()
+    if is_too_large or isnan(number):  # which SQLite would store as null
+        raise ValueError
+    return number
+
+
 _TRUE, _FALSE = ("true", "t", "1"), ("false", "f", "0")
 
 
@@ -125,7 +134,7 @@ def _json(value: Any, source: str, target: str) -> str:
 
 _TARGETS: dict[str, Callable[[Any, str, str], Any]] = {
     **dict.fromkeys(("int8", "int16", "int32", "int64"), _int),
-    **dict.fromkeys(("float32", "float64"), lambda value, source, target: float(value)),
+    **dict.fromkeys(("float32", "float64"), _float),
     "decimal": _decimal,
     "numeric": _numeric,
     "bool": _bool,
