@@ -32,7 +32,7 @@ export class Audit extends View {
                 ${actions.map((each) => html`
                   <tr key=${each.id}>
                     <th scope="row"><${Time} at=${each.at} /></th>
-                    <td>${each.key_name || html`<code>${each.key_id}</code>`}<span class="note block medium">${each.client}</span></td>
+                    <td>${each.key_name || html`<code>${each.key_id}</code>`}<span class="note block medium line-up">${each.client}</span></td>
                     <td><span class="strong">${each.action}</span> <${Of} action=${each.action} object=${each.object} /><span class="note block narrow">${each.outcome}</span></td>
                     <td class="medium">${each.outcome === null ? html`<${Chip} kind="busy">not known yet<//>` : html`<span class=${kind(each.outcome) === "bad" ? "bad-text" : ""}>${each.outcome}</span>`}</td>
                   </tr>
