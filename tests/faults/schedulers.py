@@ -116,20 +116,24 @@ class Fleet:
     running: list[subprocess.Popen[bytes]] = field(default_factory=list)
     others: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
-    def start(self, *arguments: str) -> subprocess.Popen[bytes]:
+    def wired_url(self) -> str:
+        """The run log as it is reached by the wire, where there is one."""
         url = self.log_url
         if self.wire is not None:
             url = url.replace(f":{self.server.port}/", f":{self.wire.port}/")
             if url.startswith("s3"):
                 url = f"{url.partition('&endpoint=')[0]}&endpoint=http://127.0.0.1:{self.wire.port}"
             assert str(self.wire.port) in url
+        return url
+
+    def start(self, *arguments: str) -> subprocess.Popen[bytes]:
         # Runs are forks of a process that has imported everything.
         path = os.pathsep.join((str(Path(warm_python.launcher()).parent), os.environ["PATH"]))
         with (self.folder / "output").open("a") as output:
             return warm_python.Popen(
                 [sys.executable, "-m", "weft", *arguments],
                 cwd=self.folder,
-                env={**os.environ, "WEFT_RUN_LOG": url, "PATH": path},
+                env={**os.environ, "WEFT_RUN_LOG": self.wired_url(), "PATH": path},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -221,6 +225,8 @@ class Fleet:
             assert each.wait(PATIENCE) in (0, -signal.SIGTERM)  # it may have begun only now
         for each in self.others:
             each.wait(PATIENCE)
+        # What ended while the wire was cut waits in the spool for the log at that URL.
+        open_run_log(self.wired_url(), self.folder).close()
 
         def ended() -> list[Attempt] | None:
             runs = self.log.runs("tick", limit=100_000)
