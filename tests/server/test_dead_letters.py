@@ -271,7 +271,7 @@ def test_rejected_events_of_a_stream(letters: list[str], http: Any) -> None:
         # A stream itself loses nothing here.
         for wrong in ({"dry_run": True}, {"upto": "1"}):
             assert http.post(f"/api/v1/streams/bad/{action}", headers=key, json=wrong).status_code == 409
-        for wrong in ({}, {"upto": 1}, {"upto": "-1"}, {"all": True}):
+        for wrong in ({}, {"upto": 1}, {"upto": "-1"}, {"upto": str(2**63)}, {"all": True}):
             assert http.post(path, headers=key, json=wrong).status_code == 422, wrong
         assert http.post(path, headers=reader, json=asked).status_code == 403
         assert http.post(path, json=asked).status_code == 401

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -69,6 +70,13 @@ def test_what_is_no_offset(orders: Any) -> None:
         body = {"consumer": "c", "events": [{"_weft_rowid": 1}, {"_weft_rowid": rowid}]}
         refused = orders.post(f"{URL}/ack", json=body)
         assert (refused.status_code, refused.json()["index"], refused.json()["field"]) == (422, 1, "_weft_rowid")
+
+
+@pytest.mark.parametrize("to", [2**63, str(2**63), str(2**64), "-1", -1])
+def test_an_offset_beyond_all_is_refused_as_a_number_and_as_a_text(orders: Any, to: Any) -> None:
+    refused = orders.post(f"{URL}/reset", json={"consumer": "c", "to": to})
+    assert refused.status_code == 422 and re.search(r"\bto\b", refused.json()["detail"])
+    assert orders.get(f"{URL}/groups").json()["groups"] == []
 
 
 def test_texts_in_python(orders: Any) -> None:

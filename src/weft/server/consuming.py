@@ -169,7 +169,10 @@ def _leased(ready: Opened, asked: Ack) -> list[dict[str, Any]]:
 
 async def reset(request: Request) -> Response:
     ready, asked = await _open(request, Reset, "admin")
-    is_known = as_offset(asked.to) is not None or asked.to in ("start", "end")
+    offset = as_offset(asked.to)
+    if offset is not None:
+        whole(str(offset), "to", 0)
+    is_known = offset is not None or asked.to in ("start", "end")
     to = asked.to if is_known else moment(str(asked.to), "to", "'start', 'end', an offset or ")
     with service_of(request).room(ready.stream):
         position = await consuming.reset(ready.stream, asked.consumer, to)

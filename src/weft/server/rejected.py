@@ -16,7 +16,7 @@ from starlette.responses import Response
 from weft.operate.redaction import clean, project_secrets
 from weft.server import bodies
 from weft.server.actions import admit_body, start_command
-from weft.server.consuming import query
+from weft.server.consuming import query, whole
 from weft.server.problems import Problem, bad_parameter
 from weft.server.service import json_response, service_of
 from weft.streams.declare import Stream
@@ -87,7 +87,7 @@ async def _act(request: Request, command: str) -> Response:
         return json_response(plan)
     if asked.upto is None:
         raise bad_parameter("upto is the last offset: dry_run has it.", field="upto")
-    words = ["streams", command, name, f"--before={int(asked.upto) + 1}", "--yes"]
+    words = ["streams", command, name, f"--before={whole(asked.upto, 'upto', 0) + 1}", "--yes"]
     return await start_command(request, key, command, " ".join(words[2:4]), words, name)
 
 
