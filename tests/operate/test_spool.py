@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -10,9 +12,13 @@ from typing import Any
 
 import pytest
 
+import servers
+from tests.operate.scheduling import Clock, Runs, scheduler
 from weft.errors import ConnectionFailedError
+from weft.operate.model_worker import ModelWorker
 from weft.operate.records import ClaimedRun, RefusedClaim
 from weft.operate.runlog import RunLog, open_run_log
+from weft.operate.runner import Runner
 from weft.operate.spool import FILE, Spool
 
 SLOT = datetime(2025, 6, 1, 2, tzinfo=UTC)
@@ -122,3 +128,82 @@ def test_a_damaged_line(project: Path, caplog: pytest.LogCaptureFixture) -> None
     with open_run_log("sqlite://runs.db") as log:
         assert log.latest(["orders"])["orders"].status == "succeeded"
     assert "is damaged" in caplog.text
+
+
+def unrecorded(log: RunLog) -> ClaimedRun:
+    """A run whose end the log does not know."""
+    run = claimed(log)
+    with away(log):
+        assert log.finish(run, "succeeded")
+    assert log.latest(["orders"])["orders"].status == "running"
+    return run
+
+
+def test_a_scheduler_delivers_once_the_log_answers(log_url: str, clock: Clock) -> None:
+    """It may be the only process of its host that opens the log, and it does so once."""
+    with open_run_log(log_url) as log:
+        made, follower = scheduler(log, Runs(), clock), scheduler(log, Runs(), clock)
+        made.tick()
+        unrecorded(log)
+        with away(log), pytest.raises(ConnectionFailedError):
+            made.tick()
+        made.tick()
+        assert log.latest(["orders"])["orders"].status == "succeeded"
+        assert not Path(FILE).exists()
+        second = log.claim("items")
+        assert isinstance(second, ClaimedRun)
+        with away(log):
+            log.finish(second, "succeeded")
+        follower.tick()
+        assert follower.lease is None and log.latest(["items"])["items"].status == "succeeded"
+
+
+def test_a_worker_delivers_once_the_log_answers(project: Path) -> None:
+    with open_run_log(None) as log:
+        unrecorded(log)
+        worker = ModelWorker(Runner(log, lambda *_, **__: None), [], lambda models: [])  # type: ignore[arg-type,return-value]
+        thread = threading.Thread(target=worker.run)
+        thread.start()
+        servers.wait_until(lambda: not Path(FILE).exists(), "the spool is delivered")
+        worker.stop()
+        thread.join()
+        assert log.latest(["orders"])["orders"].status == "succeeded"
+
+
+def test_who_delivers_waits_for_nobody(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that is stopped while it delivers would hold up the scheduler that takes over from it."""
+    monkeypatch.setattr("weft.operate.runlog._DELIVER_AGAIN_SECONDS", 0.0)
+    with open_run_log(None) as log:
+        unrecorded(log)
+        with open(Path(FILE).with_suffix(".lock"), "w") as held:
+            fcntl.flock(held, fcntl.LOCK_EX)
+            log.deliver_meanwhile()
+            assert log.latest(["orders"])["orders"].status == "running"
+        log.deliver_meanwhile()
+        assert log.latest(["orders"])["orders"].status == "succeeded"
+
+
+def test_a_delivery_goes_on_where_it_stopped(
+    project: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A scheduler delivers between its looks, which thousands of attempts would hold up for minutes."""
+    monkeypatch.setattr("weft.operate.runlog._DELIVER_SECONDS", 0.0)
+    monkeypatch.setattr("weft.operate.runlog._DELIVER_AGAIN_SECONDS", 0.0)
+    with open_run_log(None) as log:
+        names = ["a", "b", "c"]
+        for name in names:
+            run = log.claim(name)
+            assert isinstance(run, ClaimedRun)
+            with away(log):
+                log.finish(run, "succeeded")
+        log.deliver_meanwhile()
+        assert [log.latest([name])[name].status for name in names] == ["succeeded", "running", "running"]
+        caplog.clear()
+        with away(log):
+            log.deliver_meanwhile()
+            log.deliver_meanwhile()
+        assert caplog.text.count("waits on") == 1
+        log.deliver_meanwhile()
+        log.deliver_meanwhile()
+        assert [log.latest([name])[name].status for name in names] == ["succeeded"] * 3
+        assert not Path(FILE).exists()

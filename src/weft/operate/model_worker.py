@@ -114,7 +114,9 @@ class ModelWorker:
         """Build what is stale until `stop` is called."""
         while not self._stopping.is_set():
             self._wake.clear()
-            self._wake.wait(self.start_due())
+            pause = self.start_due()
+            self.runner.log.deliver_meanwhile()
+            self._wake.wait(pause)
         self._threads.shutdown(wait=True)
 
     def run_once(self) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
@@ -44,6 +45,8 @@ VARIABLE = "WEFT_RUN_LOG"
 ON_FAILURE_VARIABLE = "WEFT_ON_RUN_LOG_FAILURE"
 LEASE_SECONDS = 60.0
 """An owner without a heartbeat for this long has lost its claim."""
+# A scheduler renews its lease between its looks, of which this is a part.
+_DELIVER_SECONDS, _DELIVER_AGAIN_SECONDS = 1.0, 5.0
 _EXAMPLES = "sqlite://runs.db, postgres://user:${PASSWORD}@host/database, s3://bucket/prefix or memory://."
 
 
@@ -59,6 +62,7 @@ class RunLog:
         self._stands_in: set[str] | None = None
         """The attempts that it began with, if it is in memory because another log could not be opened."""
         self._cancelled: set[str] = set()
+        self._deliver_at, self._has_told_of_spool = 0.0, False
         self._warned = False
         self._warning = threading.Lock()
 
@@ -284,6 +288,24 @@ class RunLog:
         except Exception as error:
             logger.warning("What %s did not record before waits on: %s", self.shown, _one_line(error))
             return
+        if count:
+            logger.warning("%s has now the %d attempts that it could not record before.", self.shown, count)
+
+    def deliver_meanwhile(self) -> None:
+        """Do the same in a process that keeps the log open, between its work: for a few seconds at most, not where
+        another process does, and after a failure not at once again."""
+        if self._spool is None or self.is_stand_in or time.monotonic() < self._deliver_at or self._spool.is_empty:
+            return
+        try:
+            count = self._spool.deliver(self._book, most_seconds=_DELIVER_SECONDS)
+        except Exception as error:
+            # Another process that has the file may be stopped: it would hold up this one.
+            if not isinstance(error, BlockingIOError) and not self._has_told_of_spool:
+                logger.warning("What %s did not record before waits on: %s", self.shown, _one_line(error))
+                self._has_told_of_spool = True
+            self._deliver_at = time.monotonic() + _DELIVER_AGAIN_SECONDS
+            return
+        self._has_told_of_spool = False
         if count:
             logger.warning("%s has now the %d attempts that it could not record before.", self.shown, count)
 

@@ -158,6 +158,7 @@ class Scheduler(Planner):
         leads = False
         try:
             leads = self._is_leader()
+            self.log.deliver_meanwhile()
         finally:  # while the log is away, nobody knows
             self.metrics.set(LEADS, leads)
         if leads:

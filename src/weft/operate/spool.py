@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -46,29 +47,41 @@ class Spool:
 
     def waiting(self) -> list[Attempt]:
         """Return what waits for this log."""
-        if not self._file.exists():
+        if self.is_empty:
             return []
         with self._locked() as known:
             return [each.attempt for each in known if each.log == self._log]
 
-    def deliver(self, store: RunStore) -> int:
-        """Record what waits for this log; return how many attempts it did not know."""
-        if not self._file.exists():
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing waits, for any log."""
+        return not self._file.exists()
+
+    def deliver(self, store: RunStore, *, most_seconds: float | None = None) -> int:
+        """Record what waits for this log; return how many attempts it did not know. With `most_seconds` the rest is
+        left for the next call, and everything where another process uses the file."""
+        if self.is_empty:
             return 0
-        count = 0
-        with self._locked() as known:
-            mine = [each.attempt for each in known if each.log == self._log]
-            for each in mine:
-                count += store.locked(each.pipeline, partial(record, attempt=each))
-            if mine:
-                self._write([each for each in known if each.log != self._log])
+        count = done = 0
+        until = None if most_seconds is None else time.monotonic() + most_seconds
+        with self._locked(wait=until is None) as known:
+            mine = [each for each in known if each.log == self._log]
+            try:
+                for each in mine:
+                    count += store.locked(each.attempt.pipeline, partial(record, attempt=each.attempt))
+                    done += 1
+                    if until is not None and time.monotonic() >= until:
+                        break
+            finally:
+                if done:
+                    self._write([*(each for each in known if each.log != self._log), *mine[done:]])
         return count
 
     @contextmanager
-    def _locked(self) -> Iterator[list[Unrecorded]]:
+    def _locked(self, *, wait: bool = True) -> Iterator[list[Unrecorded]]:
         self._file.parent.mkdir(parents=True, exist_ok=True)
         with open(self._file.with_suffix(".lock"), "w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
             entries = []
             for line in self._file.read_bytes().splitlines() if self._file.exists() else ():
                 try:
