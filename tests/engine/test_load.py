@@ -249,10 +249,11 @@ def test_what_cannot_be_is_refused_before_anything_runs(project: Path, arguments
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (3, "cannot read a int"),
+        (3, "cannot read a value of type int"),
         ({"id": 1}, "list of dicts"),
         ("orders", "neither SQL nor a path nor a declared stream"),
         ("  ", "empty text"),
+        ("SELECT 1 AS a; SELECT 2 AS a;", "several statements"),
         ([{"a": 1}, {"a": "x"}], "'a' are of no one type"),
     ],
 )

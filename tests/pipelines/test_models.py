@@ -55,6 +55,19 @@ def test_dependencies_by_name_stream_table_and_model() -> None:
     assert joined.depends_on == ("first",)
 
 
+def test_parameter_with_a_default_is_no_input() -> None:
+    @weft.model
+    def newest(orders, *, limit=5, this=None):  # type: ignore[no-untyped-def]
+        return orders.limit(limit)
+
+    @weft.model(dependencies=["limit"])
+    def limits(limit=None, at_most=5):  # type: ignore[no-untyped-def]
+        return limit
+
+    assert [each.name for each in newest.inputs] == ["orders"] and newest.takes_this
+    assert [each.name for each in limits.inputs] == ["limit"]
+
+
 def test_dependencies_of_one_last_name_need_parameters() -> None:
     with pytest.raises(DeclarationError, match="the same last part"):
         declare(dependencies=["shop.orders", "archive.orders"])

@@ -98,7 +98,9 @@ def understand(data: object, *, has_source: bool) -> Input:
     if type(data).__module__.startswith("pyspark."):
         if hasattr(data, "mapInArrow"):
             return Frame(data)
-        raise DeclarationError(f"A load cannot read a {type(data).__name__}.", hint="Give it a Spark DataFrame.")
+        raise DeclarationError(
+            f"A load cannot read a value of type {type(data).__name__}.", hint="Give it a Spark DataFrame."
+        )
     return _memory(data)
 
 
@@ -113,7 +115,13 @@ def _text(text: str, has_source: bool) -> Input:
     if not text.strip():
         raise DeclarationError("The source of a load is an empty text.")
     if _SQL.match(text):
-        return Sql(tokens.without_end(text))
+        query = tokens.without_end(text)
+        if tokens.has_several(query):
+            raise DeclarationError(
+                f"One query is needed, and this has several statements: {' '.join(query.split())[:80]}",
+                hint="Leave out what follows the first semicolon, or make one query of them.",
+            )
+        return Sql(query)
     if has_source:
         return Files(text)
     from weft.streams import runtime
@@ -150,9 +158,9 @@ def _memory(data: Any) -> Memory:
     if isinstance(data, Iterable):
         return _of_iterator(iter(data))
     raise DeclarationError(
-        f"A load cannot read a {type(data).__name__}.",
+        f"A load cannot read a value of type {type(data).__name__}.",
         hint="It takes SQL, a Spark, polars or pandas frame, an Arrow table, rows as dicts, an iterator of these, "
-        "a path or a stream.",
+        "a path or a stream. A model may return an Ibis expression too.",
     )
 
 

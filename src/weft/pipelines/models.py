@@ -393,8 +393,11 @@ def _inputs(
         annotation = None if each.annotation is each.empty else each.annotation
         if each.name == THIS:
             takes_this, this_annotation = True, annotation
-        elif dependencies is None or each.name in dependencies:
-            found.append(ModelInput((dependencies or {}).get(each.name, each.name), each.name, annotation))
+        elif dependencies is None:
+            if each.default is each.empty:
+                found.append(ModelInput(each.name, each.name, annotation))
+        elif each.name in dependencies:
+            found.append(ModelInput(dependencies[each.name], each.name, annotation))
         elif each.default is each.empty:
             raise DeclarationError(
                 f"{where}: its parameter {each.name!r} is not among its dependencies.",

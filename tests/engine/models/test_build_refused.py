@@ -207,3 +207,20 @@ def test_failed_build_into_new_columns_leaves_no_table_behind(orders: object) ->
         build(latest)
     with closing(open_tables(current().connection())) as tables, tables.driver.session("read") as session:
         assert [each for each in tables.names(session, None) if NEW in each] == []
+
+
+@pytest.mark.parametrize(
+    ("result", "problem"),
+    [
+        (5, "Model 'odd' returned what cannot be loaded: A load cannot read a value of type int"),
+        ({"id": 1}, "Model 'odd' returned what cannot be loaded: A load takes a list of dicts"),
+        ("SELECT 1 AS a; SELECT 2 AS a", "several statements: SELECT 1 AS a; SELECT 2 AS a"),
+    ],
+)
+def test_result_that_is_no_table_in_the_words_of_models(orders: object, result: object, problem: str) -> None:
+    @weft.model
+    def odd(orders):  # type: ignore[no-untyped-def]
+        return result
+
+    with pytest.raises(DeclarationError, match=problem):
+        build(odd)

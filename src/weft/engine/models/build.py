@@ -313,7 +313,13 @@ class Result:
             )
         compiled = self._compiled(value)
         if compiled is None:
-            return inputs.understand(value, has_source=False)
+            try:
+                return inputs.understand(value, has_source=False)
+            except DeclarationError as error:
+                raise DeclarationError(
+                    f"Model {self.model.name!r} returned what cannot be loaded: {error.what}",
+                    hint=error.hint,
+                ) from None
         if compiled.engine == "spark":
             return inputs.Frame(self._by_spark(compiled))
         assert compiled.schema is not None

@@ -72,6 +72,11 @@ def _end_of_code(sql: str, dialect: str) -> int:
     return max(found, default=0)
 
 
+def has_several(sql: str) -> bool:
+    """Whether a query without its end has a semicolon as code, whatever the dialect is."""
+    return ";" in sql and all(has(sql, ";", dialect) for dialect in _OPAQUE)
+
+
 def has(sql: str, token: str, dialect: str) -> bool:
     """Whether a statement has a token as code."""
     return any(match["token"] is not None for match in _pattern(token, dialect).finditer(sql))
