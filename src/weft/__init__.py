@@ -210,7 +210,15 @@ def _open_consumer(client: Any, *streams: Any, **options: Any) -> Any:
 
 def _triggered_models(stream: Any) -> tuple[str, ...]:
     from weft.pipelines.models import triggered_by
+    from weft.project import current
 
+    def left_out(name: str, error: Any) -> None:
+        # The events are stored: a publish does not fail by a model.
+        import logging
+
+        logging.getLogger("weft.streams").warning("%s cannot be read, and is not named: %s", name, error.what)
+
+    current().read_models(left_out)
     return triggered_by(stream)
 
 

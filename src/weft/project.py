@@ -57,6 +57,8 @@ class Project:
         """What the embedded database takes for the time; a test may put another clock here."""
         self.declarations = 0
         """How many there were: what was opened under an earlier one may have other options now."""
+        self.has_read_models = False
+        """Whether the folders of models were read that `weft.toml` lists."""
         self._root = Path(root) if root is not None else None
         self._lock = RLock()
 
@@ -202,8 +204,29 @@ class Project:
                 if failed is None:
                     raise
                 failed(name, error)
+        self.has_read_models = True
         for name in settings.read_project_file(self.root).get("models", []):
             hooks.load_models(self.root / name, failed)
+
+    def read_models(self, failed: Callable[[str, WeftError], None]) -> None:
+        """Read the models in the folders that `weft.toml` lists, unless that was done: an import of the modules does
+        not declare them."""
+        with self._lock:
+            if self.has_read_models:
+                return
+            self.has_read_models = True
+            try:
+                for name in settings.read_project_file(self.root).get("models", []):
+                    hooks.load_models(self.root / name, failed)
+            except WeftError as error:
+                failed(settings.PROJECT_FILE, error)
+
+    def lists_models(self) -> bool:
+        """Whether `weft.toml` lists folders of models that nobody has read yet."""
+        try:
+            return not self.has_read_models and bool(settings.read_project_file(self.root).get("models"))
+        except SettingsError:  # who needs the settings says so
+            return False
 
 
 def _variables(name: str) -> tuple[str, ...]:

@@ -147,6 +147,28 @@ def test_errors_name_file_and_line(text: str, message: str) -> None:
     assert message in str(caught.value)
 
 
+def test_publish_names_the_models_of_the_folders(fresh: Project, caplog: pytest.LogCaptureFixture) -> None:
+    """A process that imports its streams alone has not read the folders."""
+    Path("weft.toml").write_text('models = ["models"]\n')
+    Path("models").mkdir()
+    Path("models/clean.sql").write_text("SELECT * FROM orders")
+    Path("models/odd.sql").write_text("DROP TABLE orders")
+    weft.stream(name="orders")(lambda: None)
+    for number in (1, 2):
+        assert weft.publish_sync("orders", {"id": number})["triggered_models"] == ["clean"]
+    weft.streams.close()
+    assert caplog.text.count("models/odd.sql cannot be read") == 1
+    fresh.load_modules(failed=lambda name, error: None)
+    assert list(fresh.pipelines) == ["clean"]
+
+
+def test_publish_where_the_folder_of_models_is_gone(fresh: Project) -> None:
+    Path("weft.toml").write_text('models = ["models"]\n')
+    weft.stream(name="orders")(lambda: None)
+    assert weft.publish_sync("orders", {"id": 1})["triggered_models"] == []
+    weft.streams.close()
+
+
 def test_folders_of_the_project(fresh: Project) -> None:
     Path("weft.toml").write_text('models = ["models"]\n')
     with pytest.raises(weft.NotFoundError, match="the folder models, which is not there"):

@@ -166,7 +166,8 @@ def publish_once(stream: Stream, connection: Connection | None, records: list[di
 def _triggered(ready: Opened) -> tuple[str, ...]:
     if ready.triggered is None:
         # Models are pipelines: without one nothing more is imported.
-        ready.triggered = hooks.triggered_models(ready.stream) if current().pipelines else ()
+        has_some = current().pipelines or current().lists_models()
+        ready.triggered = hooks.triggered_models(ready.stream) if has_some else ()
     return ready.triggered
 
 
