@@ -269,19 +269,21 @@ def test_texts_of_other_types(database: Database) -> None:
         {"id": 1, "ok": "true", "at": "2026-01-31T10:00:00Z", "ratio": "0.5"},
         {"id": 2, "ok": "F", "at": "2026-01-31 10:00:00", "ratio": "-1e300"},
         {"id": 3, "ok": "1", "at": None, "ratio": None},
+        {"id": 4, "ok": "f", "at": "2026-01-31T12:00:00+02:00", "ratio": "1e-3"},
+        {"id": 5, "ok": "0", "at": "2026-01-31 06:30:00.000000-03:30", "ratio": "007"},
     ]
-    bad = [{**good[0], "id": 4, "ok": "maybe"}, {**good[0], "id": 5, "at": "soon"}, {**good[0], "id": 6, "ratio": "x"}]
+    bad = [{**good[0], "id": 6, "ok": "maybe"}, {**good[0], "id": 7, "at": "soon"}, {**good[0], "id": 8, "ratio": "x"}]
+    bad.append({**good[0], "id": 9, "ratio": "1e400"})
     if database.tables.dialect in ("sqlite", "mysql"):  # the others store NaN
-        bad.append({**good[0], "id": 7, "ratio": "NaN"})
-    if database.tables.dialect != "duckdb":
-        bad.append({**good[0], "id": 8, "ratio": "1e400"})
+        bad.append({**good[0], "id": 10, "ratio": "NaN"})
     values = weft.pipeline(target=Values, name="values", on_bad_rows="quarantine")(lambda: [*good, *bad])
     counts = database.execute(values)[0].counts
     assert (counts.inserted, counts.quarantined) == (len(good), len(bad))
     rows = sorted(database.rows("values"), key=lambda row: row["id"])
-    assert [row["ok"] for row in rows] == [True, False, True]
-    assert [row["at"] for row in rows] == [datetime(2026, 1, 31, 10)] * 2 + [None]
-    assert [row["ratio"] for row in rows] == [0.5, -1e300, None]
+    assert [row["ok"] for row in rows] == [True, False, True, False, False]
+    moment = datetime(2026, 1, 31, 10)
+    assert [row["at"] for row in rows] == [moment, moment, None, moment, moment]
+    assert [row["ratio"] for row in rows] == [0.5, -1e300, None, 0.001, 7]
 
 
 @pytest.mark.parametrize("mode", ["append", "truncate", "merge", "scd2"])

@@ -195,6 +195,13 @@ class DuckDBTables(SqlTables):
             # DuckDB would refuse the statement, not a row. A text is refused by itself.
             expression = f"CAST(to_json({expression}) AS VARCHAR)"
         there = f"{cast}({expression} AS {column.sql})"
+        if own == "VARCHAR" and column.sql in ("FLOAT", "DOUBLE"):
+            return there, f"(NOT isinf({there}) OR {expression} ILIKE '%inf%')"
+        if own == "VARCHAR" and column.sql.startswith("TIMESTAMP") and column.sql != "TIMESTAMP WITH TIME ZONE":
+            # DuckDB would leave the zone out. Nanoseconds have no instant: with a zone that shifts, they do not fit.
+            instant = f"CAST({cast}({expression} AS TIMESTAMP WITH TIME ZONE) AS TIMESTAMP)"
+            there = there if column.sql == "TIMESTAMP_NS" else f"{cast}({instant} AS {column.sql})"
+            return there, f"{cast}({there} AS TIMESTAMP) = {instant}"
         if column.sql == own or is_nested(field.type) or column.sql in ("VARCHAR", "FLOAT", "DOUBLE"):
             return there, None
         back = own

@@ -149,6 +149,9 @@ def cast(expression: str, field: pa.Field, sql: str) -> str:
     if base == "bit" and pa.types.is_boolean(field.type):
         return f"CAST(CAST({expression} AS integer) AS {sql})"  # there is no cast in one step
     there = f"CAST({expression} AS {sql})"
+    if own == "text" and base == "timestamp without time zone":
+        # PostgreSQL would leave the zone of a text out.
+        return f"CAST(CAST({expression} AS timestamp with time zone) AS {sql})"
     if base == "character":
         return _checked(expression, there, f"CAST({there} AS text) = rtrim(CAST({expression} AS text), ' ')", sql)
     back = own
