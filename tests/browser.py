@@ -71,6 +71,23 @@ def broken_words(page: Page) -> list[str]:
     return list(page.evaluate(_BROKEN))
 
 
+_UNEVEN = r"""() => {
+  const found = [];
+  for (const row of document.querySelectorAll("main tr")) {
+    const cells = [...row.cells].filter((each) => each.offsetWidth > 0);
+    if (!cells.length) continue;
+    const [start, end] = [getComputedStyle(cells[0]).paddingLeft, getComputedStyle(cells.at(-1)).paddingRight];
+    if (start !== end) found.push(`${start} ${end} ${row.innerText.slice(0, 60)}`);
+  }
+  return found;
+}"""
+
+
+def uneven_rows(page: Page) -> list[str]:
+    """Return the rows of tables whose first and last cells do not stand equally far from the edges."""
+    return list(page.evaluate(_UNEVEN))
+
+
 @pytest.fixture
 def open_page(browser: Browser) -> Iterator[Callable[..., Page]]:
     """`open_page(url, …)`: a page that must not complain, nor ask anybody else. `allowed`: a complaint that it may

@@ -13,7 +13,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 import warm_python
-from browser import broken_words, findings
+from browser import broken_words, findings, uneven_rows
 from servers import wait_until
 
 HOSTILE = "<img src=x onerror=alert(1)><script>alert(2)</script>"
@@ -103,6 +103,7 @@ def test_each_view_has_an_address(
                 page.set_viewport_size({"width": each, "height": 740})
                 assert page.evaluate("document.documentElement.scrollWidth") <= each, address
                 assert broken_words(page) == [], address
+                assert uneven_rows(page) == [], address
 
 
 @pytest.mark.full
