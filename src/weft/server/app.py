@@ -218,7 +218,7 @@ async def details(request: Request) -> Response:
 
     def read() -> dict[str, Any]:
         columns = {name: str(kind) for name, kind in log.fields(fresh=True).items()}
-        counts = {"row_count": log.count(), **overview.rejected_counts(stream)}
+        counts = {"row_count": log.count(), "size_bytes": log.size(), **overview.rejected_counts(stream)}
         state: dict[str, Any] = {"columns": columns, **counts, "head": log.head(), "floor": log.floor()}
         state |= {"published": log.published(), "tail": overview.tail_of(log), "at": datetime.now(UTC)}
         return with_texts(state, "head", "floor")

@@ -179,6 +179,7 @@ SCHEMAS: dict[str, Schema] = {
         **_STREAM,
         columns=_map(_TEXT),
         row_count=_WHOLE,
+        size_bytes=nullable(_WHOLE),
         **_offsets("head", "floor"),
         published=_WHOLE,
         tail=_TEXT,

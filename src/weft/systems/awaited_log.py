@@ -16,6 +16,7 @@ OF_NO_EVENTS: dict[str, Callable[..., Any]] = {
     "removed_after": lambda offset: 0,
     "lost_after": lambda offset, following: (0, 0),
     "count": lambda: 0,
+    "size": lambda: None,
     "read": lambda after, upto, limit: LogPage((), []),
     "read_arrow": lambda after, upto, columns=None: iter(()),
     "bound": lambda after, upto, most: upto,

@@ -211,6 +211,9 @@ class Log(Protocol):
     def count(self) -> int:
         """Return how many events are stored and visible."""
 
+    def size(self) -> int | None:
+        """Return about how many bytes the stream takes up, with its index; `None` where only a scan would tell."""
+
     def read(self, after: int, upto: int, limit: int) -> LogPage:
         """Return up to `limit` events with `after < offset <= upto`, in order."""
 

@@ -52,6 +52,9 @@ def test_a_user_with_the_rights_that_the_guide_names(own_server: servers.Server,
     assert len(drain(stream, "worker")) == 3
     assert weft.trim_sync(stream, max_rows=1) == 4
     assert weft.groups_sync(stream)[0]["lag"] == 0
+    assert (log_of(stream).size() or 0) > 100
+    on_own_server.execute_command("ACL", "SETUSER", "app", "-memory")
+    assert log_of(stream).size() is None
     on_own_server.execute_command("ACL", "SETUSER", "app", "-@write")
     with pytest.raises(WeftError) as caught:
         weft.publish_sync(stream, {"n": 9})

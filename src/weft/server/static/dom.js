@@ -29,6 +29,12 @@ export const rate = (value) => (value == null ? "–" : (value < 100 ? oneDecima
 const short = new Intl.NumberFormat(undefined, { notation: "compact", maximumFractionDigits: 1 });
 export const compact = (value) => (value == null ? "–" : short.format(value));
 
+// As disks are sold, in one unit: 3.4 MB.
+export function bytes(value) {
+  const [size, unit] = [[1e12, "TB"], [1e9, "GB"], [1e6, "MB"], [1e3, "KB"]].find(([each]) => value >= each) ?? [1, "bytes"];
+  return `${(value < 100 * size ? oneDecimal : whole).format(value / size)} ${unit}`;
+}
+
 // The same of seconds, in one unit.
 export function briefDuration(seconds) {
   const [size, unit] = [[86400, "d"], [3600, "h"], [60, "min"], [1, "s"]].find(([each]) => seconds >= each) ?? [0.001, "ms"];

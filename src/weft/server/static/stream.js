@@ -2,7 +2,7 @@
 
 import { ActionsOff } from "./actions.js";
 import { Chart, SPAN_DAY, Series, rates } from "./chart.js";
-import { count, duration, plural, rate } from "./dom.js";
+import { bytes, count, duration, plural, rate } from "./dom.js";
 import { PurgePlace, ReplayPlace } from "./letters.js";
 import { names } from "./pipelines.js";
 import { Publish } from "./publish.js";
@@ -75,6 +75,7 @@ export class StreamView extends View {
         <${Facts} facts=${[
           ["Events per second", rate(this.series.now())],
           ["Stored", count(stream.row_count)],
+          ["Size", stream.size_bytes && bytes(stream.size_bytes)],
           ["Last offset", stream.head_text],
           ["Removed up to", stream.floor_text === "0" ? null : stream.floor_text],
           ["Retention", retention(stream.retention)],

@@ -191,6 +191,15 @@ class MySQLStore(MySQLSessions, SqlStore):
 
     # ---------------------------------------------------------------------------------------------------------- reading
 
+    def size(self, session: Session, log: SqlLog) -> int | None:
+        """By the statistics of the table, which are up to some minutes old."""
+        size = session.value(
+            "SELECT data_length + index_length FROM information_schema.tables "
+            "WHERE table_schema = DATABASE() AND table_name = ?",
+            (log.full,),
+        )
+        return None if size is None else int(size)
+
     def last_offset_sql(self, number: int, table: str) -> str:
         """The catalogue's own."""
         return f"SELECT id, head FROM {self.streams} WHERE id = {number}"

@@ -235,6 +235,11 @@ class PostgresStore(PostgresSessions, SqlStore):
         """The last offset given out or the lowest in the registry. Events are read by a later statement's snapshot."""
         return int(session.value(_fence_sql(self.sequence(log.number), log.number)))
 
+    def size(self, session: Session, log: SqlLog) -> int | None:
+        """By the lengths of its files."""
+        size: int | None = session.value("SELECT pg_total_relation_size(to_regclass(?))", (log.table,))
+        return size
+
     def head(self, session: Session, log: SqlLog) -> int:
         """An event's offset, not any that was given out: a crash takes back those of publishes that rolled back."""
         fence = _fence_sql(self.sequence(log.number), log.number)

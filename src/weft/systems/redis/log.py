@@ -219,6 +219,11 @@ class RedisLog:
     def count(self) -> int:
         return self._state().length
 
+    def size(self) -> int | None:
+        """Return what the server holds of it in memory, by samples; `None` where this user may not ask for that."""
+        size: int | None = self.store.script("size", [self.keys.stream])
+        return size
+
     def nth_last(self, n: int) -> int | None:
         """Return the offset of the n-th event from the end, counted from the nearer end."""
         while True:

@@ -164,6 +164,12 @@ class SqlLog:
             return int(session.value(f"SELECT count(*) FROM {self.table} WHERE {self.rowid} <= ?", (fence,)))
 
     @_reading
+    def size(self) -> int | None:
+        """About how many bytes the table takes up, where the database knows."""
+        with self.store.session("read") as session:
+            return self.store.size(session, self)
+
+    @_reading
     def nth_last(self, n: int) -> int | None:
         """The offset of the n-th event from the end."""
         if n > 1 << 63:  # beyond all offsets, and more than databases take

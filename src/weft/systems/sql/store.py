@@ -95,6 +95,10 @@ class SqlStore(SqlDriver):
     def insert(self, session: Session, log: SqlLog, batches: Sequence[Batch]) -> list[tuple[int, int]]:
         """Insert batches of the same columns; return the first and last offset of each publish that has events."""
 
+    def size(self, session: Session, log: SqlLog) -> int | None:
+        """Return about how many bytes a stream's table takes up; `None` where only a scan would tell."""
+        return None
+
     def arrow_batches(
         self, log: SqlLog, after: int, upto: int, columns: dict[str, FieldType]
     ) -> Iterator[pa.RecordBatch]:
