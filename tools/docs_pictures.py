@@ -3,7 +3,7 @@
     .venv/bin/python -m tools.docs_pictures                     the pictures of docs/dashboard.md
     .venv/bin/python -m tools.docs_pictures --folder shots --all   every view, in two widths, to look at
 
-It needs Chromium and Java, and Pillow for smaller files (`uv pip install pillow`).
+It needs Chromium and Java.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -287,8 +286,6 @@ def take(url: str, folder: Path, *, everything: bool, only: str | None = None) -
                         page.add_style_tag(content=".tail li { content-visibility: visible }")
                     file = folder / (f"{name}-{scheme}-{width}.png" if everything else f"{name}-{scheme}.png")
                     page.screenshot(path=file, full_page=everything)
-                    if not everything:
-                        _shrink(file)
                 context.close()
         browser.close()
 
@@ -313,20 +310,6 @@ def _acted(url: str) -> str:
     return key
 
 
-def _shrink(file: Path) -> None:
-    """Reduce the colors of a picture: the page has few."""
-    from PIL import Image
-
-    picture = Image.open(file).convert("RGB")
-    # The commonest as they are: grounds, edges, texts. The others by the range of colors, not by how many pixels have
-    # each: a mark of a few is what the picture is about.
-    common = [color for _, color in sorted(picture.getcolors(2**24), reverse=True)[:96]]
-    others = picture.quantize(160, method=Image.Quantize.MAXCOVERAGE).getpalette()[:480]
-    palette = Image.new("P", (1, 1))
-    palette.putpalette([*(part for color in common for part in color), *others])
-    picture.quantize(palette=palette, dither=Image.Dither.NONE).save(file, optimize=True)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, default=PICTURES, help="where the pictures go")
@@ -334,9 +317,6 @@ def main() -> None:
     parser.add_argument("--only", help="the views with this in their names")
     options = parser.parse_args()
     folder = options.folder.absolute()
-    if not options.all and find_spec("PIL") is None:
-        # Before the minutes that the demo takes.
-        raise SystemExit("Pillow makes the pictures smaller, and is not installed: uv pip install pillow")
     with tempfile.TemporaryDirectory(prefix="weft-demo-") as temporary, demo(Path(temporary) / "shop") as url:
         time.sleep(0 if options.all else 100)  # five minutes would fill the chart
         take(url, folder, everything=options.all, only=options.only)
