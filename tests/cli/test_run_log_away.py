@@ -16,6 +16,7 @@ from faults.schedulers import Wire
 from operate.conftest import KINDS, url_of
 from weft.operate.executors import Dispatch
 from weft.operate.runlog import open_run_log
+from weft.operate.scheduler import LEADER
 from weft.operate.spool import FILE
 
 PIPELINE = """
@@ -128,3 +129,68 @@ def test_what_a_scheduler_starts_needs_the_log(project: Path, run: Any, monkeypa
         assert (ended.returncode, done()) == (1, 0), ended
         log.mend()
         assert (run("run-due", "ones").returncode, done()) == (0, 1)
+
+
+@pytest.mark.brief("postgres", "s3")
+@pytest.mark.parametrize("kind", ["postgres", "mysql", "s3", "azure", "gcs"])
+def test_a_scheduler_waits_for_its_log(
+    kind: str, project: Path, start: Any, shared_server: Callable[[str], servers.Server]
+) -> None:
+    """As one does whose log goes away later: after a power cut all of them start at once."""
+    for url in url_of(kind, project, shared_server):
+        with _by_wire(url) as log:
+            _start_without(log, start)
+
+
+def _start_without(log: Log, start: Any) -> None:
+    log.cut()
+    _declare_nothing_due(log.url)
+    scheduler = start("scheduler", "--poll-interval", "0.1")
+    assert _line_with(scheduler, "is tried again every 0.1 seconds")
+    log.mend()
+    with open_run_log(log.url) as opened:
+        servers.wait_until(
+            lambda: scheduler.poll() is not None or opened.latest([LEADER])[LEADER].is_live, "a leader", 120
+        )
+    scheduler.terminate()
+    assert scheduler.wait(120) == 0
+    log.cut()
+    stopped = start("scheduler", "--poll-interval", "600")
+    assert _line_with(stopped, "is tried again every 600 seconds")
+    stopped.terminate()
+    assert stopped.wait(120) == 0
+
+
+def _declare_nothing_due(url: str) -> None:
+    Path("work.py").write_text("import weft\nweft.pipeline(name='ones', target='t')(lambda: [])\n")
+    Path("weft.toml").write_text(f'modules = ["work"]\nrun_log = "{url}"\n')
+
+
+def _line_with(process: Any, text: str) -> bool:
+    return any(text in line for line in process.stderr)
+
+
+@pytest.mark.brief("postgres", "s3")
+@pytest.mark.parametrize("kind", ["postgres", "mysql", "s3", "azure", "gcs"])
+def test_a_scheduler_waits_for_no_log_that_refuses_it(
+    kind: str, project: Path, run: Any, shared_server: Callable[[str], servers.Server]
+) -> None:
+    """It would wait for ever, and nobody would look for the reason."""
+    for url in url_of(kind, project, shared_server):
+        for wrong in _wrong(kind, url):
+            _declare_nothing_due(wrong)
+            ended = run("scheduler")
+            assert ended.returncode == 1 and "error: " in ended.stderr and "tried again" not in ended.stderr, ended
+
+
+def _wrong(kind: str, url: str) -> Iterator[str]:
+    """URLs of another database or bucket, and of another user where the URL names one."""
+    if kind in ("postgres", "mysql"):
+        yield re.sub(r"/[^/?]+(\?|$)", r"/nothing_here\1", url)
+        yield re.sub(r"://[^@/]*@", "://nobody:wrong@", url)
+    else:
+        yield re.sub(r"://([^/]+)/" if kind != "azure" else r"(?<=devstoreaccount1)/([^/]+)/", _renamed, url, count=1)
+
+
+def _renamed(found: re.Match[str]) -> str:
+    return found[0].replace(found[1], f"not-{found[1]}")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -27,11 +28,13 @@ from weft.cli.common import (
     use_traces,
 )
 from weft.cli.pipelines import declared_or_expected
-from weft.errors import SettingsError
+from weft.errors import BusyError, ConnectionFailedError, SettingsError
 from weft.project import current
 from weft.settings import read_project_file
 
 if TYPE_CHECKING:
+    from weft.operate.metrics import Metrics
+    from weft.operate.runlog import RunLog
     from weft.operate.scheduler import Scheduler
     from weft.pipelines.models import Model
 
@@ -87,7 +90,7 @@ def scheduler(
     from weft.operate.alerters import open_alerters
     from weft.operate.executors import open_executor
     from weft.operate.metrics import open_metrics
-    from weft.operate.runlog import open_run_log, project_log_url
+    from weft.operate.runlog import project_log_url
     from weft.operate.scheduler import Scheduler
     from weft.operate.sinks import project_url
     from weft.operate.supervisor import signalled
@@ -103,11 +106,14 @@ def scheduler(
     log_to_stderr("%(asctime)s %(levelname)s: %(message)s")
     logging.getLogger("weft.scheduler").setLevel(logging.INFO)
     settings = read_project_file(current().root)
+    starter = open_executor(executor)
     with (
         open_alerters(alerters or settings.get("alerters", ())) as own_alerters,
         open_metrics(project_url(metrics), must_serve=True) as counted,
-        open_run_log(project_log_url(run_log)) as log,
+        _run_log(project_log_url(run_log), poll_interval, counted) as log,
     ):
+        if log is None:
+            return
         if log.is_private:
             # Each run would claim its slot in a log of its own, and be started again and again.
             raise SettingsError(
@@ -116,7 +122,7 @@ def scheduler(
             )
         running = Scheduler(
             log,
-            open_executor(executor),
+            starter,
             modules=modules,
             run_log=passed.get("run_log"),
             run_alerters=passed.get("alerters", ()),
@@ -130,6 +136,32 @@ def scheduler(
         )
         with signalled(running.stop), _building_models(running):
             running.run()
+
+
+@contextmanager
+def _run_log(url: str | None, pause: float, metrics: Metrics) -> Iterator[RunLog | None]:
+    """Open the run log, once it answers; give `None` where a signal comes first."""
+    from weft.operate.metrics import LEADS
+    from weft.operate.runlog import open_run_log
+    from weft.operate.supervisor import signalled
+
+    log, warned, stopping = None, False, threading.Event()
+    with ExitStack() as opened:
+        with signalled(stopping.set):
+            while log is None and not stopping.is_set():
+                try:
+                    log = opened.enter_context(open_run_log(url))
+                except ConnectionFailedError as error:
+                    # One that answers, and refuses this user or knows no such database, would do so for ever.
+                    if not (error.passes or isinstance(error, BusyError)):
+                        raise
+                    if not warned:
+                        text = "the run log cannot be opened, and is tried again every %g seconds: %s"
+                        logging.getLogger("weft.scheduler").warning(text, pause, error.what)
+                    warned = True
+                    metrics.set(LEADS, False)  # nobody knows
+                    stopping.wait(pause)
+        yield None if stopping.is_set() else log
 
 
 def _building_models(running: Scheduler) -> AbstractContextManager[None]:

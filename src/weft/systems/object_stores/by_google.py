@@ -5,8 +5,9 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from google.api_core.exceptions import NotFound, PreconditionFailed
+from google.api_core.exceptions import Forbidden, NotFound, PreconditionFailed, Unauthorized
 from google.auth.credentials import AnonymousCredentials
+from google.auth.exceptions import DefaultCredentialsError
 from google.cloud import storage
 from google.cloud.storage.retry import DEFAULT_RETRY
 
@@ -19,6 +20,8 @@ _LIMITS: dict[str, Any] = {"timeout": TIMEOUT_SECONDS, "retry": _RETRY}
 
 class GoogleObjects(Objects):
     """Objects of a bucket; a version is Google's generation. A server at an `endpoint` is asked without credentials."""
+
+    _refusals = (NotFound, Forbidden, Unauthorized, DefaultCredentialsError)
 
     def __init__(self, shown: str, prefix: str, bucket: str, endpoint: str | None) -> None:
         super().__init__(shown, prefix)

@@ -6,7 +6,7 @@ import contextlib
 from datetime import datetime, timedelta
 from typing import Any
 
-from obstore.exceptions import AlreadyExistsError, PreconditionError
+from obstore.exceptions import AlreadyExistsError, PermissionDeniedError, PreconditionError, UnauthenticatedError
 from obstore.store import AzureStore, S3Store
 
 from weft.systems.object_stores.objects import TIMEOUT_SECONDS, ListedObject, Objects, StoredObject
@@ -34,6 +34,8 @@ def _limits(options: dict[str, str]) -> dict[str, Any]:
 
 class ObstoreObjects(Objects):
     """Objects in S3 and Azure Blob Storage."""
+
+    _refusals = (FileNotFoundError, PermissionDeniedError, UnauthenticatedError)
 
     def __init__(self, shown: str, prefix: str, store: Any) -> None:
         super().__init__(shown, prefix)

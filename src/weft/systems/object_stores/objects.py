@@ -40,6 +40,9 @@ class ListedObject:
 class Objects(ABC):
     """The objects of a bucket or container whose names begin with a prefix."""
 
+    _refusals: tuple[type[Exception], ...]
+    """What the client raises where there is no such bucket, or the credentials may not use it."""
+
     def __init__(self, shown: str, prefix: str) -> None:
         self.shown, self._prefix = shown, f"{prefix}/" if prefix else ""
         self._looked_at: tuple[datetime, float] | None = None
@@ -98,6 +101,7 @@ class Objects(ABC):
             raise ConnectionFailedError(
                 f"The object store {self.shown} did not do what was asked: {type(error).__name__}: {text}",
                 hint="Check the bucket, the region or endpoint, and the credentials of the environment.",
+                passes=not isinstance(error, self._refusals),
             ) from None
 
 
