@@ -139,6 +139,7 @@ VIEWS = {
     "schedule": ("#/schedule", "Due next"),
     "streaming-pipeline": ("#/streaming/clean_orders", "The last day"),
     "graph": ("#/graph", "A click opens a node"),
+    "graph-columns": ("#/graph/best_cities", "orders.total"),
     "run": ("#/runs/RUN", "Attempt"),
     "letters": ("#/letters", "refunds"),
     "letters-pipeline": ("#/letters/clean_orders", "By error"),

@@ -77,6 +77,7 @@ VIEWS = {
     "#/letters": "orders__quarantine",
     "#/schedule": "Due next",
     "#/graph": "A click opens a node",
+    "#/graph/revenue": "Columns of revenue",
     "#/streams/orders": "Rejected events",
     "#/streams/orders__quarantine": "Live tail",
     "#/nowhere": "Events per second",
@@ -250,6 +251,12 @@ def test_the_graph_leads_to_its_nodes(service: Any, open_page: Callable[..., Pag
     expect(nodes).to_have_count(6)
     assert set(nodes.all_text_contents()) == {"orders", "nightly", "revenue", "loader", "totals", "clean"}
     assert page.locator("svg .edge").count() == 4
+    page.get_by_role("link", name="Columns of revenue").click()
+    expect(page.get_by_role("table")).to_contain_text("no column")  # a count of rows comes from none
+    expect(page.locator("svg .node.chosen .node-name")).to_have_text(["orders", "revenue"])
+    assert page.locator("svg .edge.chosen").count() == 1
+    page.get_by_role("link", name="Close").click()
+    expect(page.locator("svg .chosen")).to_have_count(0)
     # By keyboard.
     page.get_by_role("link", name=re.compile("^loader")).focus()
     page.keyboard.press("Enter")

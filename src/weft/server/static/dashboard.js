@@ -25,7 +25,7 @@ const VIEWS = {
   audit: { all: () => html`<${Audit} />`, one: (object) => html`<${Audit} key=${object} object=${object} />` },
   schedule: { all: () => html`<${Schedule} />` },
   // Its library is the largest file of the page.
-  graph: { all: async () => (await import("./graph.js")).view() },
+  graph: { all: async () => (await import("./graph.js")).view(), one: async (model) => (await import("./graph.js")).view(model) },
 };
 
 let stop = null; // of the overview, while it is shown

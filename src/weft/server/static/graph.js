@@ -3,19 +3,24 @@
 import { Graph, layout } from "./dagre.js";
 import { ago, count, rate } from "./dom.js";
 import { askJson } from "./api.js";
+import { Columns } from "./models.js";
 import { poll } from "./status.js";
 import { behind } from "./streaming.js";
-import { Empty, KINDS, Loading, MARKS, Title, View, html, to } from "./ui.js";
+import { Empty, KINDS, Loading, MARKS, Panel, Title, View, html, to } from "./ui.js";
 
 const WIDTH = 224;
 const HEIGHT = 52;
 // So many letters fit into a node.
 const NAME = 23;
 const NOTE = 32;
+// A model has a link in its upper right corner.
+const COLUMNS = 24;
+const MODEL_NAME = 20;
 const WORDS = { stream: "stream", pipeline: "pipeline", model: "model", streaming: "streaming", table: "table", source: "source", target: "target" };
 const PLACES = { stream: "streams", pipeline: "pipelines", model: "pipelines", streaming: "streaming" };
 
-export const view = () => html`<${GraphView} />`;
+// With the columns of a model, where one is named.
+export const view = (model) => html`<${GraphView} model=${model} />`;
 
 class GraphView extends View {
   every = 3000;
@@ -49,16 +54,19 @@ class GraphView extends View {
     if (this.overview !== overview) [this.before, this.overview] = [this.overview, overview];
     const states = standings(overview, streaming, this.before, streamingBefore);
     fresh(placed, states, new Date(overview.at));
+    const { model } = this.props;
+    const before = model ? upstream(placed, `model:${model}`) : new Set();
     return html`
-      <${Title} name="Graph" about="What flows from where to where. A click opens a node." />
+      <${Title} name="Graph" about="What flows from where to where. A click opens a node; the lines in the corner of a model show where its columns come from." />
+      ${model && html`<${Lineage} key=${model} name=${model} />`}
       <section class="panel graph">
         ${placed.nodes.length
           ? html`
               <div class="scroll" role="group" aria-label="Graph" tabindex="0">
                 <svg width=${placed.width} height=${placed.height} viewBox=${`0 0 ${placed.width} ${placed.height}`} role="group" aria-label="Graph">
                   <defs><marker id="arrow" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto"><path d="M0 0L8 4L0 8Z" /></marker></defs>
-                  ${placed.edges.map((edge) => html`<path key=${edge.key} class="edge" d=${edge.path} marker-end="url(#arrow)" />`)}
-                  ${placed.nodes.map((node) => html`<${Node} key=${node.id} node=${node} state=${states.get(node.id)} />`)}
+                  ${placed.edges.map((edge) => html`<path key=${edge.key} class=${`edge ${before.has(edge.to) ? "chosen" : ""}`} d=${edge.path} marker-end="url(#arrow)" />`)}
+                  ${placed.nodes.map((node) => html`<${Node} key=${node.id} node=${node} state=${states.get(node.id)} chosen=${before.has(node.id)} />`)}
                 </svg>
               </div>
             `
@@ -68,20 +76,52 @@ class GraphView extends View {
   }
 }
 
-function Node({ node, state = {} }) {
+// A node with all that flows into it.
+function upstream({ edges }, id) {
+  const found = new Set([id]);
+  for (const each of found) for (const edge of edges) if (edge.to === each) found.add(edge.from);
+  return found;
+}
+
+class Lineage extends View {
+  every = 10000;
+  path = () => `api/v1/models/${encodeURIComponent(this.props.name)}`;
+
+  // It is a part of a view, which has the heading.
+  render({ name }, { data, missing }) {
+    return html`
+      <${Panel} id="columns" title=${`Columns of ${name} and where they come from`} note=${html`<a href=${to("graph")}>Close</a>`}>
+        ${data && !missing ? html`<${Columns} model=${data} />` : html`<p class="foot note" role="status">${missing ? `${missing.message} ${missing.hint || ""}` : "Loading …"}</p>`}
+      <//>
+    `;
+  }
+}
+
+function Node({ node, state = {}, chosen }) {
   const cut = (text, most) => (text.length > most ? `${text.slice(0, most - 1)}…` : text);
   const text = [node.kind in PLACES || state.text ? WORDS[node.kind] : `${WORDS[node.kind]} in ${node.connection}`, state.text].filter(Boolean).join(" · ");
   const box = html`
-    <g class=${`node ${node.kind} ${state.kind || ""}`} transform=${`translate(${node.x - WIDTH / 2} ${node.y - HEIGHT / 2})`}>
+    <g class=${`node ${node.kind} ${state.kind || ""} ${chosen ? "chosen" : ""}`} transform=${`translate(${node.x - WIDTH / 2} ${node.y - HEIGHT / 2})`}>
       <title>${`${node.name}: ${text}`}</title>
       <rect width=${WIDTH} height=${HEIGHT} rx="8" />
       <rect class="edge-mark" width="4" height=${HEIGHT - 16} x="7" y="8" rx="2" />
-      <text x="20" y="22" class="node-name">${cut(node.name, NAME)}</text>
+      <text x="20" y="22" class="node-name">${cut(node.name, node.kind === "model" ? MODEL_NAME : NAME)}</text>
       <text x="20" y="40" class="node-note">${cut(text, NOTE)}</text>
     </g>
   `;
   const place = PLACES[node.kind];
-  return place ? html`<a href=${to(place, node.name)}>${box}</a>` : box;
+  return html`
+    ${place ? html`<a href=${to(place, node.name)}>${box}</a>` : box}
+    ${node.kind === "model" && html`
+      <a class="columns" href=${to("graph", node.name)} aria-label=${`Columns of ${node.name}`}>
+        <g transform=${`translate(${node.x + WIDTH / 2 - COLUMNS - 5} ${node.y - HEIGHT / 2 + 5})`}>
+          <title>Where its columns come from</title>
+          <rect width=${COLUMNS} height=${COLUMNS} rx="5" />
+          <path d="M7 8h10M7 12h10M7 16h10" />
+        </g>
+      </a>
+    `}
+  `;
 }
 
 function place({ nodes, edges }) {

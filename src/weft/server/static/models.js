@@ -9,6 +9,24 @@ const PLACES = { stream: "streams", model: "pipelines" };
 
 const Origin = ({ stream, table, column }) => html`<code>${stream ? html`<a href=${to("streams", stream)}>${table}</a>` : table}.${column}</code>`;
 
+// Where each column of a model comes from.
+export const Columns = ({ model }) => html`
+  ${model.problem && html`<p class="foot note">${model.problem}</p>`}
+  ${model.columns.length > 0
+    ? html`
+        <${Table} label="Columns" head=${[["Column"], ["Type", "medium"], ["Comes from"]]}>
+          ${model.columns.map(({ column, type, comes_from: origins }) => html`
+            <tr key=${column}>
+              <th scope="row"><code>${column}</code></th>
+              <td class="medium"><code>${type ?? "–"}</code></td>
+              <td>${origins == null ? "–" : origins.length ? origins.map((each, index) => html`${index ? ", " : ""}<${Origin} ...${each} />`) : html`<span class="note">no column</span>`}</td>
+            </tr>
+          `)}
+        <//>
+      `
+    : html`<p class="foot"><${Command} text=${`weft models show ${model.model}`} /></p>`}
+`;
+
 // Below how a pipeline stands.
 export class ModelPanels extends View {
   every = 10000;
@@ -45,20 +63,7 @@ export class ModelPanels extends View {
         ${model.left_out.map((line) => html`<p key=${line} class="foot"><${Chip} kind="warn">left out<//> ${line}</p>`)}
       <//>
       <${Panel} id="columns" title="Columns and where they come from" note=${model.columns.length ? count(model.columns.length) : ""}>
-        ${model.problem && html`<p class="foot note">${model.problem}</p>`}
-        ${model.columns.length > 0
-          ? html`
-              <${Table} label="Columns" head=${[["Column"], ["Type", "medium"], ["Comes from"]]}>
-                ${model.columns.map(({ column, type, comes_from: origins }) => html`
-                  <tr key=${column}>
-                    <th scope="row"><code>${column}</code></th>
-                    <td class="medium"><code>${type ?? "–"}</code></td>
-                    <td>${origins == null ? "–" : origins.length ? origins.map((each, index) => html`${index ? ", " : ""}<${Origin} ...${each} />`) : html`<span class="note">no column</span>`}</td>
-                  </tr>
-                `)}
-              <//>
-            `
-          : html`<p class="foot"><${Command} text=${`weft models show ${model.model}`} /></p>`}
+        <${Columns} model=${model} />
       <//>
       ${model.sql && html`<${Panel} id="sql" title="SQL that runs" note=${RUNS[model.engine]}><${Code} label="SQL" text=${model.sql} /><//>`}
     `;
