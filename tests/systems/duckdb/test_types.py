@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing
+from datetime import datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -118,3 +119,41 @@ def test_an_object_with_other_keys_than_its_column_is_a_bad_row(
         sql = "SELECT id FROM t ORDER BY id"
         (found,) = tables.read(Slice(sql), tables.describe(sql))
         assert found["id"].to_pylist() == [1, 3]
+
+
+@pytest.mark.parametrize("mode", ["append", "merge"])
+def test_an_object_of_which_a_column_would_lose_something_is_a_bad_row(tmp_path: Path, mode: Any) -> None:
+    """By itself, whatever keys its neighbours have."""
+    wh = weft.DuckDBConnection(str(tmp_path / "wh.duckdb"), name="wh")
+    with closing(DuckDBTables(wh)) as tables, tables.driver.session("publish") as session:
+        members = 'a BIGINT, moment TIMESTAMP, docs STRUCT(c BIGINT)[], "it\'s" DECIMAL(5,1)'
+        session.run(f"CREATE TABLE t (id BIGINT PRIMARY KEY, doc STRUCT({members}))")
+    docs: list[Any] = [
+        {"a": 4},
+        {"a": 5.0, "it's": None},
+        {"moment": "2026-01-31T10:00:00+02:00", "docs": [{"c": 1}, None, {}], "it's": 2.5},
+        {"docs": []},
+        None,
+    ]
+    bad = [
+        {"b": 1},
+        {"a": 4, "b": 1},
+        {"a": 1.5},
+        {"docs": [{"c": 1}, {"d": 2}]},
+        {"docs": [{"c": 1.5}]},
+        {"it's": 2.25},
+    ]
+    rows = [{"id": number, "doc": doc} for number, doc in enumerate([*docs, *bad])]
+    keys = "id" if mode == "merge" else ()
+    for part in (rows[:-1], rows[-1:]):
+        result = weft.load(
+            pa.Table.from_pylist(part), target="t", connection=wh, mode=mode, keys=keys, on_bad_rows="quarantine"
+        )
+        assert result.quarantined == sum(row["doc"] in bad for row in part)
+    with closing(DuckDBTables(wh)) as tables:
+        sql = 'SELECT doc.a AS a, doc.moment AS moment, doc.docs AS docs, doc."it\'s" AS half FROM t ORDER BY id'
+        (found,) = tables.read(Slice(sql), tables.describe(sql))
+    assert found["a"].to_pylist() == [4, 5, None, None, None]
+    assert found["moment"].to_pylist() == [None, None, datetime(2026, 1, 31, 8), None, None]
+    assert found["docs"].to_pylist() == [None, None, [{"c": 1}, None, {"c": None}], [], None]
+    assert found["half"].to_pylist() == [None, None, Decimal("2.5"), None, None]

@@ -20,6 +20,7 @@ from weft.systems.duckdb.sessions import DuckDBSessions, is_rejection, waiting_t
 from weft.systems.file import MEMORY
 from weft.systems.load import Load
 from weft.systems.sql.driver import Role, Session, SqlDriver
+from weft.systems.sql.literals import literal
 from weft.systems.sql.tables import ROW, Column, Slice, SqlTables, Suspect, bare_rows, causes, subquery
 from weft.systems.sql.tokens import quote_name
 
@@ -191,9 +192,9 @@ class DuckDBTables(SqlTables):
     def _cast(self, expression: str, field: pa.Field, column: Column, cast: str = "CAST") -> tuple[str, str | None]:
         """A value as a column's type, and the condition that it is the same then, where it may not be."""
         own = self.sql_type(field)
-        if _shares_nothing(field.type, column.field.type):
-            # DuckDB would refuse the statement, not a row. A text is refused by itself.
-            expression = f"CAST(to_json({expression}) AS VARCHAR)"
+        if is_nested(field.type) and own != _HINTED["json"] and column.sql != own:
+            within, same = self._nested(expression, field.type, column.field.type, cast)
+            return f"{cast}({within} AS {column.sql})", same
         there = f"{cast}({expression} AS {column.sql})"
         if own == "VARCHAR" and column.sql in ("FLOAT", "DOUBLE"):
             return there, f"(NOT isinf({there}) OR {expression} ILIKE '%inf%')"
@@ -218,6 +219,36 @@ class DuckDBTables(SqlTables):
         if own == "VARCHAR" and column.sql == "TIME":
             same = f"{expression} NOT LIKE '%-%'"  # a date
         return there, same
+
+    def _nested(
+        self, expression: str, kind: pa.DataType, other: pa.DataType, cast: str, depth: int = 0
+    ) -> tuple[str, str | None]:
+        """A list or an object with the keys of another type, and the condition that it is the same then.
+        DuckDB would leave out the other keys, and refuses the statement where two types have no key in common."""
+        item = f"v{depth}"
+        if pa.types.is_list(kind) and pa.types.is_list(other):
+            there, same = self._nested(item, kind.value_type, other.value_type, cast, depth + 1)
+            return f"list_transform({expression}, lambda {item}: {there})", _all(expression, item, same)
+        if pa.types.is_map(kind) and pa.types.is_map(other):
+            _, same = self._nested(item, kind.item_type, other.item_type, cast, depth + 1)
+            return expression, _all(f"map_values({expression})", item, same)
+        if pa.types.is_struct(kind) and pa.types.is_struct(other):
+            own = {each.name.lower(): each for each in kind}
+            kept, conditions = [], []
+            for each in other:
+                there, same = "NULL", None
+                if found := own.pop(each.name.lower(), None):
+                    value = _member(expression, found.name)
+                    there, same = self._nested(value, found.type, each.type, cast, depth)
+                    conditions += [f"({value} IS NULL OR {same})"] if same else []
+                kept.append(f"{self.quote(each.name)} := {there}")
+            conditions += [f"{_member(expression, name.name)} IS NULL" for name in own.values()]
+            return f"CASE WHEN {expression} IS NOT NULL THEN struct_pack({', '.join(kept)}) END", (
+                f"({' AND '.join(conditions)})" if conditions else None
+            )
+        if is_nested(kind) or is_nested(other) or pa.types.is_string(other):
+            return expression, None
+        return self._cast(expression, pa.field("", kind), Column("", pa.field("", other), _sql(other)), cast)
 
     def row_hash(self, expressions: Sequence[str]) -> str:
         """Hash a JSON list of texts, in which null, empty and shifted values differ."""
@@ -400,12 +431,12 @@ def _groups(batches: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]
             group = []
 
 
-def _shares_nothing(kind: pa.DataType, other: pa.DataType) -> bool:
-    """Whether objects of two types have no key in common, or objects within them."""
-    if pa.types.is_list(kind) and pa.types.is_list(other):
-        return _shares_nothing(kind.value_type, other.value_type)
-    if not (pa.types.is_struct(kind) and pa.types.is_struct(other)):
-        return False
-    members = {each.name.lower(): each.type for each in other}
-    shared = [(each.type, members[each.name.lower()]) for each in kind if each.name.lower() in members]
-    return not shared or any(_shares_nothing(*each) for each in shared)
+def _member(expression: str, name: str) -> str:
+    return f"struct_extract({expression}, {literal(name, 'duckdb')})"
+
+
+def _all(items: str, item: str, condition: str | None) -> str | None:
+    """The condition that one is true of all items of a list."""
+    if condition is None:
+        return None
+    return f"len(list_filter({items}, lambda {item}: NOT coalesce({item} IS NULL OR {condition}, FALSE))) = 0"
