@@ -9,7 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from types import FrameType
 from typing import Any, Protocol, Self, Unpack
 
@@ -20,6 +20,7 @@ from weft.dataframes.options import Options, ReadOptions, refuse_unknown_options
 from weft.dataframes.reading import fetch, open_feed
 from weft.errors import ConnectionFailedError, SettingsError, WeftError
 from weft.streams.declare import Stream
+from weft.streams.threads import Threads
 from weft.systems.base import Connection
 from weft.systems.pages import PageFeed
 
@@ -178,7 +179,7 @@ class AsyncStreamBatches:
 
     def __init__(self, batches: StreamBatches) -> None:
         self._batches = batches
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="weft-frames")
+        self._thread = Threads(1, "weft-frames")
         self._taking: Future[pa.Table | None] | None = None
         self._cancelled = threading.Event()
         self._closed = False
@@ -231,10 +232,7 @@ class AsyncStreamBatches:
         self._batches.ask_to_stop()
         if not self._closed:
             self._closed = True
-            try:
-                await asyncio.wrap_future(self._thread.submit(close))
-            finally:
-                self._thread.shutdown(wait=False)
+            await asyncio.wrap_future(self._thread.submit(close))
 
     async def __aenter__(self) -> Self:
         try:

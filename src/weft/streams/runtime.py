@@ -8,7 +8,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from concurrent.futures import wait as wait_for_all
 from dataclasses import dataclass, field, replace
 from functools import partial, wraps
@@ -19,6 +19,7 @@ from weft.errors import SettingsError, WeftError, unknown
 from weft.project import Project, current
 from weft.streams.commit import Committer
 from weft.streams.declare import Stream
+from weft.streams.threads import Threads, await_calls
 from weft.streams.watch import Watch
 from weft.systems.awaited_log import open_to_read
 from weft.systems.base import Connection, system_for
@@ -29,6 +30,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _BLOCKING_THREADS = 16
+# A server that answers does so within this. One that does not must not keep a process that is to end.
+_END_SECONDS = 2.0
 
 
 class Hub:
@@ -43,9 +46,9 @@ class Hub:
         self._beginning: set[Future[Any]] = set()
         self.committer = Committer(self.store, self._committed, connection.label, self._begin_readers)
         # Each has its own: a database that hangs holds the threads that wait for it, and none of another's.
-        self._threads = ThreadPoolExecutor(_BLOCKING_THREADS, thread_name_prefix="weft-io")
+        self._threads = Threads(_BLOCKING_THREADS, "weft-io")
         # A thread of its own: the others may wait for a commit, which waits for this one.
-        self._beginner = ThreadPoolExecutor(1, thread_name_prefix="weft-begin")
+        self._beginner = Threads(1, "weft-begin")
         self._background: set[Future[object]] = set()
 
     def submit(self, function: Callable[..., T], *arguments: Any) -> Future[T]:
@@ -274,6 +277,7 @@ def close(project: Project | None = None) -> None:
 
 
 def _close_all() -> None:
+    await_calls(_END_SECONDS)
     for project in list(_held):
         close(project)
 

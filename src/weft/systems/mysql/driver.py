@@ -70,7 +70,8 @@ class Driver(pymysql.Connection):
     def _end_on_server(self) -> None:
         # Stopping this process must not wait for a server that has stopped: the statement ended with it.
         with suppress(Exception):
-            other = pymysql.Connection(**{**self._parameters, "connect_timeout": _STOP_SECONDS})
+            limits = dict.fromkeys(("connect_timeout", "read_timeout", "write_timeout"), _STOP_SECONDS)
+            other = pymysql.Connection(**{**self._parameters, **limits})
             try:
                 other.query(f"KILL {self.thread_id()}")  # type: ignore[no-untyped-call]
             finally:
@@ -93,6 +94,11 @@ class Driver(pymysql.Connection):
     def cut(self) -> None:
         """Close the connection without the protocol's farewell: an answer may still be under way."""
         self._force_close()  # type: ignore[attr-defined]
+
+    def end(self) -> None:
+        """End the connection that another thread uses: it gets no answer any more, and closes it itself."""
+        with suppress(OSError, AttributeError):  # it ended meanwhile
+            socket.socket.shutdown(self._sock, socket.SHUT_RDWR)  # type: ignore[attr-defined]
 
     def _create_ssl_ctx(self, sslp: Any) -> ssl.SSLContext:
         if not sslp:

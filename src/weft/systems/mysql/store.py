@@ -59,6 +59,9 @@ class MySQLStore(MySQLSessions, SqlStore):
         self._watcher: Driver | None = None
 
     def close(self) -> None:
+        watcher = self._watcher
+        if watcher is not None:  # its thread may wait for a server that answers no more
+            watcher.end()
         self.unwatch()
         super().close()
 
