@@ -23,6 +23,7 @@ from weft.engine.readers import naming_declared, opened_tables, reader_for, stor
 from weft.errors import DeclarationError, WeftError
 from weft.pipelines.declare import Pipeline, PipelineTarget, refuse_with_watermark
 from weft.pipelines.execution import Loaded, Step
+from weft.pipelines.shared_tables import refuse_shared_tables
 from weft.pipelines.transforms import FilterWhere, Limit, Sample
 from weft.project import current
 from weft.spark_support.sessions import quoted_names
@@ -56,6 +57,7 @@ class PipelineRun:
 
     def execute(self) -> None:
         """Load every target, then run what comes after. `loaded` says how far it came, also where this raises."""
+        refuse_shared_tables(self.pipeline)
         data = self._understood(produce(self.pipeline) if self.data is None else self.data)
         _steps.debug("produced")
         failures: list[Exception] = []

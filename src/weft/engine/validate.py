@@ -14,6 +14,7 @@ from weft.engine.preview import preview
 from weft.errors import WeftError
 from weft.pipelines.declare import Pipeline, PipelineTarget
 from weft.pipelines.models import Model, ModelInput
+from weft.pipelines.shared_tables import refuse_shared_tables
 from weft.project import current
 from weft.systems.base import Connection
 
@@ -83,6 +84,7 @@ def _upstream(pipeline: Pipeline) -> str:
     from weft.pipelines import graph
 
     graph.refuse_unknown_dependencies({**current().pipelines, pipeline.name: pipeline})
+    refuse_shared_tables(pipeline)
     return ", ".join(pipeline.depends_on) or "none"
 
 

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from contextlib import closing
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
 import weft
 from tests.engine.models.built import ORDERS, build, query, run, why
+from weft.engine.models.inputs import Observer
+from weft.engine.models.planning import make_plan
 from weft.engine.models.replacing import NEW
+from weft.engine.models.survey import Survey
 from weft.engine.readers import open_tables
+from weft.engine.run import PipelineRun
+from weft.engine.streaming.validate import validate as validate_streaming
+from weft.engine.validate import validate
 from weft.errors import DeclarationError, EventsLostError, LoadRefusedError, WeftError
 from weft.project import Project, current
 
@@ -224,3 +231,46 @@ def test_result_that_is_no_table_in_the_words_of_models(orders: object, result: 
 
     with pytest.raises(DeclarationError, match=problem):
         build(odd)
+
+
+def test_table_that_a_pipeline_writes_too(orders: object) -> None:
+    is_sqlite = current().connection().kind == "sqlite"
+
+    @weft.model(schema="main" if is_sqlite else None, name="daily")
+    def built(orders):  # type: ignore[no-untyped-def]
+        return orders.select("order_id")
+
+    @weft.pipeline(target="daily")
+    def loaded() -> Any:
+        return [{"order_id": "mine"}]
+
+    other: Any = weft.streaming_pipeline(
+        name="followed", source=current().streams["orders"], target="default", target_table="daily"
+    )(lambda: None)
+    for declared, checks in ((built, validate(built)), (loaded, validate(loaded)), (other, validate_streaming(other))):
+        (problem,) = [each.problem for each in checks if each.problem is not None and "write one table" in each.problem]
+        assert "the model 'daily'" in problem and "the pipeline '" in problem, declared.name
+    with pytest.raises(DeclarationError, match="the model 'daily' and the pipeline 'loaded' write one table"):
+        build(built, full=True)
+    with pytest.raises(DeclarationError, match="the pipeline 'loaded' and the model 'daily' write one table, "):
+        PipelineRun(loaded, "key", datetime.now(UTC)).execute()
+    with Observer() as observer, pytest.raises(DeclarationError, match="write one table"):
+        make_plan(Survey(observer))
+
+
+def test_table_of_the_same_name_elsewhere(orders: object) -> None:
+    weft.register_connection(weft.SQLiteConnection("other.db", name="other"))
+
+    @weft.model
+    def daily(orders):  # type: ignore[no-untyped-def]
+        return orders.select("order_id")
+
+    @weft.pipeline(target="daily", target_connection="other")
+    def loaded() -> Any:
+        return [{"order_id": "mine"}]
+
+    @weft.pipeline(target="old.daily")
+    def archived() -> Any:
+        return [{"order_id": "mine"}]
+
+    build(daily)

@@ -27,6 +27,7 @@ from weft.engine.readers import SqlReader, StreamReader, read_all
 from weft.errors import DeclarationError, WeftError
 from weft.pipelines.execution import Loaded, Step
 from weft.pipelines.models import THIS, Model, ModelInput
+from weft.pipelines.shared_tables import refuse_shared_tables
 from weft.project import current
 from weft.systems.load import SCD2_COLUMNS, UNNAMED, Counts, Declared
 from weft.systems.sql import tokens
@@ -154,6 +155,7 @@ class ModelRun:
     def prepare(self, observer: Observer) -> PreparedBuild:
         """Find out what the build reads; nothing is changed."""
         model, lake = self.model, observer.lake(self.model)
+        refuse_shared_tables(model)
         if lake is not None:
             lake.refuse(model)
         stored = observer.stored(model)

@@ -17,6 +17,7 @@ from weft.engine.readers import stored_columns
 from weft.errors import LoadRefusedError, WeftError
 from weft.pipelines import graph
 from weft.pipelines.models import Model, dependents
+from weft.pipelines.shared_tables import refuse_shared_tables
 from weft.project import DEFAULT
 from weft.systems.base import Connection
 from weft.systems.load import SCD2_COLUMNS
@@ -81,6 +82,8 @@ def make_plan(survey: Survey, *, sample: int = 0, with_removed: bool = True) -> 
     """Return what has changed, in the order in which `weft apply` builds it; removed models last, which are looked for
     in all Delta tables and files of the project."""
     ordered = [each for each in graph.in_order(survey.known) if isinstance(each, Model)]
+    for model in ordered:
+        refuse_shared_tables(model)
     statuses = {each.name: survey.status(each) for each in ordered}
     for each in statuses.values():
         if each.problem is not None:

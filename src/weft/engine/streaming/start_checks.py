@@ -15,6 +15,7 @@ from weft.engine.streaming import fan_in, functions, lookups
 from weft.engine.streaming.target_columns import is_own
 from weft.engine.streaming.target_streams import topic_target
 from weft.errors import ConnectionFailedError, DeclarationError, WeftError, did_you_mean, nearest
+from weft.pipelines.shared_tables import refuse_shared_tables
 from weft.pipelines.streaming.cdc import CDC
 from weft.pipelines.streaming.joins import Join
 from weft.pipelines.streaming.spec import StreamingPipeline, Target
@@ -34,6 +35,7 @@ _NO_COLUMNS = pa.schema([(EVENT_TIME, pa.timestamp("us", "UTC"))])
 
 def check_start(pipeline: StreamingPipeline, sources: Sequence[StreamSource], spark: Any) -> None:
     """Raise for what would fail every batch. A database that is away now is left to the batches."""
+    refuse_shared_tables(pipeline)
     schemas = [known_schema(each) for each in sources]
     check_united(pipeline, sources, schemas)
     columns = columns_of_rows(schemas)

@@ -15,6 +15,7 @@ from weft.engine.streaming.dead_letters import DeadLetterBox
 from weft.engine.streaming.sources import open_source, refuse_unreachable
 from weft.engine.streaming.target_streams import topic_target
 from weft.engine.validate import ValidationResult, open_connection, run_check
+from weft.pipelines.shared_tables import refuse_shared_tables
 from weft.pipelines.streaming.cdc import CDC
 from weft.pipelines.streaming.endpoints import delivery_to
 from weft.pipelines.streaming.joins import Join
@@ -43,6 +44,9 @@ def validate(pipeline: StreamingPipeline) -> Iterator[ValidationResult]:
     for key, lookup in pipeline.lookups.items():
         read.append(run_check(name, f"lookup {key}", partial(_lookup, key, lookup, joined)))
     yield from read
+    written = run_check(name, "targets", partial(_written_alone, pipeline))
+    if written.problem is not None:
+        yield written
     # Problems of sources and lookups are reported above.
     is_there = all(each.problem is None for each in read)
     columns = start_checks.columns_of_rows(schemas) if is_there else None
@@ -71,6 +75,11 @@ def validate(pipeline: StreamingPipeline) -> Iterator[ValidationResult]:
         yield run_check(name, f"target {target.name}", partial(_target, target, columns, pipeline.cdc), delivery)
     if pipeline.dead_letters is not None:
         yield run_check(name, "dead letters", partial(_letters, pipeline, pipeline.dead_letters))
+
+
+def _written_alone(pipeline: StreamingPipeline) -> str:
+    refuse_shared_tables(pipeline)
+    return ""
 
 
 def _source(source: Source, schemas: list[pa.Schema | None], sources: list[StreamSource]) -> str:
