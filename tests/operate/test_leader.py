@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -13,6 +15,8 @@ from weft.errors import ConnectionFailedError
 from weft.operate.alerts import Alerters
 from weft.operate.executors import Dispatch
 from weft.operate.metrics import Metrics
+from weft.operate.records import ClaimedRun
+from weft.operate.run_store import LockedPipeline
 from weft.operate.runlog import RunLog, open_run_log
 from weft.operate.scheduler import LEADER
 
@@ -172,3 +176,56 @@ def test_lease_is_handed_over_by_a_stop_within_a_tick(log: RunLog, clock: Clock)
     assert made.executor.started == ["orders"]
     assert not log.latest([LEADER])[LEADER].is_live
     assert log.runs(LEADER)[0].status == "succeeded"
+
+
+ELSEWHERE = "elsewhere:7:1:another/machine"
+
+
+def led_before_the_clock_went_back(log: RunLog) -> ClaimedRun:
+    """The lease of a leader on another host, as it is after the log's clock was set back by an hour."""
+    lease = log.claim(LEADER, lease_seconds=300, resume=False)
+    assert isinstance(lease, ClaimedRun)
+    hour = timedelta(hours=1)
+
+    def set_back(records: LockedPipeline) -> None:
+        records.end(lease.run_id, lease.attempt, {"started_at": lease.started_at + hour, "owner": ELSEWHERE})
+        records.change({"owner": ELSEWHERE, "expires_at": records.claim.now + hour})
+
+    log._book.locked(LEADER, set_back)
+    return replace(lease, owner=ELSEWHERE)
+
+
+@pytest.mark.every_system
+def test_a_dead_leader_whose_lease_the_clock_made_long(log_url: str, clock: Clock) -> None:
+    """Nobody led for an hour."""
+    declare("orders")
+    with open_run_log(log_url) as log:
+        paused, first, second = (scheduler(log, Runs(), clock) for _ in range(3))
+        paused.lease = led_before_the_clock_went_back(log)
+        for _ in range(2):
+            assert first.tick() == second.tick() == [] and first.lease is None
+            clock.move(seconds=150)
+        assert first.tick() == [] and first.lease is None
+        clock.move(seconds=1)
+        lease = paused.lease
+        assert first.tick() == ["orders"] and second.tick() == []
+        assert first.lease is not None and first.lease.fence == lease.fence + 1 and second.lease is None
+        assert "was silent for longer than its lease" in (log.run(lease.run_id)[0].error or "")
+        # The other one goes on after a pause: it neither starts nor records anything.
+        assert not log.finish(lease, "succeeded")
+        assert paused.tick() == [] and paused.lease is None
+        assert first.tick() == [] and first.lease is not None
+        clock.move(seconds=301)
+        assert first.tick() == ["orders"] and second.tick() == []  # it has renewed its lease meanwhile
+
+
+@pytest.mark.every_system
+def test_a_leader_that_renews_its_lease_while_the_clock_stands(log_url: str, clock: Clock) -> None:
+    """In a bucket the log's clock stands until it is where it was."""
+    with open_run_log(log_url) as log:
+        lease = led_before_the_clock_went_back(log)
+        follower = scheduler(log, Runs(), clock)
+        for _ in range(4):
+            assert follower.tick() == [] and follower.lease is None
+            clock.move(seconds=301)
+            assert log.renew(lease)

@@ -1,8 +1,9 @@
 """Claims: what a claim, a heartbeat and a finish do to the records of a pipeline.
 
 Two callers never decide at once: a store locks the records, or refuses the change of who was slower. Leases are judged
-by the store's clock alone, so hosts need not agree about the time. Each grant increments `fence`: a process with an
-older one has lost the claim and changes nothing.
+by the store's clock, so hosts need not agree about the time. Where that clock was set back, a lease lasts until a
+process has seen for as long, by a clock of its own that never jumps, that nobody renews it. Each grant increments
+`fence`: a process with an older one has lost the claim and changes nothing.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ def grant(
     resume: bool,
     by_hand: bool,
     again: bool = False,
+    silent: str | None = None,
 ) -> ClaimedRun | RefusedClaim:
     """Begin an attempt, or return why not. Either way, an attempt whose process is gone is recorded as interrupted."""
     claim = records.claim
@@ -45,13 +47,14 @@ def grant(
         return RefusedClaim(why, claim.pipeline, attempts[-1])
     previous = records.attempts_at(claim.run_id) if claim.run_id is not None else []
     last = previous[-1] if previous else None
-    if claim.is_live and not (again and claim.owner == process.this_process()):
-        return RefusedClaim("running", claim.pipeline, last)
+    is_own = again and claim.owner == process.this_process()
+    if claim.is_live and not is_own and claim.renewal != silent:
+        return RefusedClaim("running", claim.pipeline, last, renewal=claim.renewal)
     if claim.paused_at is not None and not by_hand:
         return RefusedClaim("paused", claim.pipeline, last)
     interrupted_now, failures = None, claim.failures
     if claim.owner is not None and last is not None:
-        last = interrupted_now = _interrupt(records, last)
+        last = interrupted_now = _interrupt(records, last, is_own=is_own)
         failures += last.status == "interrupted"
     allowed = None
     if slot is not None:
@@ -127,12 +130,12 @@ def _begin(records: LockedPipeline, run: ClaimedRun) -> None:
     records.change(changes)
 
 
-def _interrupt(records: LockedPipeline, last: Attempt) -> Attempt:
+def _interrupt(records: LockedPipeline, last: Attempt, *, is_own: bool) -> Attempt:
     """Record that the owner is gone, and release its claim."""
     claim = records.claim
     assert claim.owner is not None
     ended = "has ended" if process.has_ended(claim.owner) else "was silent for longer than its lease"
-    if claim.is_live:
+    if claim.is_live and is_own:
         ended = "was not told that it had this claim"
     error = f"The process {last.pid} on {last.host} {ended}."
     is_cancelled = claim.cancelled == attempt_text(last.run_id, last.attempt)

@@ -86,6 +86,8 @@ class RefusedClaim:
     """The attempt that is the reason."""
     gave_up: bool = False
     """Whether this call found the process of the last attempt dead."""
+    renewal: str | None = None
+    """Where another process holds the pipeline: stays the same until it renews its claim."""
 
     def __str__(self) -> str:
         last = self.last

@@ -32,6 +32,13 @@ class Claim:
     """The attempt that is to end, as `attempt_text` writes it."""
     watched_at: datetime | None = None
     stale_at: datetime | None = None
+    written: str | None = None
+    """Names the last change, where the store's clock may give two renewals the same end."""
+
+    @property
+    def renewal(self) -> str:
+        """What every renewal of its lease makes another."""
+        return self.written or f"{self.fence} {self.expires_at}"
 
     @property
     def is_live(self) -> bool:

@@ -95,6 +95,7 @@ class RunLog:
         resume: bool = True,
         by_hand: bool | None = None,
         again: bool = False,
+        silent: str | None = None,
     ) -> ClaimedRun | RefusedClaim:
         """Return an attempt that only the caller may make, or why there is none.
 
@@ -104,7 +105,9 @@ class RunLog:
         that was killed or was silent for longer than its lease does not count: its attempt is recorded as interrupted.
         Up to three such attempts of a slot are not counted among those allowed. A pipeline that is paused runs only
         `by_hand`, which is without a slot unless it is said. `again`: the answer to the last claim of this process was
-        lost, and if that was granted, it does not stand in the way.
+        lost, and if that was granted, it does not stand in the way. `silent`: the `renewal` of a claim that the caller
+        has seen unchanged for the length of a lease. If it still is, that claim has ended, whatever the log's clock
+        says: it may have been set back.
         """
         if slot is not None and slot.tzinfo is None:
             raise DeclarationError("A slot needs a time zone.", hint="Use what Schedule.latest gives.")
@@ -116,6 +119,7 @@ class RunLog:
             resume=resume,
             by_hand=slot is None if by_hand is None else by_hand,
             again=again,
+            silent=silent,
         )
         try:
             return self._book.locked(pipeline, begin)
@@ -144,7 +148,10 @@ class RunLog:
                 return False
             if records.claim.cancelled == (name := attempt_text(run.run_id, run.attempt)):
                 self._cancelled.add(name)
-            records.change({"expires_at": records.claim.now + timedelta(seconds=run.lease_seconds)})
+            end = records.claim.now + timedelta(seconds=run.lease_seconds)
+            if end == records.claim.expires_at:
+                end += timedelta(microseconds=1)  # others tell renewals apart by it
+            records.change({"expires_at": end})
             return True
 
         return self._book.locked(run.pipeline, extend)

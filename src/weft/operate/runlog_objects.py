@@ -304,6 +304,7 @@ class _Records(LockedPipeline):
             document.cancelled,
             document.watched_at,
             document.stale_at,
+            document.write,
         )
         self.begun: list[str] = []
         self.is_changed = False
