@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 from weft.engine import inputs, relations
 from weft.engine.readers import SqlReader, StreamReader, open_tables
 from weft.engine.relations import Relation
-from weft.errors import DeclarationError, WeftError, did_you_mean, listed
+from weft.errors import DeclarationError, SchemaError, WeftError, did_you_mean, listed
 from weft.project import current
 from weft.spark_support import outcome, sessions
 from weft.spark_support.lazy import F
@@ -270,6 +270,13 @@ def frame_over(
         return with_element_types(result)
     used, scans = _used_columns(result, {_rdd_of(rows[name]): name for name in readers})
     for name, reader in readers.items():
+        for column, what in reader.unreadable if isinstance(reader, SqlReader) else ():
+            if column in used.get(name, ()):
+                raise SchemaError(
+                    what,
+                    field=column,
+                    hint="Leave it out of the query, or read a view of that database that has it as a text.",
+                )
         columns = [each for each in reader.schema.names if each in used.get(name, ())] or [_narrow_column(reader)]
         parts = spark.sparkContext.defaultParallelism if isinstance(reader, StreamReader) else 1
         is_read_once = scans[name] <= 1 and "recursive" not in text.lower()
@@ -322,11 +329,15 @@ def _unquoted(name: str) -> str:
 
 def _empty(spark: Any, reader: SqlReader | StreamReader) -> Any:
     """Return a frame without rows of which Spark does not know that it has none: it would leave it out of the plan."""
+    import pyarrow as pa
     from pyspark.sql import DataFrame
     from pyspark.sql.pandas.types import from_arrow_schema
 
     session = spark._jsparkSession
-    columns = session.parseDataType(from_arrow_schema(reader.schema, prefer_timestamp_ntz=True).json())
+    schema = reader.schema
+    for name, _ in reader.unreadable if isinstance(reader, SqlReader) else ():
+        schema = schema.append(pa.field(name, pa.string()))  # to see whether the query uses it
+    columns = session.parseDataType(from_arrow_schema(schema, prefer_timestamp_ntz=True).json())
     return DataFrame(session.createDataFrame(spark.sparkContext._jsc.emptyRDD(), columns), spark)
 
 

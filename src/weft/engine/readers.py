@@ -64,6 +64,8 @@ class SqlReader:
     sql: str
     schema: pa.Schema
     partition_by: str | None = None
+    unreadable: tuple[tuple[str, str], ...] = ()
+    """Columns of the query that no other system holds, each with what is wrong: only its database can use them."""
 
     @property
     def one_host(self) -> bool:
@@ -79,7 +81,7 @@ class SqlReader:
         if conditions:
             wanted = " AND ".join(f"({each})" for each in conditions)
             part = replace(part, sql=f"SELECT * FROM {subquery(part.sql)} AS q WHERE {wanted}")
-        return self.tables.read(part, self.schema)
+        return self.tables.read(part, self.schema, self.schema.names if self.unreadable else None)
 
     def close(self) -> None:
         self.tables.close()

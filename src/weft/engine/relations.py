@@ -13,7 +13,7 @@ import pyarrow as pa
 from weft.engine import inputs
 from weft.engine.missing_tables import creation_hint
 from weft.engine.readers import SqlReader, StreamReader, open_tables, stream_reader
-from weft.errors import DeclarationError, NotFoundError, nearest, unknown
+from weft.errors import DeclarationError, NotFoundError, SchemaError, nearest, unknown
 from weft.project import current
 from weft.streams.declare import Stream
 from weft.streams.runtime import derived_streams
@@ -150,12 +150,35 @@ def reader_of(
         tables = opened or open_tables(relation.connection)
         try:
             refuse_unknown_table(tables, relation)
-            reader = SqlReader(tables, relation.data.text, tables.describe(relation.data.text))
+            schema, unreadable = _described(tables, relation, relation.data.text)
+            reader = SqlReader(tables, relation.data.text, schema, unreadable=unreadable)
         except BaseException:
             if opened is None:
                 tables.close()
             raise
     return reader if columns is None else reader.selecting(columns)
+
+
+def _described(tables: SqlTables, relation: Relation, sql: str) -> tuple[pa.Schema, tuple[tuple[str, str], ...]]:
+    """Return the columns of a table that can be read, and the others, each with what is wrong: whoever reads the table
+    may not need them."""
+    assert relation.table is not None
+    try:
+        return tables.describe(sql), ()
+    except SchemaError as error:
+        problem = error
+    with tables.driver.session("read") as session:
+        names = [each.name for each in tables.columns(session, *relation.table) or ()]
+    unreadable: dict[str, str] = {}
+    while problem.field in names and len(names) > 1:
+        names.remove(problem.field)
+        unreadable[problem.field] = problem.what
+        try:
+            rest = f"SELECT {tables.listed(names)} FROM {tables.table(*relation.table)}"
+            return tables.describe(rest), tuple(unreadable.items())
+        except SchemaError as error:
+            problem = error
+    raise problem
 
 
 def refuse_unknown_table(tables: SqlTables, relation: Relation) -> None:

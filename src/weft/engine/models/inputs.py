@@ -23,7 +23,7 @@ from weft.streams import runtime
 from weft.systems.base import Connection, system_for
 from weft.systems.log import EXTRA, ROWID, Log
 from weft.systems.sql import ledger
-from weft.systems.sql.tables import SqlTables
+from weft.systems.sql.tables import SqlTables, subquery
 from weft.systems.watermark import UNKNOWN, Watermark
 
 T = TypeVar("T")
@@ -62,7 +62,10 @@ class Source:
         if isinstance(reader, SqlReader):
             if not by_letters or self.relation.table is None:
                 return reader.sql
-            return tables.selecting_by_letters(reader.sql, *self.relation.table, reader.schema.names)
+            sql = reader.sql
+            if reader.unreadable:  # an Ibis table has them not, and all its columns may be asked for
+                sql = f"SELECT {tables.listed(reader.schema.names)} FROM {subquery(sql)} AS readable"
+            return tables.selecting_by_letters(sql, *self.relation.table, reader.schema.names)
         assert isinstance(reader, StreamReader) and self.relation.stream is not None
         if creates:  # nobody may have published yet: then this creates its table
             runtime.open_stream(self.relation.stream, self.relation.connection)
@@ -273,9 +276,12 @@ class Observer:
         reader = relations.reader_of(relation, opened=self.tables(relation.connection))
         assert isinstance(reader, SqlReader) and relation.table is not None
         # With its schema: a query may call the input by the name of the table itself.
-        columns = reader.tables.listed(reader.schema.names)
+        has_cursor = model.cursor is not None and model.cursor in reader.schema.names
+        # What only the database can use: a cursor reads the others.
+        unreadable = () if has_cursor else (name for name, _ in reader.unreadable)
+        columns = reader.tables.listed([*reader.schema.names, *unreadable])
         reader = replace(reader, sql=f"SELECT {columns} FROM {reader.tables.qualified(*relation.table)}")
-        if model.cursor is None or model.cursor not in reader.schema.names:
+        if model.cursor is None or not has_cursor:
             return Source(each, relation, mark, reader)
         said = (last or {}).get(each.name) or {}
         if said.get("column", model.cursor) != model.cursor:
