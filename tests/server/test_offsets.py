@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import weft
+from weft.cli.events_out import to_ndjson
 from weft.project import Project
 from workers import declare
 
@@ -63,6 +64,21 @@ def test_every_offset_is_a_text_too(orders: Any) -> None:
     assert stream["head_text"] == details["head_text"]
     refused = orders.post(f"{URL}/ack", json={"consumer": "c", "token": "x", "events": [{"_weft_rowid": 1}]}).json()
     assert (refused["rowids"], refused["rowids_text"]) == ([1], ["1"])
+
+
+def test_a_dead_letter_has_the_offset_of_its_event_as_a_text(orders: Any) -> None:
+    orders_of = declare("orders", fields={"n": "int64", "text": "string"}, max_deliveries=1)
+    (event, *rest) = weft.consume_sync(orders_of, "c", batch_size=1)
+    weft.nack_sync(orders_of, "c", event)
+    assert not rest and weft.consume_sync(orders_of, "c", batch_size=1)[0]["n"] == 1
+    url = f"{URL}__dead_letter"
+    page = as_floats(orders.get(f"{url}/events").text)["events"]
+    batch = as_floats(orders.post(f"{url}/consume", json={"consumer": "x"}).text)["events"]
+    (printed,) = weft.consume_sync("orders__dead_letter", "y")
+    for letter in (page[0], batch[0], as_floats(to_ndjson(printed))):
+        assert letter["rowid_text"] == str(event["_weft_rowid"])
+        assert letter["_weft_rowid_text"] == str(printed["_weft_rowid"])
+    assert "rowid_text" not in printed
 
 
 def test_what_is_no_offset(orders: Any) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from weft.cli.common import escaped, one_line
-from weft.streams.events import with_texts
+from weft.streams.events import in_json
 from weft.systems.log import ROWID
 from weft.types import to_json
 
@@ -32,7 +32,7 @@ def print_events(events: Iterable[Mapping[str, Any]], output: str) -> None:
 
 def to_ndjson(event: Mapping[str, Any]) -> str:
     """Return an event as one line of JSON. Unicode's line separators are escaped: some readers split lines at them."""
-    shown = with_texts({**event}, ROWID) if ROWID in event else event
+    shown = in_json({**event}) if ROWID in event else event
     return escaped(json.dumps(shown, ensure_ascii=False, default=to_json))
 
 

@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from weft.server import bodies
 from weft.server.problems import later
-from weft.streams.events import with_texts
+from weft.streams.events import in_json
 from weft.systems.log import ROWID
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class AnswerPage:
 
     def add(self, event: dict[str, Any]) -> bool:
         """Add an event, if there is room for it."""
-        encoded = bodies.encode(with_texts(event, ROWID))
+        encoded = bodies.encode(in_json(event))
         if self.events and len(encoded) > self._left:
             return False
         self._left -= len(encoded)

@@ -19,7 +19,7 @@ from weft.server.answers import Answers
 from weft.server.keys import CACHED_SECONDS
 from weft.server.limits import Limits
 from weft.server.problems import Problem
-from weft.streams.events import read_on, with_texts
+from weft.streams.events import in_json, read_on, with_texts
 from weft.streams.runtime import Opened
 from weft.systems.log import ROWID
 
@@ -218,10 +218,7 @@ def read(ready: Opened, after: int, limit: int) -> list[tuple[Event, bytes]]:
     if other is not None:
         raise Moved(other, lost)
     name = ready.stream.name
-    return [
-        (event, frame("stream.event", {"stream": name, "event": with_texts(event, ROWID)}, event[ROWID]))
-        for event in events
-    ]
+    return [(event, frame("stream.event", {"stream": name, "event": in_json(event)}, event[ROWID])) for event in events]
 
 
 def frame(kind: str, data: object, offset: int | None = None) -> bytes:

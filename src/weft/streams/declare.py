@@ -91,7 +91,7 @@ class Stream:
             name=self.dead_letter or self.name + DEAD_LETTER_SUFFIX,
             schema=self.schema,
             connection=self.connection,
-            fields=_DEAD_LETTER_FIELDS,
+            fields=LETTER_FIELDS,
             description=f"Events of {self.name} that no consumer could process",
             key_fields=("delivery",),
         )
@@ -102,7 +102,7 @@ _QUARANTINE_FIELDS = {
     "field": FieldType("string"),
     "reason": FieldType("string"),
 }
-_DEAD_LETTER_FIELDS = {
+LETTER_FIELDS = {
     "stream": FieldType("string"),
     "consumer": FieldType("string"),
     "rowid": FieldType("int64"),

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from weft.errors import EventsLostError
+from weft.streams.declare import LETTER_FIELDS
 from weft.systems.log import EXTRA, ROWID, Log, LogPage
 
 ROWID_TEXT = f"{ROWID}_text"
@@ -90,6 +91,13 @@ def with_texts(answer: dict[str, Any], *offsets: str) -> dict[str, Any]:
     for name in offsets:
         answer[f"{name}_text"] = None if answer[name] is None else str(answer[name])
     return answer
+
+
+def in_json(event: dict[str, Any]) -> dict[str, Any]:
+    """Add the offset as a text too, of a dead letter also that of the event that it is about."""
+    if "delivery" in event and event.keys() >= LETTER_FIELDS.keys():
+        event.setdefault("rowid_text", str(event["rowid"]))
+    return with_texts(event, ROWID)
 
 
 def events_lost(reader: str, stream: str, lost: int) -> EventsLostError:
