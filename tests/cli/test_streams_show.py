@@ -16,7 +16,7 @@ def test_declared_and_not_yet_stored(local, call) -> None:
     assert "id      int64    declared\nnote    string?  declared\n" in shown
 
 
-def test_columns_events_and_consumers(streams, call) -> None:
+def test_columns_events_and_consumers(streams, system, call) -> None:
     declare("orders", fields={"id": "int64"}, retention={"max_rows": 1000}, idempotency_key="id", max_deliveries=5)
     weft.publish_sync("orders", [{"id": n, "total": 1.5} for n in range(10)])
     weft.trim_sync("orders", before=3)
@@ -28,6 +28,7 @@ def test_columns_events_and_consumers(streams, call) -> None:
     ]
     assert (found["events"], found["floor"]) == (8, 2)
     assert found["head"] >= 10
+    assert (found["size_bytes"] is None) == (system.kind == "sqlite")
     assert found["retention"] == {"max_rows": 1000}
     assert found["idempotency_key"] == {"fields": ["id"], "horizon_days": 30.0}
     assert found["dead_letter"] == "orders__dead_letter"

@@ -217,6 +217,7 @@ def show(name: str, connection: str | None, output: str) -> None:
         details = {key: details[key] for key in ("name", "schema", "connection", "target")}
     held = {
         "events": log.count() if log else 0,
+        "size_bytes": log.size() if log else None,
         "head": log.head() if log else 0,
         "floor": log.floor() if log else 0,
         "last_published": _last_published(log) if log else None,
