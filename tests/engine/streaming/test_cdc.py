@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 import weft
 from engine.streaming.conftest import declare, rows, run_once
 from engine.streaming.letters import letters_of, replay_all
+from weft.columns import hint_of
 from weft.engine.load import open_tables
 from weft.engine.streaming import transform
 from weft.engine.streaming.query import Query
@@ -24,6 +26,7 @@ from weft.operate.streaming_metrics import StreamingMetrics
 from weft.operate.supervisor import supervise
 from weft.pipelines.streaming.declare import make
 from weft.pipelines.streaming.toml import parse
+from weft.systems.sql.tables import Slice
 
 pytestmark = pytest.mark.usefixtures("plain_spark", "here")
 BEGAN = 1_770_000_000_000
@@ -223,6 +226,30 @@ def test_columns_that_the_table_does_not_have(kafka: Any, broker: Any, caplog: p
     assert rows("skipped") == [(1, "Anna")]
     run_once(name="grows", target_table=(None, "skipped"), cdc=weft.CDC(**CDC, schema_evolution="evolve"), **declared)
     assert rows("skipped", "id, name, age") == [(1, "Anna", 5)]
+
+
+@pytest.mark.parametrize("database", ["postgres", "sqlite"])
+@pytest.mark.parametrize("has_table", [False, True])
+def test_objects_keep_their_keys_in_a_new_column(
+    kafka: Any, broker: Any, warehouse: Any, database: str, has_table: bool, tmp_path: Path
+) -> None:
+    """Objects of one type would have the keys of all, and null for those that they lack."""
+    connection = weft.SQLiteConnection(str(tmp_path / "copies.db"), name="lite") if database == "sqlite" else warehouse
+    if has_table:
+        weft.load([{"id": 0}], target="copies", connection=connection, keys="id", mode="merge")
+    topic = kafka.create_topic()
+    docs = [{"a": 1}, {"b": [{"c": 2.0}, {"d": None}]}, None, {}]
+    sent = [{"id": number, "doc": doc} for number, doc in enumerate(docs, 1)]
+    kafka.produce(topic, encoded(*(change("c", None, row, at) for at, row in enumerate(sent, 1))))
+    cdc = weft.CDC(**CDC, schema_evolution="evolve")
+    run_once(name="grows", source=broker, source_query=topic, target=connection, target_table=(None, "copies"), cdc=cdc)
+    tables = open_tables(connection)
+    with closing(tables):
+        sql = "SELECT doc FROM copies WHERE id > 0 ORDER BY id"
+        schema = tables.describe(sql)
+        found = [each for batch in tables.read(Slice(sql), schema) for each in batch["doc"].to_pylist()]
+    assert hint_of(schema.field("doc")) == "json"
+    assert [None if each is None else json.loads(each) for each in found] == docs
 
 
 def test_the_table_decides_about_values(kafka: Any, broker: Any, warehouse: Any) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import pyarrow as pa
 
 from weft import tracing
+from weft.columns import hinted
 from weft.engine import files, inputs, session
 from weft.engine.frame_projection import schema_of
 from weft.engine.inputs import Input
@@ -50,6 +51,7 @@ from weft.systems.sql.tables import Column, SqlTables
 
 _log = logging.getLogger("weft.engine")
 NOTHING = inputs.Memory(pa.schema([]), [])
+_OBJECTS, _DOCUMENTS = pa.field("", pa.struct([("key", pa.string())])), hinted("", "json")
 _DRIFT_OF: dict[SchemaEvolution, Drift] = {"skip": "ignore", "fail": "fail", "evolve": "evolve"}
 
 
@@ -193,17 +195,18 @@ class Targets:
             connection, load = self._planned(target, BatchId("", 0))
             if table not in (None, target.name):
                 continue
-            if connection.is_missing():
-                stored.append(StoredTable({}))
-                continue
             with self._opened(connection) as tables:
                 is_lake = tables is None
+                makes_documents = tables is not None and tables.sql_type(_OBJECTS) == tables.sql_type(_DOCUMENTS)
+                if connection.is_missing():
+                    stored.append(StoredTable({}, makes_documents=makes_documents))
+                    continue
                 columns = _typed_columns(connection, load) if is_lake else _columns(connection, tables, load)
             declared = target.declared.columns if target.declared is not None else ()
             any_value = {each.name.lower() for each in declared if each.normalizers}
             fields = {name: each.field for name, each in (columns or {}).items() if each is not None}
             known = {name: each for name, each in fields.items() if name not in any_value}
-            stored.append(StoredTable(known, refuses_rows=not is_lake))
+            stored.append(StoredTable(known, refuses_rows=not is_lake, makes_documents=makes_documents))
         return stored
 
     def _by_connection(self, targets: Sequence[Target]) -> dict[Connection, list[Target]]:

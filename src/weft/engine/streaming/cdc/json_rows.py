@@ -33,6 +33,8 @@ class StoredTable:
     """By their names in small letters."""
     refuses_rows: bool = True
     """Whether it refuses a row by itself, as a database does."""
+    makes_documents: bool = False
+    """Whether a new column of objects or lists is one of JSON."""
 
 
 def rows_of(
@@ -47,7 +49,7 @@ def rows_of(
     known: dict[str, pa.DataType] = {}
     as_texts: set[str] = set()
     unsure: dict[str, str] = {}  # with what helps
-    sized = []
+    sized, documents = [], []
     for name, each in parsed.columns.items():
         if name in left or not _alters(each.type):
             continue
@@ -56,7 +58,16 @@ def rows_of(
         is_new = not stored or any(
             name.lower() not in table.columns and (is_growing or not table.columns) for table in stored
         )
-        if not there and is_new and _has_floats(each.type):
+        if (
+            not there
+            and is_new
+            and stored
+            and _has_objects(each.type)
+            and all(table.makes_documents for table in stored)
+        ):
+            known[name] = pa.json_()
+            documents.append(name)
+        elif not there and is_new and _has_floats(each.type):
             unsure[name] = _help(each.type) if stored else _AS_TEXT
         elif any(map(_takes_texts, there)):
             known |= {} if is_number else {name: pa.json_()}
@@ -73,6 +84,11 @@ def rows_of(
         if _is_list(kind) and name in parsed.columns and not _is_list(parsed.columns[name].type):
             parsed = _exact_lists(texts, parsed, name)
     parsed = _without(parsed, _inexact(texts, parsed, unsure)) if unsure else parsed
+    for name in documents:
+        # Objects of one type would have the keys of all.
+        if name in parsed.columns:
+            column = parsed.columns[name].cast(pa.json_())
+            parsed = parsed._replace(columns={**parsed.columns, name: column})
     for name in sized:
         parsed = _sized(parsed, name) if name in parsed.columns else parsed
     return parsed
@@ -153,6 +169,11 @@ def _takes_texts(column: pa.Field) -> bool:
 
 def _is_list(kind: pa.DataType | None, matches: Callable[[pa.DataType], bool] = pa.types.is_decimal) -> bool:
     return kind is not None and pa.types.is_list(kind) and matches(kind.value_type)
+
+
+def _has_objects(kind: pa.DataType) -> bool:
+    parts = (kind.field(at).type for at in range(kind.num_fields)) if is_nested(kind) else ()
+    return pa.types.is_struct(kind) or any(map(_has_objects, parts))
 
 
 def _has_floats(kind: pa.DataType) -> bool:
