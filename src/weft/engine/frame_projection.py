@@ -64,8 +64,9 @@ def _hints_of(attributes: Any) -> list[str | None]:
     return [each.getString(_HINT) if each.contains(_HINT) else None for each in found]
 
 
-def cast_to(frame: Any, schema: pa.Schema) -> Any:
-    """Return the columns with the types of a schema; a number stays as it is where that has no room for its digits."""
+def cast_to(frame: Any, schema: pa.Schema, *, with_hints: bool = False) -> Any:
+    """Return the columns with the types of a schema; a number stays as it is where that has no room for its digits.
+    `with_hints`: texts that are times there are known as such."""
     from pyspark.sql import functions as F
     from pyspark.sql.pandas.types import from_arrow_type
 
@@ -75,10 +76,18 @@ def cast_to(frame: Any, schema: pa.Schema) -> Any:
         for field, own in zip(schema, given, strict=True)
         if not own.type.equals(field.type) and (_has_room(own.type, field.type) or _is_time(own.type, field.type))
     }
-    if not other:
+    times = {each.name for each in schema if with_hints and hint_of(each) == "time"}
+    if not other and not times:
         return frame
-    columns = ((name, F.col(quoted(name))) for name in frame.columns)
-    return frame.select(*(each.cast(other[name]).alias(name) if name in other else each for name, each in columns))
+    chosen = []
+    for name in frame.columns:
+        column = F.col(quoted(name))
+        if name in other:
+            column = column.cast(other[name]).alias(name)
+        elif name in times:
+            column = column.alias(name, metadata={_HINT: "time"})
+        chosen.append(column)
+    return frame.select(*chosen)
 
 
 def _is_time(*kinds: pa.DataType) -> bool:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, closing
+from datetime import datetime, time
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+import pyarrow as pa
 import pytest
 
 import weft
 from tests.conftest import System
 from tests.engine.models.built import ORDERS, build, query, why
 from weft.columns import hint_of
-from weft.engine.readers import open_tables
+from weft.engine.readers import SqlReader, open_tables, read_all
 from weft.engine.streaming.spark_engine import SparkEngine
 from weft.operate.run_options import Running
 from weft.operate.supervisor import supervise
@@ -171,3 +173,22 @@ def test_uuids_and_json_stay_so_where_nothing_changes_them(streams: Project) -> 
         with closing(open_tables(current().connection())) as tables:
             found = [hint_of(field) for field in tables.describe(f"SELECT u, j, s, upper FROM {model.name}")]
         assert found == ([None] * 4 if model is of_both else ["uuid", "json", None, None]), model.name
+
+
+@pytest.mark.brief("sqlite")
+def test_times_are_those_of_the_database(orders: object) -> None:
+    """Spark has none."""
+    moments = [datetime(2026, 1, 1, 9, 30), datetime(2026, 1, 1, 23, 59, 59, 250_000), None]
+    weft.load(pa.table({"id": [1, 2, 3], "at": pa.array(moments, pa.timestamp("us"))}), target="moments")
+
+    @weft.model(engine="spark")
+    def by_spark(moments):  # type: ignore[no-untyped-def]
+        return moments.select("id", time=moments["at"].time())
+
+    build(by_spark)
+    with closing(open_tables(current().connection())) as tables:
+        sql = "SELECT time FROM by_spark ORDER BY id"
+        reader = SqlReader(tables, sql, tables.describe(sql))
+        times = [each for batch in read_all(reader) for each in batch.column("time").to_pylist()]
+    assert hint_of(reader.schema.field("time")) == "time"
+    assert [each and time.fromisoformat(each) for each in times] == [time(9, 30), time(23, 59, 59, 250_000), None]

@@ -527,7 +527,9 @@ class Result:
         tables = {str(each.input.parameter): each.reader or each.relation for each in self._named}
         text = _with_tables(query.sql, self._first(query.sql, "spark"))
         frame = queries.frame_over(tables, text, with_hints=self._has_hints)
-        return frame if query.schema is None else frame_projection.cast_to(frame, query.schema)
+        if query.schema is None:
+            return frame
+        return frame_projection.cast_to(frame, query.schema, with_hints=self._has_hints)
 
 
 def _with_tables(sql: str, queries: Mapping[str, str]) -> str:

@@ -325,6 +325,11 @@ class _Spark(_Widening, _Dividing, PySparkCompiler):  # type: ignore[misc]
             left = self.cast(left, op.dtype)
         return super().visit_Divide(op, left=left, right=right)
 
+    def visit_Time(self, op: Any, *, arg: Any) -> Any:
+        # Spark has no times: a text, as times of databases are read.
+        text = self.f.date_format(arg, "HH:mm:ss.SSSSSS")
+        return self.f.regexp_replace(text, "[.]000000$", "")
+
     def visit_ExtractSecond(self, op: Any, *, arg: Any) -> Any:
         return self.cast(self.f.floor(super().visit_ExtractSecond(op, arg=arg)), op.dtype)
 
