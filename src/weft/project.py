@@ -204,6 +204,9 @@ class Project:
                 if failed is None:
                     raise
                 failed(name, error)
+        self._load_models(failed)
+
+    def _load_models(self, failed: Callable[[str, DeclarationError], None] | None) -> None:
         self.has_read_models = True
         for name in settings.read_project_file(self.root).get("models", []):
             hooks.load_models(self.root / name, failed)
@@ -214,10 +217,8 @@ class Project:
         with self._lock:
             if self.has_read_models:
                 return
-            self.has_read_models = True
             try:
-                for name in settings.read_project_file(self.root).get("models", []):
-                    hooks.load_models(self.root / name, failed)
+                self._load_models(failed)
             except WeftError as error:
                 failed(settings.PROJECT_FILE, error)
 

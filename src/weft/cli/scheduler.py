@@ -152,7 +152,7 @@ def _run_log(url: str | None, pause: float, metrics: Metrics) -> Iterator[RunLog
                 try:
                     log = opened.enter_context(open_run_log(url))
                 except ConnectionFailedError as error:
-                    # One that answers, and refuses this user or knows no such database, would do so for ever.
+                    # A log that refuses this user, or knows no such database, will refuse each time.
                     if not (error.passes or isinstance(error, BusyError)):
                         raise
                     if not warned:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from typing import Any
 
 import pyarrow as pa
 
 from weft.errors import WeftError, did_you_mean
+from weft.pipelines.shared_tables import table_of
 from weft.project import current
 from weft.systems.base import Connection
 from weft.systems.load import full_name
@@ -37,12 +39,12 @@ def creation_hint(name: str, connection: Connection) -> str | None:
         pipelines: list[Any] = list(declared.values())
         for pipeline in pipelines:
             for target in pipeline.targets:
-                table = (
-                    target.table if isinstance(target.table, tuple | None) else (target.table.schema, target.table.name)
-                )
-                is_named = table is not None and full_name(*table).lower() == name.lower()
-                if is_named and project.connection(target.connection).is_same_place(connection):
-                    return f"The first run of {pipeline.name} creates it: weft {command} {pipeline.name}"
+                table = table_of(target)
+                if table is None or full_name(*table).lower() != name.lower():
+                    continue
+                with suppress(WeftError):  # of a connection that cannot be used nothing is known
+                    if project.connection(target.connection).is_same_place(connection):
+                        return f"The first run of {pipeline.name} creates it: weft {command} {pipeline.name}"
     return None
 
 

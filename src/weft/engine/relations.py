@@ -160,8 +160,8 @@ def reader_of(
 
 
 def _described(tables: SqlTables, relation: Relation, sql: str) -> tuple[pa.Schema, tuple[tuple[str, str], ...]]:
-    """Return the columns of a table that can be read, and the others, each with what is wrong: whoever reads the table
-    may not need them."""
+    """Return the columns of a table that can be read, and the unreadable ones, each with what is wrong: a query may not
+    need those."""
     assert relation.table is not None
     try:
         return tables.describe(sql), ()

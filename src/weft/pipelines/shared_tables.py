@@ -35,7 +35,7 @@ def _called(declared: Any) -> str:
 
 
 def _is_one_table(one: Any, other: Any) -> bool:
-    first, second = _place(one), _place(other)
+    first, second = table_of(one), table_of(other)
     # The names first: a connection of a pipeline that is not run here need not be usable.
     if first is None or second is None or first[1] != second[1]:
         return False
@@ -49,7 +49,8 @@ def _is_one_table(one: Any, other: Any) -> bool:
     return _schema(first, connection) == _schema(second, connection)
 
 
-def _place(target: Any) -> Place | None:
+def table_of(target: Any) -> Place | None:
+    """Return the schema and name of the table of a target of any pipeline or model, if it has one."""
     table = target.table
     return table if isinstance(table, tuple | None) else (table.schema, table.name)
 

@@ -10,6 +10,7 @@ import pytest
 
 import weft
 from tests.engine.models.built import ORDERS, build, query, run, why
+from weft.engine.missing_tables import creation_hint
 from weft.engine.models.inputs import Observer
 from weft.engine.models.planning import make_plan
 from weft.engine.models.replacing import NEW
@@ -182,6 +183,7 @@ def test_input_that_is_not_there(orders: object) -> None:
 def test_the_error_says_what_creates_an_input_that_is_not_there_yet(orders: object) -> None:
     weft.pipeline(name="copy", target="customers", source_connection="default")(lambda: "SELECT 1 AS id")
     weft.streaming_pipeline(name="mirror", source=orders, target="default", target_table="raw.copies")(lambda: None)
+    weft.streaming_pipeline(name="far", source=orders, target="nowhere", target_table="distant")(lambda: None)
 
     @weft.model(schema="staging", trigger="manual")
     def parent(orders):  # type: ignore[no-untyped-def]
@@ -193,6 +195,8 @@ def test_the_error_says_what_creates_an_input_that_is_not_there_yet(orders: obje
         with pytest.raises(weft.NotFoundError, match=f"There is no table {name}") as caught:
             build(child)
         hints[name] = caught.value.hint
+    # Its pipeline has a connection that nobody declared.
+    assert creation_hint("distant", current().connection()) is None
     assert hints == {
         "customers": "The first run of copy creates it: weft run copy",
         "raw.copies": "The first run of mirror creates it: weft consume mirror",

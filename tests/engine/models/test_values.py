@@ -130,10 +130,8 @@ def test_ibis_pushed_down(everything: list[dict[str, Any]]) -> None:
     assert {hint_of(field) for field in columns} == {None, "uuid", "json"}
 
 
-@pytest.mark.brief("postgres")
+@pytest.mark.parametrize("system", ["postgres"], indirect=True)
 def test_arrays_become_json_and_other_foreign_types_texts(streams: Project) -> None:
-    if weft.get_connection("default").kind != "postgres":
-        pytest.skip("The types are those of PostgreSQL")
     run("CREATE TABLE posts (id int, tags text[], ns int[], prices numeric(6,2)[], us uuid[], i interval, js jsonb[])")
     run(
         "INSERT INTO posts VALUES (2, NULL, NULL, NULL, NULL, NULL, NULL), "

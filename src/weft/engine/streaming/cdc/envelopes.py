@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from weft.columns import is_nested, nested_to_json
 from weft.engine.streaming.cdc.debezium_types import Meaning, meanings, misfits
-from weft.engine.streaming.cdc.json_rows import StoredTable, float_texts, rows_of, with_exact_keys
+from weft.engine.streaming.cdc.json_rows import StoredTable, number_texts, rows_of, with_exact_keys
 from weft.pipelines.streaming.cdc import CDC
 from weft.systems.changes import CREATE, DELETE, READ, TRUNCATE, UPDATE
 from weft.systems.codec import Parsed
@@ -332,7 +332,7 @@ def as_text(key: pa.Array) -> pa.Array:
         return nested_to_json(key)
     if pa.types.is_binary(key.type):
         return pa.array([None if each is None else each.hex() for each in key.to_pylist()], pa.string())
-    return float_texts(key) if pa.types.is_floating(key.type) else key.cast(pa.string())
+    return number_texts(key) if pa.types.is_floating(key.type) else key.cast(pa.string())
 
 
 def _moved(old: dict[str, pa.Array], keys: dict[str, pa.Array], size: int) -> np.ndarray:

@@ -117,7 +117,7 @@ def with_exact_keys(texts: pa.Array, parsed: Parsed, keys: Collection[str], stor
             continue
         is_found = pa.array([number in found for number in parsed.good])
         digits = pa.array([_digits(found[number][1]) for number in parsed.good if number in found])
-        column = float_texts(column) if pa.types.is_floating(column.type) else column
+        column = number_texts(column) if pa.types.is_floating(column.type) else column
         parsed = parsed._replace(columns={**parsed.columns, name: pc.replace_with_mask(column, is_found, digits)})
     return parsed
 
@@ -223,7 +223,7 @@ def _numbers_beyond_floats(
     return found
 
 
-def float_texts(floats: pa.Array) -> pa.Array:
+def number_texts(floats: pa.Array) -> pa.Array:
     """Return floats as texts that whole numbers and decimals have too."""
     texts = floats.cast(pa.string())
     has_exponent = pc.fill_null(pc.match_substring(texts, "e"), False)
