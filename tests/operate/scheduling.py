@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -9,6 +10,7 @@ import weft
 from weft.operate.alerts import Alert, Alerter
 from weft.operate.executors import Dispatch
 from weft.operate.records import ClaimedRun
+from weft.operate.run_store import LockedPipeline
 from weft.operate.runlog import RunLog
 from weft.operate.scheduler import Scheduler
 
@@ -75,3 +77,20 @@ def succeed(log: RunLog, name: str, slot: datetime) -> None:
     claimed = log.claim(name, slot=slot)
     assert isinstance(claimed, ClaimedRun)
     log.finish(claimed, "succeeded")
+
+
+def claimed_before_the_clock_went_back(log: RunLog, name: str, **options: Any) -> ClaimedRun:
+    """The claim of a process on another host, as it is after the log's clock was set back by an hour."""
+    claimed = log.claim(name, **options)
+    assert isinstance(claimed, ClaimedRun)
+    hour, elsewhere = timedelta(hours=1), "elsewhere:7:1:another/machine"
+
+    def set_back(records: LockedPipeline) -> None:
+        began = {"started_at": claimed.started_at + hour, "owner": elsewhere}
+        records.end(claimed.run_id, claimed.attempt, began)
+        records.change(
+            {"owner": elsewhere, "expires_at": began["started_at"] + timedelta(seconds=claimed.lease_seconds)}
+        )
+
+    log._book.locked(name, set_back)
+    return replace(claimed, owner=elsewhere)

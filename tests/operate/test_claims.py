@@ -14,10 +14,12 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from servers import wait_until
+from tests.operate.scheduling import claimed_before_the_clock_went_back
 from weft.errors import ConnectionFailedError, DeclarationError
 from weft.operate import runlog_tables
 from weft.operate.heartbeat import heartbeat
 from weft.operate.records import ClaimedRun, RefusedClaim
+from weft.operate.run_store import LockedPipeline
 from weft.operate.runlog import RunLog, open_run_log
 from weft.pipelines.schedule import Schedule
 from workers import start, started
@@ -175,6 +177,69 @@ def test_a_lease_that_ended_is_taken_over(log: RunLog) -> None:
     assert (first.status, first.inserted, first.finished_at is not None) == ("interrupted", None, True)
     assert first.error is not None and "silent for longer than its lease" in first.error
     assert (second.status, second.error) == ("failed", "mine")
+
+
+@pytest.mark.every_system
+def test_a_claim_that_the_clock_made_long(log: RunLog) -> None:
+    """The log's clock was set back, and the process died: its run stayed claimed for an hour more."""
+    dead = claimed_before_the_clock_went_back(log, PIPELINE, slot=SLOT, lease_seconds=1)
+    assert refused(log, lease_seconds=1).why == "running"
+    taken: Any = None
+
+    def is_taken() -> bool:
+        nonlocal taken
+        taken = log.claim(PIPELINE, slot=SLOT)
+        return isinstance(taken, ClaimedRun)
+
+    wait_until(is_taken, "the claim to end")
+    assert (taken.run_id, taken.attempt) == (dead.run_id, 2)
+    assert not log.heartbeat(dead) and not log.finish(dead, "succeeded")
+    first, _ = log.run(dead.run_id)
+    assert first.status == "interrupted" and "silent for longer than its lease" in (first.error or "")
+    assert log.finish(taken, "succeeded")
+
+
+@pytest.mark.every_system
+def test_a_process_that_lives_while_the_clock_is_set_back(log: RunLog) -> None:
+    claimed = claimed_before_the_clock_went_back(log, PIPELINE, slot=SLOT)
+    for _ in range(3):
+        assert refused(log).why == "running"
+        log.shorten(log.latest([PIPELINE]).values())
+        assert log.heartbeat(claimed)
+    assert log.finish(claimed, "succeeded")
+
+
+@pytest.mark.every_system
+def test_who_looks_shortens_a_claim_that_the_clock_made_long(log: RunLog) -> None:
+    """`run-due` and the scheduler claim nothing that another process seems to work on."""
+    claimed_before_the_clock_went_back(log, PIPELINE, slot=SLOT)
+
+    def left() -> timedelta:
+        state = log.latest([PIPELINE])[PIPELINE]
+        assert state.is_live and state.expires_at is not None and state.now is not None
+        return state.expires_at - state.now
+
+    assert left() > timedelta(minutes=59)
+    log.shorten(log.latest([PIPELINE]).values())
+    assert timedelta(0) < left() <= timedelta(seconds=60)
+
+
+@pytest.mark.every_system
+def test_a_retry_that_the_clock_puts_off(log: RunLog) -> None:
+    """The log's clock was set back: nobody knows how long it is until the moment that it named."""
+    run = granted(log, attempts_allowed=2)
+    assert log.finish(run, "failed", error="no", retry_in=30)
+    assert refused(log, attempts_allowed=2).why == "waiting"
+    hour = timedelta(hours=1)
+
+    def set_back(records: LockedPipeline) -> None:
+        (last,) = records.attempts_at(run.run_id)
+        assert last.finished_at is not None and last.retry_at is not None
+        later = {"finished_at": last.finished_at + hour, "retry_at": last.retry_at + hour}
+        records.end(run.run_id, 1, {"started_at": last.started_at + hour, **later}, "failed")
+
+    log._book.locked(PIPELINE, set_back)
+    assert granted(log, attempts_allowed=2).attempt == 2
 
 
 def test_a_manual_run_takes_over_and_is_taken_over(log: RunLog) -> None:

@@ -9,13 +9,23 @@ from typing import Any
 import pytest
 
 import weft
-from tests.operate.scheduling import NOON, Clock, Runs, Told, declare, scheduler, succeed
+from tests.operate.scheduling import (
+    NOON,
+    Clock,
+    Runs,
+    Told,
+    claimed_before_the_clock_went_back,
+    declare,
+    scheduler,
+    succeed,
+)
 from weft.errors import ConnectionFailedError, SettingsError
 from weft.operate.alerts import Alerters
 from weft.operate.executors import Dispatch
 from weft.operate.metrics import Metrics
 from weft.operate.records import ClaimedRun
 from weft.operate.runlog import RunLog, open_run_log
+from weft.operate.runner import Runner
 from weft.operate.scheduler import _pause
 
 
@@ -39,6 +49,36 @@ def test_starts_each_slot_once(log: RunLog, clock: Clock) -> None:
     clock.move(minutes=1)
     assert made.tick() == ["orders"]
     assert runs.started == ["orders", "orders"]
+
+
+@pytest.mark.parametrize("who", ["scheduler", "run-due"])
+def test_a_dead_run_that_the_clock_keeps_claimed(log: RunLog, clock: Clock, who: str) -> None:
+    declare("orders")
+    claimed_before_the_clock_went_back(log, "orders", slot=NOON.replace(second=0))
+    made = scheduler(log, Runs(), clock)
+    if who == "scheduler":
+        assert made.tick() == []
+    else:
+        assert list(Runner(log, lambda *_, **__: pytest.fail("it ran")).run_due()) == []
+    state = log.latest(["orders"])["orders"]
+    assert state.is_live and state.expires_at is not None and state.now is not None
+    assert state.expires_at - state.now <= timedelta(seconds=60)
+
+
+def test_a_retry_that_the_clock_puts_off(log: RunLog, clock: Clock) -> None:
+    declare("orders", retry={"max_attempts": 2})
+    failed = log.claim("orders", slot=NOON.replace(second=0), attempts_allowed=2)
+    assert isinstance(failed, ClaimedRun) and log.finish(failed, "failed", retry_in=30)
+    made = scheduler(log, Runs(), clock)
+    assert made.tick() == []
+    hour = timedelta(hours=1)
+    log._book.locked(
+        "orders",
+        lambda records: records.end(
+            failed.run_id, 1, {"finished_at": failed.started_at + hour, "retry_at": failed.started_at + hour}, "failed"
+        ),
+    )
+    assert made.tick() == ["orders"]
 
 
 @pytest.mark.parametrize("status", ["succeeded", "failed"])

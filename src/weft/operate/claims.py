@@ -1,9 +1,9 @@
 """Claims: what a claim, a heartbeat and a finish do to the records of a pipeline.
 
 Two callers never decide at once: a store locks the records, or refuses the change of who was slower. Leases are judged
-by the store's clock, so hosts need not agree about the time. Where that clock was set back, a lease lasts until a
-process has seen for as long, by a clock of its own that never jumps, that nobody renews it. Each grant increments
-`fence`: a process with an older one has lost the claim and changes nothing.
+by the store's clock alone, so hosts need not agree about the time. Where that clock was set back, whoever looks first
+shortens the lease to its usual length: the owner renews it, if it lives. Each grant increments `fence`: a process with
+an older one has lost the claim and changes nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Literal
 from uuid import uuid4
 
 from weft.operate.records import Attempt, ClaimedRun, RefusedClaim, slot_text
-from weft.operate.run_store import Claim, LockedPipeline, attempt_text
+from weft.operate.run_store import Claim, LockedPipeline, attempt_text, is_too_long
 from weft.systems import process
 
 FREE_INTERRUPTIONS = 3
@@ -37,7 +37,6 @@ def grant(
     resume: bool,
     by_hand: bool,
     again: bool = False,
-    silent: str | None = None,
 ) -> ClaimedRun | RefusedClaim:
     """Begin an attempt, or return why not. Either way, an attempt whose process is gone is recorded as interrupted."""
     claim = records.claim
@@ -48,13 +47,14 @@ def grant(
     previous = records.attempts_at(claim.run_id) if claim.run_id is not None else []
     last = previous[-1] if previous else None
     is_own = again and claim.owner == process.this_process()
-    if claim.is_live and not is_own and claim.renewal != silent:
-        return RefusedClaim("running", claim.pipeline, last, renewal=claim.renewal)
+    if claim.is_live and not is_own:
+        shorten(records, lease_seconds)
+        return RefusedClaim("running", claim.pipeline, last)
     if claim.paused_at is not None and not by_hand:
         return RefusedClaim("paused", claim.pipeline, last)
     interrupted_now, failures = None, claim.failures
     if claim.owner is not None and last is not None:
-        last = interrupted_now = _interrupt(records, last, is_own=is_own)
+        last = interrupted_now = _interrupt(records, last)
         failures += last.status == "interrupted"
     allowed = None
     if slot is not None:
@@ -72,7 +72,7 @@ def grant(
                 # So that nobody takes it for one that is tried again.
                 records.end(run_id, last.attempt, {"status": "failed", "retry_at": None}, last.status)
             return RefusedClaim("exhausted", claim.pipeline, last, gave_up=died_now)
-        if attempts and attempts[-1].retry_at is not None and attempts[-1].retry_at > claim.now:
+        if attempts and attempts[-1].waits(claim.now):
             return RefusedClaim("waiting", claim.pipeline, attempts[-1])
         number = len(attempts) + 1
     elif resume and last is not None and last.status not in ("succeeded", "cancelled"):
@@ -130,12 +130,12 @@ def _begin(records: LockedPipeline, run: ClaimedRun) -> None:
     records.change(changes)
 
 
-def _interrupt(records: LockedPipeline, last: Attempt, *, is_own: bool) -> Attempt:
+def _interrupt(records: LockedPipeline, last: Attempt) -> Attempt:
     """Record that the owner is gone, and release its claim."""
     claim = records.claim
     assert claim.owner is not None
     ended = "has ended" if process.has_ended(claim.owner) else "was silent for longer than its lease"
-    if claim.is_live and is_own:
+    if claim.is_live:
         ended = "was not told that it had this claim"
     error = f"The process {last.pid} on {last.host} {ended}."
     is_cancelled = claim.cancelled == attempt_text(last.run_id, last.attempt)
@@ -148,6 +148,13 @@ def _interrupt(records: LockedPipeline, last: Attempt, *, is_own: bool) -> Attem
 
 def release(records: LockedPipeline, changes: dict[str, Any]) -> None:
     records.change({"owner": None, "expires_at": None, "cancelled": None, **changes})
+
+
+def shorten(records: LockedPipeline, lease_seconds: float) -> None:
+    """Let a lease that is longer than it can be end as one that is renewed now: the store's clock was set back."""
+    claim = records.claim
+    if claim.is_live and is_too_long(claim.expires_at, claim.now, lease_seconds):
+        records.change({"expires_at": claim.now + timedelta(seconds=lease_seconds)})
 
 
 def cancel(records: LockedPipeline, run_id: str) -> Literal["asked", "cancelled", "ended"]:

@@ -77,7 +77,7 @@ def due_now(pipeline: Pipeline, states: dict[str, PipelineState], now: datetime)
             is_due, why = False, "cancelled"
         elif done.status == "failed" and done.retry_at is None:
             is_due, why = False, "gave up"
-        elif done.retry_at is not None and done.retry_at > (state.now or now):  # by the log's clock, which set it
+        elif done.retry_at is not None and done.waits(state.now or now):  # by the log's clock, which set it
             is_due, why = False, f"retry at {done.retry_at:%H:%M:%S}"
         else:
             why = "retry"

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
 Status = Literal["running", "succeeded", "failed", "interrupted", "cancelled", "skipped"]
 ENDS: tuple[Status, ...] = ("succeeded", "failed", "interrupted", "cancelled")
 """How an attempt may end."""
+CLOCK_ERROR = timedelta(seconds=5)
+"""What is recorded for later than this from now is of before the log's clock was set back. Two looks at the clock of a
+bucket may differ by less."""
 COUNTS = ("rows_read", "inserted", "updated", "unchanged", "deleted", "quarantined", "late")
 """What is counted of an attempt."""
 
@@ -46,6 +49,12 @@ class Attempt:
     @property
     def seconds(self) -> float | None:
         return None if self.finished_at is None else (self.finished_at - self.started_at).total_seconds()
+
+    def waits(self, now: datetime) -> bool:
+        """Return whether the next attempt is to come later. If the log's clock was set back since this one ended,
+        nobody knows how much later, and it does not wait."""
+        is_set_back = self.finished_at is not None and self.finished_at > now + CLOCK_ERROR
+        return self.retry_at is not None and self.retry_at > now and not is_set_back
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +95,6 @@ class RefusedClaim:
     """The attempt that is the reason."""
     gave_up: bool = False
     """Whether this call found the process of the last attempt dead."""
-    renewal: str | None = None
-    """Where another process holds the pipeline: stays the same until it renews its claim."""
 
     def __str__(self) -> str:
         last = self.last
@@ -127,6 +134,8 @@ class PipelineState:
     """When it was last reported that none came in time; `None` where all is well."""
     now: datetime | None = field(default=None, compare=False)
     """When this was read, by the log's clock; `None` where the log does not know the pipeline."""
+    expires_at: datetime | None = field(default=None, compare=False)
+    """When the claim of the process that works on it ends, unless it is renewed."""
 
     @property
     def status(self) -> Status | None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
-from weft.operate.records import Attempt, PipelineState, Status
+from weft.operate.records import CLOCK_ERROR, Attempt, PipelineState, Status
 from weft.systems import process
 
 T = TypeVar("T")
@@ -32,13 +32,6 @@ class Claim:
     """The attempt that is to end, as `attempt_text` writes it."""
     watched_at: datetime | None = None
     stale_at: datetime | None = None
-    written: str | None = None
-    """Names the last change, where the store's clock may give two renewals the same end."""
-
-    @property
-    def renewal(self) -> str:
-        """What every renewal of its lease makes another."""
-        return self.written or f"{self.fence} {self.expires_at}"
 
     @property
     def is_live(self) -> bool:
@@ -48,6 +41,11 @@ class Claim:
 def is_live(owner: str | None, expires_at: datetime | None, now: datetime) -> bool:
     """Return whether a lease has time left and its process still runs."""
     return owner is not None and expires_at is not None and expires_at > now and not process.has_ended(owner)
+
+
+def is_too_long(expires_at: datetime | None, now: datetime, lease_seconds: float) -> bool:
+    """Return whether a lease ends later than one that is renewed now: the clock was set back since it was."""
+    return expires_at is not None and expires_at - now > timedelta(seconds=lease_seconds) + CLOCK_ERROR
 
 
 def attempt_text(run_id: str | None, attempt: int | None) -> str:

@@ -29,7 +29,7 @@ from weft.errors import (
 from weft.operate import claims
 from weft.operate.records import COUNTS, ENDS, Attempt, ClaimedRun, PipelineState, RefusedClaim, Status
 from weft.operate.redaction import clean
-from weft.operate.run_store import LockedPipeline, RunStore, attempt_text
+from weft.operate.run_store import LockedPipeline, RunStore, attempt_text, is_too_long
 from weft.operate.runlog_objects import RunObjects
 from weft.operate.runlog_tables import LogTables, schemes
 from weft.operate.spool import Spool, record
@@ -95,7 +95,6 @@ class RunLog:
         resume: bool = True,
         by_hand: bool | None = None,
         again: bool = False,
-        silent: str | None = None,
     ) -> ClaimedRun | RefusedClaim:
         """Return an attempt that only the caller may make, or why there is none.
 
@@ -105,9 +104,8 @@ class RunLog:
         that was killed or was silent for longer than its lease does not count: its attempt is recorded as interrupted.
         Up to three such attempts of a slot are not counted among those allowed. A pipeline that is paused runs only
         `by_hand`, which is without a slot unless it is said. `again`: the answer to the last claim of this process was
-        lost, and if that was granted, it does not stand in the way. `silent`: the `renewal` of a claim that the caller
-        has seen unchanged for the length of a lease. If it still is, that claim has ended, whatever the log's clock
-        says: it may have been set back.
+        lost, and if that was granted, it does not stand in the way. All who claim a pipeline have the same
+        `lease_seconds`: a claim for much longer was made before the log's clock was set back, and is shortened.
         """
         if slot is not None and slot.tzinfo is None:
             raise DeclarationError("A slot needs a time zone.", hint="Use what Schedule.latest gives.")
@@ -119,7 +117,6 @@ class RunLog:
             resume=resume,
             by_hand=slot is None if by_hand is None else by_hand,
             again=again,
-            silent=silent,
         )
         try:
             return self._book.locked(pipeline, begin)
@@ -148,13 +145,16 @@ class RunLog:
                 return False
             if records.claim.cancelled == (name := attempt_text(run.run_id, run.attempt)):
                 self._cancelled.add(name)
-            end = records.claim.now + timedelta(seconds=run.lease_seconds)
-            if end == records.claim.expires_at:
-                end += timedelta(microseconds=1)  # others tell renewals apart by it
-            records.change({"expires_at": end})
+            records.change({"expires_at": records.claim.now + timedelta(seconds=run.lease_seconds)})
             return True
 
         return self._book.locked(run.pipeline, extend)
+
+    def shorten(self, states: Iterable[PipelineState]) -> None:
+        """End claims in time that the log's clock, which was set back, made too long."""
+        for each in states:
+            if each.is_live and each.now is not None and is_too_long(each.expires_at, each.now, LEASE_SECONDS):
+                self._book.locked(each.pipeline, partial(claims.shorten, lease_seconds=LEASE_SECONDS))
 
     def finish(
         self,

@@ -25,7 +25,7 @@ from uuid import uuid4
 import msgspec
 
 from weft.errors import ConnectionFailedError
-from weft.operate.records import Attempt, PipelineState, Status
+from weft.operate.records import CLOCK_ERROR, Attempt, PipelineState, Status
 from weft.operate.run_store import Claim, LockedPipeline, RunStore, is_live
 from weft.systems.object_stores.objects import Objects, StoredObject
 
@@ -103,9 +103,11 @@ class RunObjects(RunStore):
         for number in range(_TRIES):
             stored = self._objects.get(key)
             document = Document(pipeline) if stored is None else _read(stored)
-            # Stores tell the time in whole seconds: what is recorded already was not later.
+            # Stores tell the time in whole seconds: what is recorded already was not later, but where the clock was set
+            # back since.
+            now = self._objects.now()
             recorded = (each.finished_at or each.started_at for each in document.attempts)
-            records = _Records(self, document, max([self._objects.now(), *recorded]))
+            records = _Records(self, document, max([now, *(each for each in recorded if each <= now + CLOCK_ERROR)]))
             result = work(records)
             if not records.is_changed:
                 return result
@@ -196,6 +198,7 @@ class RunObjects(RunStore):
                 each.watched_at,
                 each.stale_at,
                 now,
+                each.expires_at,
             )
             for each in documents
         ]
@@ -304,7 +307,6 @@ class _Records(LockedPipeline):
             document.cancelled,
             document.watched_at,
             document.stale_at,
-            document.write,
         )
         self.begun: list[str] = []
         self.is_changed = False

@@ -247,6 +247,7 @@ class Runner(Planner):
         graph.refuse_unknown_dependencies(self.project.pipelines)
         chosen = self.chosen(names)
         states = self.log.latest(list(self.project.pipelines))
+        self.log.shorten(states.values())
         for pipeline in chosen:
             # The time now, not at the beginning: earlier pipelines may have run for hours.
             due = due_now(pipeline, states, self.now)

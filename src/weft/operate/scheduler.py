@@ -118,9 +118,6 @@ class Scheduler(Planner):
         """The lease of the leader; `None` where another scheduler leads."""
         self._may_lead = False
         """Whether the answer to its last claim was lost: it may hold the lease, and not know it."""
-        self._renewal: str | None = None
-        self._renewal_seen_at = 0.0
-        """The last renewal of another leader's lease, and when it was first seen, by `clock`."""
         self._stopping = threading.Event()
         self._running: dict[str, _Dispatched] = {}
         """What was started last of each pipeline, until it has ended and the run log says so."""
@@ -178,13 +175,9 @@ class Scheduler(Planner):
             _log.warning("this scheduler was silent for longer than its lease, and another one leads")
             self.lease = None
         again, self._may_lead = self._may_lead, True
-        silent = self._renewal if self.clock() - self._renewal_seen_at > self.lease_seconds else None
-        claimed = self.log.claim(LEADER, lease_seconds=self.lease_seconds, resume=False, again=again, silent=silent)
+        claimed = self.log.claim(LEADER, lease_seconds=self.lease_seconds, resume=False, again=again)
         self._may_lead = False
         if isinstance(claimed, RefusedClaim):
-            if claimed.renewal != self._renewal:
-                # After the answer: a process that is stopped in between must not take that time for silence.
-                self._renewal, self._renewal_seen_at = claimed.renewal, self.clock()
             last = claimed.last
             leader = f"process {last.pid} on {last.host}" if last is not None else "another one"
             if leader != self._leader:
@@ -226,6 +219,7 @@ class Scheduler(Planner):
         graph.refuse_unknown_dependencies(self.project.pipelines)
         expected = freshness.expected(self.project) if self.alerters else {}
         states = self.log.latest(dict.fromkeys((*self.project.pipelines, *expected)))
+        self.log.shorten(states.values())
         self._count(states)
         dues = [each for each in (self._due(pipeline, states) for pipeline in self.chosen(())) if each is not None]
         # Before anything is started: what has ended makes room for pipelines that come earlier in the order.
