@@ -211,30 +211,30 @@ def build(
     declared = find(model) if isinstance(model, str) else model
     if not isinstance(declared, Model):
         raise DeclarationError(f"{declared.name!r} is a pipeline, not a model.", hint="Use weft.testing.run_pipeline.")
-    given = {**(inputs or {}), **rows}
+    contents = {**(inputs or {}), **rows}
     with project() as inner, TemporaryDirectory(prefix="weft-testing-") as folder:
         inner.one_file = os.path.join(folder, "test.db")
-        _fill(declared, given, inner.clock)
+        _fill(declared, contents, inner.clock)
         if this is not None:
             _fill_last(declared, this)
         ModelRun(declared, f"testing {uuid4()}", inner.clock.now()).execute()
         target = declared.target
-        found = table_rows(target.name, connection=target.connection, order_by=SCD2_COLUMNS[:1])
+        rows_built = table_rows(target.name, connection=target.connection, order_by=SCD2_COLUMNS[:1])
         close(inner)
-        return found
+        return rows_built
 
 
-def _fill(model: Model, given: Mapping[str, Rows], clock: Clock) -> None:
+def _fill(model: Model, contents: Mapping[str, Rows], clock: Clock) -> None:
     """Publish or load the rows of each input."""
     from weft.engine import relations
     from weft.engine.load import load
 
     names = {each.parameter or each.name: each for each in model.inputs} | {each.name: each for each in model.inputs}
-    for name in given:
+    for name in contents:
         if name not in names:
             raise unknown(f"input of {model.name}", name, [each.parameter or each.name for each in model.inputs])
     for each in model.inputs:
-        rows = given.get(each.parameter or each.name) or given.get(each.name)
+        rows = contents.get(each.parameter or each.name) or contents.get(each.name)
         relation = relations.find(each.name, model.target.connection)
         if relation.stream is not None:
             _publish(relation.stream, rows or (), clock)
@@ -286,31 +286,31 @@ def differing_rows(actual: Rows, expected: Rows) -> str:
     lines = []
     for row in expected:
         wanted = {name: row.get(name) for name in columns}
-        found = next((each for each in left if all(_is_same(each[name], wanted[name]) for name in columns)), None)
-        if found is None:
+        same = next((each for each in left if all(_is_same(each[name], wanted[name]) for name in columns)), None)
+        if same is None:
             lines.append(f"- {_shown(wanted)}")
         else:
-            left.remove(found)
+            left.remove(same)
     missing = [name for name in columns if actual and not any(name in row for row in actual)]
     lines += [f"+ {_shown(row)}" for row in left]
     lines += [f"There is no column {name!r}: there are {', '.join(actual[0])}." for name in missing if lines]
     return "\n".join(lines)
 
 
-def _is_same(found: Any, wanted: Any) -> bool:
+def _is_same(actual: Any, wanted: Any) -> bool:
     """Whether two values are equal: floats but for their last digits, and what JSON has no type for by its text."""
-    if isinstance(found, float) and isinstance(wanted, int | float):
-        return math.isclose(found, wanted, rel_tol=1e-9) or (found != found and wanted != wanted)
-    if isinstance(wanted, str) and not isinstance(found, str) and found is not None:
-        if isinstance(found, datetime):
+    if isinstance(actual, float) and isinstance(wanted, int | float):
+        return math.isclose(actual, wanted, rel_tol=1e-9) or (actual != actual and wanted != wanted)
+    if isinstance(wanted, str) and not isinstance(actual, str) and actual is not None:
+        if isinstance(actual, datetime):
             with suppress(ValueError):
-                return aware(datetime.fromisoformat(wanted)) == aware(found)
-        return str(_plain(found)) == wanted
-    if isinstance(found, datetime) and isinstance(wanted, datetime):
-        return aware(found) == aware(wanted)
-    if isinstance(found, Decimal) and isinstance(wanted, float):
-        return math.isclose(float(found), wanted, rel_tol=1e-9)
-    return bool(found == wanted)
+                return aware(datetime.fromisoformat(wanted)) == aware(actual)
+        return str(_plain(actual)) == wanted
+    if isinstance(actual, datetime) and isinstance(wanted, datetime):
+        return aware(actual) == aware(wanted)
+    if isinstance(actual, Decimal) and isinstance(wanted, float):
+        return math.isclose(float(actual), wanted, rel_tol=1e-9)
+    return bool(actual == wanted)
 
 
 def _shown(row: Mapping[str, Any]) -> str:

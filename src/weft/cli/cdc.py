@@ -78,35 +78,35 @@ def verify(
             from weft.engine.streaming.cdc.verify_lake import LakeSide
 
             ours = LakeSide(connection, *about)
-        found = compare(theirs, ours, settle_seconds=settle, mend=mend)
-    _note(pipeline, mirror.name, found)
+        compared = compare(theirs, ours, settle_seconds=settle, mend=mend)
+    _note(pipeline, mirror.name, compared)
     rows: list[dict[str, Any]] = [
-        {"key": dict(zip(found.keys, each.key, strict=True)), "in_mirror": each.kind, "columns": list(each.columns)}
-        for each in found.differences
+        {"key": dict(zip(compared.keys, each.key, strict=True)), "in_mirror": each.kind, "columns": list(each.columns)}
+        for each in compared.differences
     ]
-    changing = [dict(zip(found.keys, key, strict=True)) for key in found.changing]
+    changing = [dict(zip(compared.keys, key, strict=True)) for key in compared.changing]
     if output == "json":
-        print_json({"rows": found.rows, "differences": rows, "changing": changing, "mended": found.mended})
+        print_json({"rows": compared.rows, "differences": rows, "changing": changing, "mended": compared.mended})
     else:
         if rows:
             shown = [{**row, "key": ", ".join(f"{name}={value}" for name, value in row["key"].items())} for row in rows]
             print_table(shown[:_SHOWN], ["key", "in_mirror", "columns"], seldom=["columns"])
             if len(rows) > _SHOWN:
                 click.echo(f"… and {len(rows) - _SHOWN:,} more (--format json has all)", err=True)
-        summary = f"{plural(found.rows, 'row')} compared, {len(rows):,} differ"
-        summary += f", {found.mended:,} of them mended" if mend else ""
+        summary = f"{plural(compared.rows, 'row')} compared, {len(rows):,} differ"
+        summary += f", {compared.mended:,} of them mended" if mend else ""
         summary += f", {len(changing):,} changed each time they were looked at" if changing else ""
         click.echo(f"{summary}.", err=True)
-    if len(rows) > found.mended:
+    if len(rows) > compared.mended:
         click.get_current_context().exit(1)
 
 
-def _note(pipeline: StreamingPipeline, target: str, found: Comparison) -> None:
+def _note(pipeline: StreamingPipeline, target: str, compared: Comparison) -> None:
     """Remember what was found, for those who look at the pipeline; not where its checkpoint is elsewhere."""
     checkpoint = Checkpoint.of(pipeline)
     with suppress(WeftError, OSError):
         if checkpoint.is_open and checkpoint.state().query_id is not None:
-            counts = {"rows": found.rows, "differ": len(found.differences), "mended": found.mended}
+            counts = {"rows": compared.rows, "differ": len(compared.differences), "mended": compared.mended}
             Verified(checkpoint.home).note(target, at=datetime.now(UTC).isoformat(), **counts)
 
 

@@ -114,11 +114,11 @@ def _count_letters(pipeline: StreamingPipeline, error: str | None, stage: str | 
     try:
         box = DeadLetterBox(pipeline)
         row["place"] = box.store.name
-        found = summary(box.letters(), passing(error, stage))
+        counted = summary(box.letters(), passing(error, stage))
     except WeftError as failure:
         return {**row, "commonest_error": None, "failure": failure.what}
-    common = first_line(found.groups[0].error) if found.groups else None
-    return {**row, "letters": found.count, "newest": found.newest, "commonest_error": common, "failure": None}
+    common = first_line(counted.groups[0].error) if counted.groups else None
+    return {**row, "letters": counted.count, "newest": counted.newest, "commonest_error": common, "failure": None}
 
 
 def _print_pipelines(rows: Sequence[dict[str, Any]], output: str) -> None:

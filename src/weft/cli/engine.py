@@ -52,16 +52,16 @@ def engine() -> None:
 def start() -> None:
     """Start the engine, unless one with the settings of this project runs."""
     root = Path.cwd()
-    found = warm.ask(root, "status")
-    if found is not None and found["fingerprint"] != warm.fingerprint(root):
+    state = warm.ask(root, "status")
+    if state is not None and state["fingerprint"] != warm.fingerprint(root):
         warm.ask(root, "stop")
-        found = None
-    if found is None and not warm.start(root):
+        state = None
+    if state is None and not warm.start(root):
         raise WeftError("The engine did not start.", hint=f"Its log is {warm.folder(root) / 'engine.log'}.")
-    found = warm.ask(root, "status")
-    if found is None:
+    state = warm.ask(root, "status")
+    if state is None:
         raise WeftError("The engine ended.", hint=f"Its log is {warm.folder(root) / 'engine.log'}.")
-    click.echo(f"The engine runs (pid {found['pid']}).")
+    click.echo(f"The engine runs (pid {state['pid']}).")
 
 
 @engine.command()
@@ -70,39 +70,39 @@ def start() -> None:
 def status(output: str) -> None:
     """Show the engine: what it does, since when, and the memory that it holds. Ends with exit code 1 if none runs."""
     root = Path.cwd()
-    found = warm.ask(root, "status")
+    state = warm.ask(root, "status")
     if output == "json":
-        print_json({"state": "none"} if found is None else {**found, "current": _is_current(root, found)})
-    elif found is None:
+        print_json({"state": "none"} if state is None else {**state, "current": _is_current(root, state)})
+    elif state is None:
         click.echo("No engine runs here.")
     else:
-        began = time_text(datetime.fromtimestamp(found["began"], UTC))
-        busy = f" with process {found['client']}" if found["client"] else ""
-        click.echo(f"{found['state']}{busy}: pid {found['pid']}, since {began}, {plural(found['commands'], 'command')}")
-        click.echo(f"  memory: {found['memory'] / 2**20:,.0f} MB in {plural(found['processes'], 'process', 'es')}")
-        if found["state"] == "warm":
+        began = time_text(datetime.fromtimestamp(state["began"], UTC))
+        busy = f" with process {state['client']}" if state["client"] else ""
+        click.echo(f"{state['state']}{busy}: pid {state['pid']}, since {began}, {plural(state['commands'], 'command')}")
+        click.echo(f"  memory: {state['memory'] / 2**20:,.0f} MB in {plural(state['processes'], 'process', 'es')}")
+        if state["state"] == "warm":
             click.echo(
-                f"  ends in {max(0, found['ends_after'] - found['idle_seconds']) / 60:.1f} minutes if it is not used"
+                f"  ends in {max(0, state['ends_after'] - state['idle_seconds']) / 60:.1f} minutes if it is not used"
             )
-        if not _is_current(root, found):
+        if not _is_current(root, state):
             click.echo("  It has other settings, versions or variables: the next command starts another one.")
-    if found is None:
+    if state is None:
         raise SystemExit(1)
 
 
-def _is_current(root: Path, found: dict[str, object]) -> bool:
-    return found["fingerprint"] == warm.fingerprint(root)
+def _is_current(root: Path, state: dict[str, object]) -> bool:
+    return state["fingerprint"] == warm.fingerprint(root)
 
 
 @engine.command()
 @unused_module_option
 def stop() -> None:
     """Stop the engine, after the command that it carries out."""
-    found = warm.ask(Path.cwd(), "stop")
-    if found is None:
+    state = warm.ask(Path.cwd(), "stop")
+    if state is None:
         click.echo("No engine runs here.")
-    elif found["busy"]:
-        click.echo(f"The engine ends after the command that runs (process {found['busy']}).")
+    elif state["busy"]:
+        click.echo(f"The engine ends after the command that runs (process {state['busy']}).")
     else:
         click.echo("The engine has stopped.")
 

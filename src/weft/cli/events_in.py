@@ -327,12 +327,12 @@ def _refuse_constant(text: str) -> object:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    made = dict(pairs)
-    if len(made) < len(pairs):
+    event = dict(pairs)
+    if len(event) < len(pairs):
         keys: set[str] = set()
         repeated = next(key for key, _ in pairs if key in keys or keys.add(key))  # type: ignore[func-returns-value]
         raise ValueError(f"the key {repeated!r} is there twice, and it is not known which value is meant")
-    return made
+    return event
 
 
 _decode_json = json.JSONDecoder(parse_constant=_refuse_constant, object_pairs_hook=_unique)

@@ -17,9 +17,9 @@ def handler(event: dict[str, Any], _context: Any = None) -> dict[str, Any]:
     arguments = event.get("arguments")
     if not isinstance(arguments, list) or not arguments or arguments[0] not in _COMMANDS:
         raise SettingsError(f"The event must have the arguments of weft {' or '.join(_COMMANDS)}.")
-    given = {str(name): str(value) for name, value in event.get("environment", {}).items()}
-    before = {name: os.environ.get(name) for name in given}
-    os.environ.update(given)
+    variables = {str(name): str(value) for name, value in event.get("environment", {}).items()}
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
     try:
         sys.argv = ["weft", *map(str, arguments)]
         main()

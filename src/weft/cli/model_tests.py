@@ -47,10 +47,10 @@ def _cases(paths: tuple[Path, ...]) -> list[tuple[Path, dict[str, Any]]]:
             raise NotFoundError(f"There is no {path}.", hint=f"Name a file or a folder. By default it is {_FOLDER}.")
         below = sorted(each for each in path.rglob("*") if each.suffix in (".toml", ".json"))
         files += [path] if path.is_file() else below
-    found = [(file, case) for file in files for case in _read(file)]
-    if not found:
+    cases = [(file, case) for file in files for case in _read(file)]
+    if not cases:
         raise NotFoundError(f"There is no case in {', '.join(map(str, paths))}.", hint="docs/models-plan.md has one.")
-    return found
+    return cases
 
 
 def _read(file: Path) -> list[dict[str, Any]]:

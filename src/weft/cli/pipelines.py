@@ -365,10 +365,10 @@ def _stale(runner: Runner, names: Sequence[str], done: Sequence[Outcome]) -> Ite
 
     with Observer() as observer:
         for model in left:
-            (found,) = freshness_of([model], observer)
-            if found.problem is not None:
-                raise found.problem
-            if found.why is not None:
+            (freshness,) = freshness_of([model], observer)
+            if freshness.problem is not None:
+                raise freshness.problem
+            if freshness.why is not None:
                 yield runner.run(model, by_hand=False)
 
 

@@ -137,10 +137,10 @@ def cancel(run_id: str, run_log: str | None) -> None:
                 f"{run_id} is the lease of a scheduler, and no run.",
                 hint=f"Stop its process, {last.pid} on {last.host}: it hands the lease over.",
             )
-        found = runner.log.cancel(last.pipeline, run_id)
-    if found == "asked":
+        outcome = runner.log.cancel(last.pipeline, run_id)
+    if outcome == "asked":
         click.echo(f"The process {last.pid} on {last.host} ends {last.pipeline} within 20 seconds.")
-    elif found == "cancelled":
+    elif outcome == "cancelled":
         click.echo(f"{last.pipeline} is not tried again for this run.")
     else:
         raise DeclarationError(f"The run {run_id} of {last.pipeline} has ended: {last.status}.")

@@ -174,8 +174,8 @@ class Shell:
         with suppress(Exception):  # a database that does not answer must not disturb who types
             import readline
 
-            found = self.completions(word, self._typed + readline.get_line_buffer())
-            return found[state] if state < len(found) else None
+            words = self.completions(word, self._typed + readline.get_line_buffer())
+            return words[state] if state < len(words) else None
         return None
 
     def completions(self, word: str, text: str) -> list[str]:

@@ -167,17 +167,17 @@ def show(result: Result, limit: int) -> None:
 
 def _distinct(names: Iterable[str]) -> list[str]:
     """Return names under which two columns of one name can be shown."""
-    taken: dict[str, int] = {}
+    uses: dict[str, int] = {}
     shown = []
     for name in names:
-        taken[name] = taken.get(name, 0) + 1
-        shown.append(name if taken[name] == 1 else f"{name}:{taken[name] - 1}")
+        uses[name] = uses.get(name, 0) + 1
+        shown.append(name if uses[name] == 1 else f"{name}:{uses[name] - 1}")
     return shown
 
 
-def _values(given: Iterable[str]) -> dict[str, Any] | None:
+def _values(assignments: Iterable[str]) -> dict[str, Any] | None:
     values: dict[str, Any] = {}
-    for each in given:
+    for each in assignments:
         name, equals, text = each.partition("=")
         if not name or not equals:
             raise click.UsageError(f"--param is NAME=VALUE, not {each!r}.")

@@ -146,10 +146,10 @@ def drop(what: str, every: bool, connection: str | None, yes: bool) -> None:
     pipeline = _with_state(what)
     with opened_state(pipeline) as (tables, query_id):
         # Files are those of a checkpoint, and go with it.
-        found = [] if tables is None else stored_states(tables, pipeline.name)
+        states = [] if tables is None else stored_states(tables, pipeline.name)
         # Another project may have a pipeline of this name in the same database.
         here = checkpoint_place(Checkpoint.of(pipeline).home)
-        chosen = [each for each in found if every or (each.query_id != query_id and each.checkpoint == here)]
+        chosen = [each for each in states if every or (each.query_id != query_id and each.checkpoint == here)]
         if not chosen:
             click.echo(f"There is nothing to remove of {pipeline.name}.", err=True)
             return
@@ -164,10 +164,10 @@ def _drop_undeclared(name: str, connection: str, yes: bool) -> None:
             f"{name} is declared: --connection is for a pipeline that is gone.", hint=f"weft state drop {quote(name)}"
         )
     with opened_tables(current().connection(connection)) as tables:
-        found = stored_states(tables)
-        chosen = [each for each in found if each.pipeline == name]
+        states = stored_states(tables)
+        chosen = [each for each in states if each.pipeline == name]
         if not chosen:
-            hint = did_you_mean(name, {each.pipeline for each in found}, f"weft state list --connection {connection}")
+            hint = did_you_mean(name, {each.pipeline for each in states}, f"weft state list --connection {connection}")
             raise NotFoundError(f"There is no state of {name} in {connection}.", hint=hint)
         _remove(tables, chosen, yes)
 

@@ -48,12 +48,12 @@ def find_stored(name: str, connection: str | None) -> tuple[Stream, bool]:
 
 def received_logs() -> list[str | Connection]:
     """Return the connections that keep what declared pipelines receive, other than `default`."""
-    project, found = current(), []
+    project, logs = current(), []
     for source in (each for pipeline in project.streaming_pipelines.values() for each in pipeline.sources):
         with suppress(WeftError):  # of a connection that is not there nothing is received
             if (log := getattr(project.connection(source.connection), "received_log", None)) is not None:
-                found.append(log)
-    return found
+                logs.append(log)
+    return logs
 
 
 def stored_streams(connection: str | Connection | None) -> list[Stream]:

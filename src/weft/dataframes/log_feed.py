@@ -299,8 +299,8 @@ class LogGroupFeed(_LogFeed):
         self._unconfirmed: list[dict[str, Any]] = []
 
     def fetch(self, limit: int, wait_seconds: float | None, more: bool = True) -> FeedPage | None:
-        taken = self._taken or self._take(min(limit, _EVENTS_A_LEASE), wait_seconds)
-        events, self._taken = taken[:limit], taken[limit:]
+        entries = self._taken or self._take(min(limit, _EVENTS_A_LEASE), wait_seconds)
+        events, self._taken = entries[:limit], entries[limit:]
         if not events:
             return None
         self._unconfirmed = events

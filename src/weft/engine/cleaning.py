@@ -18,8 +18,8 @@ _BUCKETS = "fs.s3a.bucket."
 def release_objects(gateway: Any, first: int) -> int:
     """Have a JVM forget the objects that it kept for processes that have ended, from a number on. Return the number of
     the next one."""
-    made = _java(gateway, "java.lang.Object")()
-    number = int(made._target_id.removeprefix("o"))
+    probe = _java(gateway, "java.lang.Object")()
+    number = int(probe._target_id.removeprefix("o"))
     for each in range(first, number):
         gateway._gateway_client.garbage_collect_object(f"o{each}", enqueue=False)
     return number
@@ -28,10 +28,10 @@ def release_objects(gateway: Any, first: int) -> int:
 def usable_context(gateway: Any, jvm: int | None = None) -> Any:
     """Return the JavaSparkContext that runs in a JVM, if one does. Given the JVM's process: cleaned, and without one
     that cannot be."""
-    found = getattr(_java(gateway, "org.apache.spark.SparkContext$"), "MODULE$").getActive()
-    if not found.isDefined() or found.get().isStopped():
+    active = getattr(_java(gateway, "org.apache.spark.SparkContext$"), "MODULE$").getActive()
+    if not active.isDefined() or active.get().isStopped():
         return None
-    context = found.get()
+    context = active.get()
     java = _java(gateway, "org.apache.spark.api.java.JavaSparkContext").fromSparkContext(context)
     if jvm is not None and not (_is_stopped(context, jvm) and _is_as_new(gateway, context, java)):
         java.stop()
@@ -115,9 +115,9 @@ def python_workers(jvm: int) -> Iterator[int]:
 
 def children(pid: int) -> list[int]:
     """Return the processes that a process started, by any of its threads."""
-    found: list[int] = []
+    pids: list[int] = []
     with suppress(OSError):
         for thread in os.listdir(f"/proc/{pid}/task"):
             with open(f"/proc/{pid}/task/{thread}/children", encoding="ascii") as file:
-                found += map(int, file.read().split())
-    return found
+                pids += map(int, file.read().split())
+    return pids

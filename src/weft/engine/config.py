@@ -166,12 +166,12 @@ def _given_conf(master: str) -> dict[str, str]:
     if not text:
         return {}
     try:
-        given = json.loads(text)
+        conf = json.loads(text)
     except ValueError:
-        given = None
-    if not isinstance(given, dict):
+        conf = None
+    if not isinstance(conf, dict):
         raise SettingsError(f"{CONF_VARIABLE} is not a JSON object.", hint='{"spark.executor.memory": "4g"}')
-    return _conf(given, master, CONF_VARIABLE)
+    return _conf(conf, master, CONF_VARIABLE)
 
 
 def _conf(table: object, master: str, where: str = f"{PROJECT_FILE}, [spark.conf]") -> dict[str, str]:

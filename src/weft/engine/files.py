@@ -84,9 +84,9 @@ def last_watermark(connection: Connection, load: Load, column: str) -> Watermark
     place = f"{connection.kind} {connection.target} {load.name} {column}"
     kept = current().root.absolute() / ".weft" / "watermarks" / sha256(place.encode()).hexdigest()
     with suppress(OSError, ValueError, TypeError):
-        found = json.loads(kept.read_bytes())
-        if state is not None and found.pop("state", None) == state:
-            return Watermark(**found)
+        kept_watermark = json.loads(kept.read_bytes())
+        if state is not None and kept_watermark.pop("state", None) == state:
+            return Watermark(**kept_watermark)
     value, rows = _last_value(connection, load, column)
     if value is None:
         return None

@@ -60,8 +60,8 @@ def _unites_others(frame: Any) -> bool:
 
 
 def _hints_of(attributes: Any) -> list[str | None]:
-    found = [attributes.apply(number).metadata() for number in range(attributes.size())]
-    return [each.getString(_HINT) if each.contains(_HINT) else None for each in found]
+    metadata = [attributes.apply(number).metadata() for number in range(attributes.size())]
+    return [each.getString(_HINT) if each.contains(_HINT) else None for each in metadata]
 
 
 def cast_to(frame: Any, schema: pa.Schema, *, with_hints: bool = False) -> Any:
@@ -70,10 +70,10 @@ def cast_to(frame: Any, schema: pa.Schema, *, with_hints: bool = False) -> Any:
     from pyspark.sql import functions as F
     from pyspark.sql.pandas.types import from_arrow_type
 
-    given = schema_of(frame)
+    present = schema_of(frame)
     other = {
         field.name: from_arrow_type(field.type, prefer_timestamp_ntz=True)
-        for field, own in zip(schema, given, strict=True)
+        for field, own in zip(schema, present, strict=True)
         if not own.type.equals(field.type) and (_has_room(own.type, field.type) or _is_time(own.type, field.type))
     }
     times = {each.name for each in schema if with_hints and hint_of(each) == "time"}

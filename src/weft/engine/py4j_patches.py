@@ -60,10 +60,10 @@ def keep_classes(view: Any) -> None:
 
     class KeepingView(JVMView):  # type: ignore[misc]
         def __getattr__(self, name: str) -> Any:
-            found = super().__getattr__(name)
-            if isinstance(found, JavaClass):
-                setattr(self, name, found)
-            return found
+            member = super().__getattr__(name)
+            if isinstance(member, JavaClass):
+                setattr(self, name, member)
+            return member
 
     view.__class__ = KeepingView
     client, number = view._gateway_client, view._id

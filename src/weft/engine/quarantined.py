@@ -70,12 +70,12 @@ class _Place:
             checks=tuple(_of_rows(planned.checks)),
         )
 
-    def why_not(self, taken: QuarantinedRows) -> str | None:
+    def why_not(self, rows: QuarantinedRows) -> str | None:
         """Return why rows of a set cannot be loaded again."""
         if self.load().mode == "truncate":
             return f"each run replaces all of {self.target.name}: mend the source, and run {self.pipeline.name}"
         is_made = self.target.column_map or any(each.normalizers for each in self.target.table.columns)
-        if taken.rows_of is None and is_made:
+        if rows.rows_of is None and is_made:
             return "an older version put them aside, and did not say whether normalizers had changed them"
         return None
 
@@ -98,15 +98,15 @@ class Group(NamedTuple):
 
 def groups(pipeline: Pipeline) -> list[Group]:
     """Return what was put aside by error, the commonest first."""
-    found: dict[tuple[str, str], Group] = {}
+    by_group: dict[tuple[str, str], Group] = {}
     for place in _chosen(pipeline, None):
         with opened_tables(place.connection) as tables:
             sets = quarantine.sets(tables, place.target.table.schema, place.target.table.name, pipeline.name)
-        for taken, error in sets:
+        for rows, error in sets:
             group = quarantine.group_of(error)
-            before = found.get((place.name, group), Group(place.name, group, 0, error.partition("\n")[0]))
-            found[place.name, group] = before._replace(rows=before.rows + taken.count)
-    return sorted(found.values(), key=lambda each: -each.rows)
+            before = by_group.get((place.name, group), Group(place.name, group, 0, error.partition("\n")[0]))
+            by_group[place.name, group] = before._replace(rows=before.rows + rows.count)
+    return sorted(by_group.values(), key=lambda each: -each.rows)
 
 
 def count(pipeline: Pipeline, group: str | None = None, *, to_replay: bool = False) -> Quarantined:
@@ -123,9 +123,9 @@ def replay(pipeline: Pipeline, group: str | None = None, *, expected: int | None
     _refuse_others(pipeline, done.rows, expected)
     for place in places:
         with opened_tables(place.connection) as tables:
-            for taken in place.sets:
-                if place.why_not(taken) is None:
-                    done.again += _reload(place, taken, tables)
+            for rows in place.sets:
+                if place.why_not(rows) is None:
+                    done.again += _reload(place, rows, tables)
     return done
 
 
@@ -137,20 +137,20 @@ def purge(pipeline: Pipeline, group: str | None = None, *, expected: int | None 
     done.rows = 0
     for place in places:
         with opened_tables(place.connection) as tables, tables.driver.session("publish") as session:
-            done.rows += sum(quarantine.remove(tables, session, place.load(), taken) for taken in place.sets)
+            done.rows += sum(quarantine.remove(tables, session, place.load(), rows) for rows in place.sets)
     return done
 
 
 def _counted(places: Sequence[_Place], *, to_replay: bool = False) -> Quarantined:
-    found = Quarantined(places=[each.name for each in places], targets=[each.target.name for each in places])
+    total = Quarantined(places=[each.name for each in places], targets=[each.target.name for each in places])
     for place in places:
-        for taken in place.sets:
-            why = place.why_not(taken) if to_replay else None
+        for rows in place.sets:
+            why = place.why_not(rows) if to_replay else None
             if why is None:
-                found.rows += taken.count
+                total.rows += rows.count
             else:
-                found.held[why] = found.held.get(why, 0) + taken.count
-    return found
+                total.held[why] = total.held.get(why, 0) + rows.count
+    return total
 
 
 def _refuse_others(pipeline: Pipeline, rows: int, expected: int | None) -> None:
@@ -163,7 +163,7 @@ def _refuse_others(pipeline: Pipeline, rows: int, expected: int | None) -> None:
 
 def _chosen(pipeline: Pipeline, group: str | None) -> list[_Place]:
     """Return what the targets of a pipeline put aside of its rows: all, or the rows of one group."""
-    found = []
+    places = []
     for target in pipeline.targets:
         connection = current().connection(target.connection or target.table.connection)
         # Files and Delta tables have none. A database that is not there yet is not made by a look at it.
@@ -172,35 +172,35 @@ def _chosen(pipeline: Pipeline, group: str | None) -> list[_Place]:
         with opened_tables(connection) as tables:
             sets = _sets(tables, target, pipeline, group)
         if sets:
-            found.append(_Place(pipeline, target, connection, sets))
-    if group is not None and not found:
+            places.append(_Place(pipeline, target, connection, sets))
+    if group is not None and not places:
         raise NotFoundError(
             f"{pipeline.name} has no group {group!r} of rows in quarantine.",
             hint=f"weft quarantine list {pipeline.name}",
         )
-    return found
+    return places
 
 
 def _sets(tables: SqlTables, target: PipelineTarget, pipeline: Pipeline, group: str | None) -> list[QuarantinedRows]:
     """Return the chosen rows by the load that put them aside."""
-    found: dict[tuple[object, ...], QuarantinedRows] = {}
-    for taken, error in quarantine.sets(tables, target.table.schema, target.table.name, pipeline.name):
+    sets: dict[tuple[object, ...], QuarantinedRows] = {}
+    for rows, error in quarantine.sets(tables, target.table.schema, target.table.name, pipeline.name):
         if group is None or quarantine.group_of(error) == group:
-            key = (taken.checkpoint_id, taken.batch_id, taken.rows_of)
-            others = found.get(key)
+            key = (rows.checkpoint_id, rows.batch_id, rows.rows_of)
+            others = sets.get(key)
             if others is not None:
-                taken = replace(taken, errors=others.errors + taken.errors, count=others.count + taken.count)
-            found[key] = taken
-    return list(found.values())
+                rows = replace(rows, errors=others.errors + rows.errors, count=others.count + rows.count)
+            sets[key] = rows
+    return list(sets.values())
 
 
-def _reload(place: _Place, taken: QuarantinedRows, tables: SqlTables) -> int:
+def _reload(place: _Place, chosen: QuarantinedRows, tables: SqlTables) -> int:
     """Load a set; return how many of its rows were put aside again."""
     load, target = place.load(), place.target
-    stored = quarantine.read(tables, load, taken)
+    stored = quarantine.read(tables, load, chosen)
     columns = stored_columns(tables, target.table.schema, target.table.name) or []
     known = {each.name: each.field for each in columns if not each.generated}
-    if taken.rows_of == "source":
+    if chosen.rows_of == "source":
         known = _of_source(known, target)
     else:
         # They are what normalizers made of them.
@@ -213,17 +213,17 @@ def _reload(place: _Place, taken: QuarantinedRows, tables: SqlTables) -> int:
     if target.table.load_columns:
         rows = rows.drop_columns([name for name in LOAD_COLUMNS if name in rows.column_names])
     returned = tuple((why, stored[number][1]) for number, why in bad.items())
-    taken = replace(taken, count=len(stored), returned=returned)
-    job = Job(replace(load, taken=taken), place.connection, projection=TableProjection(target))
+    chosen = replace(chosen, count=len(stored), returned=returned)
+    job = Job(replace(load, taken=chosen), place.connection, projection=TableProjection(target))
     counts, _ = job.run(inputs.understand(rows, has_source=False), tables)
     return counts.quarantined + len(returned)
 
 
 def _of_source(known: dict[str, pa.Field], target: PipelineTarget) -> dict[str, pa.Field]:
     """Return the columns of the source whose types follow from those of the table: a normalizer may take any."""
-    made = {each.name for each in target.table.columns if each.normalizers}
+    normalized = {each.name for each in target.table.columns if each.normalizers}
     return {
         target.column_map.get(name, name): each.with_name(target.column_map.get(name, name))
         for name, each in known.items()
-        if name not in made
+        if name not in normalized
     }

@@ -93,14 +93,14 @@ def understand(sql: str, default: str | Connection | None = None, *, only: Conne
     tree = _parsed(sql)
     numbers: dict[tuple[str, ...], int] = {}
     places: list[Place] = []
-    found: list[Relation] = []
+    tables: list[Relation] = []
     for table in tree.find_all(exp.Table):
         if not all(isinstance(part, exp.Identifier) for part in table.parts) or _is_own(table):
             continue  # a function, a hint or a part of the query itself
         parts = tuple(part.name for part in table.parts)
         if parts not in numbers:
-            numbers[parts] = len(found)
-            found.append(relations.find_parts(parts, default) if only is None else _on(only, parts))
+            numbers[parts] = len(tables)
+            tables.append(relations.find_parts(parts, default) if only is None else _on(only, parts))
         has_name = any(table.args.get(each) for each in ("alias", "sample", "version"))
         start, end = table.parts[0].meta["start"], table.parts[-1].meta["end"] + 1
         places.append(Place(start, end, numbers[parts], not has_name))
@@ -110,7 +110,7 @@ def understand(sql: str, default: str | Connection | None = None, *, only: Conne
             places.append(Place(qualifier[0].meta["start"], qualifier[-1].meta["start"], None))
     places += _parameters(sql)
     places.sort(key=lambda place: place.start)
-    return Query(sql, tuple(found), tuple(parts[-1] for parts in numbers), tuple(places))
+    return Query(sql, tuple(tables), tuple(parts[-1] for parts in numbers), tuple(places))
 
 
 def statements(text: str) -> tuple[list[str], str]:

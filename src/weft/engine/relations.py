@@ -203,14 +203,14 @@ def names_on(connection: Connection) -> list[str]:
     connection."""
     system = system_for(connection.kind)
     if system.tables is None and system.takes_loads:
-        found = system.load("target")(connection).tables()
-        return sorted(".".join(quoted_part(part) for part in each if part) for each in found)
+        names = system.load("target")(connection).tables()
+        return sorted(".".join(quoted_part(part) for part in each if part) for each in names)
     if system.tables is None or connection.is_missing():
         return []
     streams = {full_name(each.schema, each.name) for each in _streams() if _is_on(each, connection)}
     with closing(open_tables(connection)) as tables, tables.driver.session("read") as session:
-        found = tables.all_names(session)
-    named = {full_name(*each): ".".join(quoted_part(part) for part in each if part) for each in found}
+        names = tables.all_names(session)
+    named = {full_name(*each): ".".join(quoted_part(part) for part in each if part) for each in names}
     return sorted(named[each] for each in named.keys() - streams if not each.startswith("weft."))
 
 
@@ -219,15 +219,15 @@ def parts_of(name: str) -> tuple[str, ...]:
     parts: list[str] = []
     place = 0
     while place < len(name) or not parts or name[place - 1] == ".":
-        found = _PART.match(name, place)
-        if found is None:
+        part = _PART.match(name, place)
+        if part is None:
             raise DeclarationError(
                 f"{name!r} is not the name of a table.",
                 hint='For example orders, public.orders, warehouse.public.orders, lake."2024/*.parquet".',
             )
-        quoted, marked, bare, _ = found.groups()
+        quoted, marked, bare, _ = part.groups()
         parts.append(bare or (marked or "").replace("``", "`") or (quoted or "").replace('""', '"'))
-        place = found.end()
+        place = part.end()
     return tuple(parts)
 
 

@@ -96,8 +96,8 @@ class Format:
         groups = {letter: number for number, letter in enumerate(self.fields, 1)}
 
         def field(meaning: str) -> tuple[str | int, ...]:
-            found = [groups[letter] for letter in _MEANINGS[meaning] if letter in groups]
-            return ("<", found[0], ">") if found else ("00",)
+            numbers = [groups[letter] for letter in _MEANINGS[meaning] if letter in groups]
+            return ("<", numbers[0], ">") if numbers else ("00",)
 
         parts: list[str | int] = [field("year")[1], "-", *field("month"), "-", *field("day")]
         if clock:

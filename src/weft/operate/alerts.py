@@ -196,7 +196,7 @@ class Alerters:
             error = about.error if error is None and isinstance(about, Attempt) else error
             if run is not None:
                 failures = run.failures + (event != "recovered")
-            made = Alert(
+            alert = Alert(
                 event,
                 pipeline,
                 run_id=about.run_id if about else None,
@@ -210,7 +210,7 @@ class Alerters:
                 message=message,
             )
             for each in self._outboxes:
-                each.put(made)
+                each.put(alert)
         except Exception as problem:
             logger.warning("No alert was sent that %s %s: %s", pipeline, event, type(problem).__name__)
 

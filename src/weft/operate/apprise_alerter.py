@@ -31,16 +31,16 @@ class Apprise(Alerter):
                 hint=listed(scheme, sorted(known), f"{EXAMPLES} Others are those of Apprise."),
             )
         try:
-            made = apprise.Apprise.instantiate(url, suppress_exceptions=True)
+            service = apprise.Apprise.instantiate(url, suppress_exceptions=True)
         except Exception:  # without the cause, which may quote the URL
-            made = None
-        if made is None:
+            service = None
+        if service is None:
             raise SettingsError(
                 f"Apprise cannot read the URL of the alerter at {scheme}://.",
                 hint=f"Its documentation says what a URL at {scheme}:// looks like.",
             )
         self._services = apprise.Apprise()
-        self._services.add(made)
+        self._services.add(service)
 
     def deliver(self, event: Alert) -> None:
         is_good = event.event == "recovered"

@@ -114,12 +114,12 @@ class Subprocess:
 def _command(url: str) -> Sequence[str]:
     if url_scheme(url) == "subprocess+python":
         return [sys.executable, "-m", "weft"]
-    found = shutil.which("weft")
-    if found is None:
+    path = shutil.which("weft")
+    if path is None:
         raise SettingsError(
             "subprocess:// starts the command weft, which is not on the PATH.", hint="Use subprocess+python://"
         )
-    return [found]
+    return [path]
 
 
 def open_executor(url: str) -> Executor:

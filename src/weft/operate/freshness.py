@@ -26,9 +26,9 @@ def streaming_key(name: str) -> str:
 
 def expected(project: Project) -> dict[str, float]:
     """Return the seconds within which something is expected of each pipeline, by its name in the run log."""
-    found = {each.name: each.expect_within for each in project.pipelines.values()}
-    found |= {streaming_key(each.name): each.expect_within for each in project.streaming_pipelines.values()}
-    return {name: seconds for name, seconds in found.items() if seconds is not None}
+    within = {each.name: each.expect_within for each in project.pipelines.values()}
+    within |= {streaming_key(each.name): each.expect_within for each in project.streaming_pipelines.values()}
+    return {name: seconds for name, seconds in within.items() if seconds is not None}
 
 
 def late_by(state: PipelineState, within: float | None) -> float | None:

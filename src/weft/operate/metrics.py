@@ -100,8 +100,8 @@ class Metrics:
             if name in (metric.name, f"{metric.name}_total"):
                 return self.series(metric).get(tuple(sorted(labels.items())))
         others = [family for collect in reversed(self.others) for family in collect()]
-        if found := [each for family in others for each in family.samples if each.name == name]:
-            return next((each.value for each in found if dict(each.labels) == labels), None)
+        if samples := [each for family in others for each in family.samples if each.name == name]:
+            return next((each.value for each in samples if dict(each.labels) == labels), None)
         known = [*(each.name for each in METRICS), *(each.name for each in others)]
         raise NotFoundError(f"There is no metric {name!r}.", hint=listed(name, known, ""))
 

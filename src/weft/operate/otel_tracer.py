@@ -127,12 +127,12 @@ class OtelTracer:
 
 class _Ids(RandomIdGenerator):
     def generate_trace_id(self) -> int:
-        given = _given.get()
-        return super().generate_trace_id() if given is None else given[0]
+        ids = _given.get()
+        return super().generate_trace_id() if ids is None else ids[0]
 
     def generate_span_id(self) -> int:
-        given = _given.get()
-        return super().generate_span_id() if given is None else given[1]
+        ids = _given.get()
+        return super().generate_span_id() if ids is None else ids[1]
 
 
 @contextmanager

@@ -369,8 +369,8 @@ class RunLog:
         the log knows where `None`."""
         wanted = list(dict.fromkeys(pipelines or ()))
         states = {name: PipelineState(name, None, None, None, None, 0, is_live=False) for name in wanted}
-        found = self._book.latest(None if pipelines is None else wanted)
-        return states | {each.pipeline: each for each in found}
+        stored = self._book.latest(None if pipelines is None else wanted)
+        return states | {each.pipeline: each for each in stored}
 
     def runs(
         self,
@@ -417,10 +417,10 @@ def project_log_url(named: str | None = None) -> str | None:
 
 def goes_on_without() -> bool:
     """Return whether commands of the project run pipelines also where the run log cannot be written."""
-    told = os.environ.get(ON_FAILURE_VARIABLE) or settings.read_project_file(current().root).get("on_run_log_failure")
-    if told not in (None, "warn", "fail"):
-        raise SettingsError(f"{ON_FAILURE_VARIABLE} is 'warn' or 'fail', not {told!r}.")
-    return told != "fail"
+    choice = os.environ.get(ON_FAILURE_VARIABLE) or settings.read_project_file(current().root).get("on_run_log_failure")
+    if choice not in (None, "warn", "fail"):
+        raise SettingsError(f"{ON_FAILURE_VARIABLE} is 'warn' or 'fail', not {choice!r}.")
+    return choice != "fail"
 
 
 def check_url(url: str) -> None:

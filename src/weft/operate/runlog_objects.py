@@ -145,10 +145,10 @@ class RunObjects(RunStore):
         document.is_archived = True
 
     def forget(self, pipeline: str, keep: int) -> None:
-        found = self.runs(pipeline, None, None, keep + 1)
-        if len(found) <= keep:
+        newest = self.runs(pipeline, None, None, keep + 1)
+        if len(newest) <= keep:
             return
-        since = found[-2].started_at
+        since = newest[-2].started_at
         seen: set[str] = set()
         left: set[str] = set()
 
@@ -180,8 +180,8 @@ class RunObjects(RunStore):
 
     def latest(self, pipelines: Sequence[str] | None) -> list[PipelineState]:
         if pipelines is not None and len(pipelines) <= _LISTED:
-            found = self._pool.map(self._objects.get, map(_key, pipelines))
-            documents = [_read(each) for each in found if each is not None]
+            stored = self._pool.map(self._objects.get, map(_key, pipelines))
+            documents = [_read(each) for each in stored if each is not None]
         else:
             documents = self._documents(None if pipelines is None else set(map(_key, pipelines)))
         now = self._objects.now() if documents else datetime.now(UTC)
@@ -224,21 +224,21 @@ class RunObjects(RunStore):
             ]
 
         if pipeline is not None:
-            found = _unique(self._attempts(pipeline, wanted, limit))
+            by_key = _unique(self._attempts(pipeline, wanted, limit))
         else:
-            found = {}
+            by_key = {}
             listed = sorted(self._objects.listing("pipelines/"), key=lambda each: each.modified, reverse=True)
             for first in range(0, len(listed), _AT_ONCE):
                 # The newest attempts are in the documents that changed last. Times of a listing are whole seconds.
-                newest = sorted((each.started_at for each in found.values()), reverse=True)
+                newest = sorted((each.started_at for each in by_key.values()), reverse=True)
                 before = listed[first].modified + timedelta(seconds=1)
                 if (len(newest) >= limit and newest[limit - 1] > before) or (since is not None and since > before):
                     break
                 part = [each.key for each in listed[first : first + _AT_ONCE]]
                 for stored in self._pool.map(self._objects.get, part):
                     if stored is not None:
-                        found |= _unique(self._of(_read(stored), wanted, limit))
-        ordered = sorted(found.values(), key=lambda each: (each.run_id, -each.attempt))
+                        by_key |= _unique(self._of(_read(stored), wanted, limit))
+        ordered = sorted(by_key.values(), key=lambda each: (each.run_id, -each.attempt))
         return sorted(ordered, key=lambda each: each.started_at, reverse=True)[:limit]
 
     def _attempts(
@@ -271,18 +271,18 @@ class RunObjects(RunStore):
 
     def attempts_at(self, document: Document, run_id: str, since: datetime | None) -> list[Attempt]:
         """Return all attempts at a run, the first of which began not long before a moment where one is given."""
-        found = [each for each in document.attempts if each.run_id == run_id]
-        is_whole = bool(found) and found[0].attempt <= 1
+        attempts = [each for each in document.attempts if each.run_id == run_id]
+        is_whole = bool(attempts) and attempts[0].attempt <= 1
         # One that never began is in no page.
         if not is_whole and document.is_archived and self._objects.get(f"runs/{run_id}") is not None:
             for listed in self._objects.listing(_pages_of(document.pipeline)):
                 if since is not None and _newest_of(listed.key) < since - _SKEW:
                     break
                 part = [each for each in self._page(listed.key) if each.run_id == run_id]
-                found += part
+                attempts += part
                 if any(each.attempt <= 1 for each in part):
                     break
-        return sorted(_unique(found).values(), key=lambda each: each.attempt)
+        return sorted(_unique(attempts).values(), key=lambda each: each.attempt)
 
     def _page(self, key: str) -> list[Attempt]:
         stored = self._objects.get(key)
@@ -345,10 +345,10 @@ def _read(stored: StoredObject) -> Document:
 
 def _unique(attempts: Iterable[Attempt]) -> dict[tuple[str, int], Attempt]:
     """Return attempts by run and number: what was moved to a page may be in the document too."""
-    found: dict[tuple[str, int], Attempt] = {}
+    by_key: dict[tuple[str, int], Attempt] = {}
     for each in attempts:
-        found.setdefault((each.run_id, each.attempt), each)
-    return found
+        by_key.setdefault((each.run_id, each.attempt), each)
+    return by_key
 
 
 def _name(pipeline: str) -> str:

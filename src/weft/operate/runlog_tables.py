@@ -300,9 +300,9 @@ class LogTables(RunStore):
             return self.attempts_at(session, run_id)
 
     def forget(self, pipeline: str, keep: int) -> None:
-        found = self.runs(pipeline, None, None, keep + 1)
-        if len(found) > keep:
-            since = self.tables.moment(found[-2].started_at)
+        attempts = self.runs(pipeline, None, None, keep + 1)
+        if len(attempts) > keep:
+            since = self.tables.moment(attempts[-2].started_at)
             with self.session("publish") as session:
                 session.run(
                     f"DELETE FROM {self.runs_table} WHERE pipeline = ? AND started_at < {since} "

@@ -143,10 +143,10 @@ def _served(collect: Collect, url: SplitResult, *, must_serve: bool) -> Iterator
     class Collector:
         def collect(self) -> Iterator[Any]:
             for family in collect():
-                made = Metric(family.name, family.documentation, family.type)
+                metric = Metric(family.name, family.documentation, family.type)
                 for each in family.samples:
-                    made.add_sample(each.name, dict(each.labels), each.value)
-                yield made
+                    metric.add_sample(each.name, dict(each.labels), each.value)
+                yield metric
 
     registry = CollectorRegistry()
     registry.register(Collector())
@@ -223,7 +223,7 @@ def _every_seconds() -> float:
 def _points(families: Iterable[Family], began: int, now: int) -> list[Any]:
     from opentelemetry.sdk.metrics.export import AggregationTemporality, Gauge, Histogram, Metric, NumberDataPoint, Sum
 
-    made = []
+    metrics = []
     for family in families:
         data: Any
         if family.type == "histogram":
@@ -235,8 +235,8 @@ def _points(families: Iterable[Family], began: int, now: int) -> list[Any]:
             is_counter = family.type == "counter"
             data = Sum(points, AggregationTemporality.CUMULATIVE, is_monotonic=True) if is_counter else Gauge(points)
         if points:
-            made.append(Metric(family.name, family.documentation, "", data))
-    return made
+            metrics.append(Metric(family.name, family.documentation, "", data))
+    return metrics
 
 
 def _histogram_points(family: Family, began: int, now: int) -> list[Any]:

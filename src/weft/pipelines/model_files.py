@@ -67,11 +67,11 @@ def declare(file: Path) -> Model:
     function.__name__ = function.__qualname__ = options["name"]
     query = _read_query(text, header, options, shown, str(file.resolve()))
     try:
-        made = models.make(function, options, query)
+        model = models.make(function, options, query)
     except DeclarationError as error:
         raise DeclarationError(f"{shown}: {error.what}", hint=error.hint) from None
-    models.register(made)
-    return made
+    models.register(model)
+    return model
 
 
 # --------------------------------------------------------------------------------------------------------------- header
@@ -87,12 +87,12 @@ def _header(text: str, shown: str) -> tuple[dict[str, Any], int]:
         if stripped and not stripped.startswith("--"):
             number -= 1
             break
-        found = _OPTION.fullmatch(stripped)
-        if found is None:
+        option = _OPTION.fullmatch(stripped)
+        if option is None:
             about.append(stripped.lstrip("-").strip())
             continue
         where = f"{shown}, line {number}"
-        name, value = found.groups()
+        name, value = option.groups()
         refuse_unknown([name], OPTIONS, where)
         if name == "expectations":
             options.setdefault(name, []).extend(_expectations(value, where))
@@ -212,11 +212,11 @@ def _parsed(text: str, header: int, options: Mapping[str, Any], shown: str) -> t
         statements = [each for each in parsed if each is not None and not isinstance(each, sqlglot.exp.Semicolon)]
         if len(statements) == 1 and isinstance(statements[0], sqlglot.exp.Query):
             return statements[0], dialect
-        found = f"{len(statements)} statements"
+        instead = f"{len(statements)} statements"
         if len(statements) < 2:
-            found = f"a statement {statements[0].key.upper()}" if statements else "nothing"
+            instead = f"a statement {statements[0].key.upper()}" if statements else "nothing"
         raise DeclarationError(
-            f"{shown}, line {header + 1}: the file of a model has one SELECT, not {found}.",
+            f"{shown}, line {header + 1}: the file of a model has one SELECT, not {instead}.",
             hint="Its result becomes the table: leave CREATE TABLE and INSERT out.",
         )
     first = (getattr(problem, "errors", None) or [{}])[0]
@@ -239,7 +239,7 @@ def _dialects(options: Mapping[str, Any]) -> Iterator[str]:
 
 def _tables(statement: exp.Expr, text: str) -> tuple[list[_Named], bool]:
     """Return the tables that a query names, and whether `this` is one. Names of common table expressions are none."""
-    found: list[_Named] = []
+    tables: list[_Named] = []
     has_this = False
     for table in statement.find_all(_exp().Table):
         if not isinstance(table.this, _exp().Identifier | _exp().Dot):  # a function that returns rows
@@ -251,8 +251,8 @@ def _tables(statement: exp.Expr, text: str) -> tuple[list[_Named], bool]:
         elif len(parts) > 1 or not _is_cte(table):
             start, end = identifiers[0].meta["start"], identifiers[-1].meta["end"] + 1
             last = text[identifiers[-1].meta["start"] : end]
-            found.append(_Named(parts, start, end, last, bool(table.alias)))
-    return sorted(found, key=lambda each: each.start), has_this
+            tables.append(_Named(parts, start, end, last, bool(table.alias)))
+    return sorted(tables, key=lambda each: each.start), has_this
 
 
 def _is_cte(table: exp.Expr) -> bool:
@@ -288,8 +288,8 @@ def _words(tables: list[_Named], ctes: set[str]) -> dict[str, str]:
         if len(each.parts) > 1 or each.last != word or not _WORD.fullmatch(word) or word in ctes:
             joined = re.sub(r"\W+", "_", "_".join(each.parts).lower())
             word = joined if len(each.parts) > 1 else f"input_{joined}"
-        taken = {*ctes, *words.values()}
-        words[each.name] = next(name for name in (word, *(f"{word}_{n}" for n in range(2, 1000))) if name not in taken)
+        used = {*ctes, *words.values()}
+        words[each.name] = next(name for name in (word, *(f"{word}_{n}" for n in range(2, 1000))) if name not in used)
     return words
 
 

@@ -285,10 +285,10 @@ def model(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     def declare(function: Callable[..., Any]) -> Model:
         if not callable(function):
             raise DeclarationError(f"@model decorates a function, not a {type(function).__name__}.")
-        made = make(function, options)
-        look_like(made, function)
-        register(made)
-        return made
+        declared = make(function, options)
+        look_like(declared, function)
+        register(declared)
+        return declared
 
     return declare if function is None else declare(function)
 
@@ -386,7 +386,7 @@ def _inputs(
         parameters = inspect.signature(function, eval_str=True).parameters.values()
     except Exception:  # an annotation that cannot be read now
         parameters = inspect.signature(function).parameters.values()
-    takes_this, this_annotation, found = False, None, []
+    takes_this, this_annotation, inputs = False, None, []
     for each in parameters:
         if each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD, each.POSITIONAL_ONLY):
             raise DeclarationError(f"{where}: each parameter must name an input, and {each} does not.")
@@ -395,38 +395,38 @@ def _inputs(
             takes_this, this_annotation = True, annotation
         elif dependencies is None:
             if each.default is each.empty:
-                found.append(ModelInput(each.name, each.name, annotation))
+                inputs.append(ModelInput(each.name, each.name, annotation))
         elif each.name in dependencies:
-            found.append(ModelInput(dependencies[each.name], each.name, annotation))
+            inputs.append(ModelInput(dependencies[each.name], each.name, annotation))
         elif each.default is each.empty:
             raise DeclarationError(
                 f"{where}: its parameter {each.name!r} is not among its dependencies.",
                 hint=did_you_mean(each.name, dependencies, f"They are for: {', '.join(dependencies) or 'none'}."),
             )
-    given = {each.parameter for each in found}
-    more = [ModelInput(name) for parameter, name in (dependencies or {}).items() if parameter not in given]
-    return (*found, *more), takes_this, this_annotation
+    covered = {each.parameter for each in inputs}
+    more = [ModelInput(name) for parameter, name in (dependencies or {}).items() if parameter not in covered]
+    return (*inputs, *more), takes_this, this_annotation
 
 
 # ------------------------------------------------------------------------------------------------------------- registry
 
 
-def register(made: Model) -> None:
+def register(model: Model) -> None:
     """Make a model known to the project."""
     project = current()
-    refuse_twice("Model", made, project.pipelines, made.function)
-    if made.name in project.streams:
+    refuse_twice("Model", model, project.pipelines, model.function)
+    if model.name in project.streams:
         raise DeclarationError(
-            f"Model {made.name!r} ({made.place}): a stream has this name.", hint="Give one of them another name."
+            f"Model {model.name!r} ({model.place}): a stream has this name.", hint="Give one of them another name."
         )
-    known = {**project.pipelines, made.name: made}
+    known = {**project.pipelines, model.name: model}
     _link(known)
     try:
         graph.refuse_cycles(known)
     except DeclarationError:
         _link(project.pipelines)
         raise
-    project.pipelines[made.name] = made
+    project.pipelines[model.name] = model
     project.declarations += 1
 
 
@@ -470,21 +470,21 @@ def triggered_by(stream: Stream) -> tuple[str, ...]:
     following = {name: each for name, each in models().items() if each.trigger == "auto"}
     connection = stream.connection.name if isinstance(stream.connection, Connection) else stream.connection
     full = f"{stream.schema}.{stream.name}"
-    found = dependents((stream.name, full, f"{connection or DEFAULT}.{full}"), following)
+    names = dependents((stream.name, full, f"{connection or DEFAULT}.{full}"), following)
     # The rows of a view are always those of its inputs.
-    return tuple(name for name in found if following[name].materialise != "view")
+    return tuple(name for name in names if following[name].materialise != "view")
 
 
 def dependents(names: Sequence[str], known: Mapping[str, Model]) -> list[str]:
     """Return the models that read one of these streams, tables or models, and the models that read those, in the
     order in which they are built."""
-    wanted, found = set(names), []
+    wanted, dependent = set(names), []
     for each in graph.in_order(known):
         assert isinstance(each, Model)
         if not wanted.isdisjoint([*each.depends_on, *(one.name for one in each.inputs)]):
             wanted |= {each.name, each.target.name}
-            found.append(each.name)
-    return found
+            dependent.append(each.name)
+    return dependent
 
 
 assert set(MODES) == set(get_args(Materialise))

@@ -84,8 +84,8 @@ def _wait(process: subprocess.Popen[bytes], said: IO[bytes], ended: Callable[[st
         text = clean(said.read(1024 * 1024).decode("utf-8", "replace").strip())
     if code:
         # A library may have warned before.
-        _, found, error = f"\n{text}".rpartition("\nerror: ")
-        ended(_FAILED + (error if found else text[-_OUTCOME:] or f"exit code {code}"))
+        _, separator, error = f"\n{text}".rpartition("\nerror: ")
+        ended(_FAILED + (error if separator else text[-_OUTCOME:] or f"exit code {code}"))
     else:
         ended(text)
 
@@ -123,10 +123,10 @@ async def cancel(request: Request) -> Response:
         last = attempts_at(log, run_id)[-1]
         if last.pipeline == LEADER:
             raise Problem(409, "refused", "Refused", f"{last.run_id} is the lease of a scheduler, and no run.")
-        found = log.cancel(last.pipeline, last.run_id)
-        if found == "ended":
+        outcome = log.cancel(last.pipeline, last.run_id)
+        if outcome == "ended":
             raise Problem(409, "ended", "It has ended", f"The run {last.run_id} of {last.pipeline} has ended.")
-        done = "ends within 20 seconds" if found == "asked" else "cancelled"
+        done = "ends within 20 seconds" if outcome == "asked" else "cancelled"
         return {"pipeline": last.pipeline, "done": done, "pid": last.pid}
 
     return await _act(request, "cancel", lambda request: str(request.path_params["run_id"])[:100], end)
@@ -225,8 +225,8 @@ async def audit(request: Request) -> Response:
     before = None if "before" not in parameters else aware(moment(parameters["before"], "before"))
     await service_of(request).access.admit_action(request)
     wanted = {name: value[:_OUTCOME] for name, value in parameters.items() if name in FILTERS}
-    found = await in_thread(lambda: Audit().latest(limit, before=before, **wanted), "The audit log")
-    return json_response({"actions": found})
+    actions = await in_thread(lambda: Audit().latest(limit, before=before, **wanted), "The audit log")
+    return json_response({"actions": actions})
 
 
 async def audited(request: Request) -> Response:
@@ -234,10 +234,10 @@ async def audited(request: Request) -> Response:
     query(request)
     await service_of(request).access.admit_action(request)
     record = str(request.path_params["action"])[:100]
-    found = await in_thread(lambda: Audit().latest(1, id=record), "The audit log")
-    if not found:
+    actions = await in_thread(lambda: Audit().latest(1, id=record), "The audit log")
+    if not actions:
         raise NotFoundError(f"There is no action {record!r} in the audit log.", hint="GET /api/v1/audit lists them.")
-    return json_response(found[0])
+    return json_response(actions[0])
 
 
 async def me(request: Request) -> Response:

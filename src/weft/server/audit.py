@@ -93,12 +93,12 @@ class Audit:
                 sql = f"SELECT {name} FROM {table} WHERE outcome IS NULL AND {at} < {tables.moment(before)}"
                 try:
                     with tables.driver.session("read") as session:
-                        found = [row[0] for row in session.rows(sql) if row[0].endswith(_of_host())]
+                        records = [row[0] for row in session.rows(sql) if row[0].endswith(_of_host())]
                 except WeftError as error:
                     if is_not_there(error, tables):
                         return
                     raise
-                for record in found:
+                for record in records:
                     with tables.driver.session("publish") as session:
                         session.run(
                             f"UPDATE {table} SET outcome = ? WHERE {name} = ? AND outcome IS NULL", (_ABANDONED, record)
@@ -132,5 +132,5 @@ class Audit:
                 if is_not_there(error, tables):
                     return []
                 raise
-        found = [dict(zip(_FIELDS.names, row, strict=True)) for row in rows]
-        return [{**row, "at": instant(row["at"])} for row in found]
+        actions = [dict(zip(_FIELDS.names, row, strict=True)) for row in rows]
+        return [{**row, "at": instant(row["at"])} for row in actions]

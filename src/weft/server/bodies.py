@@ -271,16 +271,16 @@ def _object(pairs: list[tuple[str, Any]]) -> Any:
     for key, value in pairs:
         if key in keys:
             return _Repeated(key)
-        found = _found_in(value)
-        if found is not None:
-            return found
+        repeated = _found_in(value)
+        if repeated is not None:
+            return repeated
         keys.add(key)
     return None
 
 
 def _found_in(value: Any) -> _Repeated | None:
     if isinstance(value, list):
-        return next((found for each in value if (found := _found_in(each)) is not None), None)
+        return next((repeated for each in value if (repeated := _found_in(each)) is not None), None)
     return value if isinstance(value, _Repeated) else None
 
 

@@ -184,8 +184,8 @@ async def groups(request: Request) -> Response:
     ready = await service.open(request, "read", to_read=True)
     query(request)
     with service.room(ready.stream):
-        found = [with_texts(group, "position") for group in await consuming.groups(ready.stream)]
-        return json_response({"stream": ready.stream.name, "groups": found})
+        known = [with_texts(group, "position") for group in await consuming.groups(ready.stream)]
+        return json_response({"stream": ready.stream.name, "groups": known})
 
 
 async def events(request: Request) -> Response:

@@ -141,8 +141,8 @@ def read_letters(pipeline: StreamingPipeline) -> dict[str, Any] | None:
         if box.why_unwatched is not None:
             problem = f"They are not read here: {box.why_unwatched}. weft dlq list {pipeline.name}"
             return _unknown(problem) | {"place": box.store.name}
-        found = summary(box.letters(_RECORDS), most=_LETTERS)
-        more = found.more or box.has_more
+        counted = summary(box.letters(_RECORDS), most=_LETTERS)
+        more = counted.more or box.has_more
     except WeftError as error:
         return _unknown(clean(error.what, known=secrets))
     groups = [
@@ -155,11 +155,11 @@ def read_letters(pipeline: StreamingPipeline) -> dict[str, Any] | None:
             "letter_id": each.newest.letter_id,
             "payload": str(each.newest.payload)[:_PAYLOAD],
         }
-        for each in found.groups[:_GROUPS]
+        for each in counted.groups[:_GROUPS]
     ]
     # They come in no order: of some of them, none is the newest of all.
-    newest = None if more else found.newest
-    known = {"count": found.count, "more": more, "newest": newest, "place": box.store.name}
+    newest = None if more else counted.newest
+    known = {"count": counted.count, "more": more, "newest": newest, "place": box.store.name}
     return known | {"groups": groups, "problem": None}
 
 
@@ -190,7 +190,7 @@ async def dead_letters(request: Request) -> Response:
         ):
             if place is not None:
                 streams.append({"stream": stream.name, "kind": kind, "place": place.name, "count": count})
-    pipelines = [{"pipeline": each.name, **found} for each, found in zip(declared, read, strict=True)]
+    pipelines = [{"pipeline": each.name, **state} for each, state in zip(declared, read, strict=True)]
     return json_response(
         {"at": datetime.now(UTC), "pipelines": pipelines, "streams": streams, "quarantines": quarantines}
     )

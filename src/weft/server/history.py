@@ -128,11 +128,11 @@ class History:
 
     async def _sample_flows(self, at: float) -> None:
         try:
-            found = await self._flow_probe.get(_ANSWER_SECONDS)
+            flows = await self._flow_probe.get(_ANSWER_SECONDS)
         except Exception as error:  # any error: the view of a pipeline reports it
             logger.debug("no sample of the streaming pipelines: %s", error)
             return
-        for name, flow in found.items():
+        for name, flow in flows.items():
             self._flows[name].append((at, flow))
 
     async def _sample(self, place: Place, at: float) -> None:

@@ -109,8 +109,8 @@ class HistoryTable(Generic[V]):
                 known: dict[datetime, dict[str, V]] = {}
                 names = ", ".join(map(tables.quote, kind.values._fields))
                 for moment in {minute, *(each for each, _, _ in rows)}:
-                    found = session.rows(f"SELECT {named}, {names} FROM {table} WHERE {at} = {tables.moment(moment)}")
-                    known[moment] = {str(name): kind.point(rest) for name, *rest in found}
+                    stored = session.rows(f"SELECT {named}, {names} FROM {table} WHERE {at} = {tables.moment(moment)}")
+                    known[moment] = {str(name): kind.point(rest) for name, *rest in stored}
                 self._looked_at = minute
                 if marker in known[minute]:
                     # The values of the other service are newer than ours.
@@ -155,12 +155,12 @@ class HistoryTable(Generic[V]):
                 if is_not_there(error, tables):
                     return []
                 raise
-        found = []
+        points = []
         for moment, *rest in rows:
             known = instant(moment)
             assert known is not None
-            found.append((known.timestamp(), self._kind.point(rest)))
-        return found
+            points.append((known.timestamp(), self._kind.point(rest)))
+        return points
 
 
 def minute_of(seconds: float) -> datetime:

@@ -69,8 +69,8 @@ def _step(model: Model) -> dict[str, Any] | None:
     from weft.engine.models.survey import Survey
 
     with Observer() as observer:
-        found = make_plan(Survey(observer, is_watched=True), with_removed=False)
-    steps = [each for each in found if each.model == model.name]
+        plan = make_plan(Survey(observer, is_watched=True), with_removed=False)
+    steps = [each for each in plan if each.model == model.name]
     if not steps:
         return None
     problem = steps[0].problem

@@ -279,9 +279,9 @@ def _operations() -> dict[str, Any]:
     def closed(
         name: str, summary: str, answer: str, *queries: dict[str, Any], parameter: str | None = None
     ) -> dict[str, Any]:
-        found = path(name, summary, answer, parameter, *queries)
-        found["get"] |= {"security": [{"key": []}], "description": _ACTION}
-        return found
+        operations = path(name, summary, answer, parameter, *queries)
+        operations["get"] |= {"security": [{"key": []}], "description": _ACTION}
+        return operations
 
     limit = _query("limit", _WHOLE | {"minimum": 1, "default": 50}, "At most 1,000.")
     refused = _answer(_REASONS[409], {_PROBLEM: {"schema": ref("Problem")}})

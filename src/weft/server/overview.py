@@ -182,10 +182,10 @@ class Overview:
             return {"pipelines": [], "problem": None}
         is_known = time.monotonic() - self._known[0] < _RUNS_FRESH_SECONDS + _STALE_SECONDS
         try:
-            found = await self._pipelines.get(_QUICK_SECONDS if is_known else _ANSWER_SECONDS)
-            if found is not self._known[1]:
-                self._known = time.monotonic(), found
-            return {"pipelines": found, "problem": None}
+            pipelines = await self._pipelines.get(_QUICK_SECONDS if is_known else _ANSWER_SECONDS)
+            if pipelines is not self._known[1]:
+                self._known = time.monotonic(), pipelines
+            return {"pipelines": pipelines, "problem": None}
         except TimeoutError:
             if is_known:
                 return {"pipelines": self._known[1], "problem": None}
@@ -269,8 +269,8 @@ async def overview(request: Request) -> Response:
     known: Overview = request.app.state.overview
     history = service_of(request).history
     streams, all_of_them = await readable(request)
-    if all_of_them and not with_history and (made := known.answer()) is not None:
-        return encoded_response(made)
+    if all_of_them and not with_history and (known_answer := known.answer()) is not None:
+        return encoded_response(known_answer)
     await known.update()
     rows = []
     for stream in streams:

@@ -43,11 +43,11 @@ async def pipeline(request: Request) -> Response:
     """Show one of them: how it stands, what it is declared as, and its last runs."""
     query(request)
     await service_of(request).access.admit_to_all(request)
-    found = find(request.path_params["pipeline"])
+    declared = find(request.path_params["pipeline"])
     standing, attempts = await with_run_log(
-        lambda log: (read_pipelines(log, [found.name])[0], log.runs(found.name, limit=_RUNS))
+        lambda log: (read_pipelines(log, [declared.name])[0], log.runs(declared.name, limit=_RUNS))
     )
-    return json_response(standing | _declared(found) | {"runs": [_attempt(each) for each in attempts]})
+    return json_response(standing | _declared(declared) | {"runs": [_attempt(each) for each in attempts]})
 
 
 def _declared(pipeline: Pipeline) -> dict[str, Any]:
@@ -90,8 +90,8 @@ async def runs(request: Request) -> Response:
     status = parameters.get("status")
     if status is not None and status not in get_args(Status):
         raise bad_parameter(f"A run has no status {status[:40]!r}; it is one of {', '.join(get_args(Status))}.")
-    found = await with_run_log(lambda log: log.runs(parameters.get("pipeline"), status, None, limit))  # type: ignore[arg-type]
-    return json_response({"at": datetime.now(UTC), "runs": [_attempt(each) for each in found]})
+    attempts = await with_run_log(lambda log: log.runs(parameters.get("pipeline"), status, None, limit))  # type: ignore[arg-type]
+    return json_response({"at": datetime.now(UTC), "runs": [_attempt(each) for each in attempts]})
 
 
 async def run(request: Request) -> Response:

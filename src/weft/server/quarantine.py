@@ -41,8 +41,8 @@ async def quarantine(request: Request) -> Response:
     query(request)
     await service_of(request).access.admit_to_all(request)
     pipeline = find(request.path_params["pipeline"])
-    found = await in_thread(as_problems(lambda: read_quarantine(pipeline)), "The database of a target", _room)
-    return json_response({"at": datetime.now(UTC), "pipeline": pipeline.name, "grouped": _GROUPED, "tables": found})
+    tables = await in_thread(as_problems(lambda: read_quarantine(pipeline)), "The database of a target", _room)
+    return json_response({"at": datetime.now(UTC), "pipeline": pipeline.name, "grouped": _GROUPED, "tables": tables})
 
 
 class ChosenRows(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -89,24 +89,24 @@ def _plan(pipeline: Pipeline, action: str, asked: ChosenRows) -> dict[str, Any]:
     """Return what `--dry-run` says."""
     from weft.engine import quarantined
 
-    found = quarantined.count(pipeline, asked.group, to_replay=action == "replay")
-    known = {"at": datetime.now(UTC), "pipeline": pipeline.name, "letters": found.rows, "held": found.held}
-    return known | {"place": ", ".join(found.places), "targets": found.targets}
+    counted = quarantined.count(pipeline, asked.group, to_replay=action == "replay")
+    known = {"at": datetime.now(UTC), "pipeline": pipeline.name, "letters": counted.rows, "held": counted.held}
+    return known | {"place": ", ".join(counted.places), "targets": counted.targets}
 
 
 def read_quarantine(pipeline: Pipeline) -> list[dict[str, Any]]:
     """Return what each target of a pipeline has put aside of its rows; targets without a quarantine are left out."""
-    found = []
+    places = []
     for target in pipeline.targets:
         with _opened(target) as tables:
             if tables is not None:
-                found.append(_read(tables, target.table.schema, name_for(target.table.name), pipeline.name))
-    return [each for each in found if each is not None]
+                places.append(_read(tables, target.table.schema, name_for(target.table.name), pipeline.name))
+    return [each for each in places if each is not None]
 
 
 def read_counts() -> list[dict[str, Any]]:
     """Return how many rows each pipeline has in quarantine, of those that have some or whose database is away."""
-    found = []
+    rows = []
     for pipeline in list(current().pipelines.values()):
         counts: dict[str, int | None] = {}
         for target in filter(_may_put_aside, pipeline.targets):
@@ -121,8 +121,8 @@ def read_counts() -> list[dict[str, Any]]:
         if counts:
             known = [each for each in counts.values() if each is not None]
             count = sum(known) if len(known) == len(counts) else None
-            found.append({"pipeline": pipeline.name, "count": count, "tables": list(counts)})
-    return found
+            rows.append({"pipeline": pipeline.name, "count": count, "tables": list(counts)})
+    return rows
 
 
 def _may_put_aside(target: PipelineTarget) -> bool:
@@ -167,7 +167,7 @@ def _read(tables: SqlTables, schema: str | None, name: str, pipeline: str) -> di
         # Without secrets before it is cut: of half a secret nobody knows that it is one.
         reason = clean(str(text)[:10_000].partition("\n")[0], known=secrets)[:_ERROR]
         group = group_of(str(text))
-        found = {"group": group, "error": reason, "count": 0, "payload": str(payload)[:_PAYLOAD]}
-        groups.setdefault(group, found)["count"] += 1
+        entry = {"group": group, "error": reason, "count": 0, "payload": str(payload)[:_PAYLOAD]}
+        groups.setdefault(group, entry)["count"] += 1
     common = sorted(groups.values(), key=lambda each: -each["count"])
     return {"table": full_name(schema, name), "count": count, "groups": common[:_GROUPS]}

@@ -44,7 +44,7 @@ def read_schedule(log: RunLog) -> dict[str, Any]:
     from weft.operate.scheduler import leader_status
 
     planner = Planner(log)
-    found, now = planner.due(), planner.now
+    plans, now = planner.due(), planner.now
     running = [
         {
             "pipeline": each.pipeline.name,
@@ -53,21 +53,21 @@ def read_schedule(log: RunLog) -> dict[str, Any]:
             "host": each.state.last.host,
             "started_at": each.state.last.started_at,
         }
-        for each in found
+        for each in plans
         if each.state.is_live and each.state.last is not None
     ]
     return {
         "at": now,
         "leader": leader_status(log),
         "running": running,
-        "queue": [_waiting(each) for each in found if each.is_due or each.why not in _IS_OVER],
+        "queue": [_waiting(each) for each in plans if each.is_due or each.why not in _IS_OVER],
         "next": sorted(
-            (_next(each, now) for each in found if each.pipeline.schedule is not None and each.state.paused_at is None),
+            (_next(each, now) for each in plans if each.pipeline.schedule is not None and each.state.paused_at is None),
             key=lambda row: (row["next_due"], row["pipeline"]),
         ),
         "paused": [
             {"pipeline": each.pipeline.name, "paused_at": each.state.paused_at}
-            for each in found
+            for each in plans
             if each.state.paused_at is not None
         ],
     }

@@ -52,18 +52,18 @@ class Streaming:
 
     def _read_all(self) -> list[dict[str, Any]]:
         pipelines = list(current().streaming_pipelines.values())
-        found = [_standing(each) for each in pipelines]
+        standings = [_standing(each) for each in pipelines]
         looks = [
             None if _says_lag(standing) else self._lag(each).begun()
-            for each, standing in zip(pipelines, found, strict=True)
+            for each, standing in zip(pipelines, standings, strict=True)
         ]
         wait([each for each in looks if each], _LAG_SECONDS)
-        for standing, look in zip(found, looks, strict=True):
+        for standing, look in zip(standings, looks, strict=True):
             known = standing["activity"]["lag"] if look is None else look.result() if look.done() else {}
             lags = {} if isinstance(known, Exception) else known
             sources = [each["name"] for each in standing["sources"]]
             standing["lag"] = [{"source": name, "lag": lags.get(name)} for name in sources]
-        return found
+        return standings
 
     def _lag(self, pipeline: StreamingPipeline) -> CachedProbe[dict[str, int]]:
         probe = CachedProbe(lambda: _look_at_lag(find(pipeline.name)), fresh_seconds=_LAG_FRESH_SECONDS)
@@ -136,13 +136,13 @@ def _standing(pipeline: StreamingPipeline) -> dict[str, Any]:
     from weft.engine.streaming.checkpoint import Checkpoint
     from weft.engine.streaming.status import checkpoint_status
 
-    found: dict[str, Any] = dict.fromkeys(("running", "committed", "planned", "last_batch", "location"))
+    status: dict[str, Any] = dict.fromkeys(("running", "committed", "planned", "last_batch", "location"))
     problem = activity = None
     try:
         checkpoint = Checkpoint.of(pipeline)
-        found["location"] = checkpoint.location
+        status["location"] = checkpoint.location
         if checkpoint.is_open:
-            found |= checkpoint_status(checkpoint, pipeline)
+            status |= checkpoint_status(checkpoint, pipeline)
             activity = read_activity(checkpoint)
         else:
             problem = f"Its checkpoint is read by Spark: weft checkpoints show {pipeline.name}"
@@ -154,10 +154,10 @@ def _standing(pipeline: StreamingPipeline) -> dict[str, Any]:
         "sources": [_place(each) for each in pipeline.sources],
         "targets": [_place(each) | {"mode": each.mode} for each in pipeline.targets],
         "step": _step(pipeline),
-        "running": found["running"],
-        "committed": found["committed"],
-        "planned": found["planned"],
-        "last_batch": found["last_batch"],
+        "running": status["running"],
+        "committed": status["committed"],
+        "planned": status["planned"],
+        "last_batch": status["last_batch"],
         "activity": activity,
         "problem": problem,
     }
@@ -274,7 +274,7 @@ def _read_mirrors(pipeline: StreamingPipeline) -> dict[str, Any]:
         return {"verified": None}
     try:
         checkpoint = Checkpoint.of(pipeline)
-        found = Verified(checkpoint.home).all() if checkpoint.is_open else {}
+        comparisons = Verified(checkpoint.home).all() if checkpoint.is_open else {}
     except (WeftError, OSError, ValueError):  # the standing has the reason
-        found = {}
-    return {"verified": [{"target": name, **each} for name, each in found.items()]}
+        comparisons = {}
+    return {"verified": [{"target": name, **each} for name, each in comparisons.items()]}

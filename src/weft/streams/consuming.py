@@ -106,10 +106,10 @@ async def consume(
 
 def _either(name: str, *values: object) -> Any:
     """Return the argument that was given, under either of its names."""
-    given = [each for each in values if each is not None]
-    if len(given) != 1:
-        raise SettingsError(f"consume takes {name}, or {name}_name in its place: {'both' if given else 'none'} given.")
-    return given[0]
+    named = [each for each in values if each is not None]
+    if len(named) != 1:
+        raise SettingsError(f"consume takes {name}, or {name}_name in its place: {'both' if named else 'none'} given.")
+    return named[0]
 
 
 async def consume_now(

@@ -269,8 +269,8 @@ def _extra_text(stream: Stream, index: int, extra: dict[str, Any], misfits: dict
                 check_value({key: value}, META_TYPES[EXTRA])
             except ValueError as culprit:
                 first = misfits.get(key, "it has no column")
-                told = f"{first}; and what fits no column is kept as JSON, but {culprit}"
-                raise _error(stream, index, key, value, told) from None
+                what = f"{first}; and what fits no column is kept as JSON, but {culprit}"
+                raise _error(stream, index, key, value, what) from None
         raise _error(stream, index, EXTRA, list(extra), f"{OF_ALL_EXTRA} together, {problem}") from None
 
 

@@ -31,9 +31,9 @@ def plain(value: Any) -> Any:
     if kind in _PLAIN:
         return value
     if isinstance(value, dict):
-        made = {_text(key): plain(each) for key, each in value.items()}
-        is_plain = kind is dict and all(map(is_, made, value)) and all(map(is_, made.values(), value.values()))
-        return value if is_plain else made
+        values = {_text(key): plain(each) for key, each in value.items()}
+        is_plain = kind is dict and all(map(is_, values, value)) and all(map(is_, values.values(), value.values()))
+        return value if is_plain else values
     if isinstance(value, list):
         items = [plain(each) for each in value]
         return value if kind is list and all(map(is_, items, value)) else items

@@ -65,12 +65,12 @@ def replay_sync(
     """
     source = open_stream(place, connection, to_read=True)  # nothing is made
     name, log = source.stream.name, source.log
-    found = {each.name: each for each in owners(name)}
-    if not found:
+    streams = {each.name: each for each in owners(name)}
+    if not streams:
         kept = [each.name for each in places(source.stream) if each]
         hint = f"Its rejected events are in {' and '.join(kept)}." if kept else "Name a quarantine or dead letters."
         raise DeclarationError(f"{name} holds no rejected events of a stream.", hint=hint)
-    quarantined = next((each for each in found.values() if each.quarantine.name == name), None)
+    quarantined = next((each for each in streams.values() if each.quarantine.name == name), None)
     upto = log.head()
     if before is not None:
         upto = min(upto, retention.last_before(log, before))
@@ -79,9 +79,9 @@ def replay_sync(
         by_stream: dict[str, list[_Rejected]] = {}
         problem: WeftError | None = None
         for event in events:
-            owner = quarantined or found.get(str(event.get("stream")))
+            owner = quarantined or streams.get(str(event.get("stream")))
             if owner is None or not isinstance(event.get("event"), dict):
-                problem = _unknown(name, event, found)
+                problem = _unknown(name, event, streams)
                 break
             ready = open_stream(owner, connection)
             letters = by_stream.setdefault(owner.name, [])
@@ -103,10 +103,10 @@ def replay_sync(
     return done
 
 
-def _unknown(place: str, event: dict[str, Any], found: Iterable[str]) -> NotFoundError:
+def _unknown(place: str, event: dict[str, Any], streams: Iterable[str]) -> NotFoundError:
     rowid = event[ROWID]
     return NotFoundError(
-        f"The event {rowid} of {place} is not a rejected event of {', '.join(found)}. "
+        f"The event {rowid} of {place} is not a rejected event of {', '.join(streams)}. "
         "Those before it were replayed, it and those behind it were not.",
         hint=f"Declare its stream, or remove what is up to this event: weft streams trim {place} --before {rowid + 1}",
     )

@@ -86,8 +86,8 @@ class Changes:
 
         if self.counted is None:
             return ()
-        found = known.take(pc.index_in(self.counted[KEY].combine_chunks(), known[KEY].combine_chunks()))
-        late = is_late(self.counted, found[POSITION], found[TS], self.tolerance_ms)
+        stored = known.take(pc.index_in(self.counted[KEY].combine_chunks(), known[KEY].combine_chunks()))
+        late = is_late(self.counted, stored[POSITION], stored[TS], self.tolerance_ms)
         if truncate is not None:
             place = pa.scalar(truncate[0], pa.string()), pa.scalar(truncate[1], pa.int64())
             late = pc.or_(late, is_late(self.counted, *place, self.tolerance_ms))

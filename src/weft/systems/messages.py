@@ -164,8 +164,8 @@ class ParsedMessages:
         if not self.bad_rows:
             return []
         here = self.chunks.table("bad", _BAD)
-        found: list[dict[str, Any]] = (self.bad.toArrow() if here is None else here).to_pylist()
-        return found
+        rejected: list[dict[str, Any]] = (self.bad.toArrow() if here is None else here).to_pylist()
+        return rejected
 
     def gather(self) -> pa.Table | None:
         """Return the rows, where this process has them."""
@@ -232,11 +232,11 @@ def rows(
 
     def parse() -> tuple[_InSpark | _Here, pa.Table]:
         parsing = partial(parse_messages, codec, known, added=added)
-        made = _InSpark(_wanted(frame, added), parsing) if here is None else _Here(here, parsing, frame.sparkSession)
+        parsed = _InSpark(_wanted(frame, added), parsing) if here is None else _Here(here, parsing, frame.sparkSession)
         try:
-            return made, made.about()
+            return parsed, parsed.about()
         except BaseException:
-            made.close()
+            parsed.close()
             raise
 
     chunks, parsed = parse()

@@ -21,11 +21,11 @@ def pairs_in_memory(rows: pa.Table, wanted: Pairs) -> pa.Table:
     search = _Search(rows, wanted)
     is_new, is_left = search.batches == wanted.batch, search.sides == 0
     # A row that came with the batch finds all others; of those before it, each is found by the new ones alone.
-    found = [
+    pairs = [
         search.matches(is_new & is_left, ~is_left, wanted.least, wanted.most),
         search.matches(is_new & ~is_left, is_left & ~is_new, -wanted.most, -wanted.least)[::-1],
     ]
-    left, right = (pa.array(np.concatenate(parts)) for parts in zip(*found, strict=True))
+    left, right = (pa.array(np.concatenate(parts)) for parts in zip(*pairs, strict=True))
     columns = {name: rows[name].take(left) for name in wanted.left}
     parts = [pa.table({**columns, **{name: rows[name].take(right) for name in wanted.right}})]
     for side, names in ((0, wanted.left), (1, wanted.right)):
@@ -96,10 +96,10 @@ class _Search:
         starts, ends = self._position(places, least), self._position(places, most + 1)
         # One after the other in order: places that are near each other are found much faster.
         order = np.argsort(starts)
-        found = np.empty((2, len(places)), np.int64)
+        near = np.empty((2, len(places)), np.int64)
         for at, bounds in enumerate((starts, ends)):
-            found[at, order] = np.searchsorted(ordered, bounds[order])
-        return partners, found[0], found[1]
+            near[at, order] = np.searchsorted(ordered, bounds[order])
+        return partners, near[0], near[1]
 
     def _position(self, places: _Places, later: int) -> np.ndarray:
         """Return where keys and times, so much later, come in the order of keys and times."""

@@ -51,13 +51,13 @@ def _worded(value: object, default: Callable[[Any], object]) -> object:
         return [_worded(each, default) for each in value]
     if value is None or isinstance(value, str | int):
         return value
-    made = default(value)
-    return made if made is value else _worded(made, default)
+    plain = default(value)
+    return plain if plain is value else _worded(plain, default)
 
 
-def _restored(made: dict[str, Any]) -> Any:
-    word = made.get(_FLOAT)
-    return _WORDS.get(word, made) if len(made) == 1 and isinstance(word, str) else made
+def _restored(members: dict[str, Any]) -> Any:
+    word = members.get(_FLOAT)
+    return _WORDS.get(word, members) if len(members) == 1 and isinstance(word, str) else members
 
 
 def _number(text: str) -> msgspec.Raw:

@@ -451,7 +451,7 @@ class ReceivedSource(LogPositions, MessageSource):
                 "it holds no streams.",
                 hint="Name a connection that does: received_log=…",
             )
-        made = ReceivedOffsets(
+        offsets = ReceivedOffsets(
             connection.resolved(),
             SCHEMA,
             log_name(self.connection.kind, self.name, self.place()),
@@ -461,8 +461,8 @@ class ReceivedSource(LogPositions, MessageSource):
             keep_days=self.connection.keep_days,
             deduplicate_days=self.connection.deduplicate_days,
         )
-        made.store = hooks.open_store(connection)
-        return made
+        offsets.store = hooks.open_store(connection)
+        return offsets
 
     @property
     def log(self) -> Log:
@@ -504,15 +504,15 @@ class ReceivedSource(LogPositions, MessageSource):
 
     def _few(self, parts: Sequence[tuple[int, int]], columns: pa.Schema) -> pa.Table | None:
         """Return the messages of a batch, if they are few."""
-        log, size, found = self.log, 0, list[pa.RecordBatch]()
+        log, size, batches = self.log, 0, list[pa.RecordBatch]()
         if len(parts) > 1 or sum(log.extent(*each, MOST_HERE + 1) for each in parts) > MOST_HERE:
             return None
         for batch in (batch for each in parts for batch in _part(log, self.name, each, columns)):
-            found.append(batch)
+            batches.append(batch)
             size += batch.nbytes
             if size > MOST_BYTES_HERE:
                 return None
-        return pa.Table.from_batches(found, columns)
+        return pa.Table.from_batches(batches, columns)
 
     def message_columns(self) -> pa.Schema:
         """Return the columns of messages: those that all have, and the texts that `added_columns` are made of. Messages

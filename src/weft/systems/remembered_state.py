@@ -73,16 +73,16 @@ class RememberedState(StateStore):
         if self._parts is None or self._unknown is not None:
             self.append(rows, batch)
             return None
-        found, known = None, pa.concat_tables([*self._parts, rows])
+        pairs, known = None, pa.concat_tables([*self._parts, rows])
         with self._changing():
             storing = self._worker.submit(self._store.append, rows, batch)
             try:
                 with suppress(Exception):  # the batch is stored then all the same, and meets the error when it emits
-                    found = pairs_in_memory(known, wanted)
+                    pairs = pairs_in_memory(known, wanted)
             finally:
                 storing.result()
         self._remember(rows)
-        return found
+        return pairs
 
     def _remember(self, rows: pa.Table) -> None:
         """Remember rows that were stored, unless they are too many."""

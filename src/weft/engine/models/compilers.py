@@ -364,15 +364,15 @@ def _with_exact_literals(op: Any, kwargs: Any) -> Any:
     new = op if kwargs is None else op.__recreate__(kwargs)
     if not isinstance(new, ops.Value):
         return new
-    given = {name: getattr(new, name) for name in new.argnames}
-    values = [each for one in given.values() for each in (one if isinstance(one, tuple) else (one,))]
+    arguments = {name: getattr(new, name) for name in new.argnames}
+    values = [each for one in arguments.values() for each in (one if isinstance(one, tuple) else (one,))]
     if isinstance(new, _CHOOSING) and (new.dtype.is_decimal() or new.dtype == dt.float32):
-        new = new.copy(**{name: _of_type(value, new.dtype) for name, value in given.items()})
-        given = {name: getattr(new, name) for name in new.argnames}
+        new = new.copy(**{name: _of_type(value, new.dtype) for name, value in arguments.items()})
+        arguments = {name: getattr(new, name) for name in new.argnames}
     if not any(isinstance(each, ops.Value) and each.dtype.is_decimal() for each in values):
         return new
-    exact = {name: _exact(value) for name, value in given.items()}
-    return new if exact == given else new.copy(**exact)
+    exact = {name: _exact(value) for name, value in arguments.items()}
+    return new if exact == arguments else new.copy(**exact)
 
 
 def _of_type(value: Any, kind: Any) -> Any:

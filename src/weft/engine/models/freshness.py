@@ -38,8 +38,8 @@ def _freshness_of(model: Model, observer: Observer) -> Freshness:
     except WeftError as error:
         return Freshness(model, error.what, problem=error)
     if why is None and last is not None and model.materialise != "view":
-        found = (news(name, mark, last.inputs.get(name)) for name, mark in marks.items())
-        why = "; ".join(each for each in found if each is not None) or None
+        reasons = (news(name, mark, last.inputs.get(name)) for name, mark in marks.items())
+        why = "; ".join(each for each in reasons if each is not None) or None
     return Freshness(model, why, marks)
 
 

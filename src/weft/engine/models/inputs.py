@@ -242,7 +242,7 @@ class Observer:
                 hint=f"weft run {model.name} --full",
             )
         since, until = span
-        found = []
+        spans = []
         for each in sources:
             reader = each.reader
             if isinstance(reader, StreamReader):
@@ -252,8 +252,8 @@ class Observer:
                 upto = min(read, log.head(read) if until is None else log.first_since(until, read) - 1)
                 after = max(reader.after, log.first_since(since) - 1)
                 each = replace(each, reader=replace(reader, after=min(after, upto), upto=upto), has_new=upto > after)
-            found.append(each)
-        return found
+            spans.append(each)
+        return spans
 
     def source(self, model: Model, each: ModelInput, last: Marks | None = None) -> Source:
         """Return an input as the source of a build."""

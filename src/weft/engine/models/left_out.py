@@ -17,8 +17,8 @@ from weft.systems.log import EXTRA, META_TYPES, ROWID
 
 def count(observer: Observer, sources: list[Source]) -> LeftOuts:
     """Return, of each input that a function is given, the fields whose values a build of these events leaves out."""
-    found = {each.input.name: _count(observer, each) for each in sources if each.input.parameter is not None}
-    return {name: fields for name, fields in found.items() if fields}
+    left_outs = {each.input.name: _count(observer, each) for each in sources if each.input.parameter is not None}
+    return {name: fields for name, fields in left_outs.items() if fields}
 
 
 def _count(observer: Observer, source: Source) -> dict[str, LeftOut]:
@@ -27,13 +27,13 @@ def _count(observer: Observer, source: Source) -> dict[str, LeftOut]:
         return {}
     # A key for which the stream has no column is none of the input: the model cannot have meant it.
     fields = {name for name, _ in reader.types if name not in META_TYPES}
-    found: dict[str, LeftOut] = {}
+    counts: dict[str, LeftOut] = {}
     for batch in _extras(observer, source, reader):
         for offset, text in zip(batch.column(ROWID).to_pylist(), batch.column(EXTRA).to_pylist(), strict=True):
             for name, value in json.loads(text).items():
                 if value is not None and name in fields:
-                    found[name] = LeftOut(1, offset).after(found.get(name))
-    return found
+                    counts[name] = LeftOut(1, offset).after(counts.get(name))
+    return counts
 
 
 def _extras(observer: Observer, source: Source, reader: StreamReader) -> Iterator[pa.RecordBatch]:
@@ -63,11 +63,11 @@ def merged(before: LeftOuts, now: LeftOuts) -> LeftOuts:
     return both
 
 
-def described(found: LeftOuts) -> list[str]:
+def described(left_outs: LeftOuts) -> list[str]:
     """Say what is left out, a line for each field."""
     return [
         f"{name}: {each.events:,} event{'' if each.events == 1 else 's'} with a value of {field!r} that its column has "
         f"no place for: it is null here. Look: weft streams tail {name.rpartition('.')[2]} --since {each.first - 1}"
-        for name, fields in found.items()
+        for name, fields in left_outs.items()
         for field, each in fields.items()
     ]

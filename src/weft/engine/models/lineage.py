@@ -72,13 +72,13 @@ def fields(sql: str, dialect: str, schemas: Schemas) -> Fields:
 
     query = _qualified(sql, dialect, schemas)
     nodes: Any = lineage(None, query, _mapping(schemas), dialect=dialect, scope=build_scope(query), copy=False)
-    found: Fields = {}
+    origins: Fields = {}
     for name, top in nodes.items():
         leaves = (each for each in top.walk() if isinstance(each.expression, exp.Table))
-        found[name] = sorted(
+        origins[name] = sorted(
             {(each.expression.name, exp.to_column(each.name, dialect=dialect).name) for each in leaves}
         )
-    return found
+    return origins
 
 
 def _qualified(sql: str, dialect: str, schemas: Schemas) -> exp.Query:
@@ -94,8 +94,8 @@ def _qualified(sql: str, dialect: str, schemas: Schemas) -> exp.Query:
             # The model's own columns; if the query does not name them all, those of its inputs too.
             named = [each for each in parsed.named_selects if each != "*"]
             more = [] if len(named) == len(parsed.selects) else [name for each in known.values() for name in each]
-            if found := dict.fromkeys([*named, *more], "unknown"):
-                known[THIS] = found
+            if unknown := dict.fromkeys([*named, *more], "unknown"):
+                known[THIS] = unknown
         qualified: Any = qualify(
             parsed,
             dialect=dialect,

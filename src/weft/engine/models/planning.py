@@ -140,12 +140,12 @@ def _compare(step: PlannedStep, status: ModelStatus, schema: pa.Schema, survey: 
     tables = survey.observer.tables(model.target.connection) if survey.observer.lake(model) is None else None
     stored = {each.name: each for each in status.stored.columns or () if status.is_built}
     own = SCD2_COLUMNS if status.model.materialise == "scd2" else ()
-    given = {each.name: each for each in schema if each.name not in own}
-    step.added = {name: survey.sql_type(model, each) for name, each in given.items() if name not in stored}
-    step.dropped = [name for name in stored if name not in given and name not in own]
+    wanted = {each.name: each for each in schema if each.name not in own}
+    step.added = {name: survey.sql_type(model, each) for name, each in wanted.items() if name not in stored}
+    step.dropped = [name for name in stored if name not in wanted and name not in own]
     if status.model.materialise == "view" or (status.stored.state and status.stored.state.materialise == "view"):
         return  # the types of its columns are those of its query
-    for name, each in given.items():
+    for name, each in wanted.items():
         if name not in stored:
             continue
         fits = stored[name].field.type == each.type if tables is None else tables.fits(stored[name], each)

@@ -90,9 +90,9 @@ def _with_like_literals(op: Any) -> Any:
     kinds = [each.dtype for each in values if not _is_literal(each)]
     wanted: Any = None
     for is_kind in ("is_timestamp", "is_date", "is_string"):
-        found = [kind for kind in kinds if getattr(kind, is_kind)()]
-        if found:
-            wanted = next((kind for kind in found if getattr(kind, "timezone", None)), found[0])
+        temporal = [kind for kind in kinds if getattr(kind, is_kind)()]
+        if temporal:
+            wanted = next((kind for kind in temporal if getattr(kind, "timezone", None)), temporal[0])
             break
     if wanted is None:
         return op
@@ -106,14 +106,14 @@ def _with_like_literals(op: Any) -> Any:
 def _as_floats(op: Any) -> Any:
     """Return an operation whose whole numbers are floats, where others of its values are: so Spark compares them, and
     chooses from them. SQLite would compare each digit, and return the whole number."""
-    given = {name: getattr(op, name) for name in op.argnames}
+    arguments = {name: getattr(op, name) for name in op.argnames}
     # The compared values of a CASE share one type, and its results another.
-    groups = [("base", "cases"), ("results", "default")] if isinstance(op, ops.SimpleCase) else [tuple(given)]
+    groups = [("base", "cases"), ("results", "default")] if isinstance(op, ops.SimpleCase) else [tuple(arguments)]
     changed: dict[str, Any] = {}
     for names in groups:
-        values = [each for name in names for each in _flat(given[name]) if each.dtype.is_numeric()]
+        values = [each for name in names for each in _flat(arguments[name]) if each.dtype.is_numeric()]
         if any(each.dtype == dt.float64 for each in values):
-            changed |= {name: _as_float(given[name]) for name in names}
+            changed |= {name: _as_float(arguments[name]) for name in names}
     return op.copy(**changed) if changed else op
 
 
@@ -138,26 +138,26 @@ def _is_literal(value: Any) -> bool:
 def _like(value: Any, kind: Any) -> Any:
     if not _is_literal(value) or value.value is None:
         return value
-    given = value.value
+    literal = value.value
     if kind.is_string():
-        return _literal(str(given), dt.string) if isinstance(given, UUID) else value
-    if isinstance(given, str):
+        return _literal(str(literal), dt.string) if isinstance(literal, UUID) else value
+    if isinstance(literal, str):
         try:
-            given = datetime.fromisoformat(given)
+            literal = datetime.fromisoformat(literal)
         except ValueError:
             return value
-        if kind.is_date() and given.time() != time():
+        if kind.is_date() and literal.time() != time():
             return value
-    elif not isinstance(given, date):
+    elif not isinstance(literal, date):
         return value
     if kind.is_date():
         # A date beside a time is a time: only a text has to be one of both.
-        return _literal(given.date(), dt.date) if isinstance(value.value, str) else value
-    if not isinstance(given, datetime):
-        given = datetime.combine(given, time())
+        return _literal(literal.date(), dt.date) if isinstance(value.value, str) else value
+    if not isinstance(literal, datetime):
+        literal = datetime.combine(literal, time())
     if kind.timezone is None:
-        return _literal(given, dt.timestamp) if given.tzinfo is None else value
-    return _literal(compilers.in_utc(given), dt.Timestamp("UTC"))
+        return _literal(literal, dt.timestamp) if literal.tzinfo is None else value
+    return _literal(compilers.in_utc(literal), dt.Timestamp("UTC"))
 
 
 def _literal(value: Any, kind: Any) -> Any:
@@ -186,8 +186,8 @@ def _stored(relation: Any, name: str) -> tuple[str, str] | None:
 def hints(expression: Any, schemas: Mapping[str, pa.Schema]) -> dict[str, str]:
     """Return which columns of an expression are UUIDs and JSON of its inputs, unchanged."""
     op = expression.op()
-    found = {name: _hint(op, name, schemas) for name in op.schema}
-    return {name: hint for name, hint in found.items() if hint is not None}
+    by_name = {name: _hint(op, name, schemas) for name in op.schema}
+    return {name: hint for name, hint in by_name.items() if hint is not None}
 
 
 def _hint(relation: Any, name: str, schemas: Mapping[str, pa.Schema]) -> str | None:
@@ -309,8 +309,8 @@ class _Check:
     def _chosen(self, values: Sequence[Any], op: Any) -> bool:
         """Numbers of several kinds have no common one as Spark has it: a decimal needs more digits than Ibis says, and
         a float32 fewer. Whole numbers and floats of 64 bits have, and so has a whole number in the query itself."""
-        given = [each.dtype for each in (*values, op) if not (_is_literal(each) and each.dtype.is_integer())]
-        kinds = {kind.copy(nullable=True) for kind in given if kind.is_numeric()}
+        types = [each.dtype for each in (*values, op) if not (_is_literal(each) and each.dtype.is_integer())]
+        kinds = {kind.copy(nullable=True) for kind in types if kind.is_numeric()}
         is_plain = all(kind.is_integer() or kind == dt.float64 for kind in kinds)
         return self._alike((*values, op)) and (is_plain or len(kinds) <= 1)
 
@@ -372,9 +372,9 @@ class _Check:
     def slice(self, op: Any) -> bool:
         """A part of a text that begins and ends at a known place, counted from its beginning."""
         ends = [getattr(op, name) for name in ("start", "end", "length") if hasattr(op, name)]
-        given = [each for each in ends if each is not None]
-        return len(given) == 2 and all(
-            _is_literal(each) and each.value is not None and each.value >= 0 for each in given
+        bounds = [each for each in ends if each is not None]
+        return len(bounds) == 2 and all(
+            _is_literal(each) and each.value is not None and each.value >= 0 for each in bounds
         )
 
     def replacing(self, op: Any) -> bool:

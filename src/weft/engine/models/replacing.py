@@ -151,12 +151,12 @@ def views_over(model: Model) -> list[Model]:
     """Return the models that are views over a model or over such a view, each after those that it reads."""
     known = models()
     names = {model.name}
-    found = []
+    views = []
     for each in graph.in_order(known):
         if isinstance(each, Model) and each.materialise == "view" and not names.isdisjoint(each.depends_on):
             names.add(each.name)
-            found.append(each)
-    return found
+            views.append(each)
+    return views
 
 
 def _refuse_views(tables: SqlTables, model: Model) -> None:

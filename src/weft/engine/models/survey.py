@@ -129,10 +129,10 @@ class Survey:
         """Return the status of a model; a problem with its database is a part of it."""
         if model.name not in self._statuses:
             try:
-                found = self._status(model)
+                status = self._status(model)
             except WeftError as error:
-                found = ModelStatus(model, problem=error.what)
-            self._statuses[model.name] = found
+                status = ModelStatus(model, problem=error.what)
+            self._statuses[model.name] = status
         return self._statuses[model.name]
 
     def _status(self, model: Model) -> ModelStatus:
@@ -143,17 +143,17 @@ class Survey:
             load = load_of(model)
             rows = self.rows(current().connection(model.target.connection), load.schema, load.table)
         inputs = tuple(self._input(model, each, stored) for each in model.inputs)
-        found = ModelStatus(model, stored, built_at, rows, inputs)
+        status = ModelStatus(model, stored, built_at, rows, inputs)
         last = None if recorded is None else recorded.state
         why = freshness.rebuild(model, last, has_table=stored.columns is not None)
-        if why is None and found.is_changed:
+        if why is None and status.is_changed:
             why = "its code has changed"  # that of rows which an incremental build has left
         if why is not None or model.materialise == "view":
-            return replace(found, reasons=() if why is None else (why,))
+            return replace(status, reasons=() if why is None else (why,))
         upstream = {each.name: each for each in map(self.upstream, model.inputs) if each is not None}
         stale = (name for name, each in upstream.items() if each is not model and self.status(each).state == "stale")
         new = (each.new for each in inputs if each.new is not None)
-        return replace(found, reasons=(*new, *(f"{name} is stale" for name in stale)))
+        return replace(status, reasons=(*new, *(f"{name} is stale" for name in stale)))
 
     def _input(self, model: Model, each: ModelInput, stored: StoredModel) -> InputStatus:
         relation = self.observer.relation(model, each)
@@ -255,14 +255,14 @@ class Survey:
             return None
         called = {each.parameter: each for each in model.inputs}
         schemas = {each.input.parameter: each.schema() for each in self.sources(model)}
-        found: Lineage = {}
+        columns: Lineage = {}
         for column, origins in lineage.fields(compiled.sql, compiled.dialect, schemas).items():
             names: dict[str, None] = {}
             for table, name in origins:
                 if table != THIS and table in called:
                     names |= dict.fromkeys(self._origins(model, called[table], name))
-            found[column] = list(names)
-        return found
+            columns[column] = list(names)
+        return columns
 
     def _origins(self, model: Model, each: ModelInput, column: str) -> list[str]:
         upstream = self.upstream(each)
@@ -277,24 +277,24 @@ class Survey:
 
     def described(self, model: Model) -> dict[str, Any]:
         """Return the query of a model, its columns and where each comes from, or why they are not known."""
-        found: dict[str, Any] = {"engine": None, "sql": None, "columns": [], "problem": self.status(model).problem}
+        shown: dict[str, Any] = {"engine": None, "sql": None, "columns": [], "problem": self.status(model).problem}
         columns: dict[str, str | None] = {each.name: each.sql for each in self.status(model).stored.columns or ()}
         try:
             compiled = self.compiled(model)
-            found["engine"] = "python" if compiled is None else compiled.engine
-            found["sql"] = None if compiled is None else compiled.runs
+            shown["engine"] = "python" if compiled is None else compiled.engine
+            shown["sql"] = None if compiled is None else compiled.runs
             origins = self.lineage(model)
             if compiled is not None and compiled.schema is not None:
                 columns = {each.name: columns.get(each.name) or self.sql_type(model, each) for each in compiled.schema}
             elif origins is not None:
                 columns = {each: columns.get(each) for each in origins}
         except WeftError as error:
-            origins, found["problem"] = None, " ".join(filter(None, (error.what, error.hint)))
-        found["columns"] = [
+            origins, shown["problem"] = None, " ".join(filter(None, (error.what, error.hint)))
+        shown["columns"] = [
             {"column": each, "type": kind, "comes_from": None if origins is None else origins.get(each, [])}
             for each, kind in columns.items()
         ]
-        return found
+        return shown
 
     # ---------------------------------------------------------------------------------------------------------- removed
 
@@ -315,10 +315,10 @@ class Survey:
                 recorded: Iterable[Recorded] = state.recorded(self.observer.tables(connection))
             else:
                 recorded = lake.all_recorded(places)
-            found = [each for each in recorded if (each.model, each.target) not in declared]
-            if found and lake is None:
-                found = self._without(found, connection, written)
-            for each in found:
+            orphans = [each for each in recorded if (each.model, each.target) not in declared]
+            if orphans and lake is None:
+                orphans = self._without(orphans, connection, written)
+            for each in orphans:
                 yield connection, each
 
     def _written(self) -> Iterator[tuple[Connection, tuple[str | None, str]]]:
@@ -336,7 +336,7 @@ class Survey:
                     yield project.connection(target.connection), table
 
     def _without(
-        self, found: list[Recorded], connection: Connection, written: Iterable[tuple[Connection, Any]]
+        self, orphans: list[Recorded], connection: Connection, written: Iterable[tuple[Connection, Any]]
     ) -> list[Recorded]:
         """Return the builds in a database but for those in tables that pipelines write."""
         tables = self.observer.tables(connection)
@@ -349,25 +349,25 @@ class Survey:
             with suppress(WeftError):
                 if other.is_same_place(connection):
                     names.add(full_name(*table).removeprefix(default))
-        return [each for each in found if each.target.removeprefix(default) not in names]
+        return [each for each in orphans if each.target.removeprefix(default) not in names]
 
     def _connections(self) -> list[Connection]:
         project = current()
         named: list[Any] = [each.target.connection for each in self.known.values()]
         named += [None, *(each.connection for each in project.streams.values())]
-        found: dict[Connection, None] = {}
+        connections: dict[Connection, None] = {}
         for each in named:
             with suppress(WeftError):  # not defined here
                 connection = project.connection(each)
                 if system_for(connection.kind).tables is not None:
-                    found[connection] = None
+                    connections[connection] = None
         # The last model of a lake may be gone, and then nothing names it. What a user has for all projects is not ours.
         for name in project.connection_names():
             with suppress(WeftError):
                 connection = project.connection(name)
                 if lake_of(connection) is not None and project.where(name).source != USER_FILE:
-                    found[connection] = None
-        return list(found)
+                    connections[connection] = None
+        return list(connections)
 
     def rows(self, connection: Connection, schema: str | None, table: str) -> int | None:
         """Return how many rows a table has; `None` where that takes reading it."""

@@ -176,8 +176,8 @@ def _source(part: Any, query: str | None, where: str) -> Source:
     connection = connection_option(part, "source", where)
     if connection is None:
         raise DeclarationError(f"{where}: a source is None.")
-    if query is None and (made := connection_of(connection)) is not None:
-        query = endpoint_of(made).default_query(made)
+    if query is None and (handle := connection_of(connection)) is not None:
+        query = endpoint_of(handle).default_query(handle)
     if query is None:
         hint = 'The topic, prefix, table or stream to read: source_query="orders".'
         if isinstance(part, str) and part in current().streams:

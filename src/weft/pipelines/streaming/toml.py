@@ -214,8 +214,8 @@ def _source(table: _Table, file: _Table) -> Source:
             f"{file.where}: source_query is for [source] without a query.", hint="Leave source_query out."
         )
     query = table.values.get("query", query)
-    if query is None and (made := connection_of(connection)) is not None:
-        query = endpoint_of(made).default_query(made)
+    if query is None and (handle := connection_of(connection)) is not None:
+        query = endpoint_of(handle).default_query(handle)
     if query is None:
         raise DeclarationError(
             f"{table.where}: query is missing.",

@@ -224,18 +224,18 @@ def _enum(writer: AvroType, reader: AvroType) -> Read:
 def _record(writer: AvroType, reader: AvroType) -> Read:
     wanted = {each.name: number for number, each in enumerate(reader.fields)}
     steps: list[tuple[int | None, Read]] = []
-    found: set[int] = set()
+    filled: set[int] = set()
     for each in writer.fields:
         place = _place(each, wanted, reader)
-        if place is None or place in found:
+        if place is None or place in filled:
             steps.append((None, reading(each.type, each.type)))
         else:
-            found.add(place)
+            filled.add(place)
             try:
                 steps.append((place, reading(each.type, reader.fields[place].type)))
             except SchemaProblem as problem:
                 raise SchemaProblem(f"{each.name}: {problem}") from None
-    defaults = {number: _default(each, reader) for number, each in enumerate(reader.fields) if number not in found}
+    defaults = {number: _default(each, reader) for number, each in enumerate(reader.fields) if number not in filled}
     kind = arrow_type(reader)
 
     def read(cursor: Cursor, rows: Ints) -> pa.Array:

@@ -110,10 +110,10 @@ def _parse(said: Any, space: str, names: dict[str, AvroType]) -> AvroType:
     if isinstance(said, str):
         if said in PRIMITIVES:
             return AvroType(said)
-        found = names.get(said if "." in said else f"{space}.{said}".lstrip(".")) or names.get(said)
-        if found is None:
+        named = names.get(said if "." in said else f"{space}.{said}".lstrip(".")) or names.get(said)
+        if named is None:
             raise SchemaProblem(f"its schema names the type {said!r}, which it does not have")
-        return found
+        return named
     if not isinstance(said, dict) or "type" not in said:
         raise SchemaProblem("its schema is not one of Avro")
     kind = said["type"]
@@ -131,16 +131,16 @@ def _named(said: dict[str, Any], kind: str, space: str, names: dict[str, AvroTyp
     if "." not in name and (space := said.get("namespace", space)):
         name = f"{space}.{name}"
     space = name.rpartition(".")[0]
-    made = names[name] = AvroType(kind, name, aliases=tuple(said.get("aliases", ())))
+    named = names[name] = AvroType(kind, name, aliases=tuple(said.get("aliases", ())))
     if kind == "enum":
-        made.symbols, made.default = tuple(said["symbols"]), said.get("default")
-        if not made.symbols:
+        named.symbols, named.default = tuple(said["symbols"]), said.get("default")
+        if not named.symbols:
             raise SchemaProblem(f"{name} has no symbols")
     elif kind == "fixed":
-        made.size = said["size"]
-        _with_logical(made, said)
+        named.size = said["size"]
+        _with_logical(named, said)
     else:
-        made.fields = [
+        named.fields = [
             Field(
                 each["name"],
                 _parse(each["type"], space, names),
@@ -150,24 +150,24 @@ def _named(said: dict[str, Any], kind: str, space: str, names: dict[str, AvroTyp
             )
             for each in said["fields"]
         ]
-    return made
+    return named
 
 
-def _with_logical(made: AvroType, said: dict[str, Any]) -> AvroType:
+def _with_logical(of: AvroType, said: dict[str, Any]) -> AvroType:
     """Give a type its logical one. One that Avro does not have, or not for this type, is ignored, as Avro says."""
     logical = said.get("logicalType") or _OF_DEBEZIUM.get(said.get("connect.name", ""), "")
-    if logical == "decimal" and made.kind in ("bytes", "fixed"):
+    if logical == "decimal" and of.kind in ("bytes", "fixed"):
         precision, scale = said.get("precision", 0), said.get("scale", 0)
         if "connect.name" in said:  # which says 64 where it does not know
             precision = min(precision, _MAX_DIGITS)
         if 0 < precision <= _MAX_DIGITS and 0 <= scale <= precision:
-            made.logical, made.digits = logical, (precision, scale)
-    elif (made.kind, logical) in _LOGICAL or (made.kind, logical, made.size) in (
+            of.logical, of.digits = logical, (precision, scale)
+    elif (of.kind, logical) in _LOGICAL or (of.kind, logical, of.size) in (
         ("fixed", "uuid", 16),
         ("fixed", "duration", 12),
     ):
-        made.logical = logical
-    return made
+        of.logical = logical
+    return of
 
 
 def arrow_type(schema: AvroType, inside: tuple[AvroType, ...] = ()) -> pa.DataType:

@@ -28,8 +28,8 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 def schema_of(columns: pa.Schema, name: str) -> dict[str, Any]:
     """Return the schema of rows with these columns."""
     space, _, short = name.rpartition(".")
-    made = _record(list(columns), short)
-    return {**made, "namespace": space} if space else made
+    record = _record(list(columns), short)
+    return {**record, "namespace": space} if space else record
 
 
 def _record(fields: list[pa.Field], name: str) -> dict[str, Any]:

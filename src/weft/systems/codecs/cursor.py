@@ -82,11 +82,11 @@ class Cursor:
 
     def varints(self, rows: Ints) -> npt.NDArray[np.uint64]:
         """Read unsigned integers of variable length."""
-        found, at, long = varints_at(self.buffer, self.position[rows])
+        values, at, long = varints_at(self.buffer, self.position[rows])
         if long.any():
             self.fail(rows[long], "It has an integer of more than 64 bits.")
         self.move(rows, at)
-        return self._without_bad(found, rows)
+        return self._without_bad(values, rows)
 
     def integers(self, rows: Ints) -> Ints:
         """Read signed integers in zigzag."""
@@ -136,10 +136,10 @@ class Cursor:
             self.fail(rows[[number for number, each in enumerate(texts) if each is None]], _NOT_UTF8)
             return pa.array(["" if each is None else each for each in texts], pa.string())
 
-    def _without_bad(self, found: npt.NDArray[Any], rows: Ints) -> npt.NDArray[Any]:
+    def _without_bad(self, values: npt.NDArray[Any], rows: Ints) -> npt.NDArray[Any]:
         if self.bad:
-            found[self._is_bad[rows]] = np.zeros((), found.dtype)
-        return found
+            values[self._is_bad[rows]] = np.zeros((), values.dtype)
+        return values
 
 
 def varints_at(
@@ -147,19 +147,19 @@ def varints_at(
 ) -> tuple[npt.NDArray[np.uint64], Ints, npt.NDArray[np.bool_]]:
     """Return the integers of variable length at these places, where each ends, and which are of more than 64 bits."""
     first, at = buffer[starts], starts + 1
-    found = (first & 0x7F).astype(np.uint64)
+    values = (first & 0x7F).astype(np.uint64)
     more = np.flatnonzero(first & 0x80)
     for shift in range(7, 70, 7):
         if not len(more):
             break
         # Zeros are behind the last message, and end what is truncated.
         byte = buffer[np.minimum(at[more], len(buffer) - 1)]
-        found[more] |= (byte & 0x7F).astype(np.uint64) << np.uint64(shift)
+        values[more] |= (byte & 0x7F).astype(np.uint64) << np.uint64(shift)
         at[more] += 1
         more = more[(byte & 0x80) != 0]
     long = np.zeros(len(starts), np.bool_)
     long[more] = True
-    return found, at, long
+    return values, at, long
 
 
 def unzigzag(values: npt.NDArray[np.uint64]) -> Ints:

@@ -156,8 +156,8 @@ class JsonDecoder:
         columns = {name: _at_known_type(each, self.known.get(name.lower())) for name, each in read.items()}
         if any(each is None for each in columns.values()):
             return None
-        found = {name.lower(): kinds.of_array(each) for name, each in read.items()}
-        return Parsed(columns, range(table.num_rows), {}, found)
+        column_kinds = {name.lower(): kinds.of_array(each) for name, each in read.items()}
+        return Parsed(columns, range(table.num_rows), {}, column_kinds)
 
     # ---------------------------------------------------------------------------------------------------- one by one
 
@@ -175,10 +175,10 @@ class JsonDecoder:
             bad[numbers[place]] = f"It has the key {key!r} twice in one object."
             del rows[numbers[place]]
         fitted, misfits, close = self._split(rows, texts, self.known)
-        found = kinds.merged_columns((_kinds_of(rows[number] for number in fitted), _kinds_of(close)))
+        by_column = kinds.merged_columns((_kinds_of(rows[number] for number in fitted), _kinds_of(close)))
         if mixed := {
             name: kinds.type_of(each)
-            for name, each in found.items()
+            for name, each in by_column.items()
             if name not in self.known and (name in self.texts or kinds.is_mixed(each))
         }:
             if self.takes_all:
@@ -197,7 +197,7 @@ class JsonDecoder:
             column = [row.get(key) for row in fitted.values()]
             kind = _storage(known[key]) if key in known else kinds.type_of(kinds.of_values(column))
             columns[name] = pa.array(column, kind)
-        return Parsed(columns, list(fitted), dict(sorted((bad | misfits).items())), found)
+        return Parsed(columns, list(fitted), dict(sorted((bad | misfits).items())), by_column)
 
     def _split(
         self, rows: Mapping[int, dict[str, Any]], texts: Sequence[bytes], known: Mapping[str, pa.DataType]
@@ -292,17 +292,17 @@ def _documents(parts: Sequence[msgspec.Raw | None]) -> pa.Array:
     ends = np.flatnonzero(np.frombuffer(lines, np.uint8) == ord("\n"))
     offsets = np.concatenate([[0], ends - np.arange(len(ends))]).astype(np.int32)
     letters = lines.replace(b"\n", b"")
-    found = pa.StringArray.from_buffers(len(parts), pa.py_buffer(offsets), pa.py_buffer(letters))
+    texts = pa.StringArray.from_buffers(len(parts), pa.py_buffer(offsets), pa.py_buffer(letters))
     # `{` and `[` differ by one bit, and so do `e` and `E`.
     lowered = np.frombuffer(letters, np.uint8) | 0x20
     brackets = np.diff(np.searchsorted(np.flatnonzero(lowered == ord("{")), offsets))
     is_odd = brackets >= MAX_DEPTH
     if ((lowered[1:] == ord("e")) & (lowered[:-1] - ord("0") < 10)).any():
-        is_odd |= pc.match_substring_regex(found, _HUGE).to_numpy(zero_copy_only=False)
+        is_odd |= pc.match_substring_regex(texts, _HUGE).to_numpy(zero_copy_only=False)
     for number in np.flatnonzero(is_odd).tolist():
-        if _is_deep([_decode(found[number].as_py())]):
+        if _is_deep([_decode(texts[number].as_py())]):
             raise RecursionError
-    return pc.if_else(pc.equal(found, "null"), pa.scalar(None, pa.string()), found)
+    return pc.if_else(pc.equal(texts, "null"), pa.scalar(None, pa.string()), texts)
 
 
 def _document(raw: bytes | msgspec.Raw) -> str | None:

@@ -33,19 +33,19 @@ _OF_TYPES = {bool: "bool", str: "text", list: "list", dict: "object"}
 def of_values(values: Iterable[Any]) -> Kinds:
     """Return the kinds of JSON values, as Python has them."""
     present = [value for value in values if value is not None]
-    found: Kinds = {}
+    counts: Kinds = {}
     for kind, count in Counter(map(type, present)).items():
         if kind in (int, float):
-            found.update(Counter(_of_number(value) for value in present if type(value) is kind))
+            counts.update(Counter(_of_number(value) for value in present if type(value) is kind))
         else:
-            found[_OF_TYPES[kind]] = count
-    if "list" in found:
-        found["items"] = of_values(inner for value in present if type(value) is list for inner in value)
-    if "object" in found:
+            counts[_OF_TYPES[kind]] = count
+    if "list" in counts:
+        counts["items"] = of_values(inner for value in present if type(value) is list for inner in value)
+    if "object" in counts:
         objects = [value for value in present if type(value) is dict]
         names = dict.fromkeys(name for value in objects for name in value)
-        found["keys"] = {name: of_values(value.get(name) for value in objects) for name in names}
-    return found
+        counts["keys"] = {name: of_values(value.get(name) for value in objects) for name in names}
+    return counts
 
 
 def _of_number(value: Any) -> str:
@@ -86,13 +86,13 @@ def merged(parts: Iterable[Kinds]) -> Kinds:
     """Return the kinds of all these together."""
     all_of_them: Kinds = {}
     for part in parts:
-        for kind, found in part.items():
+        for kind, counted in part.items():
             if kind == "items":
-                all_of_them[kind] = merged((all_of_them.get(kind, {}), found))
+                all_of_them[kind] = merged((all_of_them.get(kind, {}), counted))
             elif kind == "keys":
-                all_of_them[kind] = merged_columns((all_of_them.get(kind, {}), found))
+                all_of_them[kind] = merged_columns((all_of_them.get(kind, {}), counted))
             else:
-                all_of_them[kind] = all_of_them.get(kind, 0) + found
+                all_of_them[kind] = all_of_them.get(kind, 0) + counted
     return all_of_them
 
 
@@ -100,9 +100,9 @@ def merged_columns(parts: Iterable[Mapping[str, Kinds]]) -> dict[str, Kinds]:
     """Return the kinds of several columns, each by its name."""
     columns: dict[str, list[Kinds]] = {}
     for part in parts:
-        for name, found in part.items():
-            columns.setdefault(name, []).append(found)
-    return {name: found[0] if len(found) == 1 else merged(found) for name, found in columns.items()}
+        for name, counted in part.items():
+            columns.setdefault(name, []).append(counted)
+    return {name: counted[0] if len(counted) == 1 else merged(counted) for name, counted in columns.items()}
 
 
 def is_mixed(kinds: Kinds) -> bool:
@@ -162,7 +162,7 @@ def widened(known: pa.DataType, kinds: Kinds, *, widens: bool, grows: bool = Tru
 
 
 def settled(
-    found: Mapping[str, Kinds],
+    columns: Mapping[str, Kinds],
     known: Mapping[str, pa.DataType],
     declared: Collection[str] = (),
     *,
@@ -172,7 +172,7 @@ def settled(
     """Return the types under which messages must be parsed once more: of columns with values of several types, and of
     known ones that are wider now. All names are in small letters."""
     types = {}
-    for name, kinds in found.items():
+    for name, kinds in columns.items():
         if name not in known:
             if is_mixed(kinds):
                 types[name] = type_of(kinds)

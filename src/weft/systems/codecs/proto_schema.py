@@ -103,15 +103,15 @@ class ProtoFile:
     def at(self, path: Iterable[int]) -> Message:
         """Return the message of these indexes: of one at the top, of one inside of it, and so on."""
         level = self.messages
-        found = None
+        message = None
         for index in path:
             if not 0 <= index < len(level):
                 raise SchemaProblem("its schema has no message of its indexes")
-            found = level[index]
-            level = found.inner
-        if found is None:
+            message = level[index]
+            level = message.inner
+        if message is None:
             raise SchemaProblem("its schema has no message")
-        return found
+        return message
 
 
 def parse(text: str, references: Iterable[str] = ()) -> ProtoFile:
@@ -136,14 +136,14 @@ def parse(text: str, references: Iterable[str] = ()) -> ProtoFile:
 def _resolved(of: ProtoField, types: dict[str, Message | Enum]) -> Message | Enum:
     """Return what a name stands for: it is searched for from the inside out."""
     if of.type_name.startswith("."):
-        found = types.get(of.type_name[1:])
+        resolved = types.get(of.type_name[1:])
     else:
         scopes = of.scope.split(".") if of.scope else []
         names = (".".join([*scopes[:size], of.type_name]) for size in range(len(scopes), -1, -1))
-        found = next((types[name] for name in names if name in types), None)
-    if found is None:
+        resolved = next((types[name] for name in names if name in types), None)
+    if resolved is None:
         raise SchemaProblem(f"its schema names the type {of.type_name!r}, which it does not have")
-    return found
+    return resolved
 
 
 class _Parser:
@@ -174,73 +174,73 @@ class _Parser:
 
     def _message(self, scope: str, name: str | None = None) -> Message:
         name = name or self._take()
-        made = Message(f"{scope}.{name}".lstrip("."))
-        self._types[made.name] = made
+        message = Message(f"{scope}.{name}".lstrip("."))
+        self._types[message.name] = message
         self._take("{")
         while (word := self._take()) != "}":
-            self._member(made, word)
-        return made
+            self._member(message, word)
+        return message
 
-    def _member(self, made: Message, word: str, *, oneof: bool = False) -> None:
+    def _member(self, message: Message, word: str, *, oneof: bool = False) -> None:
         if word == "message":
-            made.inner.append(self._message(made.name))
+            message.inner.append(self._message(message.name))
         elif word == "enum":
-            self._enum(made.name)
+            self._enum(message.name)
         elif word == "oneof":
             self._take()
             self._take("{")
             while (inner := self._take()) != "}":
-                self._member(made, inner, oneof=True)
+                self._member(message, inner, oneof=True)
         elif word == "reserved":
-            self._reserved(made)
+            self._reserved(message)
         elif word in ("option", "extensions", "extend"):
             self._skip()
         elif word == "map" and self._peek() == "<":
-            self._map(made)
+            self._map(message)
         elif word != ";":
             label = word if word in ("optional", "required", "repeated") else ""
             kind = self._take() if label else word
             if kind == "group":
                 raise SchemaProblem("its schema has a group, which is not read")
             presence = oneof or (label != "repeated" and (bool(label) or not self._is_proto3))
-            self._field(made, kind, repeated=label == "repeated", presence=presence)
+            self._field(message, kind, repeated=label == "repeated", presence=presence)
 
-    def _reserved(self, made: Message) -> None:
+    def _reserved(self, message: Message) -> None:
         for part in " ".join(iter(self._take, ";")).split(","):
             first, _, last = part.strip().partition(" to ")
             if first[:1].isdigit():
-                made.reserved.append((int(first, 0), MOST_NUMBER if last == "max" else int(last or first, 0)))
+                message.reserved.append((int(first, 0), MOST_NUMBER if last == "max" else int(last or first, 0)))
             else:
-                made.reserved_names.append(first.strip("\"'"))
+                message.reserved_names.append(first.strip("\"'"))
 
-    def _field(self, made: Message, kind: str, *, repeated: bool = False, presence: bool = False) -> ProtoField:
+    def _field(self, message: Message, kind: str, *, repeated: bool = False, presence: bool = False) -> ProtoField:
         name = self._take()
         self._take("=")
         number = int(self._take(), 0)
         self._skip()
         scalar = kind if kind in SCALARS else ""
-        one = ProtoField(name, number, kind, scalar, repeated, presence, made.name)
-        made.fields.append(one)
+        one = ProtoField(name, number, kind, scalar, repeated, presence, message.name)
+        message.fields.append(one)
         return one
 
-    def _map(self, made: Message) -> None:
+    def _map(self, message: Message) -> None:
         self._take("<")
         key = self._take()
         self._take(",")
         value = self._take()
         self._take(">")
-        entry = Message(f"{made.name}.", is_entry=True)
-        one = self._field(made, "", repeated=True)
+        entry = Message(f"{message.name}.", is_entry=True)
+        one = self._field(message, "", repeated=True)
         one.type = entry
         entry.name += f"{one.name}_entry"
         for number, (name, kind) in enumerate((("key", key), ("value", value)), 1):
             scalar = kind if kind in SCALARS else ""
-            entry.fields.append(ProtoField(name, number, kind, scalar, scope=made.name))
+            entry.fields.append(ProtoField(name, number, kind, scalar, scope=message.name))
         self._types[entry.name] = entry
 
     def _enum(self, scope: str) -> None:
-        made = Enum(f"{scope}.{self._take()}".lstrip("."))
-        self._types[made.name] = made
+        enum = Enum(f"{scope}.{self._take()}".lstrip("."))
+        self._types[enum.name] = enum
         self._take("{")
         while (word := self._take()) != "}":
             if word in ("option", "reserved"):
@@ -248,17 +248,17 @@ class _Parser:
             elif word != ";":
                 self._take("=")
                 sign = -1 if self._peek() == "-" and self._take() else 1
-                made.values.setdefault(sign * int(self._take(), 0), word)
+                enum.values.setdefault(sign * int(self._take(), 0), word)
                 self._skip()
 
     # ----------------------------------------------------------------------------------------------------------- tokens
 
     def _take(self, wanted: str | None = None, end: str | None = None) -> str:
         tokens = self._tokens if end is None else itertools.chain(self._tokens, [end])
-        found = self._next.pop() if self._next else next(tokens)
-        if wanted is not None and found != wanted:
-            raise ValueError(f"{found!r} is there, where {wanted!r} is expected")
-        return found
+        token = self._next.pop() if self._next else next(tokens)
+        if wanted is not None and token != wanted:
+            raise ValueError(f"{token!r} is there, where {wanted!r} is expected")
+        return token
 
     def _peek(self) -> str:
         if not self._next:

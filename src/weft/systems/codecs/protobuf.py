@@ -79,8 +79,8 @@ def _parsed(schema: Registered) -> ProtoFile:
 
 def _as_newest(message: Message, newest: ProtoFile) -> Message:
     """Return the newest form of a message; one that the newest schema does not have is its own."""
-    found = newest.types.get(message.name)
-    return found if isinstance(found, Message) else message
+    newer = newest.types.get(message.name)
+    return newer if isinstance(newer, Message) else message
 
 
 def _columns(message: Message) -> dict[str, pa.DataType]:

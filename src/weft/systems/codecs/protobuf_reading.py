@@ -58,8 +58,8 @@ def read(message: Message, values: pa.Array) -> tuple[pa.Array, dict[int, str]]:
 def read_at(message: Message, cursor: Cursor) -> tuple[pa.Array, dict[int, str]]:
     """Return as structs what is between the positions of messages and their ends."""
     length = len(cursor.end)
-    found = _fields(message, cursor)
-    columns = [_column(each, found[each.number], cursor, length) for each in message.fields]
+    fields = _fields(message, cursor)
+    columns = [_column(each, fields[each.number], cursor, length) for each in message.fields]
     kind = [pa.field(each.name, field_type(each)) for each in message.fields]
     if not kind:
         return pa.array([{}] * length, pa.struct([])), cursor.bad
@@ -68,12 +68,12 @@ def read_at(message: Message, cursor: Cursor) -> tuple[pa.Array, dict[int, str]]
 
 def _fields(message: Message, cursor: Cursor) -> dict[int, _Found]:
     wanted = {each.number: each for each in message.fields}
-    found = {number: _Found() for number in wanted}
+    fields = {number: _Found() for number in wanted}
     active = cursor.rows
     while True:
         active = active[(cursor.position[active] < cursor.end[active]) & ~cursor.are_bad(active)]
         if not len(active):
-            return found
+            return fields
         tags = cursor.varints(active)
         for tag in np.unique(tags).tolist():
             rows = active if (tags == tag).all() else active[tags == tag]
@@ -83,7 +83,7 @@ def _fields(message: Message, cursor: Cursor) -> dict[int, _Found]:
                 continue
             values = _raw(cursor, rows, wire)
             if number in wanted:
-                _keep(found[number], wanted[number], wire, values, rows, cursor)
+                _keep(fields[number], wanted[number], wire, values, rows, cursor)
 
 
 def _raw(cursor: Cursor, rows: Ints, wire: int) -> Any:
@@ -95,7 +95,7 @@ def _raw(cursor: Cursor, rows: Ints, wire: int) -> Any:
     return cursor.fixed(rows, "<u8" if wire == EIGHT else "<u4")
 
 
-def _keep(found: _Found, of: ProtoField, wire: int, values: Any, rows: Ints, cursor: Cursor) -> None:
+def _keep(field: _Found, of: ProtoField, wire: int, values: Any, rows: Ints, cursor: Cursor) -> None:
     expected = wire_type(of.type)
     if wire == SIZED and expected != SIZED and of.repeated:
         values, rows = _unpacked(of, values, rows, cursor)
@@ -105,8 +105,8 @@ def _keep(found: _Found, of: ProtoField, wire: int, values: Any, rows: Ints, cur
         values = _scalars(of.type, values)
     elif of.type == "string":
         values = cursor.as_texts(rows, values)
-    found.values.append(values)
-    found.owners.append(rows)
+    field.values.append(values)
+    field.owners.append(rows)
 
 
 def _unpacked(of: ProtoField, chunks: pa.Array, rows: Ints, cursor: Cursor) -> tuple[Any, Ints]:
@@ -167,10 +167,10 @@ def _unsigned(values: npt.NDArray[Any]) -> pa.Array:
     return pa.Array.from_buffers(UINT64, len(values), [None, pa.py_buffer(wide)])
 
 
-def _column(of: ProtoField, found: _Found, cursor: Cursor, length: int) -> pa.Array:
+def _column(of: ProtoField, field: _Found, cursor: Cursor, length: int) -> pa.Array:
     raw = pa.binary() if isinstance(of.type, Message) else arrow_type(of.type)
     if of.repeated:
-        values, counts = in_order(found.values, found.owners, raw)
+        values, counts = in_order(field.values, field.owners, raw)
         if isinstance(of.type, Message):
             values = _messages(of.type, values, np.repeat(np.arange(len(counts)), counts), cursor)
         offsets = pa.array(list_offsets(counts, length))
@@ -178,8 +178,8 @@ def _column(of: ProtoField, found: _Found, cursor: Cursor, length: int) -> pa.Ar
             keys, items = values.flatten()
             return pa.MapArray.from_arrays(offsets, keys, items).cast(field_type(of))
         return pa.ListArray.from_arrays(offsets, values, field_type(of))
-    owners = np.concatenate(found.owners) if found.owners else np.zeros(0, np.int64)
-    values = pa.concat_arrays(found.values) if found.values else pa.array([], raw)
+    owners = np.concatenate(field.owners) if field.owners else np.zeros(0, np.int64)
+    values = pa.concat_arrays(field.values) if field.values else pa.array([], raw)
     # The last value counts. Messages are joined, which is what their bytes one after the other are.
     places = np.full(length, -1)
     places[owners] = np.arange(len(owners))
@@ -243,8 +243,8 @@ def _json(of: Message, values: pa.Array, owners: Ints, cursor: Cursor) -> pa.Arr
     texts: list[str] = []
     for number, value in enumerate(values.to_pylist()):
         try:
-            found = _JSON_READERS[of.name.rpartition(".")[2]](value)
-            texts.append(json.dumps(found, ensure_ascii=False, allow_nan=False))
+            plain = _JSON_READERS[of.name.rpartition(".")[2]](value)
+            texts.append(json.dumps(plain, ensure_ascii=False, allow_nan=False))
         except (ValueError, IndexError, RecursionError, TypeError, AttributeError, OverflowError):
             cursor.fail(owners[number : number + 1], f"It has a {of.name} that is none.")
             texts.append("null")
@@ -257,13 +257,13 @@ def _parts(data: bytes) -> list[tuple[int, Any]]:
 
     def varint() -> int:
         nonlocal at
-        found = shift = 0
+        number = shift = 0
         while True:
             byte = data[at]
             at += 1
-            found |= (byte & 0x7F) << shift
+            number |= (byte & 0x7F) << shift
             if byte < 0x80:
-                return found
+                return number
             shift += 7
             if shift > 63:
                 raise ValueError("a number of too many bytes")
@@ -282,16 +282,16 @@ def _parts(data: bytes) -> list[tuple[int, Any]]:
 
 
 def _json_value(data: bytes) -> Any:
-    found: Any = None
+    plain: Any = None
     for number, value in _parts(data):
         if number == 2:
-            found = float(np.frombuffer(value, "<f8")[0])
-            found = int(found) if found.is_integer() else found
+            plain = float(np.frombuffer(value, "<f8")[0])
+            plain = int(plain) if plain.is_integer() else plain
         elif number in (3, 4):
-            found = value.decode() if number == 3 else bool(value)
+            plain = value.decode() if number == 3 else bool(value)
         elif number in (5, 6):
-            found = (_json_object if number == 5 else _json_list)(value)
-    return found
+            plain = (_json_object if number == 5 else _json_list)(value)
+    return plain
 
 
 def _json_object(data: bytes) -> dict[str, Any]:

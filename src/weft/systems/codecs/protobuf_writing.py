@@ -74,9 +74,9 @@ def _range(numbers: tuple[int, int]) -> str:
     return str(first) if first == last else f"{first} to {'max' if last == MOST_NUMBER else last}"
 
 
-def _free_numbers(taken: Iterable[int], reserved: Sequence[tuple[int, int]]) -> Iterator[int]:
+def _free_numbers(assigned: Iterable[int], reserved: Sequence[tuple[int, int]]) -> Iterator[int]:
     """Yield numbers behind those of all fields, then the others that are free."""
-    used = {*taken}
+    used = {*assigned}
     ranges = sorted([_RESERVED, *reserved])
     after = max(used, default=0) + 1
     for number, last in ((after, MOST_NUMBER), (1, after - 1)):
@@ -100,8 +100,8 @@ def _kind(name: str, kind: pa.DataType, of_struct: str) -> tuple[str, str, pa.St
             raise DeclarationError(
                 f"The column {name!r} is a list or map of lists or maps, which Protobuf does not have."
             )
-        _, found, struct = _kind(name, inside, of_struct)
-        return ("repeated ", found, struct) if types.is_list(kind) else ("", f"map<string, {found}>", struct)
+        _, word, struct = _kind(name, inside, of_struct)
+        return ("repeated ", word, struct) if types.is_list(kind) else ("", f"map<string, {word}>", struct)
     if types.is_struct(kind):
         return "optional ", of_struct, kind
     return "optional ", next((scalar for matches, scalar in _SCALARS if matches(kind)), "string"), None
@@ -129,17 +129,17 @@ def _field(array: pa.Array, number: int, of: Any, name: str) -> pa.Array:
     elif types.is_list(array.type):
         items = _values(_without_nulls(present.flatten(), name), of)
     else:
-        made = building.joined([_tag(number, wire_type(of)), _values(present, of)], len(present))
-        return building.in_place(made, array.is_valid(), b"")
+        encoded = building.joined([_tag(number, wire_type(of)), _values(present, of)], len(present))
+        return building.in_place(encoded, array.is_valid(), b"")
     # Lists of numbers are one field, packed; of others each item is a field.
     counts = building.counts_of(present)
     if wire_type(of) != SIZED:
         packed = building.lists(counts, items)
-        made = building.joined([_tag(number, SIZED), _sized(packed)], len(packed))
-        made = pc.if_else(pa.array(counts > 0), made, pa.scalar(b"", pa.binary()))
+        encoded = building.joined([_tag(number, SIZED), _sized(packed)], len(packed))
+        encoded = pc.if_else(pa.array(counts > 0), encoded, pa.scalar(b"", pa.binary()))
     else:
-        made = building.lists(counts, building.joined([_tag(number, SIZED), items], len(items)))
-    return building.in_place(made, array.is_valid(), b"")
+        encoded = building.lists(counts, building.joined([_tag(number, SIZED), items], len(items)))
+    return building.in_place(encoded, array.is_valid(), b"")
 
 
 def _entries(pairs: pa.Array, entry: Message, name: str) -> pa.Array:

@@ -96,8 +96,8 @@ class RegisteredCodec:
             return self.encode(rows)
 
         udf: Any = arrow_udf
-        made: Column = udf(encode, "binary")(F.struct(*(F.col(quoted(name)).alias(name) for name in columns)))
-        return made
+        encoded: Column = udf(encode, "binary")(F.struct(*(F.col(quoted(name)).alias(name) for name in columns)))
+        return encoded
 
     def encode(self, rows: pa.StructArray) -> pa.Array:
         """In a task: return the messages of rows."""
@@ -152,13 +152,13 @@ class RegisteredDecoder:
             return {}
 
     def _made(self, number: int) -> Reader | str:
-        found, codec = self._codec.schemas.schema(number), self._codec
-        if found is None:
+        schema, codec = self._codec.schemas.schema(number), self._codec
+        if schema is None:
             return f"The schema registry has no schema of its id, {number}."
-        if found.kind != codec.kind:
-            return f"Its schema ({number}) is of {found.kind}, not of {codec.kind}."
+        if schema.kind != codec.kind:
+            return f"Its schema ({number}) is of {schema.kind}, not of {codec.kind}."
         try:
-            return codec.reading(found)
+            return codec.reading(schema)
         except SchemaProblem as problem:
             newest = codec.newest
             if newest is None or newest.number == number:
@@ -187,14 +187,14 @@ def together(parts: list[Columns], places: Sequence[Any], order: Any, more: int 
         return {}
     schemas = [pa.schema([(name, each.type) for name, each in part.items()]) for part in parts]
     schema = schemas[0] if all(each.equals(schemas[0]) for each in schemas) else unified_schema(schemas, ())
-    found = {}
+    columns = {}
     for each in schema:
         pieces = []
         for part, rows in zip(parts, places, strict=True):
             there = {name.lower(): array for name, array in part.items()}.get(each.name.lower())
             pieces.append(converted(pa.nulls(len(rows)) if there is None else there, each.type))
-        found[each.name] = pa.concat_arrays([*pieces, pa.nulls(more, each.type)]).take(pa.array(order))
-    return found
+        columns[each.name] = pa.concat_arrays([*pieces, pa.nulls(more, each.type)]).take(pa.array(order))
+    return columns
 
 
 def checked_columns(columns: dict[str, pa.DataType]) -> dict[str, pa.DataType]:

@@ -15,11 +15,11 @@ class RepeatedKeyError(Exception):
 
 def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Return an object, for parsers of Python's `json`; raise for one with a key twice."""
-    made = dict(pairs)
-    if len(made) < len(pairs):
+    members = dict(pairs)
+    if len(members) < len(pairs):
         keys: set[str] = set()
         raise RepeatedKeyError(next(key for key, _ in pairs if key in keys or keys.add(key)))  # type: ignore[func-returns-value]
-    return made
+    return members
 
 
 def repeated_keys(texts: Sequence[bytes], parsed: Sequence[Any]) -> dict[int, str]:
@@ -27,8 +27,8 @@ def repeated_keys(texts: Sequence[bytes], parsed: Sequence[Any]) -> dict[int, st
     so that one which was dropped is missed when all is written again, unless a text escapes colons."""
     if colons_of(texts) == json_of(parsed).count(":"):
         return {}
-    found = {number: _repeated_key(text) for number, text in enumerate(texts)}
-    return {number: key for number, key in found.items() if key is not None}
+    keys = {number: _repeated_key(text) for number, text in enumerate(texts)}
+    return {number: key for number, key in keys.items() if key is not None}
 
 
 def colons_of(texts: Iterable[bytes]) -> int:

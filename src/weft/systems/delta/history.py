@@ -134,14 +134,14 @@ def moved(new: DataFrame, frame: DataFrame, table: DataFrame, ends: Ends, load: 
     chain = _chained(line, load)
     is_version = (F.col(_SRC) == _STAGED) & (F.col(_HASH) != "")
     is_moved = (F.col(_SRC) == _STORED) & ~F.col(_TO).eqNullSafe(F.col(_WAS))
-    found = chain.where(is_version | is_moved)
+    changed = chain.where(is_version | is_moved)
     assert load.changes is not None
     if load.changes.truncates:
         # Versions of keys that the batch does not name.
         others = versions.alias("t").join(touched, same_key("t", "k", load), "left_anti")
         others = others.where(~F.col(_UNTIL).eqNullSafe(F.col(_WAS)))
-        found = found.unionByName(others.withColumns({_TO: F.col(_UNTIL), _IS_NEW: F.lit(_STORED)}))
-    return found
+        changed = changed.unionByName(others.withColumns({_TO: F.col(_UNTIL), _IS_NEW: F.lit(_STORED)}))
+    return changed
 
 
 def counts() -> list[Column]:
@@ -234,19 +234,19 @@ def _cleared(table: DataFrame, frame: DataFrame, load: Load) -> DataFrame:
 
 def _ended(touched: DataFrame, ends: Ends, frame: DataFrame) -> list[DataFrame]:
     """Return the deletes and truncates that came before: what comes late ends with them too."""
-    session, found = frame.sparkSession, []
+    session, ended = frame.sparkSession, []
     if ends.deletes.num_rows:
         at = ends.deletes[TS].cast(pa.timestamp("ms", "UTC")).cast(pa.timestamp("us", "UTC"))
         deletes = session.createDataFrame(
             pa.table({KEY: ends.deletes[KEY], _SINCE: at, _PLACE: ends.deletes[POSITION]})
         )
-        found.append(touched.join(F.broadcast(deletes), KEY))
+        ended.append(touched.join(F.broadcast(deletes), KEY))
     if ends.truncates:
         at = pa.array([instant_of(ts) for _, ts in ends.truncates if ts is not None], pa.timestamp("us", "UTC"))
         places = pa.array([place for place, _ in ends.truncates], pa.string())
         truncates = session.createDataFrame(pa.table({_SINCE: at, _PLACE: places}))
-        found.append(touched.crossJoin(F.broadcast(truncates)))
-    return found
+        ended.append(touched.crossJoin(F.broadcast(truncates)))
+    return ended
 
 
 def _chained(line: DataFrame, load: Load) -> DataFrame:

@@ -44,7 +44,7 @@ def version(files: LogFiles, path: str) -> int | None:
 
 
 def _commits(names: Iterable[str]) -> list[int]:
-    return [int(found[1]) for found in map(_COMMIT.fullmatch, names) if found]
+    return [int(match[1]) for match in map(_COMMIT.fullmatch, names) if match]
 
 
 def kept(files: LogFiles, path: str, load: Load, *, with_columns: bool) -> TableLog | None:
@@ -52,7 +52,7 @@ def kept(files: LogFiles, path: str, load: Load, *, with_columns: bool) -> Table
     log = f"{path}/_delta_log"
     names = files.files_in(log)
     commits = sorted(_commits(names), reverse=True)
-    checkpoint = max((found[1] for found in map(_CHECKPOINT.fullmatch, names) if found), default=None)
+    checkpoint = max((match[1] for match in map(_CHECKPOINT.fullmatch, names) if match), default=None)
     if not commits:
         return None
     columns: str | None = None
@@ -80,22 +80,22 @@ def rows(files: LogFiles, path: str) -> int | None:
     log = f"{path}/_delta_log"
     names = files.files_in(log)
     commits = sorted(_commits(names))
-    parts = [found for found in map(_CHECKPOINT.fullmatch, names) if found]
-    checkpoint = max((found[1] for found in parts), default=None)
+    parts = [match for match in map(_CHECKPOINT.fullmatch, names) if match]
+    checkpoint = max((match[1] for match in parts), default=None)
     first = 0 if checkpoint is None else int(checkpoint) + 1
     since = [version for version in commits if version >= first]
     if not commits or since != list(range(first, commits[-1] + 1)):
         return None
     counted: _Rows = {}
     parts = [each for each in parts if each[1] == checkpoint]
-    if any(int(found[1]) > len(parts) for found in (_PARTS.search(each[2] or "") for each in parts) if found):
+    if any(int(match[1]) > len(parts) for match in (_PARTS.search(each[2] or "") for each in parts) if match):
         return None
     for part in parts:
         file = f"{log}/{part[0]}"
-        found = understood(file, files.read(file), _rows_in_part)
-        if found is None:
+        match = understood(file, files.read(file), _rows_in_part)
+        if match is None:
             return None
-        counted |= found
+        counted |= match
     for version in since:
         name = f"{log}/{version:020}.json"
         understood(name, files.read(name), partial(_count, counted))
@@ -155,8 +155,8 @@ def _in_checkpoint(files: LogFiles, log: str, names: list[str], version: str, by
         if not name.startswith(f"{version}.checkpoint"):
             continue
         file = f"{log}/{name}"
-        found, number = understood(file, files.read(file), partial(_in_part, by))
-        columns, batch = found or columns, max(number, batch)
+        names_in, number = understood(file, files.read(file), partial(_in_part, by))
+        columns, batch = names_in or columns, max(number, batch)
     return columns, batch
 
 

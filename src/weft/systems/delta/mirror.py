@@ -112,8 +112,8 @@ class Gate:
         last: Place | None = None if place_before is None else (place_before[0], place_before[1])
         late = pa.nulls(changes.num_rows, pa.bool_()).fill_null(False)
         if entries is not None:
-            found = entries.take(pc.index_in(changes[KEY].combine_chunks(), entries[KEY].combine_chunks()))
-            late = is_late(changes, found[POSITION], found[TS], load.changes.tolerance_ms)
+            stored = entries.take(pc.index_in(changes[KEY].combine_chunks(), entries[KEY].combine_chunks()))
+            late = is_late(changes, stored[POSITION], stored[TS], load.changes.tolerance_ms)
         truncated = load.changes.truncates[-1] if load.changes.truncates else None
         if last is not None:
             place = pa.scalar(last[0], pa.string()), pa.scalar(last[1], pa.int64())

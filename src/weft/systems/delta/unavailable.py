@@ -39,7 +39,7 @@ def fills(
     """Return what late changes say that no newer change said: by column, and by key the position of the change.
     `values`, `rows`: the entries of the gate; `names`: the columns of the batch; `truncate`: the last one before it."""
     assert load.changes is not None
-    kept, found = {each.name: each for each in unavailable_in(load, names)}, dict[str, dict[str, str]]()
+    kept, by_column = {each.name: each for each in unavailable_in(load, names)}, dict[str, dict[str, str]]()
     row = rows.take(pc.index_in(late[KEY].combine_chunks(), rows[KEY].combine_chunks()))
     tolerance = load.changes.tolerance_ms
     is_behind = pc.and_(is_late(late, row[POSITION], row[TS], tolerance), pc.not_equal(late[OP], DELETE))
@@ -57,8 +57,8 @@ def fills(
         chosen = pc.fill_null(pc.and_(is_said, is_newer), False)
         keys = late[KEY].filter(chosen).to_pylist()
         if keys:
-            found[name] = dict(zip(keys, said.filter(chosen).to_pylist(), strict=True))
-    return found
+            by_column[name] = dict(zip(keys, said.filter(chosen).to_pylist(), strict=True))
+    return by_column
 
 
 def settled(changes: pa.Table, values: pa.Table, rows: pa.Table, load: Load, names: Collection[str]) -> pa.Table:

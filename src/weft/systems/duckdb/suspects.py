@@ -55,7 +55,7 @@ def find(tables: SqlTables, session: Session, load: Load, source: str, values: d
     is_unfit = " OR ".join(rule for rule, value in rules.items() if rule == f"{value} IS NOT NULL") or "FALSE"
     numbers = ", ".join(["NULL", *(f"CASE WHEN {rule} THEN {number} END" for number, rule in enumerate(rules))])
     texts = ", ".join(["NULL", *(f"CASE WHEN {rule} THEN {text} END" for rule, text in rules.items())])
-    found = session.rows(
+    suspects = session.rows(
         f"WITH v AS (SELECT s.{row}, {', '.join([*converted, *raw])} FROM {source} AS s), "
         f"c AS (SELECT *, {is_unfit} AS {unfit}, coalesce({' OR '.join(is_other)}, FALSE) AS {other}, "
         f"concat_ws(' ', {numbers}) AS {broken}, coalesce({texts}) AS {shown} FROM v), "
@@ -63,4 +63,4 @@ def find(tables: SqlTables, session: Session, load: Load, source: str, values: d
         f"SELECT {row}, {first}, {unfit}, CASE WHEN NOT {other} AND {first} IS NULL THEN {broken} END, {shown} FROM f "
         f"WHERE {other} OR {broken} <> '' OR {first} IS NOT NULL ORDER BY {row}"
     )
-    return [Suspect(*suspect) for suspect in found]
+    return [Suspect(*suspect) for suspect in suspects]

@@ -237,9 +237,9 @@ class DuckDBTables(SqlTables):
             kept, conditions = [], []
             for each in other:
                 there, same = "NULL", None
-                if found := own.pop(each.name.lower(), None):
-                    value = _member(expression, found.name)
-                    there, same = self._nested(value, found.type, each.type, cast, depth)
+                if member := own.pop(each.name.lower(), None):
+                    value = _member(expression, member.name)
+                    there, same = self._nested(value, member.type, each.type, cast, depth)
                     conditions += [f"({value} IS NULL OR {same})"] if same else []
                 kept.append(f"{self.quote(each.name)} := {there}")
             conditions += [f"{_member(expression, name.name)} IS NULL" for name in own.values()]

@@ -69,8 +69,8 @@ class Admin:
         """Return how large a message of a topic may be, as `sizes` counts; `None` where we may not know."""
         place = self.admin.ConfigResource("topic", topic)
         with suppress(WeftError):
-            found = self.result(self.client.describe_configs([place], request_timeout=SECONDS)[place])
-            return int(found["max.message.bytes"].value)
+            config = self.result(self.client.describe_configs([place], request_timeout=SECONDS)[place])
+            return int(config["max.message.bytes"].value)
         return None
 
     def latest(self, topic: str) -> dict[int, int]:

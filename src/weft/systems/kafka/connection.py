@@ -62,15 +62,15 @@ class KafkaConnection(Connection):
             _ = self.servers
 
     def _check_registry(self) -> None:
-        given, url = self.schema_registry, self.schema_registry_url
-        if given is not None and url is not None:
+        registry, url = self.schema_registry, self.schema_registry_url
+        if registry is not None and url is not None:
             raise DeclarationError(f"{self.label} has both schema_registry and schema_registry_url.")
-        if given is not None and not isinstance(given, str | SchemaRegistryConnection):
+        if registry is not None and not isinstance(registry, str | SchemaRegistryConnection):
             raise DeclarationError(
                 f"The schema_registry of {self.label} must be a schema_registry connection or its name, "
-                f"not {type(given).__name__}."
+                f"not {type(registry).__name__}."
             )
-        if self.payload_format in REGISTERED and given is None and url is None:
+        if self.payload_format in REGISTERED and registry is None and url is None:
             raise DeclarationError(
                 f"{self.label} has the payload_format {self.payload_format!r}, which needs a schema registry.",
                 hint='schema_registry="NAME" of a schema_registry connection, or '
@@ -91,13 +91,13 @@ class KafkaConnection(Connection):
             return self._registry_of_url()
         if self.schema_registry is None:
             return None
-        found = hooks.find_connection(self.schema_registry)
-        if not isinstance(found, SchemaRegistryConnection):
+        registry = hooks.find_connection(self.schema_registry)
+        if not isinstance(registry, SchemaRegistryConnection):
             raise DeclarationError(
-                f"The schema_registry of {self.label} is {found.label}, {found.any_such}.",
+                f"The schema_registry of {self.label} is {registry.label}, {registry.any_such}.",
                 hint='It must be one of the kind "schema_registry".',
             )
-        return found
+        return registry
 
     def secrets(self) -> set[str]:
         registry = self.registry

@@ -35,7 +35,7 @@ def _length(size: int) -> int:
 
 
 def _length_column(size: Column) -> Column:
-    found = F.lit(1)
+    length = F.lit(1)
     for each in _LENGTHS:
-        found = found + (size >= each).cast("int")
-    return found
+        length = length + (size >= each).cast("int")
+    return length

@@ -250,12 +250,12 @@ class KafkaSource(MessageSource):
 def show_partitions(connection: Any, topic: str) -> str:
     """Return how many partitions a topic has, and its newest schema; raise if there is no such topic."""
     count = len(admin(connection).partitions(topic))
-    found = f"{count} partition{'' if count == 1 else 's'}"
+    shown = f"{count} partition{'' if count == 1 else 's'}"
     resolved = connection.resolved()
     if resolved.payload_format not in REGISTERED:
-        return found
+        return shown
     newest = options.registry_of(resolved).newest(options.subject(resolved, topic))
-    return f"{found}, {'no schema yet' if newest is None else f'newest schema {newest.number}'}"
+    return f"{shown}, {'no schema yet' if newest is None else f'newest schema {newest.number}'}"
 
 
 def _show(offsets: Mapping[Any, int]) -> str:

@@ -95,7 +95,7 @@ class Tail:
         if self._at != starts:
             self._assign(starts)
         deadline = time.monotonic() + _SECONDS
-        found: list[Any] = []
+        messages: list[Any] = []
         later = deque[Any]()
         size = 0
         while self._ahead or any(self._seen[number] < end for number, end in ends.items()):
@@ -104,13 +104,13 @@ class Tail:
                 return None
             if message.error() is not None:  # the end of a partition
                 continue
-            (later if message.offset() >= ends[message.partition()] else found).append(message)
+            (later if message.offset() >= ends[message.partition()] else messages).append(message)
             size += len(message.value() or b"") + len(message.key() or b"")
             if size > MOST_BYTES_HERE or len(later) > MOST_HERE:
                 return None
         self._ahead, self._at = later, dict(ends)
         # In one order, whatever partition answers first.
-        return sorted(found, key=lambda each: (each.partition(), each.offset()))
+        return sorted(messages, key=lambda each: (each.partition(), each.offset()))
 
     def _assign(self, starts: Mapping[int, int]) -> None:
         if self._consumer is None:

@@ -52,15 +52,15 @@ class KafkaTarget(SparkTarget):
         settings = {**options.for_spark(self.connection), "kafka.acks": "all"} | _limits(most)
         try:
             size = sizes.stored_column(F.col("key"), F.col("value"), {BATCH_HEADER: batch})
-            (found,) = messages.agg(F.count("*").alias("rows"), F.max(size).alias("largest")).collect()
+            (counted,) = messages.agg(F.count("*").alias("rows"), F.max(size).alias("largest")).collect()
             fitting, refused = messages, 0
-            if most is not None and found.rows and found.largest > most:
+            if most is not None and counted.rows and counted.largest > most:
                 size_of_row = sizes.stored_column(key, codec.encoded(frame.columns), {BATCH_HEADER: batch})
-                refused = _rejected(frame.where(size_of_row > most), topic, most, found.largest, reject)
+                refused = _rejected(frame.where(size_of_row > most), topic, most, counted.largest, reject)
                 fitting = messages.where(size <= most)
             writer = fitting.write.format("kafka").options(**settings)
             writer.options(topic=topic, includeHeaders="true").save()
-            return Counts(rows_read=found.rows, inserted=found.rows - refused, quarantined=refused)
+            return Counts(rows_read=counted.rows, inserted=counted.rows - refused, quarantined=refused)
         finally:
             messages.unpersist()
 

@@ -103,9 +103,9 @@ class Client:
         names: list[str] = []
         while True:
             more = {"ExclusiveStartStreamName": names[-1]} if names else {}
-            found = self.call("list_streams", **more)
-            names += found["StreamNames"]
-            if not found["HasMoreStreams"] or not found["StreamNames"]:
+            page = self.call("list_streams", **more)
+            names += page["StreamNames"]
+            if not page["HasMoreStreams"] or not page["StreamNames"]:
                 return names
 
     def shards(self, stream: str) -> dict[str, tuple[str, ...]]:
@@ -118,16 +118,16 @@ class Client:
         return [each["ShardId"] for each in listed if "EndingSequenceNumber" not in each["SequenceNumberRange"]]
 
     def _list_shards(self, stream: str) -> list[dict[str, Any]]:
-        found = self.call("list_shards", StreamName=stream)
-        shards = found["Shards"]
-        while found.get("NextToken"):
-            found = self.call("list_shards", NextToken=found["NextToken"])
-            shards += found["Shards"]
+        page = self.call("list_shards", StreamName=stream)
+        shards = page["Shards"]
+        while page.get("NextToken"):
+            page = self.call("list_shards", NextToken=page["NextToken"])
+            shards += page["Shards"]
         return sorted(shards, key=lambda each: str(each["ShardId"]))
 
     def iterator(self, stream: str, shard: str, arguments: dict[str, Any]) -> str:
-        found = self.call("get_shard_iterator", StreamName=stream, ShardId=shard, **arguments)
-        return str(found["ShardIterator"])
+        answer = self.call("get_shard_iterator", StreamName=stream, ShardId=shard, **arguments)
+        return str(answer["ShardIterator"])
 
     # ---------------------------------------------------------------------------------------------------------- writing
 

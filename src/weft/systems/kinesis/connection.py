@@ -74,10 +74,10 @@ class KinesisConnection(Connection):
         client = Client(resolved, patience=0.0)
         with measured(report):
             if resolved.stream:
-                found: dict[str, Any] = {"stream": resolved.stream, "shards": len(client.open_shards(resolved.stream))}
+                held: dict[str, Any] = {"stream": resolved.stream, "shards": len(client.open_shards(resolved.stream))}
             else:
-                found = {"streams": len(client.streams())}
-        return {"server": "Kinesis", "database": client.region, **found, **report}
+                held = {"streams": len(client.streams())}
+        return {"server": "Kinesis", "database": client.region, **held, **report}
 
 
 class KinesisEndpoint(Endpoint):

@@ -235,30 +235,30 @@ class Shards:
         """Return how many records come after a position. No more than so many of a shard are counted."""
         total, at = 0, position["shards"]
         for shard in self.client.shards(self.stream):
-            found = 0
+            records = 0
             for page in itertools.islice(self.pages(shard, at.get(shard, EARLIEST), MOST_COUNTED), _MOST_PAGES):
-                found += len(page.records)
-                if found >= MOST_COUNTED:
+                records += len(page.records)
+                if records >= MOST_COUNTED:
                     break
-            total += found
+            total += records
         return total
 
     def ends(self) -> dict[str, str]:
         """Return by shard the place of what comes next. Kinesis does not say which number its last record has."""
-        open_shards, found = set(self.client.open_shards(self.stream)), {}
+        open_shards, ends = set(self.client.open_shards(self.stream)), {}
         for shard in self.client.shards(self.stream):
-            found[shard] = CLOSED
+            ends[shard] = CLOSED
             if shard in open_shards:
                 iterator = self.client.iterator(self.stream, shard, {"ShardIteratorType": "LATEST"})
                 moment = self._page(shard, iterator, EARLIEST, 1).told_at - _RECENT
                 pages = [page for page in self.pages(shard, places.since(moment)) if page.records]
-                found[shard] = _behind(pages[-1]) if pages else places.since(moment)
-        return found
+                ends[shard] = _behind(pages[-1]) if pages else places.since(moment)
+        return ends
 
     def first_since(self, shard: str, place: str) -> str | None:
         """Return the sequence number of a shard's first record from a place on; `None` if there is none."""
-        found = (each["SequenceNumber"] for page in self.pages(shard, place, 1) for each in page.records)
-        return next(found, None)
+        numbers = (each["SequenceNumber"] for page in self.pages(shard, place, 1) for each in page.records)
+        return next(numbers, None)
 
 
 def _behind(page: Page) -> str:

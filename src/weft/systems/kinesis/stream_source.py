@@ -167,8 +167,8 @@ class KinesisSource(MessageSource):
 def _few(records: DataFrame) -> pa.Table | None:
     """Return the records of a batch, if they are few. Spark's process that found them keeps them, and no more than 64
     megabytes, so that it takes one short job to look."""
-    found = records.limit(MOST_HERE + 1).toArrow()
-    return found if found.num_rows <= MOST_HERE else None
+    few = records.limit(MOST_HERE + 1).toArrow()
+    return few if few.num_rows <= MOST_HERE else None
 
 
 def show_shards(connection: Any, name: str) -> str:

@@ -20,7 +20,7 @@ def of_table(session: Session, schema: str | None, name: str) -> list[Constraint
         f"SELECT column_name FROM information_schema.columns WHERE {_OF_TABLE.format('')} AND is_nullable = 'NO'",
         of_table,
     )
-    found = [Constraint(column) for column in columns]
+    constraints = [Constraint(column) for column in columns]
     on = "c.constraint_schema = t.constraint_schema AND c.constraint_name = t.constraint_name"
     is_mariadb = session.driver.is_mariadb()
     if is_mariadb:
@@ -31,7 +31,7 @@ def of_table(session: Session, schema: str | None, name: str) -> list[Constraint
         of_table,
     ):
         check = clause if is_mariadb else unescaped(clause)
-        found.append(Constraint(re.findall(r"`([^`]+)`", check), check))
+        constraints.append(Constraint(re.findall(r"`([^`]+)`", check), check))
     keys = session.rows(
         "SELECT constraint_name, referenced_table_schema, referenced_table_name, column_name, referenced_column_name "
         f"FROM information_schema.key_column_usage k WHERE {_OF_TABLE.format('')} "
@@ -41,8 +41,8 @@ def of_table(session: Session, schema: str | None, name: str) -> list[Constraint
     )
     for (_, *place), members in groupby(keys, key=lambda row: row[:3]):
         own, other = zip(*(row[3:] for row in members), strict=True)
-        found.append(Constraint(own, other=".".join(quote_name(part, "`") for part in place), keys=other))
-    return found
+        constraints.append(Constraint(own, other=".".join(quote_name(part, "`") for part in place), keys=other))
+    return constraints
 
 
 _CONTROLS = {"0": "\0", "n": "\n", "r": "\r", "Z": "\x1a"}

@@ -209,8 +209,8 @@ class MySQLTables(SqlTables):
         return columns
 
     def running_transactions(self, session: Session) -> set[str]:
-        found = session.rows("SELECT trx_id FROM information_schema.innodb_trx WHERE trx_rows_modified > 0")
-        return {str(number) for (number,) in found}
+        rows = session.rows("SELECT trx_id FROM information_schema.innodb_trx WHERE trx_rows_modified > 0")
+        return {str(number) for (number,) in rows}
 
     def _defaults(self, session: Session, schema: str | None, name: str) -> dict[str, str]:
         """Return the SQL of the defaults of columns that may not be null. MySQL shows those that are constants without

@@ -63,9 +63,9 @@ class GoogleObjects(Objects):
 
     def listing(self, prefix: str) -> list[ListedObject]:
         with self._explained():
-            found = list(self._bucket.list_blobs(prefix=self._prefix + prefix, **_LIMITS))
+            blobs = list(self._bucket.list_blobs(prefix=self._prefix + prefix, **_LIMITS))
         start = len(self._prefix)
-        return [ListedObject(each.name[start:], str(each.generation), each.updated) for each in found]
+        return [ListedObject(each.name[start:], str(each.generation), each.updated) for each in blobs]
 
     def _modified(self, key: str) -> datetime:
         blob = self._bucket.blob(self._prefix + key)

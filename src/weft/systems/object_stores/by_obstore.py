@@ -44,10 +44,10 @@ class ObstoreObjects(Objects):
     def get(self, key: str) -> StoredObject | None:
         with self._explained():
             try:
-                found = self._store.get(self._prefix + key)
+                stored = self._store.get(self._prefix + key)
             except FileNotFoundError:
                 return None
-            return StoredObject(bytes(found.bytes()), str(found.meta["e_tag"]))
+            return StoredObject(bytes(stored.bytes()), str(stored.meta["e_tag"]))
 
     def put(self, key: str, data: bytes, over: str | None) -> str | None:
         with self._explained():
@@ -67,10 +67,10 @@ class ObstoreObjects(Objects):
 
     def listing(self, prefix: str) -> list[ListedObject]:
         with self._explained():
-            found = self._store.list(self._prefix + prefix).collect()
+            objects = self._store.list(self._prefix + prefix).collect()
         start = len(self._prefix)
         return sorted(
-            (ListedObject(each["path"][start:], str(each["e_tag"]), each["last_modified"]) for each in found),
+            (ListedObject(each["path"][start:], str(each["e_tag"]), each["last_modified"]) for each in objects),
             key=lambda each: each.key,
         )
 

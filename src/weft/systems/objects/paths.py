@@ -73,8 +73,8 @@ class LogFiles:
 
     def files_in(self, path: str) -> dict[str, int]:
         """Return the names of the files directly in a folder."""
-        found = list_files(self.connection, path_of(path), store=self._store)
-        return {each.rpartition("/")[2]: 0 for each in found}
+        paths = list_files(self.connection, path_of(path), store=self._store)
+        return {each.rpartition("/")[2]: 0 for each in paths}
 
     def read(self, path: str) -> bytes | None:
         """Return a file's contents, or `None` where there is none."""
@@ -133,10 +133,10 @@ def folders_in(connection: Any, folder: str) -> list[str]:
 
     selector = fs.FileSelector(path_of(folder), allow_not_found=True)
     try:
-        found = client(connection).get_file_info(selector)
+        entries = client(connection).get_file_info(selector)
     except OSError as error:
         raise connection.failed(error) from None
-    names = (each.base_name for each in found if each.type == fs.FileType.Directory)
+    names = (each.base_name for each in entries if each.type == fs.FileType.Directory)
     return sorted(each for each in names if each[0] != ".")
 
 
@@ -145,9 +145,9 @@ def find_tables(connection: Any, tables_in: Callable[[str], list[str]]) -> list[
     folders of that."""
     root = connection.root
     schemas = [each for each in folders_in(connection, root)[:_MOST_SCHEMAS] if each[0] != "_"]
-    found: list[tuple[str | None, str]] = [(None, unquote(each)) for each in tables_in(root)]
-    found += [(unquote(schema), unquote(each)) for schema in schemas for each in tables_in(f"{root}/{schema}")]
-    return found
+    tables: list[tuple[str | None, str]] = [(None, unquote(each)) for each in tables_in(root)]
+    tables += [(unquote(schema), unquote(each)) for schema in schemas for each in tables_in(f"{root}/{schema}")]
+    return tables
 
 
 def path_of(url: str) -> str:

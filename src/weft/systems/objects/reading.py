@@ -114,11 +114,11 @@ def read_format(
         schema = inferred
         frame = load(schema, None)
         if known is not None:
-            found, rows = _of_most_values(schema, known, lines), frame
-            schema, void = final_types(found, sample=rows, rows=rows)
+            by_most, rows = _of_most_values(schema, known, lines), frame
+            schema, void = final_types(by_most, sample=rows, rows=rows)
             frame = load(schema, bad)
             if bad is not None and not grows:
-                kept, _ = final_types(found, sample=rows, rows=rows, grows=False)
+                kept, _ = final_types(by_most, sample=rows, rows=rows, grows=False)
                 frame = _without_new_keys(frame, kept, bad)
             frame = _without_types(frame, void)
     else:
@@ -311,8 +311,8 @@ def _of_most_values(schema: StructType, known: Mapping[str, DataType], lines: Da
     from pyspark.sql.pandas.types import from_arrow_type
 
     counted = lines.mapInArrow(_kinds, "kinds string").collect()
-    found = kinds.merged_columns(json.loads(each.kinds) for each in counted)
-    mixed = {name: each for name, each in found.items() if name in doubtful and kinds.is_mixed(each)}
+    by_column = kinds.merged_columns(json.loads(each.kinds) for each in counted)
+    mixed = {name: each for name, each in by_column.items() if name in doubtful and kinds.is_mixed(each)}
     decided = storable(pa.schema([(name, kinds.type_of(each)) for name, each in mixed.items()]))
     types = {each.name: from_arrow_type(each.type) for each in decided}
     return T.StructType([T.StructField(each.name, types.get(each.name.lower(), each.dataType)) for each in schema])

@@ -244,12 +244,12 @@ class _Write(_Load):
         only = column(frame.columns[0]).isNull() if len(frame.columns) == 1 else F.lit(False)
         written, null = encoded(frame, options.format), options.csv_null_value
         # Count by number, not by name: a column may be called `rows`.
-        taken = [F.count_if(column(name).cast("string") == null) for name in written.columns] if null else []
+        nulls = [F.count_if(column(name).cast("string") == null) for name in written.columns] if null else []
         counted = written.observe(
             observed,
             F.count(F.lit(1)).alias("rows"),
             F.count_if(only).alias("lost"),
-            *(each.alias(str(number)) for number, each in enumerate(taken)),
+            *(each.alias(str(number)) for number, each in enumerate(nulls)),
         )
         writer = counted.write.format(SPARK_FORMAT[options.format])
         # In a bucket a rename is a copy: version 2 makes one less of them.
@@ -262,7 +262,7 @@ class _Write(_Load):
                 "readers pass by.",
                 hint='Set csv_null_value, for example to "\\\\N".',
             )
-        for number, name in enumerate(frame.columns[: len(taken)]):
+        for number, name in enumerate(frame.columns[: len(nulls)]):
             if lost := counts[str(number)]:
                 other = '"NULL"' if null == "\\N" else '"\\\\N"'
                 raise LoadRefusedError(

@@ -13,7 +13,7 @@ def of_table(session: Session, table: str) -> list[Constraint]:
         "ARRAY(SELECT attname::text FROM unnest({0}) WITH ORDINALITY AS k (number, at) "
         "JOIN pg_attribute ON attrelid = {1} AND attnum = number ORDER BY at)"
     )
-    found = session.rows(
+    declared = session.rows(
         f"SELECT {names.format('conkey', 'conrelid')}, pg_get_expr(conbin, conrelid), "
         f"CASE contype WHEN 'f' THEN confrelid::regclass::text END, {names.format('confkey', 'confrelid')} "
         "FROM pg_constraint WHERE conrelid = to_regclass(?) AND contype IN ('c', 'f') AND confrelid <> conrelid",
@@ -22,4 +22,4 @@ def of_table(session: Session, table: str) -> list[Constraint]:
     required = session.rows(
         "SELECT attname FROM pg_attribute WHERE attrelid = to_regclass(?) AND attnum > 0 AND attnotnull", (table,)
     )
-    return [*(Constraint(*each) for each in found), *(Constraint(column) for column in required)]
+    return [*(Constraint(*each) for each in declared), *(Constraint(column) for column in required)]

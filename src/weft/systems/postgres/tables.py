@@ -191,22 +191,22 @@ class PostgresTables(SqlTables):
 
     def primary_key(self, session: Session, schema: str | None, name: str) -> list[str]:
         # A name without a schema need not be in the first schema of the search path.
-        found = session.rows(
+        rows = session.rows(
             "SELECT a.attname FROM pg_index i JOIN pg_attribute a ON a.attrelid = i.indrelid "
             "AND a.attnum = ANY(i.indkey) WHERE i.indisprimary AND i.indrelid = to_regclass(?) "
             "ORDER BY array_position(i.indkey::int2[], a.attnum)",
             (self.table(schema, name),),
         )
-        return [column for (column,) in found]
+        return [column for (column,) in rows]
 
     def running_transactions(self, session: Session) -> set[str]:
         # A snapshot does not list those that began after the last one that has ended. A lock lasts until others see
         # what was written.
-        found = session.rows(
+        rows = session.rows(
             "SELECT transactionid::text FROM pg_locks "
             "WHERE locktype = 'transactionid' AND mode = 'ExclusiveLock' AND granted"
         )
-        return {number for (number,) in found}
+        return {number for (number,) in rows}
 
     def sql_type(self, field: pa.Field, *, key: bool = False) -> str:
         """As the catalogue spells it; every type can be indexed but json."""
@@ -226,12 +226,12 @@ class PostgresTables(SqlTables):
 
     def views_over(self, session: Session, names: Sequence[tuple[str | None, str]]) -> list[str]:
         ours = ", ".join("to_regclass(?)" for _ in names)
-        given = [self.table(*each) for each in names]
+        tables = [self.table(*each) for each in names]
         rows = session.rows(
             "SELECT DISTINCT r.ev_class::regclass::text FROM pg_depend d JOIN pg_rewrite r ON r.oid = d.objid "
             "WHERE d.classid = 'pg_rewrite'::regclass AND d.refclassid = 'pg_class'::regclass "
             f"AND d.refobjid IN ({ours}) AND r.ev_class NOT IN ({ours}) ORDER BY 1",
-            (*given, *given),
+            (*tables, *tables),
         )
         return [str(view) for (view,) in rows]
 
@@ -397,5 +397,5 @@ class PostgresTables(SqlTables):
 
     def suspects(self, session: Session, load: Load, source: str, values: dict[str, str]) -> list[Suspect]:
         """Foreign keys are looked up after all rows of a statement, and UPDATE … FROM may read all of them first."""
-        found = constraints.of_table(session, self.table(load.schema, load.table))
-        return breaking(self, session, source, values, found)
+        rules = constraints.of_table(session, self.table(load.schema, load.table))
+        return breaking(self, session, source, values, rules)

@@ -73,17 +73,17 @@ class Client:
         project = None
         if scheme == "http":
             grpc = require("grpc", connection.kind)
-            made = {"channel": grpc.insecure_channel(host, _CHANNEL)}
+            route = {"channel": grpc.insecure_channel(host, _CHANNEL)}
         else:
             credentials, project = self._credentials()
-            made = {"credentials": credentials, **({"host": host} if host else {})}
+            route = {"credentials": credentials, **({"host": host} if host else {})}
         self.project: str = connection.project_id or os.environ.get("GOOGLE_CLOUD_PROJECT") or project or ""
         if not self.project:
             raise ConnectionFailedError(
                 f"{connection.label} names no project.", hint='project_id="shop", or the variable GOOGLE_CLOUD_PROJECT.'
             )
-        self._publisher = publisher.PublisherClient(transport=publisher.transports.PublisherGrpcTransport(**made))
-        self._subscriber = subscriber.SubscriberClient(transport=subscriber.transports.SubscriberGrpcTransport(**made))
+        self._publisher = publisher.PublisherClient(transport=publisher.transports.PublisherGrpcTransport(**route))
+        self._subscriber = subscriber.SubscriberClient(transport=subscriber.transports.SubscriberGrpcTransport(**route))
 
     def _credentials(self) -> tuple[Any, str | None]:
         auth, connection = require("google.auth", self.connection.kind), self.connection
@@ -92,18 +92,18 @@ class Client:
             if connection.credentials_file is not None:
                 text = Path(connection.credentials_file).expanduser().read_text()
             if text is None:
-                found = auth.default(scopes=_SCOPES)
+                credentials = auth.default(scopes=_SCOPES)
             else:
                 with warnings.catch_warnings():
                     # Google warns of keys from strangers; these are from the one who runs the pipeline.
                     warnings.simplefilter("ignore", DeprecationWarning)
-                    found = auth.load_credentials_from_dict(json.loads(text), scopes=_SCOPES)
+                    credentials = auth.load_credentials_from_dict(json.loads(text), scopes=_SCOPES)
         except (self._auth_errors.GoogleAuthError, OSError) as error:
             raise connection.failed(error, hint="credentials_file, credentials_json or gcloud auth.") from None
         except (ValueError, TypeError, AttributeError):
             # Not quoted: its text may have parts of the key.
             raise ConnectionFailedError(f"The credentials of {connection.label} are not a key of Google's.") from None
-        return found[0], found[1]
+        return credentials[0], credentials[1]
 
     def close(self) -> None:
         self._publisher.transport.close()
@@ -162,12 +162,12 @@ class Client:
     # ---------------------------------------------------------------------------------------------------------- looking
 
     def topics(self) -> list[str]:
-        found = self.call("list_topics", {"project": f"projects/{self.project}"})
-        return [each.name.rpartition("/")[2] for each in found]
+        topics = self.call("list_topics", {"project": f"projects/{self.project}"})
+        return [each.name.rpartition("/")[2] for each in topics]
 
     def subscriptions(self) -> list[str]:
-        found = self.call("list_subscriptions", {"project": f"projects/{self.project}"})
-        return [each.name.rpartition("/")[2] for each in found]
+        subscriptions = self.call("list_subscriptions", {"project": f"projects/{self.project}"})
+        return [each.name.rpartition("/")[2] for each in subscriptions]
 
     def subscriptions_of(self, topic: str) -> list[str]:
         """Return the paths of the subscriptions of a topic; raise if there is no such topic."""
@@ -181,8 +181,8 @@ class Client:
 
     def set_dead_letters(self, name: str, policy: Mapping[str, Any]) -> None:
         """Give a subscription a dead-letter policy, unless it has this one; raise where it has another."""
-        found = self.subscription(name)
-        there, topic = found.dead_letter_policy, self._path("topics", policy["topic"])
+        subscription = self.subscription(name)
+        there, topic = subscription.dead_letter_policy, self._path("topics", policy["topic"])
         wanted = (topic, policy.get("max_delivery_attempts") or there.max_delivery_attempts or _ATTEMPTS)
         if (there.dead_letter_topic, there.max_delivery_attempts) == wanted:
             return
@@ -193,9 +193,9 @@ class Client:
                 hint="Give the connection the one that it has, or change that of the subscription.",
             )
         self.call("get_topic", {"topic": topic})
-        found.dead_letter_policy = {"dead_letter_topic": topic, "max_delivery_attempts": wanted[1]}
+        subscription.dead_letter_policy = {"dead_letter_topic": topic, "max_delivery_attempts": wanted[1]}
         mask = {"paths": ["dead_letter_policy"]}
-        self.call("update_subscription", {"subscription": found, "update_mask": mask})
+        self.call("update_subscription", {"subscription": subscription, "update_mask": mask})
 
     # -------------------------------------------------------------------------------------------------------- receiving
 

@@ -116,21 +116,21 @@ class PubSubConnection(Connection):
         from weft.systems.pubsub.client import Client
 
         report: dict[str, Any] = {}
-        resolved, found = self.resolved(), {}
+        resolved, contents = self.resolved(), {}
         client = Client(resolved, patience=0.0)
         try:
             with measured(report):
                 if resolved.subscription:
                     topic = client.subscription(resolved.subscription).topic
-                    found = {"subscription": resolved.subscription, "topic": topic.rpartition("/")[2]}
+                    contents = {"subscription": resolved.subscription, "topic": topic.rpartition("/")[2]}
                 if resolved.topic:
                     count = len(client.subscriptions_of(resolved.topic))
-                    found |= {"topic": resolved.topic, "subscriptions": count}
-                if not found:
-                    found = {"topics": len(client.topics())}
+                    contents |= {"topic": resolved.topic, "subscriptions": count}
+                if not contents:
+                    contents = {"topics": len(client.topics())}
         finally:
             client.close()
-        return {"server": "Pub/Sub", "database": client.project, **found, **report}
+        return {"server": "Pub/Sub", "database": client.project, **contents, **report}
 
 
 class PubSubEndpoint(Endpoint):
@@ -142,8 +142,8 @@ class PubSubEndpoint(Endpoint):
 
     def default_query(self, connection: Any) -> str | None:
         """Return the subscription of the connection."""
-        found: str | None = connection.subscription
-        return found
+        subscription: str | None = connection.subscription
+        return subscription
 
     def why_no_columns(self, connection: Any) -> str | None:
         """Return the reason for messages that are not parsed."""

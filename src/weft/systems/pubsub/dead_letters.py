@@ -39,11 +39,11 @@ class PubSubLetters:
     @cached_property
     def _subscription(self) -> str:
         """The subscription that has the topic's name, or the only one."""
-        found = self._client.subscriptions_of(self._topic)
-        own = [each for each in found if each.rpartition("/")[2] == self._topic.rpartition("/")[2]]
-        if len(own or found) == 1:
-            return (own or found)[0]
-        problem = f"has {len(found)} subscriptions" if found else "has no subscription, so letters would be lost"
+        names = self._client.subscriptions_of(self._topic)
+        own = [each for each in names if each.rpartition("/")[2] == self._topic.rpartition("/")[2]]
+        if len(own or names) == 1:
+            return (own or names)[0]
+        problem = f"has {len(names)} subscriptions" if names else "has no subscription, so letters would be lost"
         name = self._topic.rpartition("/")[2]
         raise NotFoundError(
             f"The topic {name!r} of {self._connection.label} {problem}. Dead letters are read from the one that has "
@@ -70,8 +70,8 @@ class PubSubLetters:
             # Before others are forgotten: a removal that fails is tried again as a whole.
             self._client.send(self._topic, [Outgoing(b"{}", {_REMOVED: each}) for each in sorted(missing)])
             gone = marked.union(ids)
-            found = [each.ack_id for each in received if each.message.attributes.get(_LETTER) in gone]
-            self._client.acknowledge(self._subscription, found)
+            ack_ids = [each.ack_id for each in received if each.message.attributes.get(_LETTER) in gone]
+            self._client.acknowledge(self._subscription, ack_ids)
 
     @contextmanager
     def _taken(self) -> Iterator[list[Any]]:
@@ -80,13 +80,13 @@ class PubSubLetters:
         quiet_since = time.monotonic()
         try:
             while time.monotonic() - quiet_since < _QUIET_SECONDS:
-                found = self._client.pull(self._subscription, 1000, waits=False)
-                if not found:
+                pulled = self._client.pull(self._subscription, 1000, waits=False)
+                if not pulled:
                     time.sleep(_QUIET_SECONDS / 10)
                     continue
-                self._client.extend(self._subscription, [each.ack_id for each in found], _LEASE_SECONDS)
+                self._client.extend(self._subscription, [each.ack_id for each in pulled], _LEASE_SECONDS)
                 # Keyed by message: a redelivered one is acknowledged by its last delivery.
-                received |= {each.message.message_id: each for each in found}
+                received |= {each.message.message_id: each for each in pulled}
                 quiet_since = time.monotonic()
             yield list(received.values())
         finally:

@@ -77,13 +77,13 @@ class SubscriptionReceiver:
                 most = prefetch - len(self._got)
             if self._is_closed:
                 return
-            found = self._client.pull(self._subscription, most, waits=True)
+            pulled = self._client.pull(self._subscription, most, waits=True)
             with self._changed:
                 due = time.monotonic() + _FIRST_SECONDS
-                self._kept.update((each.ack_id, due) for each in found)
-                self._got.extend(found)
-                self._empty_pulls = 0 if found else self._empty_pulls + 1
-                self._size += sum(len(each.message.data) for each in found)
+                self._kept.update((each.ack_id, due) for each in pulled)
+                self._got.extend(pulled)
+                self._empty_pulls = 0 if pulled else self._empty_pulls + 1
+                self._size += sum(len(each.message.data) for each in pulled)
                 self._changed.notify_all()
 
     def _keep(self) -> None:
@@ -105,25 +105,25 @@ class SubscriptionReceiver:
             if self._failure is not None:
                 raise self._failure
             size = 0
-            found: list[Any] = []
-            while self._got and len(found) < most and size < MOST_BYTES:
-                found.append(self._got.popleft())
-                size += len(found[-1].message.data)
+            messages: list[Any] = []
+            while self._got and len(messages) < most and size < MOST_BYTES:
+                messages.append(self._got.popleft())
+                size += len(messages[-1].message.data)
             self._size -= size
             self._changed.notify_all()
-        if self._connection.dead_letter_policy is not None and found:
-            found = self._without_bad(found)
-        self._taken += (each.ack_id for each in found)
-        return [received(each.message) for each in found]
+        if self._connection.dead_letter_policy is not None and messages:
+            messages = self._without_bad(messages)
+        self._taken += (each.ack_id for each in messages)
+        return [received(each.message) for each in messages]
 
-    def _without_bad(self, found: list[Any]) -> list[Any]:
+    def _without_bad(self, messages: list[Any]) -> list[Any]:
         """Return the messages that can be parsed. Pub/Sub delivers the others again, and then sends them elsewhere."""
-        bad = unparsable(self._codec, [each.message.data for each in found])
+        bad = unparsable(self._codec, [each.message.data for each in messages])
         if bad:
-            ids = [found[number].ack_id for number in bad]
+            ids = [messages[number].ack_id for number in bad]
             self._forget(ids)
             self._client.extend(self._subscription, ids, 0)
-        return [each for number, each in enumerate(found) if number not in bad]
+        return [each for number, each in enumerate(messages) if number not in bad]
 
     def _forget(self, ids: Iterable[str]) -> None:
         with self._changed:

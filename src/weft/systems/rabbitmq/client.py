@@ -28,16 +28,16 @@ def parameters(connection: RabbitMQConnection) -> Any:
     pika = require("pika", connection.kind)
     host, port, vhost = connection.address
     try:
-        found = pika.URLParameters(connection.amqp_url)
-        found.host, found.port, found.virtual_host = host, port, vhost
-        found.blocked_connection_timeout = found.blocked_connection_timeout or _BLOCKED_SECONDS
+        options = pika.URLParameters(connection.amqp_url)
+        options.host, options.port, options.virtual_host = host, port, vhost
+        options.blocked_connection_timeout = options.blocked_connection_timeout or _BLOCKED_SECONDS
         if connection.is_encrypted:
             context = ssl.create_default_context(cafile=connection.ssl_ca_location)
             if connection.ssl_certificate_location:
                 context.load_cert_chain(
                     connection.ssl_certificate_location, connection.ssl_key_location, connection.ssl_key_password
                 )
-            found.ssl_options = pika.SSLOptions(context, host)
+            options.ssl_options = pika.SSLOptions(context, host)
     except SyntaxError:  # pika reads options as Python; not quoted: the text may have secrets
         raise SettingsError(
             f"The options of the amqp_url of {connection.label} cannot be read.",
@@ -45,16 +45,16 @@ def parameters(connection: RabbitMQConnection) -> Any:
         ) from None
     except (OSError, ValueError, TypeError) as error:
         raise connection.failed(error, hint="Check amqp_url and the certificates.") from None
-    found.client_properties = {"connection_name": f"weft {connection.name or ''}".strip()}
-    return found
+    options.client_properties = {"connection_name": f"weft {connection.name or ''}".strip()}
+    return options
 
 
 def opened(connection: RabbitMQConnection) -> Any:
     """Return a blocking connection to a resolved connection's broker."""
     pika = require("pika", connection.kind)
-    found = parameters(connection)
+    options = parameters(connection)
     with explained(connection):
-        return pika.BlockingConnection(found, _impl_class=_tolerant())
+        return pika.BlockingConnection(options, _impl_class=_tolerant())
 
 
 @cache
@@ -78,15 +78,15 @@ def _tolerant() -> Any:
             channel, receive = self.receiver
             self._frame_buffer: bytes = self._frame_buffer + data_in
             while self._frame_buffer:
-                found, consumed = deliveries.taken(self._frame_buffer, channel)
-                if found:
-                    receive(found)
+                messages, consumed = deliveries.taken(self._frame_buffer, channel)
+                if messages:
+                    receive(messages)
                 else:
                     consumed, other = self._read_frame()
                     if not other:
                         return
                 self._trim_frame_buffer(consumed)  # type: ignore[attr-defined]
-                if not found:
+                if not messages:
                     self._process_frame(other)  # type: ignore[attr-defined]
 
         def _read_frame(self) -> Any:
@@ -136,19 +136,19 @@ def without_headers(properties: bytes) -> bytes:
 @contextmanager
 def channel(connection: RabbitMQConnection) -> Iterator[Any]:
     """Give a channel for some requests."""
-    made = opened(connection.resolved())
+    connected = opened(connection.resolved())
     try:
         with explained(connection):
-            yield made.channel()
+            yield connected.channel()
     finally:
         with suppress(Exception):
-            made.close()
+            connected.close()
 
 
 def server_properties(opened_channel: Any) -> dict[str, Any]:
     """Return what the broker says of itself."""
-    found: dict[str, Any] = opened_channel.connection._impl.server_properties or {}
-    return found
+    properties: dict[str, Any] = opened_channel.connection._impl.server_properties or {}
+    return properties
 
 
 def heartbeat(opened_connection: Any) -> float | None:

@@ -46,22 +46,22 @@ class RabbitMQLetters:
         """Return every message, and remove some. The others go back to their places when the channel closes."""
         if client.is_missing(self._connection, self._queue):
             return []
-        found: list[bytes] = []
+        bodies: list[bytes] = []
         with client.channel(self._connection) as channel:
             left = channel.queue_declare(self._queue, passive=True).method.message_count
             if not left and not removed:
-                return found
+                return bodies
             missing, began = set(removed), time.monotonic()
             quiet_since = began
             for method, _, body in channel.consume(self._queue, inactivity_timeout=_QUIET_SECONDS):
                 if method is not None:
                     quiet_since = time.monotonic()
-                    found.append(body)
+                    bodies.append(body)
                     letter_id = decoded(body).get("letter_id")
                     if letter_id in removed:
                         channel.basic_ack(method.delivery_tag)
                         missing.discard(letter_id)
-                    if len(found) < left:
+                    if len(bodies) < left:
                         continue
                 if not removed:
                     break
@@ -77,4 +77,4 @@ class RabbitMQLetters:
                     )
             # An answer to this comes when the broker has seen every acknowledgement.
             channel.queue_declare(self._queue, passive=True)
-        return found
+        return bodies

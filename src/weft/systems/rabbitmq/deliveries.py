@@ -41,15 +41,15 @@ Message = tuple[Delivery, Any, bytes]
 def taken(buffer: bytes, channel: int) -> tuple[list[Message], int]:
     """Return the messages of a channel that a buffer begins with, and how many bytes they take. What is not whole, is
     large or of another kind, or cannot be read, is left to pika."""
-    found: list[Message] = []
+    messages: list[Message] = []
     start = 0
     try:
         while (each := _first(buffer, start, channel)) is not None:
             message, start = each
-            found.append(message)
+            messages.append(message)
     except Exception:  # the end of what is there, or something that pika reports
         pass
-    return found, start
+    return messages, start
 
 
 def _first(buffer: bytes, start: int, channel: int) -> tuple[Message, int] | None:

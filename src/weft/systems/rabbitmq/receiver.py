@@ -93,23 +93,23 @@ class QueueReceiver:
             before = len(self._got)
             self._read(0)
         size = 0
-        taken: list[tuple[Any, Any, bytes]] = []
-        while self._got and len(taken) < most and size < MOST_BYTES:
-            taken.append(self._got.popleft())
-            size += len(taken[-1][2])
+        deliveries: list[tuple[Any, Any, bytes]] = []
+        while self._got and len(deliveries) < most and size < MOST_BYTES:
+            deliveries.append(self._got.popleft())
+            size += len(deliveries[-1][2])
         self._held -= size
         if self._connection.rejects_bad:
-            taken = self._without_bad(taken)
-        if taken:
-            self._last = taken[-1][0].delivery_tag
-        return [received(*each) for each in taken]
+            deliveries = self._without_bad(deliveries)
+        if deliveries:
+            self._last = deliveries[-1][0].delivery_tag
+        return [received(*each) for each in deliveries]
 
-    def _without_bad(self, taken: list[tuple[Any, Any, bytes]]) -> list[tuple[Any, Any, bytes]]:
+    def _without_bad(self, deliveries: list[tuple[Any, Any, bytes]]) -> list[tuple[Any, Any, bytes]]:
         """Return the messages that can be parsed; the broker routes the others to its dead-letter exchange."""
-        bad = unparsable(self._codec, [body for _, _, body in taken])
+        bad = unparsable(self._codec, [body for _, _, body in deliveries])
         for number in bad:
-            self._channel.basic_nack(taken[number][0].delivery_tag, requeue=False)
-        return [each for number, each in enumerate(taken) if number not in bad]
+            self._channel.basic_nack(deliveries[number][0].delivery_tag, requeue=False)
+        return [each for number, each in enumerate(deliveries) if number not in bad]
 
     def acknowledge(self) -> None:
         with client.explained(self._connection):

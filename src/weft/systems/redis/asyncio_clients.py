@@ -85,8 +85,8 @@ class _Streams:
     ) -> StreamPending | tuple[PendingEntry, ...]:
         """Return the pending entries of a group: a summary, or with a range and a count those of the range."""
         if start is not None or end is not None or count is not None or idle is not None or consumer is not None:
-            found = await super().xpending_range(name, groupname, start, end, count, consumer, idle)  # type: ignore[misc]
-            return tuple(PendingEntry(*each.values()) for each in found)
+            entries = await super().xpending_range(name, groupname, start, end, count, consumer, idle)  # type: ignore[misc]
+            return tuple(PendingEntry(*each.values()) for each in entries)
         reply = await super().xpending(name, groupname)  # type: ignore[misc]
         consumers = {each["name"]: each["pending"] for each in reply["consumers"]}
         return StreamPending(reply["pending"], reply["min"], reply["max"], consumers)

@@ -44,32 +44,32 @@ class SchemaRegistry:
         """Return the schema of an id; `None` where the registry has none."""
         key = (self._connection.base_url, number)
         if key not in _known:
-            found = self._ask(f"/schemas/ids/{number}")
-            if found is None:
+            answer = self._ask(f"/schemas/ids/{number}")
+            if answer is None:
                 return None
-            _known[key] = self._registered(number, found)
+            _known[key] = self._registered(number, answer)
         return _known[key]
 
     def newest(self, subject: str) -> Registered | None:
         """Return the newest schema of a subject; `None` where there is no such subject."""
-        found = self._ask(f"/subjects/{quote(subject, safe='')}/versions/latest")
-        return None if found is None else self._registered(found["id"], found)
+        answer = self._ask(f"/subjects/{quote(subject, safe='')}/versions/latest")
+        return None if answer is None else self._registered(answer["id"], answer)
 
     def subjects(self) -> list[str]:
-        found: list[str] = self._ask("/subjects") or []
-        return found
+        subjects: list[str] = self._ask("/subjects") or []
+        return subjects
 
     def register(self, subject: str, kind: str, text: str) -> int:
         """Register a schema, unless it is there already, and return its id. Raise for one that the registry refuses."""
         body = {"schema": text, **({} if kind == "AVRO" else {"schemaType": kind})}
-        found = self._ask(f"/subjects/{quote(subject, safe='')}/versions", body)
-        if found is None:
+        answer = self._ask(f"/subjects/{quote(subject, safe='')}/versions", body)
+        if answer is None:
             raise StorageError(f"The registry of {self._connection.label} has no subject {subject!r} and makes none.")
-        return int(found["id"])
+        return int(answer["id"])
 
-    def _registered(self, number: int, found: dict[str, Any]) -> Registered:
+    def _registered(self, number: int, answer: dict[str, Any]) -> Registered:
         references: dict[str, str] = {}
-        for each in found.get("references") or ():
+        for each in answer.get("references") or ():
             path = f"/subjects/{quote(each['subject'], safe='')}/versions/{each['version']}"
             part = self._ask(path)
             if part is None:
@@ -79,7 +79,7 @@ class SchemaRegistry:
                 )
             references |= dict(self._registered(part["id"], part).references)
             references[each["name"]] = part["schema"]
-        return Registered(number, found.get("schemaType") or "AVRO", found["schema"], tuple(references.items()))
+        return Registered(number, answer.get("schemaType") or "AVRO", answer["schema"], tuple(references.items()))
 
     # ------------------------------------------------------------------------------------------------------------- HTTP
 
@@ -117,40 +117,42 @@ class SchemaRegistry:
         return None if user is None else f"Basic {base64.b64encode(':'.join(user).encode()).decode()}"
 
     def _opener(self) -> Any:
-        made = self._connection
+        registry = self._connection
         context = ssl.create_default_context()
         try:
-            if made.ssl_ca_location:
-                context.load_verify_locations(Path(made.ssl_ca_location).expanduser())
-            if made.ssl_certificate_location and made.ssl_key_location:
-                certificate, key = Path(made.ssl_certificate_location), Path(made.ssl_key_location)
-                context.load_cert_chain(certificate.expanduser(), key.expanduser(), made.ssl_key_password or "")
+            if registry.ssl_ca_location:
+                context.load_verify_locations(Path(registry.ssl_ca_location).expanduser())
+            if registry.ssl_certificate_location and registry.ssl_key_location:
+                certificate, key = Path(registry.ssl_certificate_location), Path(registry.ssl_key_location)
+                context.load_cert_chain(certificate.expanduser(), key.expanduser(), registry.ssl_key_password or "")
         except OSError as error:
-            raise SettingsError(f"A certificate of {made.label} cannot be read: {error.strerror or error}.") from None
+            raise SettingsError(
+                f"A certificate of {registry.label} cannot be read: {error.strerror or error}."
+            ) from None
         return build_opener(HTTPSHandler(context=context), ProxyHandler())
 
     def _away(self, error: BaseException) -> ConnectionFailedError:
         return self._connection.unreachable(error, answered=False)
 
     def _refused(self, code: int, said: dict[str, Any], path: str) -> Exception:
-        made = self._connection
-        text = " ".join(settings.redact(str(said.get("message", "")), made.secrets()).split())[:500].rstrip(".")
+        registry = self._connection
+        text = " ".join(settings.redact(str(said.get("message", "")), registry.secrets()).split())[:500].rstrip(".")
         if code in (401, 403):
             return ConnectionFailedError(
-                f"{made.label} ({made.target}) refuses us with {code}{f': {text}' if text else ''}.",
+                f"{registry.label} ({registry.target}) refuses us with {code}{f': {text}' if text else ''}.",
                 hint="Check basic_auth_user and basic_auth_password, or bearer_token.",
             )
         if code == _INCOMPATIBLE:
-            return DeclarationError(f"{made.label} refuses the schema: it is not compatible. {text}.")
+            return DeclarationError(f"{registry.label} refuses the schema: it is not compatible. {text}.")
         hint = "Check the path of its URL." if code in (404, 405) else None
         return ConnectionFailedError(
-            f"{made.label} ({made.target}) answers {path} with {code}{f': {text}' if text else ''}.", hint=hint
+            f"{registry.label} ({registry.target}) answers {path} with {code}{f': {text}' if text else ''}.", hint=hint
         )
 
 
 def _said(error: HTTPError) -> dict[str, Any]:
     try:
-        found = json.loads(error.read(1 << 16))
+        answer = json.loads(error.read(1 << 16))
     except (OSError, ValueError, http.client.HTTPException):
         return {}
-    return found if isinstance(found, dict) else {}
+    return answer if isinstance(answer, dict) else {}

@@ -260,9 +260,9 @@ class BadRows:
         """Ask which rows the constraints of the target reject; `False` if none of a range."""
         if self._move is None or not self.tables.savepoints or self._vain == _MOST_VAIN:
             return False
-        found = [suspect.row for suspect in self._ask_suspects(self._move)]
-        self._suspects = sorted({*self._suspects, *found})
-        are_here = any(first <= row < last for row in found)
+        numbers = [suspect.row for suspect in self._ask_suspects(self._move)]
+        self._suspects = sorted({*self._suspects, *numbers})
+        are_here = any(first <= row < last for row in numbers)
         self._vain += not are_here
         return are_here
 
@@ -272,14 +272,14 @@ class BadRows:
             session.run(f"SAVEPOINT {_PIECE}")
             self._is_saved = True
         try:
-            found = tables.suspects(session, self.load, *move.candidates())
+            suspects = tables.suspects(session, self.load, *move.candidates())
         except Exception:
             # Without the right to read another table, for example.
             undo(self.transaction, _PIECE)
             return []
         finally:
             self._release()
-        return found
+        return suspects
 
     def _weed(self, move: Move, work: Callable[[], object], *, unfit: bool = False) -> bool:
         """Where all attempts are undone, put the suspects aside that are rejected alone, or with a good row that they
@@ -287,7 +287,7 @@ class BadRows:
         value that does not fit."""
         if self.tables.savepoints:
             return False
-        found, reasons = set[int](), dict[str, tuple[Reason, str | None]]()
+        bad, reasons = set[int](), dict[str, tuple[Reason, str | None]]()
 
         def is_rejected(*numbers: int) -> bool:
             move.condition = f"{self.tables.quote(ROW)} IN ({', '.join(map(str, numbers))})"
@@ -296,7 +296,7 @@ class BadRows:
         for number, first, is_unfit, broken, shown in self._ask_suspects(move):
             if unfit and not is_unfit:
                 continue
-            others = () if first is None or first in found else (first,)
+            others = () if first is None or first in bad else (first,)
             # In a merge each row is tried: one that updates need not write the value that breaks a rule.
             are_inserted = self.load.mode in ("append", "truncate")
             alike = self._alike(*reasons[broken], shown) if are_inserted and broken in reasons else None
@@ -306,10 +306,10 @@ class BadRows:
                 continue
             elif broken:
                 reasons[broken] = self._reason, shown
-            found.add(number)
+            bad.add(number)
             self._put_aside(move.stage, move.names, number)
         self._store_waiting(move.stage, move.names)
-        return bool(found)
+        return bool(bad)
 
     def _weed_unreadable(
         self, raw: str, names: Sequence[str], insert: Callable[[int, int], None], aside: Callable[[int], None]
@@ -319,11 +319,11 @@ class BadRows:
         expressions = [each.sql for each in self.load.projection or ()]
         before = self.count
         try:
-            found = self.tables.unreadable(self.session, self.tables.temporary(raw), expressions)
+            numbers = self.tables.unreadable(self.session, self.tables.temporary(raw), expressions)
         except Exception:  # it cannot tell
-            found = []
+            numbers = []
             undo(self.transaction)
-        for row in found:
+        for row in numbers:
             if self._try(functools.partial(insert, row, row + 1)):
                 undo(self.transaction)
             else:

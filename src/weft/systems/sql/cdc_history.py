@@ -24,8 +24,8 @@ _ENDS = pa.schema([(KEY, pa.string()), (AT, pa.timestamp("us", "UTC")), (POSITIO
 class History(Scd2ByEvent, GatedMove):
     """Keeps each version of a row, from the time of the change to that of the next one, whatever order they come in."""
 
-    def __init__(self, *given: object) -> None:
-        super().__init__(*given)  # type: ignore[arg-type]
+    def __init__(self, *arguments: object) -> None:
+        super().__init__(*arguments)  # type: ignore[arg-type]
         self._known: set[int] = set()
         """The numbers of changes that the history had before."""
 

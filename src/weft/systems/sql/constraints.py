@@ -47,5 +47,5 @@ def breaking(
     row = tables.quote(ROW)
     listed = ", ".join(f"{value} AS {tables.quote(name)}" for name, value in values.items())
     rows = f"SELECT s.{row}, {listed} FROM {source} AS s"
-    found = session.rows(f"SELECT {row} FROM ({rows}) AS v WHERE {' OR '.join(broken)} ORDER BY {row}")
-    return [Suspect(number) for (number,) in found]
+    numbers = session.rows(f"SELECT {row} FROM ({rows}) AS v WHERE {' OR '.join(broken)} ORDER BY {row}")
+    return [Suspect(number) for (number,) in numbers]

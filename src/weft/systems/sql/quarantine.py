@@ -163,55 +163,55 @@ def sets(tables: SqlTables, schema: str | None, table: str, pipeline: str) -> li
         if columns is None:
             return []
         kind = tables.quote(ROWS_OF) if ROWS_OF in {each.name for each in columns} else "NULL"
-        found = session.rows(
+        rows = session.rows(
             f"SELECT {checkpoint}, {batch}, {kind}, {error}, count(*) FROM {tables.table(schema, name_for(table))} "
             f"WHERE {of} = ? GROUP BY {checkpoint}, {batch}, {kind}, {error} ORDER BY min({at}), {checkpoint}",
             (pipeline,),
         )
-    return [(QuarantinedRows(row[0], int(row[1]), row[2], (row[3],), int(row[4])), str(row[3])) for row in found]
+    return [(QuarantinedRows(row[0], int(row[1]), row[2], (row[3],), int(row[4])), str(row[3])) for row in rows]
 
 
-def read(tables: SqlTables, load: Load, taken: QuarantinedRows) -> list[tuple[str, str]]:
+def read(tables: SqlTables, load: Load, chosen: QuarantinedRows) -> list[tuple[str, str]]:
     """Return the errors and payloads of a set."""
-    found: list[tuple[str, str]] = []
+    stored: list[tuple[str, str]] = []
     error = tables.quote("_weft_error")
     with tables.driver.session("read") as session:
-        for condition, values in _conditions(tables, load, taken):
+        for condition, values in _conditions(tables, load, chosen):
             place = tables.table(load.schema, table_name(load))
-            found += session.rows(f"SELECT {error}, payload FROM {place} WHERE {condition}", values)
-    return found
+            stored += session.rows(f"SELECT {error}, payload FROM {place} WHERE {condition}", values)
+    return stored
 
 
-def take(transaction: LoadTransaction, taken: QuarantinedRows) -> None:
+def take(transaction: LoadTransaction, chosen: QuarantinedRows) -> None:
     """Remove a set from the quarantine, but for what stays in it. Raises where it is not what it was."""
-    removed = remove(transaction.tables, transaction.session, transaction.load, taken)
-    if removed != taken.count:
+    removed = remove(transaction.tables, transaction.session, transaction.load, chosen)
+    if removed != chosen.count:
         raise LoadRefusedError(
             f"Rows of {table_name(transaction.load)} were replayed or removed by another meanwhile; nothing was done.",
             hint="Try again.",
         )
-    _insert(transaction, taken.returned, None, taken.rows_of)
+    _insert(transaction, chosen.returned, None, chosen.rows_of)
 
 
-def remove(tables: SqlTables, session: Session, load: Load, taken: QuarantinedRows) -> int:
+def remove(tables: SqlTables, session: Session, load: Load, chosen: QuarantinedRows) -> int:
     """Remove a set from the quarantine; return how many rows it had."""
     place = tables.table(load.schema, table_name(load))
     return sum(
         int(session.run(f"DELETE FROM {place} WHERE {condition}", values).rowcount)
-        for condition, values in _conditions(tables, load, taken)
+        for condition, values in _conditions(tables, load, chosen)
     )
 
 
-def _conditions(tables: SqlTables, load: Load, taken: QuarantinedRows) -> Iterator[tuple[str, tuple[object, ...]]]:
+def _conditions(tables: SqlTables, load: Load, chosen: QuarantinedRows) -> Iterator[tuple[str, tuple[object, ...]]]:
     """Yield the conditions that the rows of a set meet, each one of them."""
     _, error, pipeline, checkpoint, batch = map(tables.quote, _FIELDS.names[:5])
     condition = f"{pipeline} = ? AND {checkpoint} = ? AND {batch} = ?"
-    values: tuple[object, ...] = (load.pipeline, taken.checkpoint_id, taken.batch_id)
-    if taken.rows_of is not None:
+    values: tuple[object, ...] = (load.pipeline, chosen.checkpoint_id, chosen.batch_id)
+    if chosen.rows_of is not None:
         condition += f" AND {tables.quote(ROWS_OF)} = ?"
-        values = (*values, taken.rows_of)
-    for first in range(0, len(taken.errors), STORED_ROWS):
-        some = taken.errors[first : first + STORED_ROWS]
+        values = (*values, chosen.rows_of)
+    for first in range(0, len(chosen.errors), STORED_ROWS):
+        some = chosen.errors[first : first + STORED_ROWS]
         yield f"{condition} AND {error} IN ({', '.join('?' * len(some))})", (*values, *some)
 
 

@@ -233,8 +233,8 @@ class SqlState(StateStore):
         names, end = self._tables.listed(columns), self._tables.quote(END)
         rows = f"SELECT DISTINCT {names} FROM {self._table} WHERE {self._condition(wanted)}"
         with self._tables.driver.session("read") as session:
-            found = session.rows(f"SELECT {end}, count(*) FROM ({rows}) AS g GROUP BY {end}")
-            return {int(at): int(count) for at, count in found}
+            counts = session.rows(f"SELECT {end}, count(*) FROM ({rows}) AS g GROUP BY {end}")
+            return {int(at): int(count) for at, count in counts}
 
     def refuses_name(self, name: str) -> str | None:
         return self._tables.refuses_name(name)

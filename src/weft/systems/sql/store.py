@@ -221,9 +221,9 @@ class SqlStore(SqlDriver):
         with self._lock:
             log = self._logs.get((schema, name))
             if log is None or not log.is_numbered:
-                made = log or SqlLog(self, schema, name)
-                self._twice(lambda: self._open(made, fields))
-                log = self._logs.setdefault((schema, name), made)
+                opened = log or SqlLog(self, schema, name)
+                self._twice(lambda: self._open(opened, fields))
+                log = self._logs.setdefault((schema, name), opened)
             if not log.declared.items() >= fields.items():
                 declare(log, fields)
                 log.declared.update(fields)
@@ -234,10 +234,10 @@ class SqlStore(SqlDriver):
         writes."""
         log = self._logs.get((schema, name))
         if log is None or not log.is_numbered:
-            found = log or SqlLog(self, schema, name)
-            if not self._twice(lambda: self._find(found)):
+            opened = log or SqlLog(self, schema, name)
+            if not self._twice(lambda: self._find(opened)):
                 return None
-            log = self._logs.setdefault((schema, name), found)
+            log = self._logs.setdefault((schema, name), opened)
         return log
 
     def _find(self, log: SqlLog) -> bool:
@@ -338,17 +338,17 @@ class SqlStore(SqlDriver):
             rows = session.rows(f"SELECT name, id, floor FROM {self.streams}")
             positions = leases.first_positions(session)
         catalogue = {full: (int(number), int(floor)) for full, number, floor in rows}
-        found = [catalogue.get(f"{schema}.{name}", (0, 0)) for schema, name in names]
+        known = [catalogue.get(f"{schema}.{name}", (0, 0)) for schema, name in names]
         selects = {
             number: self.last_offset_sql(number, self.table(*name))
-            for name, (number, _) in zip(names, found, strict=True)
+            for name, (number, _) in zip(names, known, strict=True)
             if number
         }
         heads: dict[int, int] = {}
         for start in range(0, len(selects), _SAMPLED):
             heads |= self._last_offsets(list(selects.values())[start : start + _SAMPLED])
         samples: list[Sample | None] = []
-        for number, floor in found:
+        for number, floor in known:
             if number and number not in heads:
                 samples.append(None)
                 continue

@@ -171,16 +171,16 @@ class SqlTables(ABC):
 
     def primary_key(self, session: Session, schema: str | None, name: str) -> list[str]:
         """Return the columns of a table's primary key; none where it has none."""
-        place, given = (self.current_schema, ()) if schema is None else ("?", (schema,))
-        found = session.rows(
+        place, schemas = (self.current_schema, ()) if schema is None else ("?", (schema,))
+        rows = session.rows(
             "SELECT k.column_name FROM information_schema.table_constraints AS c "
             "JOIN information_schema.key_column_usage AS k ON k.constraint_name = c.constraint_name "
             "AND k.table_schema = c.table_schema AND k.table_name = c.table_name "
             f"WHERE c.constraint_type = 'PRIMARY KEY' AND c.table_schema = {place} AND c.table_name = ? "
             "ORDER BY k.ordinal_position",
-            (*given, name),
+            (*schemas, name),
         )
-        return [column for (column,) in found]
+        return [column for (column,) in rows]
 
     def running_transactions(self, session: Session) -> set[str]:
         """Return names of the transactions of others that write now; none where one waits for the other anyway."""
@@ -188,14 +188,14 @@ class SqlTables(ABC):
 
     def names(self, session: Session, schema: str | None) -> list[str]:
         """Return the names of the tables and views in a schema, by default the connection's."""
-        place, given = (self.current_schema, ()) if schema is None else ("?", (schema,))
+        place, schemas = (self.current_schema, ()) if schema is None else ("?", (schema,))
         listing = f"SELECT table_name FROM information_schema.tables WHERE table_schema = {place}"
-        return [name for (name,) in session.rows(listing, given)]
+        return [name for (name,) in session.rows(listing, schemas)]
 
     def is_view(self, session: Session, schema: str | None, name: str) -> bool:
-        place, given = (self.current_schema, ()) if schema is None else ("?", (schema,))
+        place, schemas = (self.current_schema, ()) if schema is None else ("?", (schema,))
         query = f"SELECT table_type FROM information_schema.tables WHERE table_schema = {place} AND table_name = ?"
-        return "VIEW" in str(session.value(query, (*given, name)))
+        return "VIEW" in str(session.value(query, (*schemas, name)))
 
     def views_over(self, session: Session, names: Sequence[tuple[str | None, str]]) -> list[str]:
         """Return the other views that keep tables and views, each of a schema and a name, from being dropped."""
@@ -204,11 +204,11 @@ class SqlTables(ABC):
     def all_names(self, session: Session) -> list[tuple[str | None, str]]:
         """Return the schemas and names of the users' tables and views; without a schema those of the connection's."""
         others = "'information_schema', 'pg_catalog', 'mysql', 'performance_schema', 'sys'"
-        found = session.rows(
+        rows = session.rows(
             f"SELECT nullif(table_schema, {self.current_schema}), table_name FROM information_schema.tables "
             f"WHERE table_schema NOT IN ({others})"
         )
-        return [(schema, name) for schema, name in found]
+        return [(schema, name) for schema, name in rows]
 
     @abstractmethod
     def sql_type(self, field: pa.Field, *, key: bool = False) -> str:

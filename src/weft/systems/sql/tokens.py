@@ -64,12 +64,12 @@ def without_end(sql: str) -> str:
 
 
 def _end_of_code(sql: str, dialect: str) -> int:
-    found = (
+    ends = (
         match.end()
         for match in _pattern(r"\w+|[^\s;]", dialect).finditer(sql)
         if match["token"] is not None or not match[0].startswith(("--", "/*", "#"))
     )
-    return max(found, default=0)
+    return max(ends, default=0)
 
 
 def has_several(sql: str) -> bool:

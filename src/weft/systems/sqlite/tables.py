@@ -165,10 +165,10 @@ class SqliteTables(SqlTables):
     # ---------------------------------------------------------------------------------------------------------- writing
 
     def primary_key(self, session: Session, schema: str | None, name: str) -> list[str]:
-        found = session.rows(
+        rows = session.rows(
             "SELECT name FROM pragma_table_info(?) WHERE pk > 0 ORDER BY pk", (self._name(schema, name),)
         )
-        return [column for (column,) in found]
+        return [column for (column,) in rows]
 
     def columns(self, session: Session, schema: str | None, name: str) -> list[Column] | None:
         described = session.rows(
@@ -294,8 +294,8 @@ class SqliteTables(SqlTables):
             session.run(f"PRAGMA legacy_alter_table = {before}")
 
     def all_names(self, session: Session) -> list[tuple[str | None, str]]:
-        found = (name.rpartition(".") for name in self.names(session, None))
-        return [(schema or None, name) for schema, _, name in found if schema != "weft"]
+        parts = (name.rpartition(".") for name in self.names(session, None))
+        return [(schema or None, name) for schema, _, name in parts if schema != "weft"]
 
     def create_schema(self, session: Session, schema: str) -> None:
         """Do nothing: SQLite has no schemas."""
