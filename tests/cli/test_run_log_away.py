@@ -161,8 +161,58 @@ def _start_without(log: Log, start: Any) -> None:
     assert stopped.wait(120) == 0
 
 
+MODEL = """
+import weft
+
+@weft.stream(fields={"id": "int64"})
+def orders(): pass
+
+@weft.model(debounce=0)
+def copies(orders):
+    return orders.select("id")
+"""
+
+
+@pytest.mark.brief("postgres", "s3")
+@pytest.mark.parametrize("kind", ["postgres", "mysql", "s3", "azure", "gcs"])
+def test_a_worker_waits_for_its_log(
+    kind: str, project: Path, start: Any, run: Any, shared_server: Callable[[str], servers.Server]
+) -> None:
+    for url in url_of(kind, project, shared_server):
+        with _by_wire(url) as log, open_run_log(url) as known:
+            _work_without(log, start, run, lambda: len(known.runs("copies", "succeeded")))
+
+
+def _work_without(log: Log, start: Any, run: Any, built: Callable[[], int]) -> None:
+    Path("work.py").write_text(MODEL)
+    Path("weft.toml").write_text(f'modules = ["work"]\nrun_log = "{log.url}"\n')
+    log.cut()
+    worker = start("worker")
+    assert _line_with(worker, "is tried again every 5 seconds")
+    log.mend()
+    servers.wait_until(lambda: worker.poll() is not None or built() == 1, "the first build", 120)
+    log.cut()
+    assert run("streams", "publish", "orders", stdin='{"id": 1}').returncode == 0
+    assert _line_with(worker, "cannot be claimed, so it was not run")
+    log.mend()
+    servers.wait_until(lambda: worker.poll() is not None or built() == 2, "the second build", 120)
+    worker.terminate()
+    assert worker.wait(120) == 0
+    log.cut()
+    ended = run("worker", "--once")
+    assert ended.returncode == 1 and "error: " in ended.stderr
+    # What `weft serve` starts ends with it, also where it was killed.
+    left, stopped = (start("worker", "--while-stdin-is-open") for _ in range(2))
+    for each in (left, stopped):
+        assert _line_with(each, "is tried again every 5 seconds")
+    left.stdin.close()
+    left.stdin = None
+    stopped.terminate()
+    assert (left.wait(120), stopped.wait(120)) == (0, 0)
+
+
 def _declare_nothing_due(url: str) -> None:
-    Path("work.py").write_text("import weft\nweft.pipeline(name='ones', target='t')(lambda: [])\n")
+    Path("work.py").write_text(MODEL.replace("(debounce=0)", "(trigger='manual')"))
     Path("weft.toml").write_text(f'modules = ["work"]\nrun_log = "{url}"\n')
 
 
@@ -172,15 +222,16 @@ def _line_with(process: Any, text: str) -> bool:
 
 @pytest.mark.brief("postgres", "s3")
 @pytest.mark.parametrize("kind", ["postgres", "mysql", "s3", "azure", "gcs"])
-def test_a_scheduler_waits_for_no_log_that_refuses_it(
+def test_no_log_that_refuses_them_is_waited_for(
     kind: str, project: Path, run: Any, shared_server: Callable[[str], servers.Server]
 ) -> None:
-    """It would wait for ever, and nobody would look for the reason."""
+    """They would wait for ever, and nobody would look for the reason."""
     for url in url_of(kind, project, shared_server):
         for wrong in _wrong(kind, url):
             _declare_nothing_due(wrong)
-            ended = run("scheduler")
-            assert ended.returncode == 1 and "error: " in ended.stderr and "tried again" not in ended.stderr, ended
+            for command in ("scheduler", "worker"):
+                ended = run(command)
+                assert ended.returncode == 1 and "error: " in ended.stderr and "tried again" not in ended.stderr, ended
 
 
 def _wrong(kind: str, url: str) -> Iterator[str]:

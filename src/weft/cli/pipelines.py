@@ -40,6 +40,7 @@ from weft.settings import read_project_file
 
 if TYPE_CHECKING:
     from weft.engine.models.inputs import Span
+    from weft.operate.runlog import RunLog
     from weft.operate.runner import Outcome, Runner
     from weft.pipelines.declare import Pipeline
     from weft.pipelines.execution import Execution
@@ -80,11 +81,12 @@ def open_runner(
     *,
     read_only: bool = False,
     or_memory: bool = True,
+    open_log: Callable[[str | None], AbstractContextManager[RunLog]] | None = None,
     full: Collection[str] = (),
     span: Span | None = None,
 ) -> Iterator[Runner]:
     """Open the run log, and give the runner of this project's pipelines. A log that cannot be written is replaced by
-    one in memory; with `or_memory=False` its error is raised."""
+    one in memory; with `or_memory=False` its error is raised, and with `open_log` that opens it."""
     from weft.operate.alerters import open_alerters
     from weft.operate.metrics import open_metrics
     from weft.operate.runlog import goes_on_without, open_run_log, project_log_url
@@ -101,7 +103,9 @@ def open_runner(
     with (
         opened_alerters,
         open_metrics(sinks.project_url(metrics)) as counted,
-        open_run_log(url, or_memory=or_memory and not read_only, read_only=read_only) as log,
+        open_log(url)
+        if open_log is not None
+        else open_run_log(url, or_memory=or_memory and not read_only, read_only=read_only) as log,
     ):
         yield Runner(log, partial(_execution, full=full, span=span), opened_alerters, metrics=counted)
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -28,13 +27,12 @@ from weft.cli.common import (
     use_traces,
 )
 from weft.cli.pipelines import declared_or_expected
-from weft.errors import BusyError, ConnectionFailedError, SettingsError
+from weft.cli.waiting import run_log_that_answers
+from weft.errors import SettingsError
 from weft.project import current
 from weft.settings import read_project_file
 
 if TYPE_CHECKING:
-    from weft.operate.metrics import Metrics
-    from weft.operate.runlog import RunLog
     from weft.operate.scheduler import Scheduler
     from weft.pipelines.models import Model
 
@@ -89,7 +87,7 @@ def scheduler(
     use_traces(context, traces)
     from weft.operate.alerters import open_alerters
     from weft.operate.executors import open_executor
-    from weft.operate.metrics import open_metrics
+    from weft.operate.metrics import LEADS, open_metrics
     from weft.operate.runlog import project_log_url
     from weft.operate.scheduler import Scheduler
     from weft.operate.sinks import project_url
@@ -110,10 +108,13 @@ def scheduler(
     with (
         open_alerters(alerters or settings.get("alerters", ())) as own_alerters,
         open_metrics(project_url(metrics), must_serve=True) as counted,
-        _run_log(project_log_url(run_log), poll_interval, counted) as log,
+        run_log_that_answers(
+            project_log_url(run_log),
+            poll_interval,
+            logging.getLogger("weft.scheduler"),
+            away=lambda: counted.set(LEADS, False),  # nobody knows
+        ) as log,
     ):
-        if log is None:
-            return
         if log.is_private:
             # Each run would claim its slot in a log of its own, and be started again and again.
             raise SettingsError(
@@ -136,32 +137,6 @@ def scheduler(
         )
         with signalled(running.stop), _building_models(running):
             running.run()
-
-
-@contextmanager
-def _run_log(url: str | None, pause: float, metrics: Metrics) -> Iterator[RunLog | None]:
-    """Open the run log, once it answers; give `None` where a signal comes first."""
-    from weft.operate.metrics import LEADS
-    from weft.operate.runlog import open_run_log
-    from weft.operate.supervisor import signalled
-
-    log, warned, stopping = None, False, threading.Event()
-    with ExitStack() as opened:
-        with signalled(stopping.set):
-            while log is None and not stopping.is_set():
-                try:
-                    log = opened.enter_context(open_run_log(url))
-                except ConnectionFailedError as error:
-                    # A log that refuses this user, or knows no such database, will refuse each time.
-                    if not (error.passes or isinstance(error, BusyError)):
-                        raise
-                    if not warned:
-                        text = "the run log cannot be opened, and is tried again every %g seconds: %s"
-                        logging.getLogger("weft.scheduler").warning(text, pause, error.what)
-                    warned = True
-                    metrics.set(LEADS, False)  # nobody knows
-                    stopping.wait(pause)
-        yield None if stopping.is_set() else log
 
 
 def _building_models(running: Scheduler) -> AbstractContextManager[None]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 import click
@@ -23,11 +25,15 @@ from weft.cli.common import (
     traces_option,
 )
 from weft.cli.pipelines import open_runner, outcome_record, report
+from weft.cli.waiting import run_log_that_answers
 
 if TYPE_CHECKING:
     from weft.operate.model_worker import ModelWorker
     from weft.operate.runner import Outcome
     from weft.pipelines.models import Model
+
+_log = logging.getLogger("weft.worker")
+_PAUSE_SECONDS = 5.0
 
 
 @click.command()
@@ -67,7 +73,9 @@ def worker(
     declared = list(models().values())
     if not declared:
         raise none_declared("model")
-    lock = threading.Lock()
+    lock, stopping = threading.Lock(), threading.Event()
+    if while_stdin_is_open:
+        threading.Thread(target=_stop_after_stdin, args=(stopping,), daemon=True).start()
 
     def built(outcome: Outcome) -> None:
         with lock:
@@ -78,10 +86,14 @@ def worker(
 
     left: list[str] = []
     # Not with a log of its own: another worker would build the same models at the same time.
-    with open_runner(run_log, alerters, metrics, or_memory=False) as runner, Observer() as observer:
+    open_log = None if once else partial(run_log_that_answers, pause=_PAUSE_SECONDS, log=_log, stopping=stopping)
+    with (
+        open_runner(run_log, alerters, metrics, or_memory=False, open_log=open_log) as runner,
+        Observer() as observer,
+    ):
         running = ModelWorker(runner, declared, lambda each: freshness_of(each, observer), threads=threads, built=built)
         if while_stdin_is_open:
-            threading.Thread(target=_stop_after_stdin, args=(running,), daemon=True).start()
+            threading.Thread(target=_stop_with, args=(stopping, running), daemon=True).start()
         with signalled(running.stop), _watching(declared, running):
             if once:
                 left = running.run_once()
@@ -92,9 +104,14 @@ def worker(
         sys.exit(1)
 
 
-def _stop_after_stdin(running: ModelWorker) -> None:
+def _stop_after_stdin(stopping: threading.Event) -> None:
     """Stop when the process that started this one has ended: its end of the pipe is closed then."""
     sys.stdin.read()
+    stopping.set()
+
+
+def _stop_with(stopping: threading.Event, running: ModelWorker) -> None:
+    stopping.wait()
     running.stop()
 
 
