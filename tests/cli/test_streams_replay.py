@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import weft
+from weft.streams.rejected import group_id
 from workers import declare, drain
 
 
@@ -26,6 +27,23 @@ def test_replay(streams, call) -> None:
     refused = call("streams", "replay", "numbers", "--yes", code=1).stderr
     assert "numbers holds no rejected events of a stream." in refused
     assert "numbers__quarantine" in refused
+
+
+def test_one_group(streams, call) -> None:
+    declare("numbers", fields={"n": "int64"}, on_schema_drift="quarantine")
+    weft.publish_sync("numbers", [{"n": 1, "unit": "m"}, {"n": "two"}, {"n": 3, "unit": "m"}])
+    unit, text, _ = map(group_id, drain("numbers__quarantine"))
+    declare("numbers", fields={"n": "int64", "unit": "string"}, on_schema_drift="quarantine")
+    place = "numbers__quarantine"
+    done = call("streams", "replay", place, "--group", unit, "--yes").stdout
+    assert done == "replayed 2 events of numbers__quarantine; 0 still do not fit\n"
+    asked = call("streams", "purge", place, "--group", text, code=2).stderr
+    assert f"Remove the events of the group {text} of numbers__quarantine, for good? Nobody can answer" in asked
+    assert call("streams", "purge", place, "--group", unit, "--yes").stdout == f"removed 0 events from {place}\n"
+    removed = call("streams", "purge", place, "--group", text, "--yes", "--format", "json").stdout
+    assert json.loads(removed) == {"removed": 1}
+    refused = call("streams", "purge", "numbers", "--yes", code=1).stderr
+    assert "numbers holds no rejected events of a stream." in refused
 
 
 def test_events_whose_key_is_there(streams, call) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import weft
-from operations_project import declare_project, run_once
+from operations_project import declare_project, make_key, run_once
 from tests.engine.models.built import build
 from weft.engine.streaming.activity import Activity
 from weft.engine.streaming.checkpoint import Checkpoint
@@ -25,7 +25,7 @@ from weft.pipelines.streaming.execution import Report, WindowReport
 from weft.project import Project, current
 from weft.server import history, pipelines, streaming
 from weft.server.history_table import STREAMING, Flow, HistoryTable
-from weft.server.rejected import _common
+from weft.streams.rejected import common
 from workers import declare
 
 # Where streams are does not matter to any of it.
@@ -311,12 +311,12 @@ def test_they_are_for_those_who_may_read_every_stream(log: RunLog, http: Any) ->
 def test_reasons_without_what_is_of_one_event(streams: Project) -> None:
     began = "Event 3 of the publish to 'strict', field 'n' ="
     for value in ("'two'", "'a: it = : it '", "': the stream has no such field'"):
-        assert _common(f"{began} {value}: it must be int64.", "n") == "field 'n': it must be int64."
+        assert common(f"{began} {value}: it must be int64.", "n") == "field 'n': it must be int64."
         unknown = "the stream has no such field."
-        assert _common(f"{began} {value}: {unknown}", "n") == f"field 'n': {unknown}"
-    assert _common("no = such n: it is", "billing") == "no = such n: it is"
+        assert common(f"{began} {value}: {unknown}", "n") == f"field 'n': {unknown}"
+    assert common("no = such n: it is", "billing") == "no = such n: it is"
     # A consumer may say anything, at any length.
-    assert len(_common("field 'billing' = " + " = : " * 1_000_000, "billing")) <= 2000
+    assert len(common("field 'billing' = " + " = : " * 1_000_000, "billing")) <= 2000
 
 
 def test_rejected_events_by_their_reasons(streams: Project, http: Any) -> None:
@@ -342,3 +342,19 @@ def test_rejected_events_by_their_reasons(streams: Project, http: Any) -> None:
     assert shown["holds_rejected_of"] == []
     held = http.get("/api/v1/streams/strict__quarantine").json()["holds_rejected_of"]
     assert held == ["strict"]
+
+
+def test_what_would_be_done_with_rejected_events(streams: Project, http: Any) -> None:
+    declare("strict", fields={"n": "int64"}, on_schema_drift="quarantine")
+    weft.publish_sync("strict", [{"n": "one"}, {"n": 1, "more": 5}, {"n": "two"}])
+    place, admin, reader = "/api/v1/streams/strict__quarantine", make_key("admin"), make_key("read", "write")
+    groups = http.get("/api/v1/streams/strict/rejected", headers=reader).json()["groups"]
+    for action in ("replay", "purge"):
+        for group, count in ({}, 3), *(({"group": each["group"]}, each["count"]) for each in groups):
+            asked = {"dry_run": True, **group}
+            assert http.post(f"{place}/{action}", json=asked).status_code == 401
+            assert http.post(f"{place}/{action}", json=asked, headers=reader).status_code == 403
+            plan = http.post(f"{place}/{action}", json=asked, headers=admin).json()
+            assert (plan["letters"], plan["of"]) == (count, ["strict"])
+        wrong = {"dry_run": True, "group": "--all"}
+        assert http.post(f"{place}/{action}", json=wrong, headers=admin).status_code == 422

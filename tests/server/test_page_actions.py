@@ -161,23 +161,34 @@ def test_dead_letters_are_replayed_and_purged(service: Any, key: str, show: Call
 @pytest.mark.full
 def test_rejected_events_of_a_stream_are_replayed_and_purged(service: Any, key: str, show: Callable[..., Page]) -> None:
     headers = {"authorization": f"Bearer {key}"}
-    service.publish("calls", [{"n": 1}, {"n": "two"}], **headers)
+    service.publish("calls", [{"n": 1}, {"n": "two"}, {"n": 3, "new": True}], **headers)
     for count in (1, 0):  # then it was delivered once too often
         asked = {"consumer": "worker", "member": "a"}
         events = service.client.post("/api/v1/streams/calls/consume", json=asked, headers=headers).json()["events"]
         assert len(events) == count
     page = show("#/streams/calls", key)
     panel = page.locator("section[aria-labelledby=rejected]")
+    # One reason alone.
+    row = panel.get_by_role("row", name="the stream has no such field")
+    act(page, row.get_by_role("button", name="Purge"), "Purge", "1 event of calls is removed from calls__quarantine")
+    notice = page.locator(".notice")
+    expect(notice).to_contain_text("removed 1 event from calls__quarantine", timeout=ENDS)
+    notice.get_by_role("button").click()
+    expect(row).to_have_count(0, timeout=ENDS)
+    row = panel.get_by_role("row", name="it must be int64")
+    said = "what still does not fit is put back"
+    act(page, row.get_by_role("button", name="Replay"), "Replay", said)
+    expect(notice).to_contain_text("replayed 0 events of calls__quarantine; 1 still does not fit", timeout=ENDS)
+    notice.get_by_role("button").click()
     act(
         page,
-        panel.get_by_role("button", name="Replay bin"),
-        "Replay",
+        panel.get_by_role("button", name="Replay all bin"),
+        "Replay all",
         "1 event of bin is published to calls again",
     )
-    notice = page.locator(".notice")
     expect(notice).to_contain_text("replayed 1 event of bin; 0 still do not fit", timeout=ENDS)
     assert [event["n"] for event in service.events("calls", **headers)] == [1, 1]
-    expect(panel.get_by_role("button", name="Replay bin")).to_have_count(0)
+    expect(panel.get_by_role("button", name="Replay all bin")).to_have_count(0)
     notice.get_by_role("button").click()
     page.goto(f"{service.url}/#/letters")
     row = page.get_by_role("row", name="calls__quarantine")
@@ -197,7 +208,13 @@ def test_rejected_events_of_a_stream_are_replayed_and_purged(service: Any, key: 
     expect(page.locator("main")).to_contain_text("Live tail")
     expect(page.locator("main")).not_to_contain_text("Publish a test event")
     actions = service.client.get("/api/v1/audit", headers=headers).json()["actions"]
-    assert [each["action"] for each in actions[:3]] == ["trim", "replay", "replay"]
+    assert [each["action"] for each in actions[:5]] == [
+        "streams purge",
+        "streams replay",
+        "streams replay",
+        "streams replay",
+        "streams purge",
+    ]
 
 
 @pytest.mark.full

@@ -13,7 +13,8 @@ import pytest
 import weft
 from weft import DeclarationError, NotFoundError, SettingsError
 from weft.project import Project
-from weft.streams.rejected import Replayed, replay_sync
+from weft.streams.rejected import Replayed, group_id, purge_sync, replay_sync
+from weft.streams.runtime import open_stream
 from workers import declare, drain, plain, start, started
 
 PLACE = "orders__quarantine"
@@ -56,6 +57,86 @@ def test_quarantined_events(streams: Project) -> None:
     assert replay_sync(PLACE, before=datetime(2020, 1, 1, tzinfo=UTC)) == Replayed()
     assert replay_sync(PLACE) == Replayed(replayed=1, refused=1)
     assert held("orders") == [*expected, {"n": 5, "size": "L"}]
+
+
+def group_of(place: str, number: int) -> str:
+    """The group of one of the events in a place."""
+    return group_id(drain(place, f"reader {next(_readers)}")[number])
+
+
+@pytest.mark.every_system
+def test_one_group(streams: Project) -> None:
+    """Those of a field and reason, wherever they are among others, whatever came meanwhile."""
+    declare_orders()
+    sizes = [{"n": n, "size": "L"} for n in range(150)]
+    weft.publish_sync("orders", [each for n in range(150) for each in (sizes[n], {"n": f"not {n}"})])
+    declare_orders("size")
+    size, number = group_of(PLACE, 0), group_of(PLACE, 1)
+    log = open_stream(PLACE).log
+    head, half = log.head(), drain(PLACE, "half")[100]["_weft_rowid"]
+    assert replay_sync(PLACE, group=size, before=half) == Replayed(replayed=50)
+    assert held("orders") == sizes[:50]
+    weft.publish_sync("orders", {"n": "late"})
+    assert replay_sync(PLACE, group=size) == Replayed(replayed=100)
+    assert held("orders") == sizes
+    # The others are where they were.
+    kept = drain(PLACE, "kept")
+    assert [each["event"]["n"] for each in kept] == [*(f"not {n}" for n in range(150)), "late"]
+    assert kept[149]["_weft_rowid"] == head
+    # What still does not fit is put back into its group.
+    assert replay_sync(PLACE, group=number, before=kept[2]["_weft_rowid"]) == Replayed(refused=2)
+    assert [each["event"]["n"] for each in held(PLACE)][-3:] == ["late", "not 0", "not 1"]
+    assert replay_sync(PLACE, group=size) == Replayed()
+    weft.publish_sync("orders", {"n": 1, "colour": "red"})
+    assert purge_sync(PLACE, group=number, before=kept[4]["_weft_rowid"]) == 2
+    assert purge_sync(PLACE, group=number) == 149
+    (left,) = held(PLACE)
+    assert left["event"] == {"n": 1, "colour": "red"}
+    assert purge_sync(PLACE) == 1
+    assert held(PLACE) == []
+    with pytest.raises(DeclarationError, match="orders holds no rejected events"):
+        purge_sync("orders")
+    assert held("orders") == sizes
+
+
+def test_groups_of_several_streams_in_one_place(streams: Project) -> None:
+    for name in ("orders", "refunds"):
+        declare(name, max_deliveries=1, dead_letter="failed")
+        make_dead({"n": name}, stream=name)
+    orders, refunds = group_of("failed", 0), group_of("failed", 1)
+    assert orders != refunds
+    assert replay_sync("failed", group=orders) == Replayed(replayed=1)
+    assert [each["stream"] for each in held("failed")] == ["refunds"]
+    assert purge_sync("failed", group=orders) == 0
+    assert purge_sync("failed", group=refunds) == 1
+
+
+@pytest.mark.timing
+def test_a_group_once_if_it_is_killed(streams: Project) -> None:
+    """Between the publish and the removal: the next replay finds what was published, and removes exactly that."""
+    declare_orders()
+    weft.publish_sync("orders", [{"n": 1, "size": "L"}, {"n": "one"}, {"n": 2, "size": "M"}])
+    size = group_of(PLACE, 0)
+    killed = start(
+        """
+        import os, signal
+        from weft.streams import rejected
+        declare(fields={"n": "int64", "size": "string"}, on_schema_drift="quarantine")
+        log = type(rejected.open_stream("orders__quarantine", to_read=True).log)
+        log.remove = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+        rejected.replay_sync("orders__quarantine", group=args[0])
+        """,
+        size,
+    )
+    with pytest.raises(AssertionError, match="status -9"):
+        killed.answer()
+    declare_orders("size")
+    expected = [{"n": 1, "size": "L"}, {"n": 2, "size": "M"}]
+    assert held("orders") == expected
+    assert len(held(PLACE)) == 3
+    assert replay_sync(PLACE, group=size) == Replayed(duplicates=2)
+    assert held("orders") == expected
+    assert [each["event"] for each in held(PLACE)] == [{"n": "one"}]
 
 
 @pytest.mark.timing

@@ -28,7 +28,7 @@ from weft.errors import DeclarationError, WeftError
 from weft.project import DEFAULT, current
 from weft.streams import Stream, close, delete_stream_sync, trim_sync
 from weft.streams.events import with_texts
-from weft.streams.rejected import owners, replay_sync
+from weft.streams.rejected import owners, purge_sync, replay_sync
 from weft.streams.runtime import derived_streams, stored_log
 from weft.systems.base import Connection
 from weft.systems.log import PUBLISHED_AT, Log
@@ -37,6 +37,7 @@ from weft.systems.log import PUBLISHED_AT, Log
 # may have gaps.
 _COUNTED_EVENTS = 100_000
 _NOT_DECLARED = "not declared here"
+_AS_NAMED = "as the page and GET /api/v1/streams/NAME/rejected name it"
 
 
 class _InOrder(click.Group):
@@ -339,9 +340,12 @@ def trim(
 @click.command()
 @click.argument("name")
 @click.option("--before", type=Moment(), metavar="WHEN", help="Replay what is before an offset, a time, or 30d (ago).")
+@click.option("--group", metavar="ID", help=f"Replay those of one group, {_AS_NAMED}.")
 @yes_option
 @of_stream
-def replay(stream: Stream, before: int | datetime | None, yes: bool, connection: str | None, output: str) -> None:
+def replay(
+    stream: Stream, before: int | datetime | None, group: str | None, yes: bool, connection: str | None, output: str
+) -> None:
     """Publish the rejected events in NAME, a quarantine or dead letters, to their streams again.
 
     Each is published once and removed from NAME, also if a replay was broken off before. All consumers of its stream
@@ -349,9 +353,8 @@ def replay(stream: Stream, before: int | datetime | None, yes: bool, connection:
     """
     of = ", ".join(each.name for each in owners(stream.name))
     if of:
-        what = f"the events before {before}" if before is not None else "all events"
-        confirm(f"Publish {what} of {stream.name} to {of} again, for all consumers?", yes)
-    done = replay_sync(stream, before=before, connection=connection)
+        confirm(f"Publish {_chosen(before, group)} of {stream.name} to {of} again, for all consumers?", yes)
+    done = replay_sync(stream, before=before, group=group, connection=connection)
     if output == "json":
         print_json(asdict(done))
         return
@@ -362,6 +365,30 @@ def replay(stream: Stream, before: int | datetime | None, yes: bool, connection:
         dropped = f"; {done.duplicates:,} {were} there already, or another event has {their} key"
     refused = f"{done.refused:,} still {still} not fit"
     click.echo(f"replayed {plural(done.replayed, 'event')} of {stream.name}{dropped}; {refused}")
+
+
+@click.command()
+@click.argument("name")
+@click.option("--before", type=Moment(), metavar="WHEN", help="Remove what is before an offset, a time, or 30d (ago).")
+@click.option("--group", metavar="ID", help=f"Remove those of one group, {_AS_NAMED}.")
+@yes_option
+@of_stream
+def purge(
+    stream: Stream, before: int | datetime | None, group: str | None, yes: bool, connection: str | None, output: str
+) -> None:
+    """Remove the rejected events in NAME, a quarantine or dead letters, for good."""
+    if owners(stream.name):
+        confirm(f"Remove {_chosen(before, group)} of {stream.name}, for good?", yes)
+    removed = purge_sync(stream, before=before, group=group, connection=connection)
+    if output == "json":
+        print_json({"removed": removed})
+    else:
+        click.echo(f"removed {plural(removed, 'event')} from {stream.name}")
+
+
+def _chosen(before: int | datetime | None, group: str | None) -> str:
+    what = "all events" if group is None and before is None else "the events"
+    return what + (f" of the group {group}" if group else "") + (f" before {before}" if before is not None else "")
 
 
 @click.command()
@@ -381,5 +408,5 @@ def delete(stream: Stream, yes: bool, connection: str | None, output: str) -> No
         click.echo(f"deleted {stream.name}" if was_there else f"{stream.name} is not stored: nothing to delete")
 
 
-for command in (list_, show, publish, tail, consume, ack, nack, groups, reset, forget, replay, trim, delete):
+for command in (list_, show, publish, tail, consume, ack, nack, groups, reset, forget, replay, purge, trim, delete):
     streams.add_command(command)

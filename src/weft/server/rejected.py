@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Annotated, Any
@@ -20,9 +19,8 @@ from weft.server.consuming import query, whole
 from weft.server.problems import Problem, bad_parameter
 from weft.server.service import json_response, service_of
 from weft.streams.declare import Stream
-from weft.streams.encode import NO_SUCH_FIELD, OF_ALL_EXTRA
 from weft.streams.events import in_rounds
-from weft.streams.rejected import owners, places
+from weft.streams.rejected import common, count_group, group_id, owners, places, whose
 from weft.streams.runtime import Opened, open_stream_async
 from weft.systems.log import PUBLISHED_AT, ROWID
 
@@ -31,11 +29,8 @@ _GROUPED = 2000
 _GROUPS = 20
 _REASON = 300
 _PAYLOAD = 2000
-# How much of a reason is compared: a consumer may give one of any length.
-_LOOKED_AT = 2000
-# The parts of a reason that differ between events: the number, and the bad value, which stands before one of these.
-_OWN = re.compile(r"^Event \d+ of the publish to '[^']*', ")
-_PROBLEMS = (": it ", f": {NO_SUCH_FIELD}", f": {OF_ALL_EXTRA}")
+# How much of a reason is searched for secrets: a consumer may give one of any length.
+_LOOKED_AT = 20_000
 
 
 async def rejected(request: Request) -> Response:
@@ -57,8 +52,10 @@ async def rejected(request: Request) -> Response:
 
 
 class UpTo(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """The body of `/replay` and `/purge`: the last offset, as a text. `dry_run` answers how many events there are."""
+    """The body of `/replay` and `/purge`: the last offset, as a text, and the group; without one all. `dry_run` answers
+    how many events there are."""
 
+    group: Annotated[str, Meta(pattern="^[0-9a-f]{32}$")] | None = None
     upto: Annotated[str, Meta(pattern="^[0-9]{1,19}$")] | None = None
     dry_run: bool = False
 
@@ -70,10 +67,10 @@ async def replay(request: Request) -> Response:
 
 async def purge(request: Request) -> Response:
     """Remove rejected events for good, from the quarantine or dead letters of a stream; never of a stream itself."""
-    return await _act(request, "trim")
+    return await _act(request, "purge")
 
 
-async def _act(request: Request, command: str) -> Response:
+async def _act(request: Request, action: str) -> Response:
     key, asked = await admit_body(request, UpTo)
     ready = await service_of(request).open(request, "admin", to_read=True)
     name = ready.stream.name
@@ -82,26 +79,35 @@ async def _act(request: Request, command: str) -> Response:
         text = f"{name} holds no rejected events of a stream."
         raise Problem(409, "refused", "Refused", text, hint="Name a quarantine or dead letters of a stream.")
     if asked.dry_run:
-        count, head = await ready.hub.in_thread(lambda: (ready.log.count(), ready.log.head()))
+        count, head = await ready.hub.in_thread(_counted, ready, asked.group)
         plan = {"at": datetime.now(UTC), "stream": name, "of": of, "letters": count, "upto": str(head)}
         return json_response(plan)
     if asked.upto is None:
         raise bad_parameter("upto is the last offset: dry_run has it.", field="upto")
-    words = ["streams", command, name, f"--before={whole(asked.upto, 'upto', 0) + 1}", "--yes"]
-    return await start_command(request, key, command, " ".join(words[2:4]), words, name)
+    chosen = [name, f"--before={whole(asked.upto, 'upto', 0) + 1}"]
+    if asked.group is not None:
+        chosen.append(f"--group={asked.group}")
+    words = ["streams", action, *chosen, "--yes"]
+    return await start_command(request, key, f"streams {action}", " ".join(chosen), words, name)
+
+
+def _counted(place: Opened, group: str | None) -> tuple[int, int]:
+    """Return how many events a place has, or a group there, and the last offset."""
+    head = place.log.head()
+    return place.log.count() if group is None else count_group(place.log, group, head), head
 
 
 def _grouped(opened: Opened, owner: Stream, kind: str) -> list[dict[str, Any]]:
-    groups: dict[tuple[str, str], dict[str, Any]] = {}
+    groups: dict[str, dict[str, Any]] = {}
     secrets = project_secrets()
     for event in _newest(opened):
         if kind == "dead letter" and event.get("stream") != owner.name:
             continue
-        who = str(event.get("consumer" if kind == "dead letter" else "field") or "")[:_REASON]
         # Without secrets before it is cut: of half a secret nobody knows that it is one.
-        reason = clean(str(event.get("reason") or "no reason was given")[: 10 * _LOOKED_AT], known=secrets)
-        reason = _common(reason, who)[:_REASON]
-        group = groups.setdefault((who, reason), {"kind": kind, "of": who, "reason": reason, "count": 0})
+        who, reason = whose(event), str(event.get("reason") or "no reason was given")[:_LOOKED_AT]
+        known = {"group": group_id(event), "kind": kind, "of": who}
+        known["reason"] = common(clean(reason, known=secrets), who)[:_REASON]
+        group = groups.setdefault(known["group"], known | {"count": 0})
         group["count"] += 1
         group |= {
             "stream": opened.stream.name,
@@ -111,16 +117,6 @@ def _grouped(opened: Opened, owner: Stream, kind: str) -> list[dict[str, Any]]:
             "payload": bodies.encode(event.get("event"))[:_PAYLOAD].decode("utf-8", "ignore"),
         }
     return list(groups.values())
-
-
-def _common(reason: str, field: str) -> str:
-    """Return what the reasons of events that were rejected alike have in common."""
-    reason = _OWN.sub("", reason[:_LOOKED_AT])
-    before = f"field {field!r}"
-    if not reason.startswith(f"{before} = "):
-        return reason
-    at = max(reason.rfind(each, len(before)) for each in _PROBLEMS)
-    return reason if at < 0 else before + reason[at:]
 
 
 def _newest(opened: Opened) -> Iterator[dict[str, Any]]:

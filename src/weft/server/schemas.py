@@ -223,6 +223,7 @@ SCHEMAS: dict[str, Schema] = {
         grouped=_WHOLE,
         groups=array(
             _object(
+                group=_TEXT,
                 kind={"enum": ["dead letter", "quarantined"]},
                 of=_TEXT,
                 reason=_TEXT,
@@ -423,7 +424,7 @@ SCHEMAS: dict[str, Schema] = {
         targets=array(_TEXT),
     ),
     "RejectedPlan": _object(
-        "`of`: the streams whose rejected events it holds; `upto` is the last offset.",
+        "`of`: the streams whose rejected events it holds; `letters`: how many events; `upto` is the last offset.",
         at=_TIME,
         stream=_TEXT,
         of=array(_TEXT),

@@ -1,8 +1,10 @@
-"""Where a stream has its dead letters and the events that did not fit, and the replay that publishes them again."""
+"""Where a stream has its dead letters and the events that did not fit, in which groups, the replay that publishes them
+again, and their removal."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
@@ -14,15 +16,21 @@ from weft.streams import retention
 from weft.streams.commit import Ticket
 from weft.streams.consuming import LEFT_OUT
 from weft.streams.declare import Stream
-from weft.streams.encode import Encoded, encode, to_batch
+from weft.streams.encode import NO_SUCH_FIELD, OF_ALL_EXTRA, Encoded, encode, to_batch
 from weft.streams.events import to_dicts
 from weft.streams.runtime import Opened, open_stream
 from weft.systems.base import Connection
-from weft.systems.log import PUBLISH_ID, RESERVED_PREFIX, ROWID, Batch, reused_key
+from weft.systems.dead_letter_store import digest
+from weft.systems.log import PUBLISH_ID, RESERVED_PREFIX, ROWID, Batch, Log, reused_key
 from weft.types import FieldType, from_json
 
 # The events that one commit publishes, before they are removed.
 _PAGE = 100
+# How much of a reason is looked at, and how much of it distinguishes groups: a consumer may give one of any length.
+_LOOKED_AT, _REASON = 2000, 300
+# The parts of a reason that differ between events: the number, and the bad value, which stands before one of these.
+_OWN = re.compile(r"^Event \d+ of the publish to '[^']*', ")
+_PROBLEMS = (": it ", f": {NO_SUCH_FIELD}", f": {OF_ALL_EXTRA}")
 
 
 def places(stream: Stream) -> tuple[Stream | None, Stream | None]:
@@ -39,6 +47,28 @@ def owners(name: str) -> list[Stream]:
     return [each for each in current().streams.values() if name in {place.name for place in places(each) if place}]
 
 
+def whose(event: Mapping[str, Any]) -> str:
+    """Return the consumer that did not acknowledge a rejected event, or its field that did not fit."""
+    return str(event.get("consumer") or event.get("field") or "")[:_REASON]
+
+
+def common(reason: str, field: str) -> str:
+    """Return what the reasons of events that were rejected alike have in common."""
+    reason = _OWN.sub("", reason[:_LOOKED_AT])
+    before = f"field {field!r}"
+    if not reason.startswith(f"{before} = "):
+        return reason
+    at = max(reason.rfind(each, len(before)) for each in _PROBLEMS)
+    return reason if at < 0 else before + reason[at:]
+
+
+def group_id(event: Mapping[str, Any]) -> str:
+    """Return the name of the group of a rejected event: of those of its stream that were rejected alike. By the reason
+    as it is stored: several may look alike without their secrets."""
+    who, stream = whose(event), event.get("stream") if event.get("consumer") else None
+    return digest(f"{stream!r} {who!r} {common(str(event.get('reason') or ''), who)[:_REASON]}")
+
+
 @dataclass(frozen=True, slots=True)
 class Replayed:
     """How many events a replay published, and how many still do not fit and were put back."""
@@ -53,32 +83,29 @@ def replay_sync(
     place: str | Stream,
     *,
     before: int | str | datetime | None = None,
+    group: str | None = None,
     connection: str | Connection | None = None,
 ) -> Replayed:
     """Publish the events of a quarantine or of dead letters to their streams again, and remove them from there.
 
-    Those that a stream still refuses are put back, at the end. `before`: only those before an offset or a moment.
+    Those that a stream still refuses are put back, at the end. `before`: only those before an offset or a moment;
+    `group`: only those of one group.
 
     What becomes of an event is decided once, by a key in its stream that says which of the two it was. A replay after
     a crash, or beside this one, finds the decision: it publishes nothing twice, and puts nothing back that was
     published.
     """
-    source = open_stream(place, connection, to_read=True)  # nothing is made
+    source, streams = _opened(place, connection)
     name, log = source.stream.name, source.log
-    streams = {each.name: each for each in owners(name)}
-    if not streams:
-        kept = [each.name for each in places(source.stream) if each]
-        hint = f"Its rejected events are in {' and '.join(kept)}." if kept else "Name a quarantine or dead letters."
-        raise DeclarationError(f"{name} holds no rejected events of a stream.", hint=hint)
     quarantined = next((each for each in streams.values() if each.quarantine.name == name), None)
-    upto = log.head()
-    if before is not None:
-        upto = min(upto, retention.last_before(log, before))
-    done, after = Replayed(), log.floor()
-    while events := to_dicts(log.read(after, upto, _PAGE)):
+    done = Replayed()
+    for events in _pages(log, _upto(log, before)):
         by_stream: dict[str, list[_Rejected]] = {}
         problem: WeftError | None = None
+        published: list[int] = []
         for event in events:
+            if group is not None and group_id(event) != group:
+                continue
             owner = quarantined or streams.get(str(event.get("stream")))
             if owner is None or not isinstance(event.get("event"), dict):
                 problem = _unknown(name, event, streams)
@@ -86,7 +113,7 @@ def replay_sync(
             ready = open_stream(owner, connection)
             letters = by_stream.setdefault(owner.name, [])
             letters.append(_Rejected(event, ready, is_first=not letters, of_consumer=quarantined is None))
-            after = event[ROWID]
+            published.append(event[ROWID])
         for letters in by_stream.values():
             back, duplicates = _publish(letters)
             if back:
@@ -96,11 +123,68 @@ def replay_sync(
                 done.refused + len(back),
                 done.duplicates + duplicates,
             )
-        if by_stream:
-            log.trim(after)
+        if group is not None:
+            log.remove(published)
+        elif published:
+            log.trim(published[-1])
         if problem is not None:
             raise problem
     return done
+
+
+def purge_sync(
+    place: str | Stream,
+    *,
+    before: int | str | datetime | None = None,
+    group: str | None = None,
+    connection: str | Connection | None = None,
+) -> int:
+    """Remove the events of a quarantine or of dead letters for good, and return how many; `before` and `group` as for a
+    replay."""
+    source, _ = _opened(place, connection)
+    log = source.log
+
+    def remove() -> int:
+        upto = _upto(log, before)
+        if group is None:
+            return log.trim(upto) if upto > 0 else 0
+        return sum(map(log.remove, _offsets(log, upto, group)))
+
+    return retention.with_room(source.hub.store, remove)
+
+
+def count_group(log: Log, group: str, upto: int) -> int:
+    """Return how many rejected events of a place are of a group, up to an offset."""
+    return sum(map(len, _offsets(log, upto, group)))
+
+
+def _offsets(log: Log, upto: int, group: str) -> Iterator[list[int]]:
+    for events in _pages(log, upto):
+        yield [event[ROWID] for event in events if group_id(event) == group]
+
+
+def _opened(place: str | Stream, connection: str | Connection | None) -> tuple[Opened, dict[str, Stream]]:
+    """Return a place, and the streams whose rejected events it holds; refuse a stream of other events."""
+    source = open_stream(place, connection, to_read=True)  # nothing is made
+    name = source.stream.name
+    streams = {each.name: each for each in owners(name)}
+    if not streams:
+        kept = [each.name for each in places(source.stream) if each]
+        hint = f"Its rejected events are in {' and '.join(kept)}." if kept else "Name a quarantine or dead letters."
+        raise DeclarationError(f"{name} holds no rejected events of a stream.", hint=hint)
+    return source, streams
+
+
+def _upto(log: Log, before: int | str | datetime | None) -> int:
+    """Return the last offset before another or a moment. Also without one: what comes meanwhile waits for its turn."""
+    return log.head() if before is None else min(log.head(), retention.last_before(log, before))
+
+
+def _pages(log: Log, upto: int) -> Iterator[list[dict[str, Any]]]:
+    after = log.floor()
+    while events := to_dicts(log.read(after, upto, _PAGE)):
+        yield events
+        after = events[-1][ROWID]
 
 
 def _unknown(place: str, event: dict[str, Any], streams: Iterable[str]) -> NotFoundError:

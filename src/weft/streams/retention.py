@@ -44,7 +44,7 @@ def _enforce_quietly(ready: Opened) -> None:
             return
         ready.trimmed_at = time.monotonic()
     try:
-        _with_room(ready.hub.store, partial(enforce, ready))
+        with_room(ready.hub.store, partial(enforce, ready))
     except Exception as error:
         # A failure here does not fail the publish, but it is logged.
         _log.warning("retention of stream %s failed, and is tried again later: %s", ready.stream.name, error)
@@ -74,10 +74,10 @@ def trim_sync(
 ) -> int:
     """Remove old events now and return how many: those before an offset or a moment, all but the newest `max_rows`,
     or, with neither, what the stream's own retention says."""
-    return _with_room(hub_of(stream, connection).store, lambda: _trim(stream, before, max_rows, connection))
+    return with_room(hub_of(stream, connection).store, lambda: _trim(stream, before, max_rows, connection))
 
 
-def _with_room(store: Store, remove: Callable[[], int]) -> int:
+def with_room(store: Store, remove: Callable[[], int]) -> int:
     """Call it; on a full disk again, with the space that is kept back for it."""
     try:
         return remove()

@@ -28,6 +28,7 @@ OF_NO_EVENTS: dict[str, Callable[..., Any]] = {
     "nth_last": lambda n: None,
     "forget_consumer": lambda consumer: False,
     "trim": lambda upto, keeps_unread=False: 0,
+    "remove": lambda rowids: 0,
     "trim_keys": lambda before, most=None, young=0.0: None,
 }
 """What the methods that read a log, or remove events, return for one without events."""

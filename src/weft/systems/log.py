@@ -270,6 +270,10 @@ class Log(Protocol):
         """Remove the events up to and including an offset, note the loss for each consumer, and return how many. With
         `keeps_unread` nothing goes that a consumer has not read, also not one that is being created."""
 
+    def remove(self, rowids: Sequence[int]) -> int:
+        """Remove these events and no others, note the loss for each consumer that has not read them, and return how
+        many there were. The head stays, and no offset is used again."""
+
     def trim_keys(self, before: float, most: int | None = None, young: float = math.inf) -> None:
         """Forget idempotency keys seen before a moment (seconds of the store's clock). With `most` forget also those
         that are older than the newest so many, and were seen before the moment `young`."""

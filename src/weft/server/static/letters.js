@@ -142,20 +142,31 @@ const Purge = ({ pipeline, words, body, ...more }) => html`
   `} ...${more} />
 `;
 
-// Of a quarantine or the dead letters of a stream. Those that come after they were counted stay.
-const upTo = (plan) => ({ upto: plan.upto });
+// Of a quarantine or the dead letters of a stream: all, or those of a group. Those that come after they were counted stay.
+const eventsOf = (place, group, action) => {
+  const body = group ? { group: group.group } : {};
+  return {
+    plan: true,
+    small: true,
+    path: `api/v1/streams/${encodeURIComponent(place)}/${action}`,
+    body,
+    decided: (plan) => ({ ...body, upto: plan.upto }),
+    command: `weft streams ${action} ${quoted(place)}${group ? ` --group ${group.group}` : ""}`,
+    of: group ? `the events with ${group.reason}` : place,
+  };
+};
 
-export const ReplayPlace = ({ place, ...more }) => html`
-  <${Action} plan path=${`api/v1/streams/${encodeURIComponent(place)}/replay`} body=${{}} decided=${upTo} label="Replay" of=${place} small command=${`weft streams replay ${quoted(place)}`} what=${(plan) => html`
+export const ReplayPlace = ({ place, group, label = "Replay" }) => html`
+  <${Action} ...${eventsOf(place, group, "replay")} label=${label} what=${(plan) => html`
     <p>${plan.letters ? html`<strong>${plural(plan.letters, "event")}</strong> of ${place} ${plan.letters === 1 ? "is" : "are"} published to ${plan.of.join(", ")} again, at the end, once each. All consumers get them, also those that were done with them.` : "There is nothing to replay."}</p>
     <p>What is published is removed from ${place}; what still does not fit is put back. Events that are there already, or whose key another event has, are dropped.</p>
-  `} ...${more} />
+  `} />
 `;
 
-export const PurgePlace = ({ place, ...more }) => html`
-  <${Action} plan path=${`api/v1/streams/${encodeURIComponent(place)}/purge`} body=${{}} decided=${upTo} label="Purge" of=${place} small command=${`weft streams trim ${quoted(place)} --max-rows 0`} what=${(plan) => html`
-    <p>${plan.letters ? html`<strong>${plural(plan.letters, "event")}</strong> of ${plan.of.join(", ")} ${plan.letters === 1 ? "is" : "are"} removed from ${place}. This cannot be undone.` : "There is nothing to remove."}</p>
-  `} ...${more} />
+export const PurgePlace = ({ place, group, label = "Purge" }) => html`
+  <${Action} ...${eventsOf(place, group, "purge")} label=${label} what=${(plan) => html`
+    <p>${plan.letters ? html`<strong>${plural(plan.letters, "event")}</strong> of ${plan.of.join(", ")} ${plan.letters === 1 ? "is" : "are"} removed from ${place}. This cannot be undone: the events are lost, unless something else has them.` : "There is nothing to remove."}</p>
+  `} />
 `;
 
 // Rows that targets of a pipeline put aside: all, or those of a group. More or fewer than were counted are left alone.

@@ -121,15 +121,16 @@ export class StreamView extends View {
       <//>
       ${rejected.length > 0 && html`
         <${Panel} id="rejected" title="Rejected events" note="by their reasons, of the newest 2,000">
-          ${aside.filter(([, number]) => number > 0).map(([title, number, place]) => html`<p key=${place} class="foot">${title}: ${count(number)} <${ReplayPlace} place=${place} /> <${PurgePlace} place=${place} /></p>`)}
+          ${aside.filter(([, number]) => number > 0).map(([title, number, place]) => html`<p key=${place} class="foot">${title}: ${count(number)} <${ReplayPlace} place=${place} label="Replay all" /> <${PurgePlace} place=${place} label="Purge all" /></p>`)}
           <${ActionsOff} commands=${aside.filter(([, number]) => number > 0).map(([, , place]) => `weft streams replay ${quoted(place)}`)} />
-          <${Table} label="Rejected events by reason" head=${[["Reason"], ["Events", "number"], ["Of", "medium"], ["Newest", "number medium"]]}>
+          <${Table} label="Rejected events by reason" head=${[["Reason"], ["Events", "number"], ["Of", "medium"], ["Newest", "number medium"], ["Do", "end"]]}>
             ${rejected.map((each) => html`
-              <tr key=${`${each.kind} ${each.of} ${each.reason}`}>
+              <tr key=${each.group}>
                 <th scope="row">${each.reason}<details class="why"><summary>One of them</summary><pre>${each.payload}</pre></details></th>
                 <td class="number"><a href=${to("streams", each.stream)}>${count(each.count)}</a></td>
                 <td class="medium"><${Chip} kind="warn">${each.kind}<//> <span class="note">${each.of}</span></td>
                 <td class="number medium"><${Time} relative at=${each.newest} /></td>
+                <td class="end"><${ReplayPlace} place=${each.stream} group=${each} /> <${PurgePlace} place=${each.stream} group=${each} /></td>
               </tr>
             `)}
           <//>

@@ -243,7 +243,7 @@ class PostgresStore(PostgresSessions, SqlStore):
     def head(self, session: Session, log: SqlLog) -> int:
         """An event's offset, not any that was given out: a crash takes back those of publishes that rolled back."""
         fence = _fence_sql(self.sequence(log.number), log.number)
-        return int(session.value(f"SELECT max({ROWID}) FROM {log.table} WHERE {ROWID} <= ({fence})") or 0)
+        return self.last(session, log, f"SELECT max({ROWID}) FROM {log.table} WHERE {ROWID} <= ({fence})")
 
     decoders: ClassVar[dict[str, Callable[[Any], Any]]] = {
         "float32": round_float32,

@@ -487,6 +487,13 @@ class RedisLog:
             if not more:
                 return removed
 
+    def remove(self, rowids: Sequence[int]) -> int:
+        removed, chosen = 0, list(map(ids.to_id, sorted(set(rowids))))
+        for start in range(0, len(chosen), _TRIM_STEP):
+            some = chosen[start : start + _TRIM_STEP]
+            removed += int(self.store.script("remove", [self.keys.stream, self.keys.meta], *some))
+        return removed
+
     def trim_keys(self, before: float, most: int | None = None, young: float = math.inf) -> None:
         moment = int(before * 1e6)
         if most is not None:

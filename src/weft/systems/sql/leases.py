@@ -23,6 +23,7 @@ from weft.systems.log import Group, Leased, Member, Refused, Release, Span
 if TYPE_CHECKING:
     from weft.systems.sql.driver import Session
     from weft.systems.sql.log import SqlLog
+    from weft.systems.sql.store import SqlStore
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -54,7 +55,8 @@ _COLUMNS = "first, last, events, member, token, expires, deliveries, reason"
 # Offsets in one statement.
 _LISTED = 5_000
 # A row among the consumers of a stream. Creating a consumer and trimming both lock it: so a trim knows all consumers.
-# Not the stream's own row, which publishers lock on MySQL.
+# Not the stream's own row, which publishers lock on MySQL. Its position is the last offset that was removed from
+# between others, and `lost` how many of these are behind the floor.
 _GATE = ""
 
 
@@ -244,7 +246,7 @@ class ConsumerLeases:
             if release is not None or (token is not None and not (again and _lasts(token, state))):
                 why = "their lease is gone: another member acknowledged them, or the consumer was reset"
                 return Refused(outside, why, late=True)
-        present = set() if release is None else self._present(wanted)
+        present = set() if release is None else _present(self.session, self.log, wanted)
         pieces: list[_Lease] = []
         lost = 0
         for held, mine in settled:
@@ -255,17 +257,6 @@ class ConsumerLeases:
         if lost > 0:
             self._lose(lost)
         return covered
-
-    def _present(self, offsets: list[int]) -> set[int]:
-        """Return the offsets that have an event now."""
-        if offsets[-1] - offsets[0] < 2 * len(offsets):
-            return set(self.log.between(self.session, offsets[0], offsets[-1]))
-        rowid, table = self.log.rowid, self.log.table
-        present: set[int] = set()
-        for some in _lists(offsets):
-            rows = self.session.rows(f"SELECT {rowid} FROM {table} WHERE {rowid} IN ({some})")
-            present.update(int(row[0]) for row in rows)
-        return present
 
     def _settle_lease(
         self,
@@ -349,6 +340,17 @@ def _lists(offsets: Sequence[int]) -> Iterator[str]:
         yield ", ".join(map(str, offsets[start : start + _LISTED]))
 
 
+def _present(session: Session, log: SqlLog, offsets: Sequence[int]) -> set[int]:
+    """Return those of some offsets, in order, that have an event now."""
+    if offsets[-1] - offsets[0] < 2 * len(offsets):
+        return set(log.between(session, offsets[0], offsets[-1])).intersection(offsets)
+    present: set[int] = set()
+    for some in _lists(offsets):
+        rows = session.rows(f"SELECT {log.rowid} FROM {log.table} WHERE {log.rowid} IN ({some})")
+        present.update(int(row[0]) for row in rows)
+    return present
+
+
 def _lasts(token: str, state: _State) -> bool:
     """Whether the lease of a token has not ended: it says when it does, and before which reset it began."""
     epoch, _, expires = token.partition(".")[2].partition(".")
@@ -397,12 +399,53 @@ def pass_over(session: Session, log: SqlLog, consumers: list[tuple[str, int]], c
         ConsumerLeases(session, log, consumer).split(_Lease(*columns), cut)
 
 
-def first_positions(session: Session) -> dict[int, int]:
-    """Return the position of the consumer that is the furthest behind, by the number of its stream."""
+def remove(session: Session, log: SqlLog, offsets: Sequence[int]) -> int:
+    """Remove events from between others, and note how many each consumer lost; return how many there were. What is
+    leased is not lost yet: it may still be acknowledged."""
+    consumers = lock_all(session, log)
+    gone = sorted(_present(session, log, offsets))
+    if not gone:
+        return 0
+    for consumer, position in consumers:
+        if unread := len(gone) - bisect_right(gone, position):
+            ConsumerLeases(session, log, consumer)._lose(unread)
+    for some in _lists(gone):
+        session.run(f"DELETE FROM {log.table} WHERE {log.rowid} IN ({some})")
+    changes = "position = CASE WHEN position < ? THEN ? ELSE position END, lost = lost + ?"
+    ConsumerLeases(session, log, _GATE)._update(changes, gone[-1], gone[-1], len(gone))
+    return len(gone)
+
+
+def pass_removed(session: Session, log: SqlLog, gaps: int) -> None:
+    """So many offsets up to the floor had no event any more."""
+    ConsumerLeases(session, log, _GATE)._update("lost = CASE WHEN lost > ? THEN lost - ? ELSE 0 END", gaps, gaps)
+
+
+def last_removed_sql(store: SqlStore) -> str:
+    """Return a SELECT of the last offset of a stream that was removed from between others, by the stream's number."""
+    return f"SELECT position FROM {store.groups} WHERE stream = ? AND consumer = '{_GATE}'"
+
+
+class Standing(NamedTuple):
+    """The position of the consumer of a stream that is the furthest behind, if there is one; the last offset that was
+    removed from between others, and how many of these are behind the floor."""
+
+    position: int | None
+    last_removed: int
+    removed: int
+
+
+def standings(session: Session) -> dict[int, Standing]:
+    """Return how the streams stand that have consumers or lost events, by their numbers."""
+    of_gate = f"CASE WHEN consumer = '{_GATE}' THEN"
     rows = session.rows(
-        f"SELECT stream, min(position) FROM {session.store.groups} WHERE consumer <> ? GROUP BY stream", (_GATE,)
+        f"SELECT stream, min(CASE WHEN consumer <> '{_GATE}' THEN position END), max({of_gate} position ELSE 0 END), "
+        f"max({of_gate} lost ELSE 0 END) FROM {session.store.groups} GROUP BY stream"
     )
-    return {int(number): int(position) for number, position in rows}
+    return {
+        int(number): Standing(None if position is None else int(position), int(last), int(removed))
+        for number, position, last, removed in rows
+    }
 
 
 def groups(session: Session, log: SqlLog) -> list[Group]:

@@ -335,9 +335,22 @@ class SqlLog:
         if not count:
             return 0, False
         leases.pass_over(session, self, consumers, int(cut))
+        floor = int(session.value(f"SELECT floor FROM {self.store.streams} WHERE id = ?", (self.number,)))
+        if gaps := max(int(cut) - floor - count, 0):
+            leases.pass_removed(session, self, gaps)
         session.run(f"DELETE FROM {self.table} WHERE {self.rowid} <= ?", (cut,))
         session.run(f"UPDATE {self.store.streams} SET floor = ? WHERE id = ? AND floor < ?", (cut, self.number, cut))
         return count, count == most
+
+    @_reading
+    def remove(self, rowids: Sequence[int]) -> int:
+        """Remove these events, in steps, as `trim` does."""
+        self.floor()  # as in `groups`
+        removed, offsets = 0, sorted(set(rowids))
+        for start in range(0, len(offsets), _TRIM_STEP):
+            with self.store.session("keep") as session:
+                removed += leases.remove(session, self, offsets[start : start + _TRIM_STEP])
+        return removed
 
     @_reading
     def trim_keys(self, before: float, most: int | None = None, young: float = math.inf) -> None:

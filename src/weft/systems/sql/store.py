@@ -39,6 +39,7 @@ T = TypeVar("T")
 _KEYS = 900
 # Streams in one statement. SQLite joins up to 500 selects.
 _SAMPLED = 400
+_NO_CONSUMERS = leases.Standing(None, 0, 0)
 _DROPPED = "If somebody dropped it, the next publish or consume makes it again."
 _CATALOGUE = {
     "streams": "(id {id} PRIMARY KEY, name {stream} NOT NULL UNIQUE, head {offset} NOT NULL DEFAULT 0, "
@@ -128,7 +129,12 @@ class SqlStore(SqlDriver):
 
     def end(self, session: Session, log: SqlLog) -> int:
         """Return the last event's offset, also where a reader may not see it yet."""
-        return int(session.value(f"SELECT max({self.quote(ROWID)}) FROM {log.table}") or 0)
+        return self.last(session, log, f"SELECT max({self.quote(ROWID)}) FROM {log.table}")
+
+    def last(self, session: Session, log: SqlLog, sql: str) -> int:
+        """Return the offset that a SELECT finds, or the last one that was removed: a reader may have reached it."""
+        found = session.row(f"SELECT ({sql}), ({leases.last_removed_sql(self)})", (log.number,))
+        return max(int(each or 0) for each in found or (0,))
 
     def forget_keys(self, session: Session, log: SqlLog, before: int, limit: int) -> int:
         """Remove up to `limit` idempotency keys last seen before a moment (in microseconds); return how many."""
@@ -336,7 +342,7 @@ class SqlStore(SqlDriver):
             return [Sample(0, 0, 0)] * len(names)
         with self.session("read") as session:
             rows = session.rows(f"SELECT name, id, floor FROM {self.streams}")
-            positions = leases.first_positions(session)
+            standings = leases.standings(session)
         catalogue = {full: (int(number), int(floor)) for full, number, floor in rows}
         known = [catalogue.get(f"{schema}.{name}", (0, 0)) for schema, name in names]
         selects = {
@@ -352,9 +358,10 @@ class SqlStore(SqlDriver):
             if number and number not in heads:
                 samples.append(None)
                 continue
-            head = max(heads.get(number, 0), floor)
-            position = max(positions.get(number, head), floor)
-            samples.append(Sample(head, head - floor, max(head - position, 0)))
+            position, last_removed, removed = standings.get(number, _NO_CONSUMERS)
+            head = max(heads.get(number, 0), floor, last_removed)
+            behind = 0 if position is None else max(head - max(position, floor), 0)
+            samples.append(Sample(head, max(head - floor - removed, 0), behind))
         return samples
 
     def last_offset_sql(self, number: int, table: str) -> str:
