@@ -14,6 +14,7 @@ import pytest
 import weft
 from operations_project import declare_project, make_key, run_once
 from tests.engine.models.built import build
+from weft.engine.run import PipelineRun
 from weft.engine.streaming.activity import Activity
 from weft.engine.streaming.checkpoint import Checkpoint
 from weft.engine.streaming.source_state import Verified
@@ -204,9 +205,21 @@ def test_where_the_columns_of_a_model_come_from(log: RunLog, http: Any) -> None:
     shown = http.get("/api/v1/models/summed").json()
     assert (shown["state"], shown["rows"], shown["problem"], shown["engine"]) == ("stale", None, None, "pushdown")
     assert shown["inputs"] == [{"name": "doubled", "kind": "model", "new": None}]
-    origin = {"stream": "orders", "table": "events.orders", "column": "id"}
+    origin = {"kind": "stream", "name": "orders", "table": "events.orders", "column": "id"}
     assert {each["column"]: each["comes_from"] for each in shown["columns"]} == {"total": [origin], "one": []}
     assert http.get("/api/v1/models/doubled").json()["dependents"] == ["summed"]
+    # Of a table, what writes it.
+    weft.pipeline(target="lines", name="writes_lines")(lambda: [{"n": 1}])
+    PipelineRun(current().pipelines["writes_lines"], "first", datetime.now(UTC)).execute()
+
+    @weft.model(name="copied")
+    def copy(lines: Any) -> str:
+        return "SELECT n FROM lines"
+
+    copied = http.get("/api/v1/models/copied").json()
+    assert copied["problem"] is None
+    (column,) = copied["columns"]
+    assert column["comes_from"] == [{"kind": "pipeline", "name": "writes_lines", "table": "lines", "column": "n"}]
     # Not a model, and one whose table is not there.
     assert http.get("/api/v1/models/nightly").status_code == 404
     assert "totals" in http.get("/api/v1/models/revenue").json()["problem"]

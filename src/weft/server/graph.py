@@ -51,6 +51,17 @@ class Graph:
             "edges": [{"from": start, "to": end} for start, end in self._edges],
         }
 
+    def origin(self, table: str, connection: Place) -> dict[str, Any] | None:
+        """Return the node that stands for the rows of an input: a stream, a model, or what writes the table; `None`
+        where nothing here does."""
+        from weft.pipelines.models import by_names, models
+
+        node = self._input(table, connection, by_names(models(self._project)))
+        if self._nodes[node]["kind"] == "table":
+            node = next((start for start, end in self._edges if end == node), node)
+        found = self._nodes[node]
+        return None if found["kind"] == "table" else found
+
     def _node(self, kind: str, name: str, connection: Place = None, *, where: bool = False) -> str:
         """Return the id of a node. Tables of one name in two databases are two nodes: `where`."""
         place = _called(connection) if where else None

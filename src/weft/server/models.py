@@ -12,6 +12,7 @@ from weft.pipelines.models import Model, find
 from weft.project import current
 from weft.server.cached_probe import CachedProbe
 from weft.server.consuming import query
+from weft.server.graph import Graph
 from weft.server.problems import later
 from weft.server.service import json_response, service_of
 
@@ -53,7 +54,13 @@ def read_model(model: Model) -> dict[str, Any]:
         survey = Survey(observer, is_watched=True)
         status = survey.status(model)
         described = survey.described(model)
-    problem, sql = described["problem"], described["sql"]
+    problem, sql, graph = described["problem"], described["sql"], Graph(current())
+
+    def origin(field: str) -> dict[str, Any]:
+        table, _, column = field.rpartition(".")
+        found = graph.origin(table, model.target.connection) or {"kind": None, "name": None}
+        return {"kind": found["kind"], "name": found["name"], "table": table, "column": column}
+
     return {
         "at": datetime.now(UTC),
         "model": model.name,
@@ -69,17 +76,8 @@ def read_model(model: Model) -> dict[str, Any]:
         "engine": described["engine"],
         "sql": None if sql is None else clean(sql, most=100_000),
         "columns": [
-            {**each, "comes_from": None if each["comes_from"] is None else list(map(_origin, each["comes_from"]))}
+            {**each, "comes_from": None if each["comes_from"] is None else list(map(origin, each["comes_from"]))}
             for each in described["columns"]
         ],
         "problem": None if problem is None else clean(problem),
     }
-
-
-def _origin(name: str) -> dict[str, Any]:
-    """Return where a column comes from: a field of a stream, or a column of a table."""
-    table, _, column = name.rpartition(".")
-    for stream in list(current().streams.values()):
-        if table == f"{stream.schema}.{stream.name}":
-            return {"stream": stream.name, "table": table, "column": column}
-    return {"stream": None, "table": table, "column": column}

@@ -134,6 +134,12 @@ _LETTERS: dict[str, Schema] = {
     "problem": nullable(_TEXT),
 }
 
+_ORIGIN = _object(
+    kind=nullable({"enum": ["stream", "model", "pipeline", "streaming"]}),
+    name=nullable(_TEXT),
+    table=_TEXT,
+    column=_TEXT,
+)
 _STATE: dict[str, Schema] = {
     "state": nullable(_object(batch=_WHOLE, windows=nullable(_WHOLE), rows=_WHOLE, oldest=nullable(_TIME))),
     "watermark": nullable(
@@ -285,6 +291,7 @@ SCHEMAS: dict[str, Schema] = {
     ),
     "ModelDetails": _object(
         "`comes_from` is null where the query is not known; a column of which nothing is read comes from nothing. "
+        "`kind` and `name` of an origin are the stream, the model, or the pipeline that writes the table. "
         "`left_out` says which values of streams are null in the model, because their columns have no place for them.",
         at=_TIME,
         model=_TEXT,
@@ -303,7 +310,7 @@ SCHEMAS: dict[str, Schema] = {
             _object(
                 column=_TEXT,
                 type=nullable(_TEXT),
-                comes_from=nullable(array(_object(stream=nullable(_TEXT), table=_TEXT, column=_TEXT))),
+                comes_from=nullable(array(_ORIGIN)),
             )
         ),
         problem=nullable(_TEXT),

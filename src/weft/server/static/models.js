@@ -5,9 +5,10 @@ import { Chip, Code, Command, Facts, Panel, Table, Time, View, html, to } from "
 
 const KINDS = { fresh: "good", stale: "warn", unknown: "" };
 const RUNS = { pushdown: "inside the database", spark: "on Spark", python: "as a function that makes a frame" };
-const PLACES = { stream: "streams", model: "pipelines" };
+const PLACES = { stream: "streams", model: "pipelines", pipeline: "pipelines", streaming: "streaming" };
 
-const Origin = ({ stream, table, column }) => html`<code>${stream ? html`<a href=${to("streams", stream)}>${table}</a>` : table}.${column}</code>`;
+// A field of a stream, or a column of a table, with a link to what writes it.
+const Origin = ({ kind, name, table, column }) => html`<code>${kind ? html`<a href=${to(PLACES[kind], name)}>${table}.${column}</a>` : `${table}.${column}`}</code>`;
 
 // Where each column of a model comes from.
 export const Columns = ({ model }) => html`
