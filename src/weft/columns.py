@@ -7,7 +7,9 @@ Arrow type of its own (UUID, JSON, time of day) travels as a string whose field 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, date, datetime
+from decimal import Decimal
 from typing import Any
 
 import msgspec
@@ -221,7 +223,37 @@ def nested_to_json(array: pa.Array) -> pa.Array:
     return pa.array([None if value is None else _encode(_plain(value)) for value in values], pa.string())
 
 
-_encoder = msgspec.json.Encoder(decimal_format="number")
+def documents_of(values: Sequence[Any], array: pa.Array) -> pa.Array:
+    """Values of Python as JSON texts, as `nested_to_json` writes their canonical array, but objects with the keys that
+    each was given, in their order: those of one Arrow type have the keys of all."""
+    if _has_other_json(array.type):
+        values = [_given(value) for value in values]
+    lines = _encoder.encode_lines(values).decode().split("\n")[: len(values)]
+    return pc.if_else(array.is_valid(), pa.array(lines, pa.string()), pa.scalar(None, pa.string()))
+
+
+def _has_other_json(kind: pa.DataType) -> bool:
+    """Whether the encoder would write values of this type otherwise than `nested_to_json` does."""
+    if is_nested(kind):
+        return any(_has_other_json(kind.field(at).type) for at in range(kind.num_fields))
+    types = pa.types
+    return bool(types.is_binary(kind) or types.is_timestamp(kind) or types.is_decimal(kind))
+
+
+def _given(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _given(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_given(each) for each in value]
+    if isinstance(value, bytes | bytearray):
+        return value.hex()
+    if isinstance(value, datetime) and value.tzinfo is not None:
+        return value.astimezone(UTC)
+    is_short = isinstance(value, Decimal) and value == value.to_integral_value()
+    return Decimal(f"{value:f}") if is_short else value
+
+
+_encoder = msgspec.json.Encoder(decimal_format="number", enc_hook=lambda value: pa.scalar(value).as_py())
 
 
 def _encode(value: object) -> str:

@@ -5,17 +5,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, timedelta, timezone
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+import pandas as pd
+import pyarrow as pa
 import pytest
 
 import weft
 from odd_values import BYTES, DAYS, DECIMALS, FIELDS, FLOATS, INTEGERS, MOMENTS, NOT_FINITE, TEXTS, UUIDS, Odd
 from systems.tables.conftest import database_url  # noqa: F401 - fixture
+from weft.columns import hinted
+from weft.engine import inputs
 from weft.engine.load import open_tables
+from weft.systems.base import system_for
 from weft.systems.sql.tables import Slice
 
 FAMILIES: list[list[Any]] = [DECIMALS, DAYS, MOMENTS, BYTES, UUIDS, TEXTS, INTEGERS, FLOATS, [*FLOATS, *NOT_FINITE]]
@@ -33,13 +39,26 @@ def odd_rows(odd: Odd) -> Rows:
     columns: dict[str, Callable[[], Any]] = {}
     for name in "abc":
         family, kind = dice.choice(FAMILIES), dice.choice(list(FIELDS.values()))
-        columns[name] = dice.choice([lambda family=family: dice.choice(family), lambda kind=kind: odd.of_type(kind)])
+        members = {odd.key(): dice.choice(["string", "int64", "bool", "float64"]) for _ in range(4)}
+        columns[name] = dice.choice(
+            [
+                lambda family=family: dice.choice(family),
+                lambda kind=kind: odd.of_type(kind),
+                lambda members=members: some_of(odd, members),
+                lambda members=members: [some_of(odd, members) for _ in range(dice.randrange(3))],
+            ]
+        )
     rows: Rows = [
         {name: make() for name, make in columns.items() if dice.random() < 0.9} for _ in range(dice.randrange(1, 6))
     ]
     if dice.random() < 0.3:
         dice.choice(rows)[dice.choice("abc")] = odd.value()
     return rows
+
+
+def some_of(odd: Odd, members: dict[str, str]) -> dict[str, Any]:
+    """An object with some of these keys."""
+    return {key: odd.of_type(kind) for key, kind in members.items() if odd.dice.random() < 0.5}
 
 
 def stored_rows(connection: Any, table: str) -> Rows:
@@ -51,8 +70,9 @@ def stored_rows(connection: Any, table: str) -> Rows:
         tables.close()
 
 
-def is_same(stored: Any, given: Any) -> bool:
-    """Whether a table holds the value that it was given. Where it has no objects and arrays, they are JSON."""
+def is_same(stored: Any, given: Any, is_json: bool = False) -> bool:
+    """Whether a table holds the value that it was given. Where it has no objects and arrays, they are the same JSON;
+    objects of one type have the keys of all."""
     if given is None or given is True or given is False or stored is None:
         return stored is given
     if isinstance(given, float) and given != given:
@@ -65,12 +85,14 @@ def is_same(stored: Any, given: Any) -> bool:
             return False
         return stored == given if stored.tzinfo and given.tzinfo else stored.replace(tzinfo=None) == _in_utc(given)
     if isinstance(given, dict | list | tuple):
+        is_json = is_json or isinstance(stored, str)
         found = json.loads(stored) if isinstance(stored, str) else stored
         if isinstance(given, dict):
-            names = {*given, *found} if isinstance(found, dict) else {None}
-            return None not in names and all(is_same(found.get(each), given.get(each)) for each in names)
+            if not isinstance(found, dict) or (is_json and found.keys() != given.keys()):
+                return False
+            return all(is_same(found.get(each), given.get(each), is_json) for each in {*given, *found})
         is_list = isinstance(found, list) and len(found) == len(given)
-        return is_list and all(map(is_same, found, given))
+        return is_list and all(is_same(*each, is_json) for each in zip(found, given, strict=True))
     if isinstance(given, UUID):
         return bool(stored == str(given))
     if isinstance(given, date):
@@ -100,6 +122,48 @@ def test_what_was_loaded_is_what_was_given(connection: Any, count: Callable[...,
                 assert is_same(stored.get(name), given.get(name)), (seed, name, stored.get(name), given.get(name))
 
 
+DOCUMENTS = [
+    *({"b": 1, "a": [{"c": 2.5}, {"d": None}]}, None, {}, {"a": None}, {"x": 2**53 + 1, "é": -0.0, "A": "ß"}),
+    {"at": datetime(2026, 1, 31, 12, tzinfo=timezone(timedelta(hours=2))), "raw": b"k", "n": Decimal("1E+3")},
+]
+TEXTS_OF = [
+    *('{"b":1,"a":[{"c":2.5},{"d":null}]}', None, "{}", '{"a":null}', '{"x":9007199254740993,"é":-0.0,"A":"ß"}'),
+    '{"at":"2026-01-31T10:00:00Z","raw":"6b","n":1000}',
+]
+
+
+@pytest.mark.parametrize("form", ["list", "iterator", "pieces", "pandas"])
+def test_json_is_stored_as_it_was_given(connection: Any, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Objects of one type would have the keys of all, and null for those that they lack. Without a table, DuckDB makes
+    a column of such a type."""
+    monkeypatch.setattr(inputs, "BATCH_ROWS", 2)
+    rows = [{"n": n, "doc": doc, "docs": [doc]} for n, doc in enumerate(DOCUMENTS)]
+    made: dict[str, Callable[[], Any]] = {
+        "list": lambda: rows,
+        "iterator": lambda: iter(rows),
+        "pieces": lambda: iter([rows[:3], rows[3:]]),
+        "pandas": lambda: pd.DataFrame(rows),
+    }
+    if system_for(connection.kind).kind == "duckdb":
+        docs = [hinted("doc", "json"), pa.field("docs", pa.string())]
+        weft.load(pa.schema([("n", pa.int64()), *docs]).empty_table(), target="t", connection=connection)
+    weft.load(made[form](), target="t", connection=connection)
+    found = stored_rows(connection, "t")
+    assert [row["doc"] for row in found] == TEXTS_OF
+    assert [row["docs"] for row in found] == [f"[{each or 'null'}]" for each in TEXTS_OF]
+
+
+def test_a_key_that_came_too_late_for_the_type_of_objects_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inputs, "BATCH_ROWS", 1)
+    duck = weft.DuckDBConnection(str(tmp_path / "duck.db"), name="duck")
+    rows = [{"doc": [{"a": 1}]}, {"doc": [{"a": 1, "b": 2}]}]
+    with pytest.raises(weft.DeclarationError, match="column 'doc' has a key 'b'"):
+        weft.load(iter(rows), target="t", connection=duck)
+    weft.load(rows, target="whole", connection=duck)
+
+
 @pytest.mark.parametrize(
     "values",
     [
@@ -112,10 +176,11 @@ def test_what_was_loaded_is_what_was_given(connection: Any, count: Callable[...,
     ],
 )
 @pytest.mark.parametrize("lazily", [False, True])
-def test_values_of_several_types_are_refused(values: list[Any], lazily: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    from weft.engine import inputs
-
+def test_values_of_several_types_are_refused(
+    values: list[Any], lazily: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    duck = weft.DuckDBConnection(str(tmp_path / "duck.db"), name="duck")
     monkeypatch.setattr(inputs, "BATCH_ROWS", 1)
     rows = [{"n": n, "a": value} for n, value in enumerate(values)]
     with pytest.raises(weft.DeclarationError, match="column 'a"):
-        weft.load(iter(rows) if lazily else rows, target="copies")
+        weft.load(iter(rows) if lazily else rows, target="copies", connection=duck)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,8 +13,10 @@ import pytest
 import weft
 from pipelines.conftest import Database
 from weft import DeclarationError, LoadRefusedError, pk
+from weft.engine import inputs
 from weft.expectations import row_count, sql
 from weft.systems.base import Connection
+from weft.testing import table_rows
 from weft.transforms import deduplicate_by, filter_where, limit, sample_pct
 from weft.types import BigInt
 
@@ -50,6 +53,26 @@ def test_rows_that_can_be_read_once(database: Database) -> None:
 
     database.execute(fan_out)
     assert numbers(database, "one") == numbers(database, "two") == [1, 2, 3]
+
+
+@pytest.mark.brief("sqlite-False", "sqlite-True")
+@pytest.mark.parametrize("lazily", [False, True])
+def test_each_target_keeps_objects_in_its_way(
+    database: Database, tmp_path: Path, lazily: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inputs, "BATCH_ROWS", 2)
+    lite = weft.SQLiteConnection(str(tmp_path / "lite.db"), name="lite")
+    duck = weft.DuckDBConnection(str(tmp_path / "duck.db"), name="duck")
+    docs: list[Any] = [{"a": 1}, {"b": 2}, {"b": 3}, {"a": 4}]
+    rows = [{"n": n, "doc": doc} for n, doc in enumerate(docs)]
+
+    @weft.pipeline(targets=[weft.target("t", connection=each) for each in (lite, duck)], source_connection=lite)
+    def both() -> Any:
+        return iter(rows) if lazily else rows
+
+    database.execute(both)
+    assert [json.loads(row["doc"]) for row in table_rows("t", connection=lite)] == docs
+    assert [row["doc"] for row in table_rows("t", connection=duck)] == [{"a": None, "b": None, **doc} for doc in docs]
 
 
 @pytest.mark.parametrize("goes_on", [False, True])

@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from weft.engine import files, inputs, queries, session
+from weft.columns import hint_of
+from weft.engine import files, frame_projection, inputs, queries, session
 from weft.engine.inputs import Input
 from weft.engine.reader_frames import from_reader
 from weft.engine.readers import RowReader, SqlReader, reader_for
 from weft.errors import DeclarationError, did_you_mean, listed
 from weft.project import current
 from weft.spark_support import outcome, sessions
+from weft.spark_support.lazy import F
 from weft.spark_support.voids import with_element_types
 from weft.systems.base import Connection
 
@@ -77,7 +79,11 @@ def from_memory(spark: Any, rows: inputs.Memory) -> Any:
     """Return a DataFrame of rows that this process has."""
     # PySpark makes no lists of a column without a chunk.
     batches = list(rows.batches) or [pa.RecordBatch.from_pylist([], rows.schema)]
-    return spark.createDataFrame(pa.Table.from_batches(batches, rows.schema))
+    frame = spark.createDataFrame(pa.Table.from_batches(batches, rows.schema))
+    if not any(map(hint_of, rows.schema)):
+        return frame
+    hints = {each.name: each.metadata for each in frame_projection.columns_of(rows.schema)}
+    return frame.select(*(F.col(sessions.quoted(name)).alias(name, metadata=each) for name, each in hints.items()))
 
 
 def transformed(frame: Any, sql: str, table: str = "source", option: str = "transform_sql") -> Any:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from datetime import date, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -15,7 +15,18 @@ from uuid import UUID
 
 import pyarrow as pa
 
-from weft.columns import LOCAL_TIME, UTC_TIME, canonical_batch, canonical_schema, hint_of, hinted, leaves_calendar
+from weft.columns import (
+    LOCAL_TIME,
+    UTC_TIME,
+    canonical_batch,
+    canonical_field,
+    canonical_schema,
+    documents_of,
+    hint_of,
+    hinted,
+    is_nested,
+    leaves_calendar,
+)
 from weft.errors import DeclarationError, NotFoundError
 from weft.streams.declare import Stream
 from weft.systems.base import Connection, system_for
@@ -75,6 +86,9 @@ class Memory:
 
     schema: pa.Schema
     batches: Iterable[pa.RecordBatch]
+    with_documents: Callable[[Collection[str]], Memory] | None = None
+    """Makes the same rows with these columns as JSON, in which objects have the keys that each was given; `None` where
+    they are of one type already."""
 
 
 @dataclass(frozen=True)
@@ -87,8 +101,9 @@ class Readable:
 Input = Sql | Query | Files | Events | Frame | Memory | Readable
 
 
-def understand(data: object, *, has_source: bool) -> Input:
-    """Return what `data` is. With a `source=` connection a text is a query or a path there."""
+def understand(data: object, *, has_source: bool, is_read_again: bool = False) -> Input:
+    """Return what `data` is. With a `source=` connection a text is a query or a path there. `is_read_again`: rows of
+    this process can be read several times."""
     if isinstance(data, Stream):
         return Events(data)
     if isinstance(data, os.PathLike):
@@ -101,7 +116,8 @@ def understand(data: object, *, has_source: bool) -> Input:
         raise DeclarationError(
             f"A load cannot read a value of type {type(data).__name__}.", hint="Give it a Spark DataFrame."
         )
-    return _memory(data)
+    rows = _memory(data, is_read_again)
+    return replace(rows, batches=list(rows.batches)) if is_read_again else rows
 
 
 def for_connection(data: Input, connection: Connection) -> Input:
@@ -137,14 +153,14 @@ def _text(text: str, has_source: bool) -> Input:
         ) from None
 
 
-def _memory(data: Any) -> Memory:
+def _memory(data: Any, is_read_again: bool = False) -> Memory:
     if isinstance(data, pa.Table | pa.RecordBatch):
         data = pa.table(data) if isinstance(data, pa.RecordBatch) else data
         return _of_table(data)
     if isinstance(data, pa.RecordBatchReader):
         return _of_batches(data.schema, data)
     if type(data).__module__.partition(".")[0] == "pandas" and hasattr(data, "columns"):
-        return _of_table(pa.Table.from_pandas(data, preserve_index=False))
+        return _of_given(pa.Table.from_pandas(data, preserve_index=False), lambda name: data[name].tolist())
     if hasattr(data, "collect_schema") and hasattr(data, "collect"):  # a LazyFrame of polars
         data = data.collect()
     if hasattr(data, "__arrow_c_stream__"):
@@ -153,10 +169,10 @@ def _memory(data: Any) -> Memory:
         raise DeclarationError("A load takes a list of dicts, not one dict.", hint="Put it in a list: [row].")
     if isinstance(data, list | tuple):
         if all(isinstance(row, dict) for row in data):
-            return _of_table(rows_to_table(data))
+            return _of_given(rows_to_table(data), lambda name: [row.get(name) for row in data])
         data = iter(data)
     if isinstance(data, Iterable):
-        return _of_iterator(iter(data))
+        return _of_iterator(iter(data), is_read_again)
     raise DeclarationError(
         f"A load cannot read a value of type {type(data).__name__}.",
         hint="It takes SQL, a Spark, polars or pandas frame, an Arrow table, rows as dicts, an iterator of these, "
@@ -173,15 +189,22 @@ def _of_batches(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Memory:
     return Memory(wanted, (canonical_batch(batch, wanted) for batch in batches))
 
 
-def _of_iterator(pieces: Iterator[Any]) -> Memory:
+def _of_iterator(pieces: Iterator[Any], is_read_again: bool) -> Memory:
     """Return the rows of an iterator of frames, tables, batches or dicts, of which only some are in memory at once."""
     first = next(pieces, None)
     if first is None:
         return Memory(pa.schema([]), [])
     if isinstance(first, dict):
-        return _of_rows(itertools.chain([first], pieces))
-    head = _memory(first)
+        rows = [first, *itertools.islice(pieces, BATCH_ROWS - 1)]
+        head = rows_to_table(rows)
+        # Where objects are of one type, it can be read as that or as JSON.
+        is_kept = is_read_again and any(map(is_nested, head.schema.types))
+        return _of_given(head, lambda name: [row.get(name) for row in rows], list(pieces) if is_kept else pieces)
+    of_first = _memory(first)
+    return _of_pieces(of_first, list(pieces) if is_read_again and of_first.with_documents is not None else pieces)
 
+
+def _of_pieces(head: Memory, pieces: Iterable[Any], documents: Collection[str] = ()) -> Memory:
     def batches() -> Iterator[pa.RecordBatch]:
         yield from head.batches
         for piece in pieces:
@@ -191,25 +214,43 @@ def _of_iterator(pieces: Iterator[Any]) -> Memory:
                     f"The batches of a load must have the same columns: first {', '.join(head.schema.names)}, "
                     f"then {', '.join(table.schema.names)}."
                 )
+            if documents and table.with_documents is not None:
+                table = table.with_documents(documents)
             for batch in table.batches:
                 yield canonical_batch(batch, head.schema)
 
-    return Memory(head.schema, batches())
+    make = head.with_documents
+    if make is None:
+        return Memory(head.schema, batches())
+    return Memory(head.schema, batches(), lambda names: _of_pieces(make(names), pieces, names))
 
 
-def _of_rows(rows: Iterator[dict[str, Any]]) -> Memory:
-    """Return the rows of an iterator of dicts: the first few thousand decide the columns."""
-    head = rows_to_table(list(itertools.islice(rows, BATCH_ROWS)))
-    schema = canonical_schema(head.schema)
+def _of_given(
+    table: pa.Table,
+    values_of: Callable[[str], Sequence[Any]],
+    more: Iterable[dict[str, Any]] = (),
+    documents: Collection[str] = (),
+) -> Memory:
+    """Return the rows of a table whose columns were made of these values, and more rows, whose columns are
+    the same."""
+    given = table
+    for name in documents:
+        at = table.schema.get_field_index(name)
+        column = _documents(name, values_of(name), table.column(at).combine_chunks())
+        table = table.set_column(at, hinted(name, "json"), column)
+    schema = canonical_schema(table.schema)
 
     def batches() -> Iterator[pa.RecordBatch]:
-        for batch in head.to_batches():
+        for batch in table.to_batches(max_chunksize=BATCH_ROWS):
             yield canonical_batch(batch, schema)
-        while some := list(itertools.islice(rows, BATCH_ROWS)):
+        rest = iter(more)
+        while some := list(itertools.islice(rest, BATCH_ROWS)):
             for batch in rows_to_table(some, schema).to_batches():
                 yield canonical_batch(batch, schema)
 
-    return Memory(schema, batches())
+    if documents or not any(map(is_nested, table.schema.types)):
+        return Memory(schema, batches())
+    return Memory(schema, batches(), lambda names: _of_given(given, values_of, more, names))
 
 
 def rows_to_table(rows: Iterable[dict[str, Any]], schema: pa.Schema | None = None) -> pa.Table:
@@ -237,10 +278,11 @@ def rows_to_table(rows: Iterable[dict[str, Any]], schema: pa.Schema | None = Non
 
 def _array(name: str, values: list[Any], field: pa.Field | None) -> tuple[pa.Array, pa.Field]:
     _refuse_mixed(name, values, None if field is None or hint_of(field) else field.type)
+    is_document = field is not None and hint_of(field) == "json"
     if any(isinstance(value, UUID) for value in values):
         return pa.array([None if value is None else str(value) for value in values], pa.string()), hinted(name, "uuid")
     try:
-        array = pa.array(values) if field is None else pa.array(values, field.type)
+        array = pa.array(values) if field is None or is_document else pa.array(values, field.type)
     except UnicodeEncodeError:
         raise DeclarationError(
             f"A value of column {name!r} has a lone surrogate, which no encoding can store."
@@ -251,7 +293,22 @@ def _array(name: str, values: list[Any], field: pa.Field | None) -> tuple[pa.Arr
     in_microseconds = UTC_TIME if getattr(array.type, "tz", None) else LOCAL_TIME
     if pa.types.is_timestamp(array.type) and leaves_calendar(array.cast(in_microseconds, safe=False)):
         raise DeclarationError(f"A time of column {name!r} is outside of the years 1 to 9999 in UTC.")
+    if is_document:
+        return _documents(name, values, array), hinted(name, "json")
     return array, pa.field(name, array.type) if field is None else field
+
+
+def _documents(name: str, values: Sequence[Any], array: pa.Array) -> pa.Array:
+    column = pa.field(name, array.type)
+    batch = pa.RecordBatch.from_arrays([array], schema=pa.schema([column]))
+    # What no table can hold is refused, as nanoseconds are.
+    canonical = canonical_batch(batch, pa.schema([canonical_field(column)]))
+    try:
+        return documents_of(values, canonical.column(0))
+    except OverflowError:
+        raise DeclarationError(f"A time of column {name!r} is outside of the years 1 to 9999 in UTC.") from None
+    except RecursionError:
+        raise DeclarationError(f"A value of column {name!r} is nested too deeply.") from None
 
 
 # What Arrow would make one type of, by altering some of the values: it cuts the time off, takes True for 1.0.
@@ -293,5 +350,12 @@ def _refuse_mixed(name: str, values: Collection[Any], kind: pa.DataType | None =
     if dict in kinds:
         dicts = [value for value in values if type(value) is dict]
         known = {each.name: each.type for each in kind} if kind is not None and pa.types.is_struct(kind) else {}
-        for key in {key for value in dicts for key in value}:
+        keys = {key for value in dicts for key in value}
+        if kind is not None and pa.types.is_struct(kind) and (more := keys - known.keys()):
+            # Arrow would leave it out.
+            raise DeclarationError(
+                f"An object of column {name!r} has a key {min(map(str, more))!r} that those before it did not have.",
+                hint="Give every object the same keys, or load a list, whose rows are all looked at first.",
+            )
+        for key in keys:
             _refuse_mixed(f"{name}.{key}", [value[key] for value in dicts if key in value], known.get(key))

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Protocol, TypeVar, Un
 
 import pyarrow as pa
 
-from weft.columns import canonical_schema
+from weft.columns import canonical_schema, hinted, is_nested
 from weft.engine import inputs
 from weft.engine.inputs import Input
 from weft.engine.readers import RowReader, SqlReader, open_tables, opened_parts, opened_reader, stored_columns
@@ -45,6 +45,9 @@ class Projection(Protocol):
 
     def __call__(self, load: Load, source: pa.Schema, tables: SqlTables | None) -> Load:
         """Return the load with the columns that it writes, in the SQL of these tables; in Spark's where `None`."""
+
+    def wanted(self, name: str) -> tuple[str, pa.Field | None]:
+        """Return the column that a source's column is written to, and its declaration where it is written as it is."""
 
     def runs_in(self, dialect: str) -> bool:
         """Return whether a dialect can express all of it."""
@@ -164,11 +167,34 @@ class Job:
         """Return whether the target's database can make its columns itself."""
         return self.projection is None or self.projection.runs_in(tables.dialect)
 
+    def with_documents(self, data: inputs.Memory, tables: SqlTables | None) -> inputs.Memory:
+        """Return rows with JSON where the target has no column of objects or lists: so objects keep their own keys."""
+        if data.with_documents is None or self.transform_sql is not None:
+            return data
+        columns = None
+        if tables is not None and not self.connection.is_missing():
+            columns = stored_columns(tables, self.load.schema, self.load.table)
+        stored = {each.name.lower(): each.field for each in columns or ()}
+        documents = []
+        for field in data.schema:
+            name, declared = (field.name, None) if self.projection is None else self.projection.wanted(field.name)
+            wanted = stored.get(name.lower(), declared)
+            if not is_nested(field.type):
+                continue
+            if wanted is not None:
+                is_document = not is_nested(wanted.type)
+            else:
+                is_document = tables is not None and tables.sql_type(field) == tables.sql_type(hinted(name, "json"))
+            documents += [field.name] if is_document else []
+        return data.with_documents(documents) if documents else data
+
     def _prepare(self, tables: SqlTables, source: pa.Schema) -> None:
         self.load = self.projected(source, tables)
         sql_commit.prepare(tables, self.load, source)
 
     def _into_tables(self, data: Input, reader: RowReader | None, tables: SqlTables) -> tuple[Counts, str]:
+        if isinstance(data, inputs.Memory):
+            data = self.with_documents(data, tables)
         engine = self.engine_for(data, reader, tables)
         if engine == "spark":
             return self._by_spark(data, reader, tables), engine
@@ -285,6 +311,8 @@ class Job:
         files.refuse(self.connection, self.load)
         if self.engine == "pushdown":
             raise DeclarationError(f"A load into {self.connection.label} runs on Spark.", hint="Leave engine= out.")
+        if isinstance(data, inputs.Memory):
+            data = self.with_documents(data, None)
         with opened_reader(data, self.source, self.connection) as reader:
             session.refuse_one_host(reader is not None and reader.one_host, "The source of this load")
             rows = files.rows_of(data, reader) if self.transform_sql is None else None

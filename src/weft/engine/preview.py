@@ -164,6 +164,8 @@ def _into_empty_file(job: Job) -> Iterator[Job]:
 def _preview_tables(
     result: Preview, job: Job, data: Input, reader: RowReader | None, tables: SqlTables, rows: int, trial: bool
 ) -> None:
+    if isinstance(data, inputs.Memory):
+        data = job.with_documents(data, tables)
     result.engine = job.engine_for(data, reader, tables)
     if isinstance(reader, SqlReader):
         result.sql = reader.sql

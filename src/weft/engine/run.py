@@ -82,11 +82,8 @@ class PipelineRun:
             _steps.debug("followed")
 
     def _understood(self, data: object) -> Input:
-        understood = understand(self.pipeline, data)
-        if isinstance(understood, inputs.Memory) and len(self.pipeline.targets) > 1:
-            # Each target reads it; an iterator could be read once.
-            return inputs.Memory(understood.schema, list(understood.batches))
-        return understood
+        # Each target reads it; an iterator could be read once.
+        return understand(self.pipeline, data, is_read_again=len(self.pipeline.targets) > 1)
 
     def _load(self, target: PipelineTarget, data: Input) -> Loaded:
         started = time.perf_counter()
@@ -235,7 +232,7 @@ def produce(pipeline: Pipeline) -> object:
     return call(pipeline.function, *connections[: pipeline.parameters])
 
 
-def understand(pipeline: Pipeline, data: object) -> Input:
+def understand(pipeline: Pipeline, data: object, *, is_read_again: bool = False) -> Input:
     """Return what the function of a pipeline returned as the input of a load."""
     if data is None:
         if pipeline.source_table is None:
@@ -254,7 +251,7 @@ def understand(pipeline: Pipeline, data: object) -> Input:
             f"Pipeline {pipeline.name!r} has a source_table, and its function gave something to load as well.",
             hint="Let the function return nothing, or leave source_table out.",
         )
-    understood = inputs.understand(data, has_source=pipeline.source_connection is not None)
+    understood = inputs.understand(data, has_source=pipeline.source_connection is not None, is_read_again=is_read_again)
     return inputs.for_connection(understood, current().connection(source_of(pipeline, pipeline.targets[0])))
 
 
