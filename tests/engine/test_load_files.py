@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +20,11 @@ from weft import (
     NotFoundError,
     ObjectStoreLocalConnection,
 )
-from weft.columns import is_nested
+from weft.columns import hint_of, is_nested
 from weft.engine import config
 from weft.engine.load import open_tables
+from weft.engine.readers import opened_tables
+from weft.testing import table_rows
 
 ROWS = [{"id": 1, "name": "a"}, {"id": 2, "name": "b"}]
 
@@ -59,6 +63,40 @@ def test_from_rows_to_files_to_delta_to_files(spark: Any) -> None:
         transform_sql="SELECT id, upper(name) AS name FROM source",
     )
     assert found("lake/copy") == [(1, "A"), (2, "C")]
+
+
+LINES = [
+    *({"id": 1, "doc": '{"b":1, "a":1e400}', "docs": '[{"a":1},{"b":-0.0}]'}, {"id": 2, "doc": "{}", "docs": "[]"}),
+    {"id": 3, "doc": '{"c":12345678901234567890123,"é":"\\u00e9","d":1.10}', "docs": None},
+    {"id": 4, "doc": None, "docs": '[{"a":[{"x":1},{"y":null}]}]'},
+]
+
+
+@pytest.mark.parametrize("by", ["path", "connection", "table"])
+def test_json_of_files_is_stored_as_it_is_there(plain_spark: Any, tmp_path: Path, by: str) -> None:
+    """Objects of one type would have the keys of all, and floats for numbers that are none."""
+    (tmp_path / "docs").mkdir()
+    rows = ({name: "null" if value is None else value for name, value in row.items()} for row in LINES)
+    lines = ('{{"id":{id},"doc":{doc},"docs":{docs}}}\n'.format(**row) for row in rows)
+    (tmp_path / "docs" / "a.ndjson").write_text("".join(lines))
+    lite = weft.SQLiteConnection(str(tmp_path / "lite.db"), name="lite")
+    if by == "table":
+        weft.load([{"id": 0, "doc": "{}", "docs": "[]"}], target="t", connection=lite)
+    lake = None if by == "path" else ObjectStoreLocalConnection(str(tmp_path), format="json_lines")
+    weft.load(str(tmp_path / "docs") if lake is None else "docs", source=lake, target="t", connection=lite)
+    found = sorted(table_rows("t", connection=lite), key=itemgetter("id"))
+    assert [row for row in found if row["id"]] == LINES
+    with opened_tables(lite) as tables:
+        doc = tables.describe("SELECT * FROM t").field("doc")
+    assert hint_of(doc) == (None if by == "table" else "json")
+
+
+def test_rows_that_pass_through_spark_keep_their_objects(plain_spark: Any, tmp_path: Path) -> None:
+    lite = weft.SQLiteConnection(str(tmp_path / "lite.db"), name="lite")
+    docs: list[Any] = [{"b": 1}, {"a": [{"c": 1}, {"d": 2}]}, {}, None]
+    weft.load([{"id": n, "doc": doc} for n, doc in enumerate(docs)], target="t", connection=lite, engine="spark")
+    found = sorted(table_rows("t", connection=lite), key=itemgetter("id"))
+    assert [None if row["doc"] is None else json.loads(row["doc"]) for row in found] == docs
 
 
 def test_refused_before_spark_starts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ from weft.systems import files_by_path, frame_checks
 from weft.systems.base import Connection, system_for, systems
 from weft.systems.load import Counts, Load
 from weft.systems.sql.checks import refuse_unknown_columns
-from weft.systems.target import ArrowRows, Reject, SparkTarget, TableLog
+from weft.systems.target import ArrowRows, Documents, Reject, SparkTarget, TableLog
 from weft.systems.watermark import Watermark
 
 if TYPE_CHECKING:
@@ -53,20 +53,22 @@ def refuse(connection: Connection, load: Load) -> None:
     target.check(load)
 
 
-def read(spark: Any, path: str, source: str | Connection | None) -> Any:
-    """Return a DataFrame of a table or of files: on a connection, or anywhere by their path."""
+def read(spark: Any, path: str, source: str | Connection | None, documents: Documents | None = None) -> Any:
+    """Return a DataFrame of a table or of files: on a connection, or anywhere by their path. `documents`: see
+    `SparkTarget.read_documents`."""
     if source is None:
-        return _read_path(spark, path)
+        return _read_path(spark, path, documents)
     connection = current().connection(source)
     target = target_of(connection, "read by a path")
     refuse_one_host(connection, "source")
-    return target.read(path, connectors.ready(spark, connection))
+    spark = connectors.ready(spark, connection)
+    return target.read(path, spark) if documents is None else target.read_documents(path, spark, documents)
 
 
-def _read_path(spark: Any, path: str) -> Any:
+def _read_path(spark: Any, path: str, documents: Documents | None) -> Any:
     path = files_by_path.spark_path(path)
     session.refuse_one_host("://" not in path, f"The file {path}")
-    return files_by_path.read(connectors.with_jars(spark, files_by_path.jars_for(path)), path)
+    return files_by_path.read(connectors.with_jars(spark, files_by_path.jars_for(path)), path, documents)
 
 
 def write(frame: Any, connection: Connection, load: Load, reject: Reject | None = None) -> Counts:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -13,16 +13,24 @@ from weft.spark_support.sessions import quoted, quoted_names
 from weft.systems.load import Load
 from weft.systems.sql.checks import condition, is_broken, refuse_broken, refuse_unknown_columns
 
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
 _HINT = "weft.type"
 """In the metadata of a Spark column: what its texts are. Spark keeps it where it changes no value."""
 _DIGITS = {pa.int8(): 3, pa.int16(): 5, pa.int32(): 10, pa.int64(): 19}
 
 
-def schema_of(frame: Any) -> pa.Schema:
-    """Return the canonical columns of a DataFrame."""
+def arrow_of(columns: StructType) -> pa.Schema:
+    """Return columns of Spark as canonical ones."""
     from pyspark.sql.pandas.types import to_arrow_schema
 
-    schema = canonical_schema(to_arrow_schema(frame.schema, timezone="UTC"))
+    return canonical_schema(to_arrow_schema(columns, timezone="UTC"))
+
+
+def schema_of(frame: Any) -> pa.Schema:
+    """Return the canonical columns of a DataFrame."""
+    schema = arrow_of(frame.schema)
     hints = [(each.metadata or {}).get(_HINT) for each in frame.schema]
     if not any(hints) or _unites_others(frame):
         return schema

@@ -18,6 +18,7 @@ from weft.spark_support import outcome, sessions
 from weft.spark_support.lazy import F
 from weft.spark_support.voids import with_element_types
 from weft.systems.base import Connection
+from weft.systems.target import Documents
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -52,8 +53,10 @@ def of(
     source: str | Connection | None,
     transform_sql: str | None = None,
     partitions: int = 1,
+    documents: Documents | None = None,
 ) -> Any:
-    """Return the DataFrame of a load's input, or the result of Spark SQL over it."""
+    """Return the DataFrame of a load's input, or the result of Spark SQL over it. `documents`: see
+    `SparkTarget.read_documents`."""
     if isinstance(data, inputs.Frame):
         frame = data.frame
     else:
@@ -71,7 +74,7 @@ def of(
         else:
             assert isinstance(data, inputs.Files)
             with outcome.explained(f"read {data.path}"):
-                frame = files.read(spark, data.path, source)
+                frame = files.read(spark, data.path, source, documents)
     return with_element_types(frame) if transform_sql is None else transformed(frame, transform_sql)
 
 

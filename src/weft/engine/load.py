@@ -33,6 +33,8 @@ from weft.systems.sql.tables import SqlTables
 from weft.systems.target import Reject
 
 if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
     from weft.engine import tasks
 
 Engine = Literal["spark", "pushdown"]
@@ -46,7 +48,7 @@ class Projection(Protocol):
     def __call__(self, load: Load, source: pa.Schema, tables: SqlTables | None) -> Load:
         """Return the load with the columns that it writes, in the SQL of these tables; in Spark's where `None`."""
 
-    def wanted(self, name: str) -> tuple[str, pa.Field | None]:
+    def written_to(self, name: str) -> tuple[str, pa.Field | None]:
         """Return the column that a source's column is written to, and its declaration where it is written as it is."""
 
     def runs_in(self, dialect: str) -> bool:
@@ -171,22 +173,31 @@ class Job:
         """Return rows with JSON where the target has no column of objects or lists: so objects keep their own keys."""
         if data.with_documents is None or self.transform_sql is not None:
             return data
+        documents = self._documents(data.schema, tables)
+        return data.with_documents(documents) if documents else data
+
+    def _documents(self, source: pa.Schema, tables: SqlTables | None) -> list[str]:
+        """Return the columns of objects and lists that are none in the target."""
+        nested = [each for each in source if is_nested(each.type)]
         columns = None
-        if tables is not None and not self.connection.is_missing():
+        if nested and tables is not None and not self.connection.is_missing():
             columns = stored_columns(tables, self.load.schema, self.load.table)
         stored = {each.name.lower(): each.field for each in columns or ()}
-        documents = []
-        for field in data.schema:
-            name, declared = (field.name, None) if self.projection is None else self.projection.wanted(field.name)
+        found = []
+        for field in nested:
+            name, declared = (field.name, None) if self.projection is None else self.projection.written_to(field.name)
             wanted = stored.get(name.lower(), declared)
-            if not is_nested(field.type):
-                continue
             if wanted is not None:
                 is_document = not is_nested(wanted.type)
             else:
                 is_document = tables is not None and tables.sql_type(field) == tables.sql_type(hinted(name, "json"))
-            documents += [field.name] if is_document else []
-        return data.with_documents(documents) if documents else data
+            found += [field.name] if is_document else []
+        return found
+
+    def _chosen(self, columns: StructType, tables: SqlTables | None) -> list[str]:
+        from weft.engine import frame_projection
+
+        return self._documents(frame_projection.arrow_of(columns), tables)
 
     def _prepare(self, tables: SqlTables, source: pa.Schema) -> None:
         self.load = self.projected(source, tables)
@@ -244,7 +255,8 @@ class Job:
         """Return the rows as a DataFrame, with the target's columns where the database cannot make them."""
         from weft.engine import frame_projection, frames
 
-        frame = frames.of(data, reader, self.source, self.transform_sql)
+        chosen = functools.partial(self._chosen, tables=tables) if self.transform_sql is None else None
+        frame = frames.of(data, reader, self.source, self.transform_sql, documents=chosen)
         if self.projection is not None and not self.can_project(tables):
             load = self.projection(self.load, frame_projection.schema_of(frame), None)
             frame = frame_projection.projected(frame, load)
@@ -316,7 +328,10 @@ class Job:
         with opened_reader(data, self.source, self.connection) as reader:
             session.refuse_one_host(reader is not None and reader.one_host, "The source of this load")
             rows = files.rows_of(data, reader) if self.transform_sql is None else None
-            frame = frames.of(data, reader, self.source, self.transform_sql) if rows is None else None
+            chosen = functools.partial(self._chosen, tables=None) if self.transform_sql is None else None
+            frame = None
+            if rows is None:
+                frame = frames.of(data, reader, self.source, self.transform_sql, documents=chosen)
             if self.projection is not None:
                 schema = frame_projection.schema_of(frame) if rows is None else rows.schema
                 self.load = self.projection(self.load, schema, None)

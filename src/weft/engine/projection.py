@@ -60,7 +60,7 @@ class TableProjection:
             if length is not None and column.name in written:
                 yield Expectation("length", (column.name,), (length,), reaction=reaction)
 
-    def wanted(self, name: str) -> tuple[str, pa.Field | None]:
+    def written_to(self, name: str) -> tuple[str, pa.Field | None]:
         """Return the column that a source's column is written to, and its declaration where it is written as it is."""
         name = next((new for new, old in self.target.column_map.items() if old == name), name)
         declared = [each.field for each in self.target.table.columns if each.name == name and not each.normalizers]

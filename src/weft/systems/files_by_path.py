@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from weft.errors import DeclarationError
 from weft.spark_support.folder import GLOB
 from weft.spark_support.sessions import own_session
 from weft.systems.base import Connection, system_for
+
+if TYPE_CHECKING:
+    from weft.systems.target import Documents
 
 _BUCKET = re.compile(r"s3[an]?://")
 
@@ -47,15 +50,16 @@ def jars_for(path: str) -> tuple[str, ...]:
     return ("delta",) if _is_delta(path) else ()
 
 
-def read(spark: Any, path: str) -> Any:
-    """Return the rows of a table or of files. The session has the jars."""
+def read(spark: Any, path: str, documents: Documents | None = None) -> Any:
+    """Return the rows of a table or of files. The session has the jars. `documents`: see
+    `SparkTarget.read_documents`."""
     from weft.systems.objects import source
 
     if _is_delta(path):
         return spark.read.format("delta").load(path)
     own = own_session(spark)
     table = source.read_table(own, path)
-    return source.read_path(own, path) if table is None else table
+    return source.read_path(own, path, documents=documents) if table is None else table
 
 
 def _is_delta(path: str) -> bool:

@@ -8,7 +8,7 @@ load, and called again with the same load it changes nothing, unless it is not `
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 Reject = Callable[[pa.Table, str], None]
 """Takes rows that a target refuses, with the reason, before it commits the others."""
+
+Documents = Callable[["StructType"], Collection[str]]
+"""Chooses of the columns that a reader finds those that it returns as texts of JSON, as they are in what it reads."""
 
 
 class ArrowRows(Protocol):
@@ -153,6 +156,10 @@ class SparkTarget(ABC):
     def read(self, path: str, spark: SparkSession) -> DataFrame:
         """Return the rows of a table, or of the files at a path. Only an `exactly_once` target is asked."""
         raise NotImplementedError
+
+    def read_documents(self, path: str, spark: SparkSession, documents: Documents) -> DataFrame:
+        """Return the rows with those columns as texts of JSON that `documents` chooses, where they are in the files."""
+        return self.read(path, spark)
 
     # ---------------------------------------------------------------------------------------------------------- preview
 

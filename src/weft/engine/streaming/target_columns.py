@@ -43,6 +43,9 @@ class TargetColumns:
         needed = {EVENT_TIME, *named_by(load)}
         return [name for name in names if name.lower() not in present and name not in needed]
 
+    def written_to(self, name: str) -> tuple[str, pa.Field | None]:
+        return name, None
+
     def runs_in(self, dialect: str) -> bool:
         return True
 

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.types import DataType, StructType
 
+    from weft.systems.target import Documents
+
 _INFER = 1000
 """From how many rows the types of a CSV file are inferred unless `schema_infer_max_records` says otherwise."""
 _MORE, _LINE, _PARTS, _ROW = "_weft_more", "_weft_line", "_weft_parts", "_weft_row"
@@ -59,13 +61,15 @@ def read_format(
     declared: Collection[str] = (),
     widens: bool = True,
     grows: bool = True,
+    documents: Documents | None = None,
 ) -> DataFrame:
     """Return the rows of files of one format. One that cannot be read is an error, or its text is in the column `bad`.
 
     Where files are followed, `known` are the types that their columns had before, of which some are `declared`. They
     stay, but for the others that are not texts a wider type may come if it `widens`; a column that has had nothing but
     nulls has no type yet. `heads` is what files of one header begin with. Unless it `grows`, a row of JSON with a key
-    that an object did not have before is in the column `bad`.
+    that an object did not have before is in the column `bad`. `documents` chooses columns that are texts of the JSON
+    that the files have there.
     """
     final_types = partial(_final_types, spark, known=known or {}, declared=declared, widens=widens)
     reader = spark.read.format(SPARK_FORMAT[options.format]).options(**options.spark_reader())
@@ -111,7 +115,7 @@ def read_format(
             inferred = _without(inferred, BAD)
             if not inferred.names and not found_twice:
                 return _lines_alone(spark, paths, bad)
-        schema = inferred
+        schema = inferred if documents is None else _with_documents(inferred, documents)
         frame = load(schema, None)
         if known is not None:
             by_most, rows = _of_most_values(schema, known, lines), frame
@@ -126,6 +130,14 @@ def read_format(
         frame = reader.option("mergeSchema", True).load(paths)
         frame = frame if bad is None else frame.withColumn(bad, F.lit(None).cast("string"))
     return frame
+
+
+def _with_documents(schema: StructType, documents: Documents) -> StructType:
+    names = documents(schema)
+    hint = {"weft.type": "json"}
+    return T.StructType(
+        [T.StructField(each.name, T.StringType(), metadata=hint) if each.name in names else each for each in schema]
+    )
 
 
 def _load_lines(reader: Any, paths: list[str], schema: StructType, bad: str | None) -> DataFrame:

@@ -22,9 +22,10 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from weft.systems.objects.connection import FilesConnection
+    from weft.systems.target import Documents
 
 
-def read(spark: SparkSession, connection: FilesConnection, path: str) -> DataFrame:
+def read(spark: SparkSession, connection: FilesConnection, path: str, documents: Documents | None = None) -> DataFrame:
     """Return the rows of a table, or of the files at a path or glob of the connection.
 
     A table that loads made is read as its log says: whole loads, with the types that they had.
@@ -36,7 +37,11 @@ def read(spark: SparkSession, connection: FilesConnection, path: str) -> DataFra
     if rows is not None:
         return rows
     return read_path(
-        own, f"{connection.root}/{path.lstrip('/')}", options, is_format_given=connection.format is not None
+        own,
+        f"{connection.root}/{path.lstrip('/')}",
+        options,
+        is_format_given=connection.format is not None,
+        documents=documents,
     )
 
 
@@ -47,12 +52,17 @@ def read_table(spark: SparkSession, path: str) -> DataFrame | None:
 
 
 def read_path(
-    spark: SparkSession, path: str, options: FileOptions | None = None, *, is_format_given: bool = False
+    spark: SparkSession,
+    path: str,
+    options: FileOptions | None = None,
+    *,
+    is_format_given: bool = False,
+    documents: Documents | None = None,
 ) -> DataFrame:
     """Return the rows of files that anybody may have written: of one, of all in a folder, or of those that a glob
     names.
 
-    Without a format, the ends of their names say it.
+    Without a format, the ends of their names say it. `documents`: see `read_format`.
     """
     options = options or FileOptions()
     if not is_format_given:
@@ -60,7 +70,7 @@ def read_path(
         options = options.with_format(format or options.format)
     delimiter = "\t" if is_tab_separated(path) and "delimiter" not in (options.csv_read_options or {}) else None
     try:
-        return read_format(spark, [path], options, delimiter)
+        return read_format(spark, [path], options, delimiter, documents=documents)
     except Exception as error:
         if "PATH_NOT_FOUND" in str(error)[:200] or "UNABLE_TO_INFER_SCHEMA" in str(error)[:200]:
             raise NotFoundError(

@@ -27,7 +27,7 @@ from weft.systems.objects.encoding import encoded, refuse_unwritable
 from weft.systems.objects.formats import EXTENSIONS, SPARK_FORMAT
 from weft.systems.objects.manifest import Manifest, ReadManifest, StagedFiles, TableState
 from weft.systems.objects.paths import LogFiles, find_tables, folders_in, list_files, path_of, table_path
-from weft.systems.target import ArrowRows, Reject, SparkTarget, TableLog
+from weft.systems.target import ArrowRows, Documents, Reject, SparkTarget, TableLog
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -110,6 +110,9 @@ class FileTarget(SparkTarget):
 
     def read(self, path: str, spark: SparkSession) -> DataFrame:
         return source.read(spark, self.connection, path)
+
+    def read_documents(self, path: str, spark: SparkSession, documents: Documents) -> DataFrame:
+        return source.read(spark, self.connection, path, documents)
 
     def stored(self, load: Load, spark: SparkSession) -> DataFrame | None:
         return source.read_table(spark, self.place(load))
