@@ -19,6 +19,7 @@ from weft.errors import NotFoundError, SettingsError
 from weft.operate import streaming_alerts
 from weft.operate.alerts import Alert, Alerter, Alerters
 from weft.operate.freshness import streaming_key
+from weft.operate.records import ClaimedRun
 from weft.operate.run_options import Running
 from weft.operate.runlog import RunLog, open_run_log
 from weft.operate.streaming_alerts import Limits, StreamingAlerts, reported
@@ -253,6 +254,17 @@ def test_log_that_goes_away_is_opened_again(project: Path) -> None:
     with open_run_log() as again:
         assert again.latest([KEY])[KEY].failures == 0
     assert told.events == ["failed", "recovered"]
+
+
+def test_delivers_what_the_log_missed(log: RunLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    claimed = log.claim("orders")
+    assert isinstance(claimed, ClaimedRun)
+    with monkeypatch.context() as patch:
+        patch.setattr(log._book, "locked", None)
+        assert log.finish(claimed, "succeeded")
+    assert log.latest(["orders"])["orders"].status == "running"
+    StreamingAlerts("copies", log, Alerters()).look()
+    assert log.latest(["orders"])["orders"].status == "succeeded"
 
 
 def test_only_new_rows_are_rows(log: RunLog) -> None:

@@ -18,6 +18,8 @@ import pytest
 import warm_python
 from served import PREFIX, read_all, start
 from servers import wait_until
+from weft.operate.runlog import open_run_log
+from weft.operate.spool import FILE
 
 ORDERS = """
     @weft.stream(fields={"n": "int64"})
@@ -314,6 +316,18 @@ def test_a_run_log_that_is_none(project):
     done = _weft("serve", "--module", "streams", "--port", "0", "--run-log-url", "postgrs://logs/weft")
     assert done.returncode == 1
     assert "There is no run log at postgrs://" in done.stderr and "Did you mean postgres://" in done.stderr
+
+
+def test_delivers_what_the_run_log_missed(server, monkeypatch):
+    """A run that the page started may end while the run log is away."""
+    served = server(ORDERS, constants={"weft.server.serve._SPOOL_SECONDS": 0.1})
+    with open_run_log(None, served.folder) as log:
+        claimed = log.claim("nightly")
+        with monkeypatch.context() as patch:
+            patch.setattr(log._book, "locked", None)
+            assert log.finish(claimed, "succeeded")
+        wait_until(lambda: log.latest(["nightly"])["nightly"].status == "succeeded", "the delivery", seconds=60)
+    wait_until(lambda: not (served.folder / FILE).exists(), "the end of the spool", seconds=60)
 
 
 def test_a_port_that_is_taken(server, project):

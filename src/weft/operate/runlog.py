@@ -423,6 +423,13 @@ def goes_on_without() -> bool:
     return choice != "fail"
 
 
+def deliver_spool() -> None:
+    """Record what the project's run log could not record before, if it answers."""
+    if not Spool(current().root, "").is_empty:
+        with suppress(WeftError), open_run_log(project_log_url()):
+            pass
+
+
 def check_url(url: str) -> None:
     """Raise where a run log's URL or name leads nowhere. Opens nothing."""
     _parse(url, current().root)

@@ -216,6 +216,7 @@ class StreamingAlerts(RunListener):
         self._judge_dead_letters()
         if self._is_unheard and not self._failures:
             self._note_rows()
+        self._in_log(lambda log: log.deliver_meanwhile())
         if self.expect_within is not None and self.alerters:
             self._in_log(self._check_freshness)
 

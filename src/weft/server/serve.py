@@ -22,6 +22,7 @@ from weft.operate.log_format import VARIABLE
 from weft.project import current
 from weft.server import cors, logs
 from weft.server.access import open_streams
+from weft.server.cached_probe import CachedProbe
 from weft.server.limits import Limits
 from weft.server.metrics import FOLDER as METRICS_FOLDER
 from weft.server.service import in_memory, load_modules
@@ -33,6 +34,7 @@ _BACKLOG = 2048
 _METRICS = "metrics"
 # A worker that did not stop in its time is killed: a database that hangs would hold it indefinitely.
 _KILL_SECONDS = STOP_SECONDS + 2
+_SPOOL_SECONDS = 10.0
 # A worker that fails before it answers is not started again at once: it would fail again.
 _PAUSE_SECONDS = 0.5
 _MOST_PAUSE_SECONDS = 10.0
@@ -151,6 +153,14 @@ def _listen(address: tuple[int, int, int, str, tuple[str, int]], host: str, port
         ) from None
 
 
+async def _deliver_spool() -> None:
+    """Record what a run that the page started could not, while its run log was away."""
+    delivery = CachedProbe(runlog.deliver_spool, fresh_seconds=0)
+    while True:
+        await asyncio.sleep(_SPOOL_SECONDS)
+        delivery.begun()
+
+
 class _Workers:
     """The worker processes. Each is started again when it ends, until all of them are to stop."""
 
@@ -169,8 +179,10 @@ class _Workers:
         if self.builder is not None:
             keepers.append(asyncio.create_task(self._keep_building(self.builder)))
         announcing = asyncio.create_task(self._announce(count))
+        delivering = asyncio.create_task(_deliver_spool())
         await self.stopping.wait()
         announcing.cancel()
+        delivering.cancel()
         logger.info("the service stops")
         # Once the workers have closed theirs too, new connections are refused.
         self.listening.close()
