@@ -96,7 +96,7 @@ def mirror(scale: float, *, is_json: bool = False) -> tuple[Job, Job]:
         load = Load.declare(target="ours", mode="merge", keys=cdc.keys, pipeline="bench", commit_key=f"{number}")
         data, load = batch.planned(load, present)
         commit.prepare(tables, load, data.schema)
-        commit.commit(tables, load, commit.Batches(data.schema, data.batches))
+        commit.commit(tables, load, commit.BatchedRows(data.schema, data.batches))
         return rows
 
     def by_hand() -> int:

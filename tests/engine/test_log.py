@@ -17,7 +17,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_too_much_is_moved_aside(tmp_path: Path) -> None:
     path = tmp_path / ".weft" / "spark.log"
-    opened = log.Log(path)
+    opened = log.EngineLog(path)
     os.write(opened.descriptor, b"first\n" * 200)
     opened.bound()
     os.write(opened.descriptor, b"second\n")
@@ -29,7 +29,7 @@ def test_too_much_is_moved_aside(tmp_path: Path) -> None:
 
 
 def test_two_processes_share_it(tmp_path: Path) -> None:
-    one, two = log.Log(tmp_path / "spark.log"), log.Log(tmp_path / "spark.log")
+    one, two = log.EngineLog(tmp_path / "spark.log"), log.EngineLog(tmp_path / "spark.log")
     os.write(one.descriptor, b"x" * 2000)
     two.bound()
     os.write(one.descriptor, b"one\n")
@@ -41,7 +41,7 @@ def test_two_processes_share_it(tmp_path: Path) -> None:
 
 def test_the_tail_is_of_this_process(tmp_path: Path) -> None:
     (tmp_path / "spark.log").write_text("of an earlier one\n")
-    opened = log.Log(tmp_path / "spark.log")
+    opened = log.EngineLog(tmp_path / "spark.log")
     os.write(opened.descriptor, b"\n".join(b"line %d" % n for n in range(20)) + b"\n\n")
     assert opened.tail(2) == ["line 18", "line 19"]
     assert opened.tail(100)[0] == "line 0"
@@ -53,7 +53,7 @@ def test_it_is_watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import time
 
     monkeypatch.setattr(log, "_INTERVAL", 0.01)
-    opened = log.Log(tmp_path / "spark.log")
+    opened = log.EngineLog(tmp_path / "spark.log")
     opened.watch()
     os.write(opened.descriptor, b"x" * 2000)
     deadline = time.monotonic() + 10

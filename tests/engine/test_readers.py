@@ -62,7 +62,7 @@ def test_events_that_go_before_they_are_read(clicks: weft.Stream, left: int, tmp
     sql_commit.prepare(tables, planned, reader.schema)
     (part,), _ = reader.parts(1)
     with pytest.raises(EventsLostError):
-        sql_commit.commit(tables, planned, sql_commit.Batches(reader.schema, reader.read(part)))
+        sql_commit.commit(tables, planned, sql_commit.BatchedRows(reader.schema, reader.read(part)))
     with tables.driver.session("read") as session:
         assert session.rows("SELECT count(*) FROM t") == [(0,)]
     tables.close()

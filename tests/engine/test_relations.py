@@ -46,7 +46,7 @@ def test_what_a_name_stands_for() -> None:
     assert relations.find("lake.raw.events").data == inputs.Files("raw/events")
     assert relations.find('lake."2024/*.parquet"').data == inputs.Files("2024/*.parquet")
     plain = relations.find('shop."a "" b"')
-    assert (plain.data, plain.table) == (inputs.Sql('SELECT * FROM "a "" b"'), (None, 'a " b'))
+    assert (plain.data, plain.table) == (inputs.SourceSql('SELECT * FROM "a "" b"'), (None, 'a " b'))
     # A schema, unless a connection has the name.
     assert relations.find("public.cities").connection.name == "default"
     assert relations.find("public.cities").table == ("public", "cities")

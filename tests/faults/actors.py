@@ -19,7 +19,7 @@ from typing import Any
 
 from weft.project import connect
 from weft.streams.declare import Stream, stream
-from weft.streams.runtime import Opened, open_stream
+from weft.streams.runtime import OpenedStream, open_stream
 
 processes = multiprocessing.get_context("forkserver")
 processes.set_forkserver_preload(
@@ -62,7 +62,7 @@ def last_words(pipe: Pipe) -> list[Any]:
     return words
 
 
-def opened(url: str, name: str, **options: Any) -> Opened:
+def opened(url: str, name: str, **options: Any) -> OpenedStream:
     """A stream of that name in the database at a URL."""
     return open_stream(declared(name, **options), connect(url=url))
 

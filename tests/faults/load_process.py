@@ -46,7 +46,7 @@ def carry_out(job: dict[str, Any]) -> None:
     table = pa.Table.from_pylist(rows, schema=schema)
     with opened(job["url"]):
         sql_commit.prepare(tables, load, schema)
-        sql_commit.commit(tables, load, sql_commit.Batches(schema, table.to_batches(max_chunksize=50)))
+        sql_commit.commit(tables, load, sql_commit.BatchedRows(schema, table.to_batches(max_chunksize=50)))
         tables.close()
 
 

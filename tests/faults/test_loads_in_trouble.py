@@ -42,7 +42,7 @@ def batches(count: int, meanwhile: Callable[[], None] = lambda: None, width: int
 def load(tables: SqlTables, mode: str, keys: list[str], given: Iterator[pa.RecordBatch], key: str) -> Any:
     planned = Load.declare(target=f"t_{mode}", mode=mode, keys=keys, commit_key=key)
     sql_commit.prepare(tables, planned, SCHEMA)
-    return sql_commit.commit(tables, planned, sql_commit.Batches(SCHEMA, given))
+    return sql_commit.commit(tables, planned, sql_commit.BatchedRows(SCHEMA, given))
 
 
 @pytest.mark.timing

@@ -22,7 +22,7 @@ from weft.operate.freshness import streaming_key
 from weft.operate.records import ClaimedRun
 from weft.operate.run_options import Running
 from weft.operate.runlog import RunLog, open_run_log
-from weft.operate.streaming_alerts import Limits, StreamingAlerts, reported
+from weft.operate.streaming_alerts import AlertLimits, StreamingAlerts, reported
 from weft.operate.supervisor import Supervisor
 from weft.pipelines.streaming.declare import make
 from weft.pipelines.streaming.execution import Report
@@ -78,9 +78,9 @@ def test_process_that_is_started_again_and_again_tells_it_a_few_times(log: RunLo
 
 def test_restarts_are_told_by_their_number(log: RunLog) -> None:
     told, fails = Told(), [RuntimeError("no disk")]
-    play(log, told, fails, fails, [10], restarts=9, limits=Limits(restarts=3))
+    play(log, told, fails, fails, [10], restarts=9, limits=AlertLimits(restarts=3))
     assert told.events == []
-    play(log, told, *[fails] * 7, [10], restarts=9, limits=Limits(restarts=3))
+    play(log, told, *[fails] * 7, [10], restarts=9, limits=AlertLimits(restarts=3))
     assert told.events == ["failed", "failed", "recovered"]  # of 3 and 6
     assert told.texts[1].startswith("copies failed 6 times in a row, and is started again: RuntimeError")
 
@@ -93,7 +93,7 @@ def test_giving_up_is_always_told(log: RunLog) -> None:
 
 def test_lag_over_its_limit(log: RunLog) -> None:
     told, lag = Told(), Lag()
-    made = StreamingAlerts("copies", log, Alerters([told]), limits=Limits(lag=100))
+    made = StreamingAlerts("copies", log, Alerters([told]), limits=AlertLimits(lag=100))
     made.started(lag)
     for behind in (100, 101, 99, 150, 51, 50, 50, 99, 500):
         lag.behind = behind
@@ -110,7 +110,7 @@ def test_lag_over_its_limit(log: RunLog) -> None:
 
 def test_dead_letters_over_their_limit_within_an_hour(log: RunLog) -> None:
     told, now = Told(), 0.0
-    made = StreamingAlerts("copies", log, Alerters([told]), limits=Limits(dead_letters=10), clock=lambda: now)
+    made = StreamingAlerts("copies", log, Alerters([told]), limits=AlertLimits(dead_letters=10), clock=lambda: now)
     for moment, dead in ((1, 6), (3000, 4), (3700, 5), (3800, 2), (3900, 50), (9000, 0)):
         now = float(moment)
         made._note_batch(replace(REPORT, dead=dead))
@@ -193,7 +193,7 @@ def test_source_that_hangs_holds_up_no_alert(log: RunLog) -> None:
             released.wait(120)
             return {}
 
-    with StreamingAlerts("copies", log, Alerters([told]), limits=Limits(lag=1), look_seconds=0.01) as listener:
+    with StreamingAlerts("copies", log, Alerters([told]), limits=AlertLimits(lag=1), look_seconds=0.01) as listener:
         listener.started(Hangs())
         assert asked.wait(120)
         listener.failed(RuntimeError("no disk"), None)
@@ -295,9 +295,9 @@ def test_limits_that_are_wrong(project: Path, text: str, says: str) -> None:
 def test_limits_of_one_pipeline(project: Path) -> None:
     Path("weft.toml").write_text("[alerts]\nlag = 5\nrestarts = 7\n[alerts.pipelines.copies]\nlag = 9\n")
     settings = read_project_file(project)
-    assert Limits.of(settings, "copies") == Limits(restarts=7, lag=9)
-    assert Limits.of(settings, "others") == Limits(restarts=7, lag=5)
-    assert Limits.of({}, "others") == Limits()
+    assert AlertLimits.of(settings, "copies") == AlertLimits(restarts=7, lag=9)
+    assert AlertLimits.of(settings, "others") == AlertLimits(restarts=7, lag=5)
+    assert AlertLimits.of({}, "others") == AlertLimits()
 
 
 def test_who_is_told(project: Path) -> None:

@@ -17,7 +17,7 @@ from weft.engine.readers import opened_tables
 from weft.engine.run import PipelineRun, plan_load, prepare_load, produce, understand
 from weft.engine.validate import validate
 from weft.systems.load import Counts
-from weft.systems.watermark import Watermark
+from weft.systems.watermark import LoadWatermark
 from weft.transforms import filter_where
 
 # A file of DuckDB is opened anew for each transaction, and what these prove is not the database's.
@@ -66,7 +66,7 @@ def test_each_row_once(events: Database) -> None:
 def test_times_that_sqlite_keeps_as_texts(project: Path, earlier: str, seen: str, later: str) -> None:
     """A target of files knows how far it has come as a time, in no form."""
     connection = weft.connect(url=f"sqlite:///{project}/texts.db")
-    last = Watermark.of("at", datetime(2026, 1, 1, 0, 0, 3, tzinfo=UTC), 2)
+    last = LoadWatermark.of("at", datetime(2026, 1, 1, 0, 0, 3, tzinfo=UTC), 2)
     with opened_tables(connection) as tables:
         with tables.driver.session("publish") as writing:
             writing.run("CREATE TABLE texts (at TIMESTAMP)")

@@ -23,7 +23,7 @@ from weft.engine.streaming.letter_choice import summary
 from weft.pipelines.streaming.declare import find
 from weft.project import Project
 from weft.server.actions import Commands
-from weft.server.dead_letters import Chosen, DeadLetters, _room, read_letters
+from weft.server.dead_letters import Chosen, DeadLetterCache, _room, read_letters
 from weft.server.keys import key_table
 from weft.server.quarantine import _room as of_targets
 from weft.server.quarantine import read_quarantine
@@ -249,14 +249,14 @@ def test_a_list_takes_no_longer_than_one_store(streams: Project, monkeypatch: py
     """However many of them hang: nine are read in two rounds, of half of the time each."""
     waited = []
 
-    async def hangs(_: DeadLetters, pipeline: Any, seconds: float) -> dict[str, Any]:
+    async def hangs(_: DeadLetterCache, pipeline: Any, seconds: float) -> dict[str, Any]:
         waited.append(seconds)
         return {"of": pipeline}
 
-    monkeypatch.setattr(DeadLetters, "of", hangs)
+    monkeypatch.setattr(DeadLetterCache, "of", hangs)
     for count, rounds in ((0, 1), (8, 1), (9, 2), (40, 5)):
         waited.clear()
-        found = asyncio.run(DeadLetters().of_all(list(range(count))))  # type: ignore[arg-type]
+        found = asyncio.run(DeadLetterCache().of_all(list(range(count))))  # type: ignore[arg-type]
         assert [each["of"] for each in found] == list(range(count))
         assert waited == [8.0 / rounds] * count
 

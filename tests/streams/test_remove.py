@@ -8,7 +8,7 @@ import weft
 from weft.project import Project
 from weft.streams.events import read_on
 from weft.streams.runtime import open_stream
-from weft.systems.log import Log, Sample
+from weft.systems.log import Log, StreamSample
 from workers import declare, drain
 
 
@@ -66,15 +66,15 @@ def test_the_size_without_a_count(streams: Project) -> None:
     log, offsets = filled()
     weft.consume_sync("numbers", "worker", 6)
 
-    def sizes() -> Sample | None:
+    def sizes() -> StreamSample | None:
         (sample,) = open_stream("numbers").hub.store.sample([("events", "numbers")])
         return sample
 
     log.remove([offsets[1], offsets[4], offsets[5]])
-    assert sizes() == Sample(6, 3, 0)
+    assert sizes() == StreamSample(6, 3, 0)
     weft.trim_sync("numbers", before=offsets[2])
-    assert sizes() == Sample(6, 2, 0)
+    assert sizes() == StreamSample(6, 2, 0)
     weft.trim_sync("numbers", max_rows=0)
-    assert sizes() == Sample(6, 0, 0)
+    assert sizes() == StreamSample(6, 0, 0)
     weft.publish_sync("numbers", {"n": 6})
-    assert sizes() == Sample(7, 1, 1)
+    assert sizes() == StreamSample(7, 1, 1)

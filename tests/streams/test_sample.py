@@ -9,7 +9,7 @@ import pytest
 import weft
 from weft.project import Project
 from weft.streams.runtime import open_stream
-from weft.systems.log import Sample, Store
+from weft.systems.log import Store, StreamSample
 from workers import declare
 
 
@@ -20,17 +20,17 @@ def store_of(stream: Any) -> Store:
 def test_sizes(streams: Project) -> None:
     one, two = declare("one"), declare("two")
     names = [("events", name) for name in ("one", "two", "never")]
-    assert store_of(one).sample(names) == [Sample(0, 0, 0)] * 3  # nothing is made
+    assert store_of(one).sample(names) == [StreamSample(0, 0, 0)] * 3  # nothing is made
     assert store_of(one).names() == []
     weft.publish_sync(one, [{"n": n} for n in range(10)])
     weft.publish_sync(two, {"n": 1})
     for consumer, count in (("slow", 2), ("fast", 9)):
         weft.consume_sync(one, consumer, count)
-    assert store_of(one).sample(names) == [Sample(10, 10, 8), Sample(1, 1, 0), Sample(0, 0, 0)]
+    assert store_of(one).sample(names) == [StreamSample(10, 10, 8), StreamSample(1, 1, 0), StreamSample(0, 0, 0)]
     weft.trim_sync(one, max_rows=4)
-    assert store_of(one).sample(names)[0] == Sample(10, 4, 4)
+    assert store_of(one).sample(names)[0] == StreamSample(10, 4, 4)
     weft.trim_sync(one, max_rows=0)
-    assert store_of(one).sample(names)[0] == Sample(10, 0, 0)
+    assert store_of(one).sample(names)[0] == StreamSample(10, 0, 0)
 
 
 @pytest.mark.parametrize("system", ["sqlite", "postgres", "mysql"], indirect=True)
@@ -73,7 +73,7 @@ def test_a_locked_table_holds_up_nothing(streams: Project) -> None:
         else:
             locking.run(f"LOCK TABLES {table} WRITE")
         try:
-            assert store.sample([("events", "one")]) == [Sample(1, 1, 0)]
+            assert store.sample([("events", "one")]) == [StreamSample(1, 1, 0)]
         finally:
             if store.dialect == "mysql":
                 locking.run("UNLOCK TABLES")
@@ -85,4 +85,4 @@ def test_a_key_of_another_type_hides_no_other_stream(streams: Project) -> None:
     weft.publish_sync(stream, {"n": 1})
     store: Any = store_of(stream)
     store.command("SET", "two", "a text")
-    assert store.sample([("events", "two"), ("events", "one")]) == [None, Sample(1, 1, 0)]
+    assert store.sample([("events", "two"), ("events", "one")]) == [None, StreamSample(1, 1, 0)]

@@ -84,7 +84,7 @@ def sql(
             _print(result, format, limit)
 
 
-def _print(result: Result, format: str, limit: int | None) -> None:
+def _print(result: QueryResult, format: str, limit: int | None) -> None:
     with tempfile.TemporaryDirectory(prefix="weft-sql-") as folder:
         path = os.path.join(folder, "result")
         result.write(path, format, limit)
@@ -92,7 +92,7 @@ def _print(result: Result, format: str, limit: int | None) -> None:
             sys.stdout.writelines(lines if format == "csv" else map(escaped, lines))
 
 
-class Result:
+class QueryResult:
     """The result of a query, which Spark or a database has yet to compute."""
 
     def __init__(self, frame: Any, reader: Any) -> None:
@@ -134,19 +134,19 @@ class Result:
 @contextmanager
 def planned(
     text: str, parameters: Mapping[str, Any] | None = None, connection: str | None = None, *, pushdown: bool = False
-) -> Iterator[Result]:
+) -> Iterator[QueryResult]:
     """Plan a query, and yield its result."""
     from weft.engine import queries
 
     query = queries.understand(text, connection)
     if not pushdown:
-        yield Result(queries.frame(query, parameters), None)
+        yield QueryResult(queries.frame(query, parameters), None)
         return
     with closing(queries.pushed_down(query, connection, parameters)) as reader:
-        yield Result(None, reader)
+        yield QueryResult(None, reader)
 
 
-def show(result: Result, limit: int) -> None:
+def show(result: QueryResult, limit: int) -> None:
     """Print the first rows as a table, and say so where there are more."""
     from weft.columns import python_rows
     from weft.engine.result_files import text_of

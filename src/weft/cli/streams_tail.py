@@ -19,7 +19,7 @@ from weft.cli.streams_common import of_stream
 from weft.errors import did_you_mean
 from weft.streams import Stream
 from weft.streams.events import moved, read_on, to_dicts
-from weft.streams.runtime import Opened, open_stream, stored_log
+from weft.streams.runtime import OpenedStream, open_stream, stored_log
 from weft.systems.log import META_TYPES, ROWID, Log
 from weft.types import FieldType
 
@@ -81,7 +81,7 @@ def tail(
         _follow(opened, max(position, head), wanted, output)
 
 
-def _follow(opened: Opened, position: int, wanted: Callable[[Mapping[str, Any]], bool], output: str) -> None:
+def _follow(opened: OpenedStream, position: int, wanted: Callable[[Mapping[str, Any]], bool], output: str) -> None:
     log, watch = opened.log, opened.hub.watch
     while True:
         version = watch.version

@@ -16,7 +16,7 @@ from weft.errors import ConnectionFailedError, LeaseLostError, NotFoundError, Se
 from weft.streams import Stream, ack, consume, groups, nack
 from weft.streams.consuming import return_undelivered
 from weft.streams.events import moved, read_on
-from weft.streams.runtime import Opened, find, open_stream_async
+from weft.streams.runtime import OpenedStream, find, open_stream_async
 from weft.systems.base import Connection, system_for
 from weft.systems.entries import Membership, Part, StreamEntry, by_stream
 from weft.systems.log import ROWID, Member
@@ -102,7 +102,7 @@ class LogReader:
     async def close(self) -> None:
         """The connection is the project's, and stays open."""
 
-    async def _opened(self, stream: str) -> Opened:
+    async def _opened(self, stream: str) -> OpenedStream:
         return await open_stream_async(self._streams[stream], self._connection, to_read=self.only_reads)
 
 

@@ -23,7 +23,7 @@ from weft.streams import ack_sync, consume_sync
 from weft.streams.consuming import LONGEST_SECONDS, return_undelivered
 from weft.streams.declare import Stream
 from weft.streams.events import events_lost, moved
-from weft.streams.runtime import Opened, open_stream
+from weft.streams.runtime import OpenedStream, open_stream
 from weft.systems.base import Connection
 from weft.systems.entries import Membership
 from weft.systems.log import EXTRA, META_TYPES, PUBLISHED_AT, ROWID
@@ -68,7 +68,7 @@ class _LogFeed(PageFeed):
                 'on_error="quarantine" is for keys of Redis. A declared stream checks its events when they come.',
                 hint='Declare it with on_schema_drift="quarantine".',
             )
-        self.opened: Opened = open_stream(stream, connection, to_read=self.only_reads)
+        self.opened: OpenedStream = open_stream(stream, connection, to_read=self.only_reads)
         self.layout = layout
         self._stopped = stopped
 

@@ -52,7 +52,9 @@ def sql(
     return table.to_pylist() if to == "rows" else frame_of(table, to, Layout())
 
 
-def _pushed_down(query: queries.Query, connection: str | Connection | None, parameters: Parameters | None) -> pa.Table:
+def _pushed_down(
+    query: queries.ParsedQuery, connection: str | Connection | None, parameters: Parameters | None
+) -> pa.Table:
     reader = queries.pushed_down(query, connection, parameters)
     try:
         return pa.Table.from_batches(list(read_all(reader)), reader.schema)

@@ -23,7 +23,7 @@ from weft.engine import config, jvm
 from weft.engine.archive_files import archive_files, archives_folder, changed_at
 from weft.engine.jars import locked_folder
 from weft.engine.java import Java, find_java
-from weft.engine.log import Log
+from weft.engine.log import EngineLog
 from weft.engine.session import connect, disconnect
 from weft.errors import StorageError
 from weft.spark_support.sessions import read_source
@@ -92,7 +92,7 @@ def _train(java: Java, base: Path | None, path: Path) -> None:
         flags = [*jvm.PROFILES["quick"], f"-XX:ArchiveClassesAtExit={path}"]
         if base is not None:
             flags.append(f"-XX:SharedArchiveFile={base}")
-        log = Log(Path(root) / "spark.log")
+        log = EngineLog(Path(root) / "spark.log")
         machine = jvm.start_jvm(java, conf, flags=flags, log=log)
         try:
             session, gateway = connect(machine, conf)

@@ -25,7 +25,7 @@ from weft.systems.base import Connection, system_for, systems
 from weft.systems.load import Counts, Load
 from weft.systems.sql.checks import refuse_unknown_columns
 from weft.systems.target import ArrowRows, Documents, Reject, SparkTarget, TableLog
-from weft.systems.watermark import Watermark
+from weft.systems.watermark import LoadWatermark
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -79,7 +79,7 @@ def write(frame: Any, connection: Connection, load: Load, reject: Reject | None 
         return target_of(connection).write(frame, load, spark, reject)
 
 
-def last_watermark(connection: Connection, load: Load, column: str) -> Watermark | None:
+def last_watermark(connection: Connection, load: Load, column: str) -> LoadWatermark | None:
     """Return the greatest value of a column in the target, which says how far it has come, and how many it has. `None`
     for a table that has none. It is kept until the target changes: to read it takes Spark."""
     state = target_of(connection).state(load)
@@ -88,11 +88,11 @@ def last_watermark(connection: Connection, load: Load, column: str) -> Watermark
     with suppress(OSError, ValueError, TypeError):
         kept_watermark = json.loads(kept.read_bytes())
         if state is not None and kept_watermark.pop("state", None) == state:
-            return Watermark(**kept_watermark)
+            return LoadWatermark(**kept_watermark)
     value, rows = _last_value(connection, load, column)
     if value is None:
         return None
-    last = Watermark.of(column, value, rows)
+    last = LoadWatermark.of(column, value, rows)
     if state is not None:
         with suppress(OSError):
             LocalFolder().write(str(kept), json.dumps({"state": state, **asdict(last)}).encode())

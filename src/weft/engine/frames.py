@@ -69,7 +69,7 @@ def of(
             frame = from_reader(spark, reader, partitions)
         elif isinstance(data, inputs.Memory):
             frame = from_memory(spark, data)
-        elif isinstance(data, inputs.Query):
+        elif isinstance(data, inputs.SparkSql):
             frame = queries.frame(queries.understand(data.text, only=data.connection))
         else:
             assert isinstance(data, inputs.Files)

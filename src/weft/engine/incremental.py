@@ -17,7 +17,7 @@ from weft.errors import DeclarationError, did_you_mean
 from weft.systems.sql import tokens
 from weft.systems.sql.literals import literal
 from weft.systems.sql.tables import SqlTables, subquery
-from weft.systems.watermark import UNKNOWN, Watermark, subtract_lookback, text_of
+from weft.systems.watermark import UNKNOWN, LoadWatermark, subtract_lookback, text_of
 
 if TYPE_CHECKING:
     from sqlglot.optimizer.scope import Scope
@@ -31,7 +31,7 @@ class Increment:
     """The rows of one run: those above `lower`, up to `upper`."""
 
     sql: str
-    watermark: Watermark | None
+    watermark: LoadWatermark | None
     """What the target shall know after the commit; `None` where nothing is new."""
     late: int
     """How many rows came since the last run that are too old to be read: skipped, unless a lookback reaches them."""
@@ -129,7 +129,7 @@ def _is_cut(scope: Scope, names: set[str] | None) -> bool:
 
 
 def of_query(
-    tables: SqlTables, sql: str, column: str, last: Watermark | None, lookback: Any, *, count_late: bool = True
+    tables: SqlTables, sql: str, column: str, last: LoadWatermark | None, lookback: Any, *, count_late: bool = True
 ) -> Increment:
     """Return the rows of a query that are new since `last`.
 
@@ -179,7 +179,7 @@ def of_query(
             known = known and replace(known, counted=text_of(lower) if lookback is not None else None)
             nothing = f"SELECT * FROM {bound} AS q WHERE 1 = 0"
             return Increment(nothing, known, counts.late(last, lower), counts.empty, is_empty=True)
-        mark = Watermark.of(column, upper, UNKNOWN, stored)
+        mark = LoadWatermark.of(column, upper, UNKNOWN, stored)
         if count_late and lookback is None:
             # With those that are read: more of them may come until then.
             mark = replace(mark, seen=counts.passed, adds_read=True)
@@ -205,7 +205,7 @@ class _Counts:
     """Rows that the last run would have counted."""
     empty: int = 0
 
-    def late(self, last: Watermark | None, lower: Any) -> int:
+    def late(self, last: LoadWatermark | None, lower: Any) -> int:
         """How many rows came since the last run, and are not read. A longer lookback than that of the last run reads
         some of what was counted then, and it is unknown how many: nothing is reported, once."""
         if last is None or last.seen == UNKNOWN or last.counted_to > lower:

@@ -43,14 +43,14 @@ _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 
 @dataclass(frozen=True)
-class Sql:
+class SourceSql:
     """A query, to be run by the source's database."""
 
     text: str
 
 
 @dataclass(frozen=True)
-class Query:
+class SparkSql:
     """Spark SQL over the tables and files of a connection that runs no queries itself."""
 
     text: str
@@ -98,7 +98,7 @@ class Readable:
     reader: Any
 
 
-Input = Sql | Query | Files | Events | Frame | Memory | Readable
+Input = SourceSql | SparkSql | Files | Events | Frame | Memory | Readable
 
 
 def understand(data: object, *, has_source: bool, is_read_again: bool = False) -> Input:
@@ -123,8 +123,8 @@ def understand(data: object, *, has_source: bool, is_read_again: bool = False) -
 def for_connection(data: Input, connection: Connection) -> Input:
     """Return SQL as its source runs it: over files and Delta tables, Spark does."""
     system = system_for(connection.kind)
-    is_for_spark = isinstance(data, Sql) and system.tables is None and system.takes_loads
-    return Query(data.text, connection) if is_for_spark else data  # type: ignore[union-attr]
+    is_for_spark = isinstance(data, SourceSql) and system.tables is None and system.takes_loads
+    return SparkSql(data.text, connection) if is_for_spark else data  # type: ignore[union-attr]
 
 
 def _text(text: str, has_source: bool) -> Input:
@@ -137,7 +137,7 @@ def _text(text: str, has_source: bool) -> Input:
                 f"One query is needed, and this has several statements: {' '.join(query.split())[:80]}",
                 hint="Leave out what follows the first semicolon, or make one query of them.",
             )
-        return Sql(query)
+        return SourceSql(query)
     if has_source:
         return Files(text)
     from weft.streams import runtime

@@ -24,7 +24,7 @@ from typing import Any
 
 from weft.engine.config import Profile
 from weft.engine.java import Java
-from weft.engine.log import CONFIGURATION, Log
+from weft.engine.log import CONFIGURATION, EngineLog
 from weft.errors import ConnectionFailedError, MissingExtraError, SettingsError, StorageError, WeftError, installing
 
 _PATIENCE = 300.0
@@ -100,7 +100,7 @@ class Jvm:
     process: subprocess.Popen[bytes]
     port: int
     secret: str
-    log: Log
+    log: EngineLog
 
     def has_ended(self) -> bool:
         return self.process.poll() is not None
@@ -132,7 +132,9 @@ def spark_home() -> Path:
     return home
 
 
-def start_jvm(java: Java, conf: Mapping[str, str], *, flags: Sequence[str], log: Log, log_level: str = "WARN") -> Jvm:
+def start_jvm(
+    java: Java, conf: Mapping[str, str], *, flags: Sequence[str], log: EngineLog, log_level: str = "WARN"
+) -> Jvm:
     """Start a JVM with these settings of Spark, and wait for its gateway."""
     home = spark_home()
     folder = Path(tempfile.mkdtemp(prefix="weft-spark-"))
@@ -176,7 +178,7 @@ def start_jvm(java: Java, conf: Mapping[str, str], *, flags: Sequence[str], log:
     return Jvm(process, port, secret, log)
 
 
-def _gateway(process: subprocess.Popen[bytes], answer: Path, log: Log) -> tuple[int, str]:
+def _gateway(process: subprocess.Popen[bytes], answer: Path, log: EngineLog) -> tuple[int, str]:
     """Wait for the file in which the JVM says where it listens. It is there whole or not at all."""
     deadline = time.monotonic() + _PATIENCE
     while not answer.exists():
@@ -189,7 +191,7 @@ def _gateway(process: subprocess.Popen[bytes], answer: Path, log: Log) -> tuple[
     return port, data[8 : 8 + length].decode()
 
 
-def not_ready(ended: int | None, log: Log, *, answered: bool = False) -> WeftError:
+def not_ready(ended: int | None, log: EngineLog, *, answered: bool = False) -> WeftError:
     """Return the error of a JVM that ended, or did not answer, before there was a session. One that never answered and
     ended by itself was told something wrong, and would end so each time."""
     killed = None if ended is None else -ended if ended < 0 else ended - 128  # Java's own handlers exit with 128 + n

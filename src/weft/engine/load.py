@@ -28,7 +28,7 @@ from weft.systems.base import Connection, system_for
 from weft.systems.load import SCD2_COLUMNS, AnyMode, Columns, Counts, Load, LoadOptions, refuse_own
 from weft.systems.sql import commit as sql_commit
 from weft.systems.sql import ledger, staging
-from weft.systems.sql.commit import Batches, Query, StagedRows
+from weft.systems.sql.commit import BatchedRows, QueriedRows, StagedRows
 from weft.systems.sql.tables import SqlTables
 from weft.systems.target import Reject
 
@@ -216,7 +216,7 @@ class Job:
             return self._from_here(data, tables), engine
         assert isinstance(reader, SqlReader)
         self._prepare(tables, reader.schema)
-        return sql_commit.commit(tables, self.load, Query(reader.sql, reader.schema)), engine
+        return sql_commit.commit(tables, self.load, QueriedRows(reader.sql, reader.schema)), engine
 
     def _from_here(self, data: inputs.Memory, tables: SqlTables) -> Counts:
         schema, batches = data.schema, data.batches
@@ -228,10 +228,10 @@ class Job:
             schema, batches, self.projection = stored, [], None
         return sql_commit.commit(tables, *self.prepared(inputs.Memory(schema, batches), tables))
 
-    def prepared(self, data: inputs.Memory, tables: SqlTables) -> tuple[Load, Batches]:
+    def prepared(self, data: inputs.Memory, tables: SqlTables) -> tuple[Load, BatchedRows]:
         """Return the load of rows that this process has, ready to be committed."""
         self._prepare(tables, data.schema)
-        return self.load, Batches(data.schema, data.batches)
+        return self.load, BatchedRows(data.schema, data.batches)
 
     def _by_spark(self, data: Input, reader: RowReader | None, tables: SqlTables) -> Counts:
         from weft.engine import session

@@ -15,7 +15,7 @@ _INTERVAL = 5.0
 CONFIGURATION = Path(__file__).with_name("log4j2.properties")
 
 
-class Log:
+class EngineLog:
     """An open log. Everybody appends, so that processes of the same project can share it and it can be cut under them.
 
     Log4j's own rolling cannot: another process would go on writing into a file that has been renamed or removed.

@@ -37,7 +37,7 @@ from weft.spark_support import outcome
 from weft.systems.base import Connection, system_for
 from weft.systems.load import Counts, Load
 from weft.systems.sql.checks import refuse_unknown_columns
-from weft.systems.sql.commit import Batches, Query
+from weft.systems.sql.commit import BatchedRows, QueriedRows
 from weft.systems.sql.tables import Slice, SqlTables, subquery
 from weft.systems.sql.target import create_statement
 from weft.systems.sql.trial import attempt, attempt_unmade
@@ -81,7 +81,7 @@ def preview(
     data = run.understand(pipeline, run.produce(pipeline)) if data is None else data
     ready = run.prepare_load(pipeline, target, load, data)
     result = Preview(target.name, load.mode, "spark", late=ready.late)
-    if isinstance(data, inputs.Query):
+    if isinstance(data, inputs.SparkSql):
         result.sql = data.text
     mark = ready.job.load.watermark
     result.watermark = None if mark is None else f"{mark.column} up to {mark.text}"
@@ -171,7 +171,7 @@ def _preview_tables(
         result.sql = reader.sql
         result.plan = explain(reader.tables, reader.sql)
     frame: Any = None
-    source: Query | Batches | None = None
+    source: QueriedRows | BatchedRows | None = None
     if isinstance(data, inputs.Memory):
         data = inputs.Memory(data.schema, list(data.batches))
         if not data.schema.names:  # no rows at all
@@ -182,15 +182,15 @@ def _preview_tables(
         result.sample = _first(reader, rows)
         if result.engine == "pushdown":
             assert isinstance(reader, SqlReader)
-            source = Query(reader.sql, schema)
+            source = QueriedRows(reader.sql, schema)
         else:
             batches = read_all(reader)
             # Read the source first, as a run does: the transaction of the one writer must not wait for it.
-            source = Batches(schema, read_first(schema, batches) if trial and tables.one_writer else batches)
+            source = BatchedRows(schema, read_first(schema, batches) if trial and tables.one_writer else batches)
     elif job.can_project(tables) and isinstance(data, inputs.Memory):
         schema = data.schema
         result.sample = pa.Table.from_batches(data.batches, schema).slice(0, rows)
-        source = Batches(schema, data.batches)
+        source = BatchedRows(schema, data.batches)
     else:
         from weft.engine import session
 

@@ -87,7 +87,7 @@ def _of_rows(checks: Sequence[Expectation]) -> Iterator[Expectation]:
             yield replace(each, reaction="warn" if each.reaction == "warn" else "quarantine")
 
 
-class Group(NamedTuple):
+class QuarantinedGroup(NamedTuple):
     """Rows in quarantine whose errors have the same first line."""
 
     place: str
@@ -96,15 +96,15 @@ class Group(NamedTuple):
     error: str
 
 
-def groups(pipeline: Pipeline) -> list[Group]:
+def groups(pipeline: Pipeline) -> list[QuarantinedGroup]:
     """Return what was put aside by error, the commonest first."""
-    by_group: dict[tuple[str, str], Group] = {}
+    by_group: dict[tuple[str, str], QuarantinedGroup] = {}
     for place in _chosen(pipeline, None):
         with opened_tables(place.connection) as tables:
             sets = quarantine.sets(tables, place.target.table.schema, place.target.table.name, pipeline.name)
         for rows, error in sets:
             group = quarantine.group_of(error)
-            before = by_group.get((place.name, group), Group(place.name, group, 0, error.partition("\n")[0]))
+            before = by_group.get((place.name, group), QuarantinedGroup(place.name, group, 0, error.partition("\n")[0]))
             by_group[place.name, group] = before._replace(rows=before.rows + rows.count)
     return sorted(by_group.values(), key=lambda each: -each.rows)
 

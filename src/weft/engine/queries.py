@@ -44,7 +44,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Query:
+class ParsedQuery:
     """A query whose tables are known."""
 
     text: str
@@ -86,7 +86,7 @@ def _value(parameters: Parameters | None, parameter: str | int) -> Any:
 # ------------------------------------------------------------------------------------------------------- what it reads
 
 
-def understand(sql: str, default: str | Connection | None = None, *, only: Connection | None = None) -> Query:
+def understand(sql: str, default: str | Connection | None = None, *, only: Connection | None = None) -> ParsedQuery:
     """Return a query with what its tables stand for; refuse what is no query. `only`: the connection of them all."""
     from sqlglot import exp
 
@@ -110,7 +110,7 @@ def understand(sql: str, default: str | Connection | None = None, *, only: Conne
             places.append(Place(qualifier[0].meta["start"], qualifier[-1].meta["start"], None))
     places += _parameters(sql)
     places.sort(key=lambda place: place.start)
-    return Query(sql, tuple(tables), tuple(parts[-1] for parts in numbers), tuple(places))
+    return ParsedQuery(sql, tuple(tables), tuple(parts[-1] for parts in numbers), tuple(places))
 
 
 def statements(text: str) -> tuple[list[str], str]:
@@ -233,7 +233,7 @@ def _is_own(table: Any) -> bool:
 # ---------------------------------------------------------------------------------------------------------- its result
 
 
-def frame(query: Query, parameters: Parameters | None = None) -> Any:
+def frame(query: ParsedQuery, parameters: Parameters | None = None) -> Any:
     """Return the result of a query as a DataFrame of a session of its own."""
     views = {f"_weft_{number}": each for number, each in enumerate(query.tables)}
     tables: dict[str, SqlReader | StreamReader | Relation] = {}
@@ -394,7 +394,7 @@ def _narrow_column(reader: SqlReader | StreamReader) -> str:
 
 
 def pushed_down(
-    query: Query, default: str | Connection | None = None, parameters: Parameters | None = None
+    query: ParsedQuery, default: str | Connection | None = None, parameters: Parameters | None = None
 ) -> SqlReader:
     """Return the reader of a query that the database of all its tables runs itself: in its own SQL, without Spark."""
     places = [each.connection for each in query.tables] or [current().connection(default)]

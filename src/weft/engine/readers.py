@@ -264,7 +264,7 @@ def reader_for(
     target: SqlTables | None = None,
 ) -> RowReader | None:
     """Return the reader of SQL or a stream; `None` for what Spark or this process has itself."""
-    if isinstance(data, inputs.Sql):
+    if isinstance(data, inputs.SourceSql):
         connection = current().connection(source) if source is not None or default is None else default
         # One connection to one database: it answers sooner than two, and is known to be the same database.
         same = target is not None and connection.resolved() == target.connection

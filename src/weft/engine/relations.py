@@ -35,7 +35,7 @@ class Relation:
     name: str
     """The name in the query."""
     connection: Connection
-    data: inputs.Events | inputs.Sql | inputs.Files
+    data: inputs.Events | inputs.SourceSql | inputs.Files
     """What `weft.read` would take, with `connection` as its source."""
     table: tuple[str | None, str] | None
     """Schema and name in a SQL database, as `SqlTables.table` takes them, also of a stream stored in one; `None`
@@ -93,7 +93,7 @@ def find_on(connection: Connection, parts: Sequence[str | None], name: str | Non
     if system.tables is not None:
         with closing(open_tables(connection)) as tables:
             return Relation(
-                name, connection, inputs.Sql(f"SELECT * FROM {tables.table(schema, table)}"), (schema, table)
+                name, connection, inputs.SourceSql(f"SELECT * FROM {tables.table(schema, table)}"), (schema, table)
             )
     if system.takes_loads:
         path = f"{schema}/{table}" if schema else table
@@ -146,7 +146,7 @@ def reader_of(
     if relation.stream is not None:
         reader = stream_reader(relation.stream, relation.connection)
     else:
-        assert isinstance(relation.data, inputs.Sql)
+        assert isinstance(relation.data, inputs.SourceSql)
         tables = opened or open_tables(relation.connection)
         try:
             refuse_unknown_table(tables, relation)

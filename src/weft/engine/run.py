@@ -32,7 +32,7 @@ from weft.systems.load import Counts, Load
 from weft.systems.sql import commit as sql_commit
 from weft.systems.sql import watermarks
 from weft.systems.sql.tables import SqlTables, subquery
-from weft.systems.watermark import UNKNOWN, Watermark
+from weft.systems.watermark import UNKNOWN, LoadWatermark
 
 # Tests stop a process at each of these steps, by a handler on this logger.
 _steps = logging.getLogger("weft.run")
@@ -140,7 +140,7 @@ def prepare_load(pipeline: Pipeline, target: PipelineTarget, load: Load, data: I
     late = without_value = 0
     warnings: tuple[str, ...] = ()
     is_idle = False
-    if isinstance(data, inputs.Sql):
+    if isinstance(data, inputs.SourceSql):
         with opened_tables(current().connection(source)) as tables:
             text, column = naming_declared(data.text, tables), pipeline.incremental_column
             text = _transformed(text, pipeline, tables)
@@ -174,8 +174,8 @@ def prepare_load(pipeline: Pipeline, target: PipelineTarget, load: Load, data: I
                 # Tables keep the watermark of a run that found nothing. Time may close versions, and checks may fail.
                 keeps_none = system_for(connection.kind).tables is None
                 is_idle = keeps_none and new.is_empty and last is not None and not load.ttl_seconds and not load.checks
-            data = inputs.Sql(text)
-    elif isinstance(data, inputs.Query) and (pipeline.incremental_column is not None or "$watermark" in data.text):
+            data = inputs.SourceSql(text)
+    elif isinstance(data, inputs.SparkSql) and (pipeline.incremental_column is not None or "$watermark" in data.text):
         raise DeclarationError(
             f"Pipeline {pipeline.name!r}: {data.connection.label} ({data.connection.kind}) has no watermarks.",
             hint="incremental_column and $watermark are for the SQL of a database. Filter in the query, or merge.",
@@ -188,7 +188,7 @@ def prepare_load(pipeline: Pipeline, target: PipelineTarget, load: Load, data: I
 
 def _last_watermark(
     connection: Connection, load: Load, target: PipelineTarget, column: str
-) -> tuple[Watermark | None, tuple[str, ...]]:
+) -> tuple[LoadWatermark | None, tuple[str, ...]]:
     """Return the watermark of a target, stored with its rows or, in files, read from them; and warnings about it."""
     if system_for(connection.kind).tables is None:
         return _watermark_of_files(connection, load, target, column), ()
@@ -201,7 +201,9 @@ def _last_watermark(
     return None, (f"The table {load.name} is gone: it is created again, with everything that the source has.",)
 
 
-def _watermark_of_files(connection: Connection, load: Load, target: PipelineTarget, column: str) -> Watermark | None:
+def _watermark_of_files(
+    connection: Connection, load: Load, target: PipelineTarget, column: str
+) -> LoadWatermark | None:
     from weft.engine import files
 
     filled = [new for new, old in target.column_map.items() if old == column]
@@ -245,7 +247,7 @@ def understand(pipeline: Pipeline, data: object, *, is_read_again: bool = False)
             return inputs.Files(pipeline.source_table)
         with opened_tables(source) as tables:
             schema, dot, name = pipeline.source_table.rpartition(".")
-            return inputs.Sql(f"SELECT * FROM {tables.table(schema if dot else None, name)}")
+            return inputs.SourceSql(f"SELECT * FROM {tables.table(schema if dot else None, name)}")
     if pipeline.source_table is not None:
         raise DeclarationError(
             f"Pipeline {pipeline.name!r} has a source_table, and its function gave something to load as well.",

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from weft.engine import archive_files, cleaning, config, jvm, py4j_patches, warm
 from weft.engine.java import find_java
-from weft.engine.log import Log
+from weft.engine.log import EngineLog
 from weft.errors import ConnectionFailedError, DeclarationError, MissingExtraError, SettingsError, WeftError, installing
 from weft.project import current
 from weft.settings import is_secret_name, redact
@@ -269,7 +269,7 @@ def start_jvm(settings: config.SparkSettings, conf: dict[str, str]) -> jvm.Jvm:
     if listed:
         conf["spark.jars"] = ",".join(dict.fromkeys([*filter(None, conf.get("spark.jars", "").split(",")), *listed]))
     _check_master(settings.master)
-    log = Log(settings.root.absolute() / ".weft" / "spark.log")
+    log = EngineLog(settings.root.absolute() / ".weft" / "spark.log")
     try:
         java = find_java()
         flags = archive_files.archive_flags(java) if settings.archive else []

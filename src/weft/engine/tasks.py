@@ -15,7 +15,7 @@ from weft.engine.readers import RowReader, read_first
 from weft.spark_support import outcome
 from weft.systems.load import Counts, Load
 from weft.systems.sql import staging
-from weft.systems.sql.commit import Batches, CarryOut, commit
+from weft.systems.sql.commit import BatchedRows, CarryOut, commit
 from weft.systems.sql.prefetch import prefetch
 from weft.systems.sql.tables import SqlTables
 
@@ -51,7 +51,7 @@ def _commit(
 ) -> Counts:
     if tables.one_writer:
         batches = read_first(schema, (canonical_batch(batch, schema) for batch in batches))
-    return carry_out(tables, load, Batches(schema, batches))
+    return carry_out(tables, load, BatchedRows(schema, batches))
 
 
 def read(reader: RowReader, work: Callable[[int, Iterable[pa.RecordBatch]], Any], numbered: tuple[int, Any]) -> bytes:
@@ -79,7 +79,7 @@ def write_frame(
     tables.close()
     results = _written(frame.coalesce(1), tables, schema, write, unpack)
     # Spark calls no task for a query without partitions.
-    return results[0] if results else carry_out(tables, load, Batches(schema, []))
+    return results[0] if results else carry_out(tables, load, BatchedRows(schema, []))
 
 
 def stage_frame(frame: Any, tables: SqlTables, table: str, schema: pa.Schema, unpack: Unpack | None) -> list[Any]:

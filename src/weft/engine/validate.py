@@ -110,7 +110,7 @@ def _open(connection: str | Connection | None) -> str:
 
 def _load(pipeline: Pipeline, target: PipelineTarget) -> str:
     data = run.understand(pipeline, run.produce(pipeline))
-    if not isinstance(data, inputs.Sql | inputs.Query):
+    if not isinstance(data, inputs.SourceSql | inputs.SparkSql):
         # Each run makes frames and rows again: what they hold is known then.
         return f"{type(data).__name__.lower()}, {target.options.get('mode', 'append')}"
     result = preview(pipeline, target, datetime.now(UTC), data=data, rows=0, trial=False)

@@ -13,7 +13,7 @@ from typing import Literal
 from weft.errors import NotFoundError, listed
 from weft.operate import sinks
 from weft.operate.records import COUNTS
-from weft.operate.sinks import Collect, Sample
+from weft.operate.sinks import Collect, MetricSample
 
 Labels = tuple[tuple[str, str], ...]
 
@@ -47,9 +47,9 @@ class _Counted:
         return self.metric.kind
 
     @property
-    def samples(self) -> list[Sample]:
+    def samples(self) -> list[MetricSample]:
         name = f"{self.name}_total" if self.type == "counter" else self.name
-        return [Sample(name, dict(labels), value) for labels, value in sorted(self.values.items())]
+        return [MetricSample(name, dict(labels), value) for labels, value in sorted(self.values.items())]
 
 
 RUNS = Metric("weft_pipeline_runs", "counter", "Attempts at runs, by how they ended.")

@@ -30,7 +30,7 @@ from weft.operate.redaction import clean
 from weft.operate.runlog import RunLog
 from weft.pipelines import graph
 from weft.pipelines.declare import Pipeline
-from weft.pipelines.execution import Execution, Executor
+from weft.pipelines.execution import Execution, ExecutionFactory
 from weft.project import Project, short_path, user_frames
 
 _log = logging.getLogger("weft.runner")
@@ -79,7 +79,7 @@ class Runner(Planner):
     def __init__(
         self,
         log: RunLog,
-        executor: Executor,
+        executor: ExecutionFactory,
         alerters: Alerters | None = None,
         *,
         metrics: Metrics | None = None,

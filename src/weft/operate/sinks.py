@@ -29,7 +29,7 @@ _EXAMPLES = "prometheus://:9100, otlp://collector:4318, stdout:// or null://."
 _EVERY_SECONDS = 15.0
 
 
-class Sample(NamedTuple):
+class MetricSample(NamedTuple):
     """One value of a metric. A sample of prometheus-client begins in the same way."""
 
     name: str

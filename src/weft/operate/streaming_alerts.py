@@ -41,7 +41,7 @@ _END_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
-class Limits:
+class AlertLimits:
     """`[alerts]` of weft.toml."""
 
     restarts: int = 3
@@ -67,12 +67,12 @@ class StreamingAlerts(RunListener):
         alerters: Alerters,
         *,
         open_log: Callable[[], RunLog] | None = None,
-        limits: Limits | None = None,
+        limits: AlertLimits | None = None,
         expect_within: float | None = None,
         look_seconds: float = _LOOK_SECONDS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.name, self.alerters, self.limits = name, alerters, limits or Limits()
+        self.name, self.alerters, self.limits = name, alerters, limits or AlertLimits()
         self._log, self._open_log, self._open_at, self._is_away = log, open_log, 0.0, log is None
         self.expect_within, self.clock = expect_within, clock
         self._key = freshness.streaming_key(name)
@@ -290,7 +290,7 @@ def reported(
             log,
             opened,
             open_log=partial(open_run_log, url),
-            limits=Limits.of(settings, pipeline.name),
+            limits=AlertLimits.of(settings, pipeline.name),
             expect_within=pipeline.expect_within,
         ) as listener,
     ):

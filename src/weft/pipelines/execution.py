@@ -49,7 +49,7 @@ class Execution(Protocol):
         """Load every target, then do the steps. `loaded` and `steps` say how far it came, also where this raises."""
 
 
-class Executor(Protocol):
+class ExecutionFactory(Protocol):
     """Prepares runs."""
 
     def __call__(self, pipeline: Pipeline, key: str, moment: datetime, *, keep: Callable[[], None]) -> Execution:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from weft.errors import DeclarationError, NotFoundError, WeftError, did_you_mean
 from weft.options import refuse_unknown
 from weft.pipelines import expectations, models
-from weft.pipelines.models import OPTIONS, THIS, Model, ModelInput, Query
+from weft.pipelines.models import OPTIONS, THIS, Model, ModelInput, ModelQuery
 from weft.project import current, short_path
 from weft.systems.base import system_for
 
@@ -161,7 +161,7 @@ class _Named:
         )
 
 
-def _read_query(text: str, header: int, options: Mapping[str, Any], shown: str, origin: str) -> Query:
+def _read_query(text: str, header: int, options: Mapping[str, Any], shown: str, origin: str) -> ModelQuery:
     """Return the query of a file, with one plain word in the place of each table that it names."""
     statement, dialect = _parsed(text, header, options, shown)
     tables, has_this = _tables(statement, text)
@@ -195,7 +195,7 @@ def _read_query(text: str, header: int, options: Mapping[str, Any], shown: str, 
         sql = sql[:first] + word + sql[last:]
     listed = tuple(ModelInput(name, words[name]) for name in names)
     more = tuple(ModelInput(name) for name in options.get("dependencies", ()) if name not in names)
-    return Query(sql[start:], (*listed, *more), has_this, place=shown, origin=origin)
+    return ModelQuery(sql[start:], (*listed, *more), has_this, place=shown, origin=origin)
 
 
 def _parsed(text: str, header: int, options: Mapping[str, Any], shown: str) -> tuple[exp.Query, str]:

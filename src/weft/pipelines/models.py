@@ -200,7 +200,7 @@ class ModelInput:
 
 
 @dataclass(frozen=True)
-class Query:
+class ModelQuery:
     """The query of a model that is a file."""
 
     sql: str
@@ -293,7 +293,7 @@ def model(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     return declare if function is None else declare(function)
 
 
-def make(function: Callable[..., Any], options: Mapping[str, Any], query: Query | None = None) -> Model:
+def make(function: Callable[..., Any], options: Mapping[str, Any], query: ModelQuery | None = None) -> Model:
     """Return a model from what a user wrote, or raise `DeclarationError`."""
     name = str(options.get("name") or getattr(function, "__name__", ""))
     where = f"Model {name!r}"

@@ -51,7 +51,7 @@ from weft.streams.declare import Stream
 from weft.streams.events import with_texts
 from weft.streams.rejected import owners, places
 from weft.streams.retention import aware
-from weft.streams.runtime import Opened
+from weft.streams.runtime import OpenedStream
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
@@ -157,7 +157,7 @@ def app(
     application.router.redirect_slashes = False  # a redirect would name any host that the client names
     application.state.overview = overview.Overview()
     application.state.streaming = streaming.Streaming()
-    application.state.dead_letters = dead_letters.DeadLetters()
+    application.state.dead_letters = dead_letters.DeadLetterCache()
     application.state.commands = actions.Commands(modules)
     application.state.models = models.Models()
     application.state.plans = model_actions.Plans()
@@ -292,7 +292,7 @@ async def ticket(request: Request) -> Response:
     return json_response({"stream": ready.stream.name, "ticket": issued, "expires_in": TICKET_SECONDS}, 201)
 
 
-def _position(ready: Opened, since: str | None) -> int:
+def _position(ready: OpenedStream, since: str | None) -> int:
     log = ready.log
     if since is None:
         return log.head()

@@ -23,7 +23,7 @@ from weft.server.problems import Problem, bad_parameter
 from weft.server.service import json_response, service_of
 from weft.streams import consuming
 from weft.streams.events import ROWID_TEXT, Lease, as_offset, in_rounds, restore, with_texts
-from weft.streams.runtime import Opened
+from weft.streams.runtime import OpenedStream
 from weft.systems.log import ROWID
 
 _NAME = Annotated[str, Meta(min_length=1, max_length=200)]
@@ -74,7 +74,7 @@ class Reset(_Body, kw_only=True):
 Body = TypeVar("Body", bound=_Body)
 
 
-async def _open(request: Request, kind: type[Body], scope: Scope = "read") -> tuple[Opened, Body]:
+async def _open(request: Request, kind: type[Body], scope: Scope = "read") -> tuple[OpenedStream, Body]:
     """Return the stream that a request may use, and its body."""
     service, headers = service_of(request), request.headers
     ready = await service.open(request, scope)
@@ -84,7 +84,7 @@ async def _open(request: Request, kind: type[Body], scope: Scope = "read") -> tu
     return ready, bodies.parse(bodies.unpack(body, headers, service.limits.body_bytes), kind)
 
 
-def _done(ready: Opened, asked: _Body, **result: Any) -> Response:
+def _done(ready: OpenedStream, asked: _Body, **result: Any) -> Response:
     return json_response({"stream": ready.stream.name, "consumer": asked.consumer, **result})
 
 
@@ -159,7 +159,7 @@ async def nack(request: Request) -> Response:
     return _done(ready, asked, returned=done)
 
 
-def _leased(ready: Opened, asked: Ack) -> list[dict[str, Any]]:
+def _leased(ready: OpenedStream, asked: Ack) -> list[dict[str, Any]]:
     events: list[dict[str, Any]] = [{ROWID: each.rowid, ROWID_TEXT: each.rowid_text} for each in asked.events]
     if asked.token is None:
         return events
@@ -204,7 +204,7 @@ async def events(request: Request) -> Response:
     return service.answers.json(with_texts(answer, "next"))
 
 
-def _fill(page: AnswerPage, ready: Opened, after: int | None, limit: int) -> int:
+def _fill(page: AnswerPage, ready: OpenedStream, after: int | None, limit: int) -> int:
     """Fill a page, and return the offset that it begins after."""
     log = ready.log
     floor = log.floor()

@@ -88,7 +88,7 @@ class Chosen(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         return words or ["--all"]
 
 
-class DeadLetters:
+class DeadLetterCache:
     """What this process last read of the dead letters."""
 
     def __init__(self) -> None:
@@ -176,7 +176,7 @@ async def dead_letters(request: Request) -> Response:
     """List what was put aside: by streaming pipelines, by streams, and by the targets of pipelines."""
     query(request)
     await service_of(request).access.admit_to_all(request)
-    letters: DeadLetters = request.app.state.dead_letters
+    letters: DeadLetterCache = request.app.state.dead_letters
     known: Overview = request.app.state.overview
     declared = [each for each in list(current().streaming_pipelines.values()) if each.dead_letters is not None]
     read, quarantines, _ = await asyncio.gather(letters.of_all(declared), letters.quarantines(), known.update())
@@ -206,7 +206,7 @@ async def pipeline_letters(request: Request) -> Response:
     if stage is not None and stage not in STAGES:
         raise bad_parameter(f"There is no stage {stage[:40]!r}; there are {', '.join(STAGES)}.", field="stage")
     pipeline = find(request.path_params["pipeline"])
-    letters: DeadLetters = request.app.state.dead_letters
+    letters: DeadLetterCache = request.app.state.dead_letters
 
     def read() -> list[StoredLetter]:
         from weft.engine.streaming.letter_choice import passing

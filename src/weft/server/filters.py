@@ -9,14 +9,14 @@ from weft.server import bodies
 from weft.server.live import Filter
 from weft.server.problems import bad_parameter
 from weft.streams.events import ROWID_TEXT, in_rounds
-from weft.streams.runtime import Opened
+from weft.streams.runtime import OpenedStream
 from weft.systems.log import PUBLISH_ID, PUBLISHED_AT, ROWID
 
 # How many of the newest events are searched for a field that is no column.
 _ASKED = 100
 
 
-def filter_of(ready: Opened, wheres: list[str], *, resumes: bool = False) -> Filter | None:
+def filter_of(ready: OpenedStream, wheres: list[str], *, resumes: bool = False) -> Filter | None:
     """Return the filter for events of which fields have these values. A field that no event has is refused; not of a
     subscriber that comes back: a browser that is refused then stops for good."""
     wanted = [where.partition("=") for where in wheres]
@@ -30,7 +30,7 @@ def filter_of(ready: Opened, wheres: list[str], *, resumes: bool = False) -> Fil
     return lambda event: all(_text(event.get(name)) == value for name, _, value in wanted)
 
 
-def _check_names(ready: Opened, names: set[str]) -> None:
+def _check_names(ready: OpenedStream, names: set[str]) -> None:
     stream, stored = ready.stream, ready.log.fields(fresh=True)
     fields = [*stored, *(name for name in stream.fields if name not in stored)]
     takes_others = not fields or (stream.on_schema_drift == "evolve" and not stream.validate_schema)
@@ -46,7 +46,7 @@ def _check_names(ready: Opened, names: set[str]) -> None:
         )
 
 
-def _has(ready: Opened, name: str) -> bool:
+def _has(ready: OpenedStream, name: str) -> bool:
     """Return whether one of the newest events has a field that has no column: not each has one."""
     log = ready.log
     first = log.nth_last(_ASKED)

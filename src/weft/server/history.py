@@ -25,7 +25,7 @@ from weft.streams.declare import Stream
 from weft.streams.rejected import places
 from weft.streams.runtime import open_hub
 from weft.systems.base import Connection
-from weft.systems.log import Sample
+from weft.systems.log import StreamSample
 
 logger = logging.getLogger("weft.server")
 
@@ -63,8 +63,8 @@ class History:
         # Processes do not write at the same moment: those that come later find that the minute is stored.
         self._delay = random.uniform(0, 40)
         self._points: dict[str, deque[Point]] = defaultdict(lambda: deque(maxlen=_KEPT))
-        self._latest: dict[str, Sample] = {}
-        self._probes: dict[Place, CachedProbe[dict[str, Sample | None]]] = {}
+        self._latest: dict[str, StreamSample] = {}
+        self._probes: dict[Place, CachedProbe[dict[str, StreamSample | None]]] = {}
         self._sampling: dict[Place, asyncio.Task[None]] = {}
         self._keeping: asyncio.Task[None] | None = None
         self._stopped = False
@@ -165,7 +165,7 @@ def _sampled() -> Iterator[Stream]:
         yield from (each for each in (stream, *places(stream)) if each is not None)
 
 
-def _sizes(place: Place) -> dict[str, Sample | None]:
+def _sizes(place: Place) -> dict[str, StreamSample | None]:
     """Read the sizes of all streams of one database; `None` for one that cannot be read."""
     streams = {each.name: each for each in _sampled() if each.connection == place}
     store = open_hub(current().connection(place)).store

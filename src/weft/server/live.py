@@ -20,7 +20,7 @@ from weft.server.keys import CACHED_SECONDS
 from weft.server.limits import Limits
 from weft.server.problems import Problem
 from weft.streams.events import in_json, read_on, with_texts
-from weft.streams.runtime import Opened
+from weft.streams.runtime import OpenedStream
 from weft.systems.log import ROWID
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class Feeds:
         self._feeds: dict[int, Feed] = {}
         self.stopping = False
 
-    def feed(self, ready: Opened) -> Feed:
+    def feed(self, ready: OpenedStream) -> Feed:
         """Return the feed of a stream; a process has one."""
         self._feeds = {key: feed for key, feed in self._feeds.items() if feed.followers}
         feed = self._feeds.get(id(ready))
@@ -91,7 +91,7 @@ class Feeds:
 class Feed:
     """The newest events of a stream, as they are sent."""
 
-    def __init__(self, ready: Opened) -> None:
+    def __init__(self, ready: OpenedStream) -> None:
         self.ready = ready
         self.followers = 0
         self._offsets: deque[int] = deque()
@@ -211,7 +211,7 @@ class Feed:
         self.wake()
 
 
-def read(ready: Opened, after: int, limit: int) -> list[tuple[Event, bytes]]:
+def read(ready: OpenedStream, after: int, limit: int) -> list[tuple[Event, bytes]]:
     """Read the events after an offset with their frames. `Moved`: retention removed some of them, or the log ends
     before the offset."""
     events, other, lost = read_on(ready.log, after, limit)
@@ -235,7 +235,7 @@ class EventStream:
     """An answer that goes on until the subscriber leaves, is too slow, may not follow any longer, or the service
     ends."""
 
-    def __init__(self, feeds: Feeds, ready: Opened, position: int, accepts: Filter | None, ended: Ended) -> None:
+    def __init__(self, feeds: Feeds, ready: OpenedStream, position: int, accepts: Filter | None, ended: Ended) -> None:
         self.feeds = feeds
         self.ready = ready
         self.position = position

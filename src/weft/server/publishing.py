@@ -19,7 +19,7 @@ from weft.server.service import json_response, service_of
 from weft.streams.encode import keys_of
 from weft.streams.events import with_texts
 from weft.streams.publishing import KEY_CHARACTERS, publish_to
-from weft.streams.runtime import Opened
+from weft.streams.runtime import OpenedStream
 from weft.types import from_json
 
 
@@ -52,7 +52,7 @@ async def publish(request: Request) -> Response:
         return json_response(with_texts(done, "first_rowid", "last_rowid"), 202)
 
 
-async def _decode_fields(events: Any, body: bytes, headers: Mapping[str, str], ready: Opened) -> bool:
+async def _decode_fields(events: Any, body: bytes, headers: Mapping[str, str], ready: OpenedStream) -> bool:
     """Decode the numbers of fields that hold decimals, and the base64 of those that hold bytes. Another text stays, and
     the stream refuses it. Return whether the columns were read again."""
     several: list[dict[str, Any]] = events if isinstance(events, list) else [events]

@@ -21,7 +21,7 @@ from weft.server.service import json_response, service_of
 from weft.streams.declare import Stream
 from weft.streams.events import in_rounds
 from weft.streams.rejected import common, count_group, group_id, owners, places, whose
-from weft.streams.runtime import Opened, open_stream_async
+from weft.streams.runtime import OpenedStream, open_stream_async
 from weft.systems.log import PUBLISHED_AT, ROWID
 
 # The newest so many are grouped.
@@ -91,13 +91,13 @@ async def _act(request: Request, action: str) -> Response:
     return await start_command(request, key, f"streams {action}", " ".join(chosen), words, name)
 
 
-def _counted(place: Opened, group: str | None) -> tuple[int, int]:
+def _counted(place: OpenedStream, group: str | None) -> tuple[int, int]:
     """Return how many events a place has, or a group there, and the last offset."""
     head = place.log.head()
     return place.log.count() if group is None else count_group(place.log, group, head), head
 
 
-def _grouped(opened: Opened, owner: Stream, kind: str) -> list[dict[str, Any]]:
+def _grouped(opened: OpenedStream, owner: Stream, kind: str) -> list[dict[str, Any]]:
     groups: dict[str, dict[str, Any]] = {}
     secrets = project_secrets()
     for event in _newest(opened):
@@ -119,7 +119,7 @@ def _grouped(opened: Opened, owner: Stream, kind: str) -> list[dict[str, Any]]:
     return list(groups.values())
 
 
-def _newest(opened: Opened) -> Iterator[dict[str, Any]]:
+def _newest(opened: OpenedStream) -> Iterator[dict[str, Any]]:
     """Yield the newest events of a stream, the oldest of them first."""
     log = opened.log
     first = log.nth_last(_GROUPED)

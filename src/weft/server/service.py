@@ -27,7 +27,7 @@ from weft.server.limits import Limits
 from weft.server.live import Feeds
 from weft.server.problems import later
 from weft.streams.declare import Stream
-from weft.streams.runtime import Opened, find, open_stream_async, opened
+from weft.streams.runtime import OpenedStream, find, open_stream_async, opened
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Send
@@ -83,7 +83,9 @@ class Service:
         self.history = History(self.limits.history_days)
         self._waiting: dict[tuple[str, bool], _Waiting] = {}
 
-    async def open(self, request: Request, scope: Scope, *, ticket: str | None = None, to_read: bool = False) -> Opened:
+    async def open(
+        self, request: Request, scope: Scope, *, ticket: str | None = None, to_read: bool = False
+    ) -> OpenedStream:
         """Open the stream that a request names, if it may use it."""
         stream = await self._find(request)
         await self.access.admit(request, stream, scope, ticket=ticket)

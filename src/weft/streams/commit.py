@@ -22,7 +22,7 @@ from weft.streams.encode import encode_quickly, to_batch
 from weft.systems.log import Appended, Batch, ColumnsChangedError, Log, Store
 
 if TYPE_CHECKING:
-    from weft.streams.runtime import Opened
+    from weft.streams.runtime import OpenedStream
 
 _log = logging.getLogger("weft.streams")
 
@@ -38,7 +38,7 @@ _WEIGHED_DEPTH = 4
 class Ticket:
     """One publish that waits for its commit. Either its events are still to be encoded, or its batches are ready."""
 
-    ready: Opened
+    ready: OpenedStream
     publish_id: str
     events: list[dict[str, Any]]
     encode: Callable[[Ticket], list[Batch]]

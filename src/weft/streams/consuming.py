@@ -25,7 +25,7 @@ from weft.streams.declare import Stream
 from weft.streams.events import Event, Lease, as_offset, in_rounds, offset_of, to_dicts
 from weft.streams.publishing import publish_once
 from weft.streams.retention import aware
-from weft.streams.runtime import Opened, for_asyncio, open_stream, open_stream_async, opened
+from weft.streams.runtime import OpenedStream, for_asyncio, open_stream, open_stream_async, opened
 from weft.systems.base import Connection
 from weft.systems.log import PUBLISH_ID, PUBLISHED_AT, RESERVED_PREFIX, ROWID, Leased, Refused, Release, Span
 from weft.types import FieldType, check_value, to_json
@@ -113,7 +113,7 @@ def _either(name: str, *values: object) -> Any:
 
 
 async def consume_now(
-    ready: Opened,
+    ready: OpenedStream,
     consumer: str,
     batch_size: int,
     *,
@@ -132,13 +132,13 @@ async def consume_now(
         raise
 
 
-def _give_back(ready: Opened, consumer: str, done: Future[list[dict[str, Any]]]) -> None:
+def _give_back(ready: OpenedStream, consumer: str, done: Future[list[dict[str, Any]]]) -> None:
     if not done.cancelled() and done.exception() is None:
         with suppress(WeftError):  # else they come back when the lease ends
             return_undelivered(ready, consumer, done.result())
 
 
-def return_undelivered(ready: Opened, consumer: str, events: Consumed) -> int:
+def return_undelivered(ready: OpenedStream, consumer: str, events: Consumed) -> int:
     """Give back events that nobody received, as if they had not been delivered; return how many."""
     returned = 0
     for lease, rowids in _by_lease(ready, events).items():
@@ -191,7 +191,7 @@ def default_member() -> str:
 
 
 def _take(
-    ready: Opened, consumer: str, member: str, limit: int, seconds: float, has_room: HasRoom | None = None
+    ready: OpenedStream, consumer: str, member: str, limit: int, seconds: float, has_room: HasRoom | None = None
 ) -> list[dict[str, Any]]:
     log, stream = ready.log, ready.stream
     while True:
@@ -225,7 +225,7 @@ def _take(
 
 
 def _read_all(
-    ready: Opened, consumer: str, spans: list[Span], lease: Lease, has_room: HasRoom | None
+    ready: OpenedStream, consumer: str, spans: list[Span], lease: Lease, has_room: HasRoom | None
 ) -> list[dict[str, Any]]:
     if has_room is None:
         return [event for span in spans for event in _read(ready, consumer, span, lease)]
@@ -245,24 +245,24 @@ def _read_all(
     return events
 
 
-def _read(ready: Opened, consumer: str, span: Span, lease: Lease) -> list[dict[str, Any]]:
+def _read(ready: OpenedStream, consumer: str, span: Span, lease: Lease) -> list[dict[str, Any]]:
     events = to_dicts(ready.log.read(span.first - 1, span.last, span.events), lease)
     if not events:
         _release_empty_span(ready, consumer, span, lease)
     return events
 
 
-def _release_empty_span(ready: Opened, consumer: str, span: Span, lease: Lease) -> None:
+def _release_empty_span(ready: OpenedStream, consumer: str, span: Span, lease: Lease) -> None:
     """Release a leased span whose rows were deleted, by hand or by retention: it would be leased again indefinitely."""
     ready.log.settle(consumer, range(span.first, span.last + 1), token=lease.token, release=Release())
 
 
-def _rowids(ready: Opened, span: Span) -> Iterator[int]:
+def _rowids(ready: OpenedStream, span: Span) -> Iterator[int]:
     for batch in ready.log.read_arrow(span.first - 1, span.last, [ROWID]):
         yield from batch.column(0).to_pylist()
 
 
-def _move_to_dead_letters(ready: Opened, consumer: str, member: str, leased: Leased) -> None:
+def _move_to_dead_letters(ready: OpenedStream, consumer: str, member: str, leased: Leased) -> None:
     """Move events that were delivered too often to the dead letters: stored there first, then acknowledged here.
 
     A crash in between repeats the first step, which the key of each record makes harmless.
@@ -373,7 +373,7 @@ def nack_sync(
 nack = for_asyncio(nack_sync)
 
 
-def _by_lease(ready: Opened, events: Consumed) -> dict[Lease | None, list[int]]:
+def _by_lease(ready: OpenedStream, events: Consumed) -> dict[Lease | None, list[int]]:
     if isinstance(events, Mapping):
         events = [events]
     elif not hasattr(events, "__iter__"):
@@ -396,7 +396,7 @@ def _by_lease(ready: Opened, events: Consumed) -> dict[Lease | None, list[int]]:
     return {lease: list(rowids) for lease, rowids in by_lease.items()}
 
 
-def _settle(ready: Opened, consumer: str, events: Consumed, member: str | None, release: Release | None) -> int:
+def _settle(ready: OpenedStream, consumer: str, events: Consumed, member: str | None, release: Release | None) -> int:
     """Ack or nack lease by lease; what was refused is raised once the others are settled."""
     done = 0
     refused: list[Refused] = []
@@ -429,7 +429,7 @@ def _settle(ready: Opened, consumer: str, events: Consumed, member: str | None, 
     return done
 
 
-def _lease_lost(ready: Opened, consumer: str, action: str, refused: list[Refused]) -> LeaseLostError:
+def _lease_lost(ready: OpenedStream, consumer: str, action: str, refused: list[Refused]) -> LeaseLostError:
     rowids = sorted(rowid for each in refused for rowid in each.rowids)
     count = "1 event" if len(rowids) == 1 else f"{len(rowids):,} events"
     shown = str(rowids[0]) if len(rowids) == 1 else f"{rowids[0]} to {rowids[-1]}"

@@ -13,7 +13,7 @@ from weft.streams import retention
 from weft.streams.commit import Ticket
 from weft.streams.declare import Stream
 from weft.streams.encode import Encoded, as_events, encode, keys_of, to_batch
-from weft.streams.runtime import Opened, open_stream, open_stream_async, opened
+from weft.streams.runtime import OpenedStream, open_stream, open_stream_async, opened
 from weft.systems.base import Connection
 from weft.systems.log import Batch, Log
 
@@ -37,7 +37,7 @@ async def publish(
 
 
 async def publish_to(
-    ready: Opened, events: Any, idempotency_key: str | None = None, *, has_looked: bool = False
+    ready: OpenedStream, events: Any, idempotency_key: str | None = None, *, has_looked: bool = False
 ) -> dict[str, Any]:
     """Publish to a stream that is open. `has_looked`: the caller has just read the columns of its table again."""
     ticket = _ticket(ready, events, idempotency_key)
@@ -67,7 +67,7 @@ def publish_sync(
     return _publish(_ticket(ready, events, idempotency_key))
 
 
-def publish_batch(ready: Opened, events: list[dict[str, Any]], key: str | None) -> dict[str, Any]:
+def publish_batch(ready: OpenedStream, events: list[dict[str, Any]], key: str | None) -> dict[str, Any]:
     """Publish the events of a batch. Under its key again they are duplicates, also if they differ: a query that runs
     again may give another time, or another order."""
     ticket = _ticket(ready, events, key)
@@ -98,7 +98,7 @@ def _can_wait(ticket: Ticket) -> bool:
     return ticket.keys <= ticket.ready.log.fields().keys()
 
 
-def _ticket(ready: Opened, events: Any, key: str | None = None) -> Ticket:
+def _ticket(ready: OpenedStream, events: Any, key: str | None = None) -> Ticket:
     if key is not None and (not isinstance(key, str) or not 1 <= len(key) <= KEY_CHARACTERS):
         raise SettingsError(f"idempotency_key must be a text of 1 to {KEY_CHARACTERS} characters.")
     ready.keyed = ready.keyed or key is not None
@@ -163,7 +163,7 @@ def publish_once(stream: Stream, connection: Connection | None, records: list[di
     retention.enforce_soon(ready)
 
 
-def _triggered(ready: Opened) -> tuple[str, ...]:
+def _triggered(ready: OpenedStream) -> tuple[str, ...]:
     if ready.triggered is None:
         # Models are pipelines: without one nothing more is imported.
         has_some = current().pipelines or current().lists_models()

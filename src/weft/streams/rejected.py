@@ -18,7 +18,7 @@ from weft.streams.consuming import LEFT_OUT
 from weft.streams.declare import Stream
 from weft.streams.encode import NO_SUCH_FIELD, OF_ALL_EXTRA, Encoded, encode, to_batch
 from weft.streams.events import to_dicts
-from weft.streams.runtime import Opened, open_stream
+from weft.streams.runtime import OpenedStream, open_stream
 from weft.systems.base import Connection
 from weft.systems.dead_letter_store import digest
 from weft.systems.log import PUBLISH_ID, RESERVED_PREFIX, ROWID, Batch, Log, reused_key
@@ -163,7 +163,7 @@ def _offsets(log: Log, upto: int, group: str) -> Iterator[list[int]]:
         yield [event[ROWID] for event in events if group_id(event) == group]
 
 
-def _opened(place: str | Stream, connection: str | Connection | None) -> tuple[Opened, dict[str, Stream]]:
+def _opened(place: str | Stream, connection: str | Connection | None) -> tuple[OpenedStream, dict[str, Stream]]:
     """Return a place, and the streams whose rejected events it holds; refuse a stream of other events."""
     source = open_stream(place, connection, to_read=True)  # nothing is made
     name = source.stream.name
@@ -199,7 +199,7 @@ def _unknown(place: str, event: dict[str, Any], streams: Iterable[str]) -> NotFo
 class _Rejected:
     """One rejected event: its key, and either its columns for its stream or why that refuses it."""
 
-    def __init__(self, record: dict[str, Any], ready: Opened, *, is_first: bool, of_consumer: bool) -> None:
+    def __init__(self, record: dict[str, Any], ready: OpenedStream, *, is_first: bool, of_consumer: bool) -> None:
         self.ready = ready
         self.record = {name: value for name, value in record.items() if not name.startswith(RESERVED_PREFIX)}
         # With the publish: a place that was deleted and created again has the same offsets again.
@@ -263,7 +263,7 @@ def _publish(letters: Sequence[_Rejected]) -> tuple[list[_Rejected], int]:
     return [each for each in letters if not each.fits], duplicates
 
 
-def _put_back(place: Opened, letters: Sequence[_Rejected]) -> None:
+def _put_back(place: OpenedStream, letters: Sequence[_Rejected]) -> None:
     """Store rejected events at the end of their place. Its own rules do not apply, as when they came there."""
     lenient, publish_id = replace(place.stream, validate_schema=False, on_schema_drift="evolve"), str(uuid4())
     batches = [
@@ -280,7 +280,7 @@ def _put_back(place: Opened, letters: Sequence[_Rejected]) -> None:
     _commit(place, publish_id, batches)
 
 
-def _commit(ready: Opened, publish_id: str, batches: list[Batch]) -> int:
+def _commit(ready: OpenedStream, publish_id: str, batches: list[Batch]) -> int:
     """Store batches of one stream, and return how many of their events are duplicates."""
     ready.keyed = True
     ticket = Ticket(ready, publish_id, [], lambda _: batches, batches=batches)

@@ -12,7 +12,7 @@ from functools import partial
 from weft.errors import ConnectionFailedError, DeclarationError, SettingsError, StorageError
 from weft.streams.declare import Stream
 from weft.streams.events import as_offset
-from weft.streams.runtime import Opened, find, for_asyncio, forget_opened, hub_of, open_stream
+from weft.streams.runtime import OpenedStream, find, for_asyncio, forget_opened, hub_of, open_stream
 from weft.systems.base import Connection
 from weft.systems.log import Log, Store
 
@@ -24,13 +24,13 @@ _CLOCKS_DIFFER = timedelta(minutes=1)
 _trimming = threading.Lock()
 
 
-def enforce_soon(ready: Opened) -> None:
+def enforce_soon(ready: OpenedStream) -> None:
     """Enforce the stream's retention in the background, if it is time for it."""
     if _due(ready):
         ready.hub.in_background(_enforce_quietly, ready)
 
 
-def _due(ready: Opened) -> bool:
+def _due(ready: OpenedStream) -> bool:
     stream = ready.stream
     if stream.max_rows is None and stream.max_age_days is None and not stream.key_fields and not ready.keyed:
         return False
@@ -38,7 +38,7 @@ def _due(ready: Opened) -> bool:
     return ready.hub.real_time and time.monotonic() - ready.trimmed_at > _INTERVAL_SECONDS
 
 
-def _enforce_quietly(ready: Opened) -> None:
+def _enforce_quietly(ready: OpenedStream) -> None:
     with _trimming:
         if not _due(ready):
             return
@@ -50,7 +50,7 @@ def _enforce_quietly(ready: Opened) -> None:
         _log.warning("retention of stream %s failed, and is tried again later: %s", ready.stream.name, error)
 
 
-def enforce(ready: Opened) -> int:
+def enforce(ready: OpenedStream) -> int:
     """Remove what the declared policy says; how many events went."""
     stream, log = ready.stream, ready.log
     now = ready.hub.store.now()

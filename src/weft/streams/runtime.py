@@ -92,7 +92,7 @@ class Hub:
 
 
 @dataclass(slots=True)
-class Opened:
+class OpenedStream:
     """A stream that is ready for use."""
 
     stream: Stream
@@ -110,9 +110,9 @@ class _Held:
     """What one project holds open."""
 
     hubs: dict[Connection, Hub] = field(default_factory=dict)
-    streams: dict[Any, Opened] = field(default_factory=dict)
+    streams: dict[Any, OpenedStream] = field(default_factory=dict)
     """By the stream and connection that the caller named; valid while `declarations` is the project's."""
-    read: dict[Any, Opened] = field(default_factory=dict)
+    read: dict[Any, OpenedStream] = field(default_factory=dict)
     """What `streams` is for publishers, for readers."""
     declarations: int = 0
 
@@ -165,7 +165,9 @@ def derived_streams(declared: Stream) -> list[Stream]:
     return derived
 
 
-def opened(stream: str | Stream, connection: str | Connection | None = None, *, to_read: bool = False) -> Opened | None:
+def opened(
+    stream: str | Stream, connection: str | Connection | None = None, *, to_read: bool = False
+) -> OpenedStream | None:
     """Return the stream if this process has it open already."""
     project = current()
     held = _held_by(project)
@@ -179,7 +181,9 @@ def opened(stream: str | Stream, connection: str | Connection | None = None, *, 
         return None
 
 
-def open_stream(stream: str | Stream, connection: str | Connection | None = None, *, to_read: bool = False) -> Opened:
+def open_stream(
+    stream: str | Stream, connection: str | Connection | None = None, *, to_read: bool = False
+) -> OpenedStream:
     """Return the stream, opened where it is not yet; its table is created at first use, but not by readers."""
     project = current()
     ready = opened(stream, connection, to_read=to_read)
@@ -195,7 +199,7 @@ def open_stream(stream: str | Stream, connection: str | Connection | None = None
             # Else it was closed or declared again meanwhile.
             if held.hubs.get(hub.connection) is hub and declarations == held.declarations:
                 known = held.read if to_read else held.streams
-                ready = known.setdefault((stream, connection), Opened(declared, hub, log))
+                ready = known.setdefault((stream, connection), OpenedStream(declared, hub, log))
     return ready
 
 
@@ -210,7 +214,7 @@ def stored_log(stream: Stream, connection: str | Connection | None = None) -> Lo
 
 async def open_stream_async(
     stream: str | Stream, connection: str | Connection | None = None, *, to_read: bool = False
-) -> Opened:
+) -> OpenedStream:
     """`open_stream` for asyncio."""
     ready = opened(stream, connection, to_read=to_read)
     if ready is None:

@@ -17,7 +17,7 @@ from weft.errors import ConnectionFailedError, SettingsError
 from weft.streams.declare import Stream
 from weft.streams.events import as_offset, moved, read_on
 from weft.streams.retention import aware
-from weft.streams.runtime import Opened, hub_of, open_stream
+from weft.streams.runtime import OpenedStream, hub_of, open_stream
 from weft.systems.base import Connection
 from weft.systems.log import ROWID
 
@@ -87,7 +87,7 @@ def _begin(
     connection: str | Connection | None,
     since: int | datetime | str | None,
     called: float | None,
-) -> tuple[Opened, int]:
+) -> tuple[OpenedStream, int]:
     """Return the stream, and the offset after which a subscription begins. `called`: when it was called for, if it did
     not learn at once where the stream ended then."""
     ready = open_stream(stream, connection, to_read=True)
@@ -105,11 +105,11 @@ def _begin(
 class Subscription:
     """An async iterator over a stream's events; also an async context manager."""
 
-    _ready: Opened
+    _ready: OpenedStream
 
     def __init__(
         self,
-        begin: Callable[[bool], Future[tuple[Opened, int]]],
+        begin: Callable[[bool], Future[tuple[OpenedStream, int]]],
         batch_size: int,
         timeout: float | None,
         filter_fn: Callable[[dict[str, Any]], Any] | None,

@@ -48,7 +48,7 @@ class HeldError(Exception):
         return f"process {number} on {host}"
 
 
-class Lease:
+class FileLease:
     """The claim of this process to what `home` stands for."""
 
     def __init__(
@@ -173,7 +173,7 @@ def table_lock(folder: Folder, path: str, name: str) -> Iterator[None]:
         with _locked_file(home):
             yield
         return
-    lease = Lease(folder, home)
+    lease = FileLease(folder, home)
     try:
         lease.take(patience=WAIT_SECONDS)
     except HeldError:

@@ -12,7 +12,7 @@ from weft.errors import DeclarationError, LoadRefusedError, did_you_mean, listed
 from weft.options import Option, column_names, flag, refuse_unknown, text_option
 from weft.systems.changes import Changes
 from weft.systems.expectation import Expectation
-from weft.systems.watermark import STATE, Watermark
+from weft.systems.watermark import STATE, LoadWatermark
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -175,7 +175,7 @@ class Load:
     """What must hold for the rows, each with its reaction."""
     changes: Changes | None = None
     """What changes say besides their rows, in a merge of changes."""
-    watermark: Watermark | None = None
+    watermark: LoadWatermark | None = None
     """How far the source was read: stored in the same commit."""
     taken: QuarantinedRows | None = None
     """What it takes out of the table's quarantine."""

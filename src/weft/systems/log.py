@@ -161,7 +161,7 @@ class Group:
     members: list[Member] = field(default_factory=list)
 
 
-class Sample(NamedTuple):
+class StreamSample(NamedTuple):
     """The size of a stream, without a count of its events: where offsets have gaps, the numbers are somewhat larger."""
 
     published: int
@@ -301,7 +301,7 @@ class Store(Protocol):
     def delete(self, schema: str, name: str) -> bool:
         """Remove a stream, with its events, consumers and keys; return whether it existed. `open` creates it again."""
 
-    def sample(self, names: Sequence[tuple[str, str]]) -> list[Sample | None]:
+    def sample(self, names: Sequence[tuple[str, str]]) -> list[StreamSample | None]:
         """Return the sizes of these streams, of (schema, name), zeros where there is no such stream, and `None` for one
         that cannot be read. Cheap enough for all streams every few seconds."""
 

@@ -85,7 +85,7 @@ bits of its key: `KEY` is a number there, which an index finds fast."""
 
 
 @dataclass(frozen=True)
-class Due:
+class UnmatchedRange:
     """Which rows of a side are emitted if they have no partner: those after one time, unless it is `None`, and up to
     another, and those of the batch up to that. Their ends are after and up to these."""
 
@@ -107,7 +107,7 @@ class Pairs:
     left: tuple[str, ...]
     """The columns of the left side."""
     right: tuple[str, ...]
-    alone: Mapping[int, Due] = field(default_factory=dict)
+    alone: Mapping[int, UnmatchedRange] = field(default_factory=dict)
     """By side, which rows without a partner are emitted."""
 
 

@@ -28,7 +28,7 @@ STATE = "inputs of a model"
 
 
 @dataclass(frozen=True)
-class Watermark:
+class LoadWatermark:
     """What is stored with the target's rows, in the same commit."""
 
     column: str
@@ -44,7 +44,7 @@ class Watermark:
     """Whether the rows that the load reads are yet to be added to `seen`: more may come until it reads."""
 
     @classmethod
-    def of(cls, column: str, value: Any, seen: int, last: Watermark | None = None) -> Watermark:
+    def of(cls, column: str, value: Any, seen: int, last: LoadWatermark | None = None) -> LoadWatermark:
         """Return the watermark of a value as a driver gives it."""
         if type(value) not in _KINDS:
             raise DeclarationError(
@@ -53,7 +53,7 @@ class Watermark:
             )
         return cls(column, _KINDS[type(value)][0], text_of(value), seen, None if last is None else last.text)
 
-    def spelled_like(self, sample: object) -> Watermark:
+    def spelled_like(self, sample: object) -> LoadWatermark:
         """Return the watermark in the form of another value of the column: SQLite keeps times as texts and compares
         texts, and a target of files knows times."""
         if self.kind != "timestamp" or not isinstance(sample, str):

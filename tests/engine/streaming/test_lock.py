@@ -165,7 +165,7 @@ class AwayFolder(LocalFolder):
 def test_a_store_that_is_away_for_longer_than_the_lease(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leases, "BEAT_SECONDS", 0.05)
     folder, lost = AwayFolder(), []
-    lease = leases.Lease(folder, str(project / "x~lock"), seconds=1.0, lost=lambda: lost.append(True))
+    lease = leases.FileLease(folder, str(project / "x~lock"), seconds=1.0, lost=lambda: lost.append(True))
     lease.take()
     assert not lease.is_lost
     folder.is_away = True
@@ -173,7 +173,7 @@ def test_a_store_that_is_away_for_longer_than_the_lease(project: Path, monkeypat
     assert lease.is_lost
     folder.is_away = False
     lease.release()
-    leases.Lease(folder, str(project / "x~lock"), seconds=60.0).take()
+    leases.FileLease(folder, str(project / "x~lock"), seconds=60.0).take()
 
 
 def test_a_place_where_nothing_can_be_made() -> None:

@@ -19,7 +19,7 @@ from weft.systems.delta.table import writer
 from weft.systems.delta.target import DeltaTarget
 from weft.systems.load import Load
 from weft.systems.target import TableLog
-from weft.systems.watermark import STATE, Watermark
+from weft.systems.watermark import STATE, LoadWatermark
 
 SCHEMA = '{"type": "struct", "fields": []}'
 AT = datetime(2026, 1, 31, tzinfo=UTC)
@@ -35,7 +35,7 @@ class Table:
         self.version = -1
 
     def load(self, batch: int = 0, state: str = "") -> Load:
-        watermark = Watermark(STATE, "text", state, 0)
+        watermark = LoadWatermark(STATE, "text", state, 0)
         return Load(table="orders", pipeline="m", checkpoint_id="model", batch_id=batch, watermark=watermark, moment=AT)
 
     def commit(self, load: Load | None = None, *more: dict[str, Any], label: str | None = None) -> None:

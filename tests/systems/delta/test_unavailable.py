@@ -33,7 +33,7 @@ class Gate:
         table = pa.Table.from_batches(rows.batches, rows.schema)
         notes = mirror.Notes(LocalFolder(), self.folder, load)
         names = table.column_names
-        return mirror.Gate(notes, load).pass_through(table.select(mirror.gate_columns(load, names)), names)
+        return mirror.DeltaGate(notes, load).pass_through(table.select(mirror.gate_columns(load, names)), names)
 
 
 def decided(gated: mirror.GatedChanges) -> dict[str, tuple[int, ...]]:

@@ -16,7 +16,7 @@ import pytest
 import weft
 from weft.engine.streaming.sources import open_source
 from weft.systems.kinesis import shards as module
-from weft.systems.kinesis.client import Client, client
+from weft.systems.kinesis.client import KinesisClient, client
 from weft.systems.kinesis.shards import Position, Shards
 
 ROOT = "shardId-000000000000"
@@ -210,7 +210,7 @@ def test_requests_that_are_refused(kinesis: Any, connection: Any) -> None:
 
     # Without patience the reason is told.
     kinesis.refuse(stream, GetRecords=1)
-    impatient = Client(connection.resolved(), patience=0.0)
+    impatient = KinesisClient(connection.resolved(), patience=0.0)
     iterator = impatient.iterator(stream, ROOT, {"ShardIteratorType": "TRIM_HORIZON"})
     with pytest.raises(weft.ConnectionFailedError, match="Rate exceeded for shard"):
         impatient.call("get_records", ShardIterator=iterator)
@@ -252,7 +252,7 @@ def test_records_of_which_some_are_refused(kinesis: Any, connection: Any) -> Non
     assert kinesis.left_to_refuse()["PutRecords"] == 0
     kinesis.refuse(stream, PutRecords=1)
     with pytest.raises(weft.StorageError, match=r"1 of 2 records were not taken.*Rate exceeded"):
-        Client(connection.resolved(), patience=0.0).send(stream, sent[:2])
+        KinesisClient(connection.resolved(), patience=0.0).send(stream, sent[:2])
 
 
 def test_records_that_are_too_large(kinesis: Any, connection: Any) -> None:

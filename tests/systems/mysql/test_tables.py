@@ -228,7 +228,7 @@ def test_nothing_is_stored_altered(
         declared = Load.declare(target="t", mode=mode, **options)
         sql_commit.prepare(tables, declared, schema)
         rows = pa.Table.from_pylist([{"k": 1 if mode == "merge" else 2, "v": value}], schema).to_batches()
-        sql_commit.commit(tables, declared, sql_commit.Batches(schema, rows))
+        sql_commit.commit(tables, declared, sql_commit.BatchedRows(schema, rows))
 
     with pytest.raises(LoadRefusedError, match="rejected 1 row"):
         load(altered)
@@ -249,7 +249,7 @@ def test_texts_differ_by_spaces_and_case(tables: MySQLTables) -> None:
         load = Load.declare(target="t", mode="merge", keys=["k"])
         sql_commit.prepare(tables, load, schema)
         rows = pa.Table.from_pylist([{"k": "a", "v": value}], schema).to_batches()
-        assert sql_commit.commit(tables, load, sql_commit.Batches(schema, rows)).updated == updated
+        assert sql_commit.commit(tables, load, sql_commit.BatchedRows(schema, rows)).updated == updated
 
 
 def test_a_lock_ends_with_its_transaction(make: Callable[[], MySQLTables], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -72,9 +72,9 @@ def once(given: list[dict[str, Any]], size: int = 30) -> Iterator[pa.RecordBatch
 
 def as_rows(tables: SqlTables, how: str, given: list[dict[str, Any]]) -> sql_commit.SourceRows:
     if how == "once":
-        return sql_commit.Batches(SCHEMA, once(given))
+        return sql_commit.BatchedRows(SCHEMA, once(given))
     load(tables, pa.Table.from_pylist(given, schema=SCHEMA), target="source")
-    return sql_commit.Query(f"SELECT id, name, n FROM {tables.table(None, 'source')}", SCHEMA)
+    return sql_commit.QueriedRows(f"SELECT id, name, n FROM {tables.table(None, 'source')}", SCHEMA)
 
 
 # ---------------------------------------------------------------------------------------------------- fail
@@ -138,7 +138,7 @@ def test_one_row_of_a_source_that_is_longer_than_what_is_looked_through(
     if tables.dialect in ("postgres", "duckdb"):
         given = given[:9_060]  # both take more before they say anything
     with pytest.raises(LoadRefusedError, match=r"rejected (at least )?1 row, and") as caught:
-        sql_commit.commit(tables, planned, sql_commit.Batches(SCHEMA, once(given, 100)))
+        sql_commit.commit(tables, planned, sql_commit.BatchedRows(SCHEMA, once(given, 100)))
     assert ("at least" in caught.value.what) == (len(given) == 20_000)
     assert "id=9000, name=n9000" in caught.value.what
     assert ids(tables) == [1000]
@@ -226,7 +226,7 @@ def test_bad_rows_alone_are_put_aside(tables: SqlTables, mode: str, keys: list[s
     assert ids(tables) == good + [1000] * (mode != "truncate")
     assert aside(tables) == list(BAD)
     # Exactly once, both of them.
-    assert sql_commit.commit(tables, planned, sql_commit.Batches(SCHEMA, once(rows()))).replayed
+    assert sql_commit.commit(tables, planned, sql_commit.BatchedRows(SCHEMA, once(rows()))).replayed
     assert aside(tables) == list(BAD)
     if mode == "merge":
         again = load(tables, rows(), mode=mode, keys=keys, on_bad_rows="quarantine")
@@ -487,7 +487,7 @@ def expecting(tables: SqlTables, given: list[dict[str, Any]], *names: str, **opt
     checks = (Expectation("accepted", ("name",), names, reaction="quarantine"),)
     planned = replace(Load.declare(target="t", moment=DAY, **options), checks=checks)
     sql_commit.prepare(tables, planned, SCHEMA)
-    return sql_commit.commit(tables, planned, sql_commit.Batches(SCHEMA, once(given)))
+    return sql_commit.commit(tables, planned, sql_commit.BatchedRows(SCHEMA, once(given)))
 
 
 @pytest.mark.parametrize("on_bad_rows", ["fail", "quarantine"])
@@ -537,7 +537,7 @@ def test_columns_that_cannot_be_made_are_found_by_few_statements(tables: SqlTabl
     said: list[str] = []
     execute = tables.driver.execute
     tables.driver.execute = lambda *arguments: (said.append(arguments[1]), execute(*arguments))[1]  # type: ignore[method-assign]
-    counts = sql_commit.commit(tables, planned, sql_commit.Batches(SCHEMA, once(given, 500)))
+    counts = sql_commit.commit(tables, planned, sql_commit.BatchedRows(SCHEMA, once(given, 500)))
     assert (counts.rows_read, counts.inserted, counts.quarantined) == (2_000, 1_960, 40)
     assert sorted(reasons(tables)) == list(range(37, 2_000, 50))
     assert len(said) < 20 * 40 + 100
@@ -568,7 +568,7 @@ def test_a_row_that_does_not_write_what_it_breaks_is_good(tables: SqlTables) -> 
     options = {"mode": "merge", "keys": ["id"], "update_columns": ["name"], "on_bad_rows": "quarantine"}
     planned = Load.declare(target="t", moment=DAY, **options)
     sql_commit.prepare(tables, planned, SCHEMA)
-    counts = sql_commit.commit(tables, planned, sql_commit.Batches(SCHEMA, once(given)))
+    counts = sql_commit.commit(tables, planned, sql_commit.BatchedRows(SCHEMA, once(given)))
     assert (counts.inserted, counts.updated, counts.quarantined) == (0, 2, 1)
 
 
@@ -584,7 +584,7 @@ def test_columns_that_are_made_on_the_way(tables: SqlTables) -> None:
     sql_commit.prepare(tables, planned, SCHEMA)
     given = [{"id": 1, "name": "a", "n": 1}, {"id": 2, "name": "b", "n": 60}]
     with pytest.raises(WeftError) as caught:
-        sql_commit.commit(tables, planned, sql_commit.Batches(SCHEMA, once(given)))
+        sql_commit.commit(tables, planned, sql_commit.BatchedRows(SCHEMA, once(given)))
     # Where there are no savepoints, only the database's own message is left.
     assert "id=2, n=120: " in caught.value.what or not tables.savepoints
     assert ids(tables) == [1000]

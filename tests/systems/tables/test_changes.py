@@ -83,7 +83,7 @@ def apply(
     )
     rows, load = batch.planned(replace(load, moment=NOW, **options), present, query)
     sql_commit.prepare(tables, load, rows.schema)
-    counts = sql_commit.commit(tables, load, sql_commit.Batches(rows.schema, rows.batches))
+    counts = sql_commit.commit(tables, load, sql_commit.BatchedRows(rows.schema, rows.batches))
     return counts, batch.report([counts])
 
 

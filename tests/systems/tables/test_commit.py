@@ -26,7 +26,7 @@ def load(tables: SqlTables, rows: Any, **options: Any) -> Counts:
     table = rows if isinstance(rows, pa.Table) else pa.Table.from_pylist(rows)
     planned = Load.declare(**{"target": "t", "moment": DAY, **options})
     sql_commit.prepare(tables, planned, table.schema)
-    return sql_commit.commit(tables, planned, sql_commit.Batches(table.schema, table.to_batches()))
+    return sql_commit.commit(tables, planned, sql_commit.BatchedRows(table.schema, table.to_batches()))
 
 
 def run(tables: SqlTables, *statements: str) -> None:
@@ -96,7 +96,7 @@ def test_the_ledger_says_what_a_batch_was(tables: SqlTables) -> None:
     rows = pa.table({"id": [1]})
     for _ in range(2):
         sql_commit.prepare(tables, batch(1, "[5]"), rows.schema)
-        sql_commit.commit(tables, batch(1, "[5]"), sql_commit.Batches(rows.schema, rows.to_batches()))
+        sql_commit.commit(tables, batch(1, "[5]"), sql_commit.BatchedRows(rows.schema, rows.to_batches()))
     assert ledger.is_committed(tables, batch(0))
     assert ledger.last_batch(tables, batch(0)) == ledger.last_batch(tables, batch(1)) == (1, "[5]")
     assert ledger.last_batch(tables, batch(2)) is None
@@ -166,7 +166,7 @@ def test_a_source_that_fails_in_the_middle_changes_nothing(tables: SqlTables) ->
         planned = Load.declare(target="t", mode=mode, keys=keys, moment=DAY)
         sql_commit.prepare(tables, planned, schema)
         with pytest.raises(OSError, match="the source is gone"):
-            sql_commit.commit(tables, planned, sql_commit.Batches(schema, broken()))
+            sql_commit.commit(tables, planned, sql_commit.BatchedRows(schema, broken()))
         assert names_of(tables) == ["a"]
         assert not ledger.is_committed(tables, planned)
 
@@ -260,7 +260,7 @@ def test_a_users_query_is_run_as_it_is(tables: SqlTables) -> None:
         planned = Load.declare(target=f"t_{mode}", mode=mode, keys=keys, moment=DAY)
         schema = tables.describe(sql)
         sql_commit.prepare(tables, planned, schema)
-        assert sql_commit.commit(tables, planned, sql_commit.Query(sql, schema)).inserted == 1
+        assert sql_commit.commit(tables, planned, sql_commit.QueriedRows(sql, schema)).inserted == 1
 
 
 def test_the_ledger_keeps_what_has_a_name(tables: SqlTables) -> None:

@@ -13,11 +13,11 @@ from weft.systems.sql import commit as sql_commit
 from weft.systems.sql.tables import Slice, SqlTables
 
 
-def prepared(tables: SqlTables, table: str, key: str, *rows: dict[str, Any]) -> tuple[Load, sql_commit.Batches]:
+def prepared(tables: SqlTables, table: str, key: str, *rows: dict[str, Any]) -> tuple[Load, sql_commit.BatchedRows]:
     load = Load.declare(target=table, mode="merge", keys=["id"], pipeline="mirrors", commit_key=f"{key} {table}")
     batch = pa.RecordBatch.from_pylist(list(rows), pa.schema([("id", pa.int64()), ("name", pa.string())]))
     sql_commit.prepare(tables, load, batch.schema)
-    return load, sql_commit.Batches(batch.schema, [batch])
+    return load, sql_commit.BatchedRows(batch.schema, [batch])
 
 
 def rows(tables: SqlTables, table: str) -> list[tuple[Any, ...]]:

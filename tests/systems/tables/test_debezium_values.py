@@ -91,7 +91,7 @@ def apply(tables: SqlTables, batch: ChangeBatch) -> None:
     names = [name for name in rows.schema.names if present is None or name in (*present, *load.changes.own)]
     written = pa.Table.from_batches(rows.batches, rows.schema).select(names)
     sql_commit.prepare(tables, load, written.schema)
-    sql_commit.commit(tables, load, sql_commit.Batches(written.schema, written.to_batches()))
+    sql_commit.commit(tables, load, sql_commit.BatchedRows(written.schema, written.to_batches()))
 
 
 @pytest.mark.parametrize("sample", ["postgres", "postgres_no_schema_string", "postgres_isostring"])

@@ -161,7 +161,7 @@ def query(tables: SqlTables, sql: str) -> Any:
     planned = Load.declare(target="t", mode="merge", keys=["k"], moment=DAY)
     schema = tables.describe(sql)
     sql_commit.prepare(tables, planned, schema)
-    return sql_commit.commit(tables, planned, sql_commit.Query(sql, schema))
+    return sql_commit.commit(tables, planned, sql_commit.QueriedRows(sql, schema))
 
 
 @pytest.mark.parametrize(("database_url", "any_case"), ANY_CASE, indirect=True)

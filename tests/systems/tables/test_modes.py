@@ -51,11 +51,11 @@ def run(tables: SqlTables, load: Load, rows: list[dict[str, Any]], how: str = "b
         source = f"source_{next(_numbers)}"
         feed = Load.declare(target=source)
         sql_commit.prepare(tables, feed, SCHEMA)
-        sql_commit.commit(tables, feed, sql_commit.Batches(SCHEMA, table.to_batches()))
+        sql_commit.commit(tables, feed, sql_commit.BatchedRows(SCHEMA, table.to_batches()))
         sql = f"SELECT * FROM {tables.table(None, source)}"
-        return sql_commit.commit(tables, load, sql_commit.Query(sql, SCHEMA))
+        return sql_commit.commit(tables, load, sql_commit.QueriedRows(sql, SCHEMA))
     # In small batches, as a source would give them.
-    return sql_commit.commit(tables, load, sql_commit.Batches(SCHEMA, table.to_batches(max_chunksize=3)))
+    return sql_commit.commit(tables, load, sql_commit.BatchedRows(SCHEMA, table.to_batches(max_chunksize=3)))
 
 
 def check(tables: SqlTables, loads: list[tuple[dict[str, Any], list[dict[str, Any]]]], how: str = "batches") -> None:
@@ -224,7 +224,7 @@ def test_a_default_in_a_table_of_versions(tables: SqlTables, event: str | None) 
         rows = pa.Table.from_pylist([dict(zip(schema.names, (*row, moment), strict=True))], schema)
         load = replace(load, null_is_default=True, moment=moment)
         sql_commit.prepare(tables, load, schema)
-        sql_commit.commit(tables, load, sql_commit.Batches(schema, rows.to_batches()))
+        sql_commit.commit(tables, load, sql_commit.BatchedRows(schema, rows.to_batches()))
     assert sorted((row["n"], row["status"]) for row in rows_of(tables, "history")) == [(1, "x"), (2, "new")]
 
 
@@ -248,7 +248,7 @@ def test_a_null_that_stands_for_the_default(tables: SqlTables, mode: str, on_bad
         found = [dict(zip(DEFAULTS.names, row, strict=True)) for row in rows]
         batches = pa.Table.from_pylist(found, DEFAULTS).to_batches()
         sql_commit.prepare(tables, load, DEFAULTS)
-        counts = sql_commit.commit(tables, load, sql_commit.Batches(DEFAULTS, batches))
+        counts = sql_commit.commit(tables, load, sql_commit.BatchedRows(DEFAULTS, batches))
         assert counts.quarantined == 0
     second = {"id": 2, "status": "x", "n": 6} if mode == "merge" else {"id": 2, "status": "it's new", "n": 6}
     wanted = [{"id": 1, "status": "it's new", "n": 7}, second, {"id": 3, "status": "it's new", "n": 1}]

@@ -20,7 +20,7 @@ from weft.engine import inputs, relations, run
 from weft.engine.inputs import Input
 from weft.engine.load import Job
 from weft.engine.models import forms, left_out, replacing, state
-from weft.engine.models.inputs import Observer, Source, Span
+from weft.engine.models.inputs import ModelSource, Observer, Span
 from weft.engine.models.lake import Lake
 from weft.engine.models.state import LeftOuts, State, StoredModel
 from weft.engine.readers import SqlReader, StreamReader, read_all
@@ -193,7 +193,7 @@ class ModelRun:
                 hint='Read a stream, name a cursor of the table, or use materialise="table" or "merge".',
             )
         is_idle = not is_full and is_read_in_parts and not any(each.has_new for each in sources)
-        result = Result(model, sources, tables, replace(stored, state=None) if is_full else stored)
+        result = BuildResult(model, sources, tables, replace(stored, state=None) if is_full else stored)
         return PreparedBuild(stored, new, tables, result, is_full, is_idle)
 
     def _with_columns(self, data: Input, stored: StoredModel) -> Input:
@@ -230,7 +230,7 @@ class ModelRun:
                 except WeftError as error:
                     _log.warning("The view %s cannot be created: %s", view.name, error.what)
 
-    def backfilled(self, observer: Observer, span: Span) -> tuple[State, list[Source]]:
+    def backfilled(self, observer: Observer, span: Span) -> tuple[State, list[ModelSource]]:
         """Return the last state, and the inputs with the events of a range of time that is built again."""
         last = self._backfilled(observer.stored(self.model))
         return last, observer.spanned(self.model, last.inputs, span)
@@ -268,7 +268,7 @@ class PreparedBuild:
     """The state that is stored with its rows."""
     tables: SqlTables | None
     """The database of the model; `None` for Delta tables and files."""
-    result: Result
+    result: BuildResult
     is_full: bool
     is_idle: bool
     """Whether nothing is new for it."""
@@ -292,11 +292,11 @@ class Compiled:
 
 
 @dataclass
-class Result:
+class BuildResult:
     """What the function of a model returns for some inputs, and where the query that it is can run."""
 
     model: Model
-    sources: list[Source]
+    sources: list[ModelSource]
     tables: SqlTables | None
     """The database of the model; `None` for Delta tables and files, into which Spark writes."""
     stored: StoredModel
@@ -392,7 +392,7 @@ class Result:
         # A number or a column of Ibis is a table of one row or column.
         return value.as_table() if forms.is_ibis(value) else value
 
-    def _argument(self, source: Source) -> Any:
+    def _argument(self, source: ModelSource) -> Any:
         """An input in the form that its parameter asks for."""
         form = forms.form_of(source.input.annotation)
         assert source.input.parameter is not None
@@ -407,7 +407,7 @@ class Result:
         return forms.as_frame(table, form)
 
     @cached_property
-    def _this(self) -> Source | None:
+    def _this(self) -> ModelSource | None:
         """The last result; `None` in the first build, and in one that starts again."""
         if not self.model.takes_this or self.stored.state is None or self.stored.columns is None:
             return None
@@ -416,10 +416,10 @@ class Result:
         if self.tables is not None:
             reader = self._reader(f"SELECT * FROM {self.tables.qualified(table.schema, table.name)}")
         relation = relations.find(self.model.target.name, self.model.target.connection)
-        return Source(ModelInput(THIS, THIS, self.model.this_annotation), relation, reader=reader)
+        return ModelSource(ModelInput(THIS, THIS, self.model.this_annotation), relation, reader=reader)
 
     @property
-    def _named(self) -> list[Source]:
+    def _named(self) -> list[ModelSource]:
         """The inputs that have a name in the query."""
         last = [] if self._this is None else [self._this]
         return [*(each for each in self.sources if each.input.parameter is not None), *last]
@@ -506,7 +506,7 @@ class Result:
 
     # ------------------------------------------------------------------------------------------------------- in Spark
 
-    def _frame(self, source: Source) -> Any:
+    def _frame(self, source: ModelSource) -> Any:
         """An input as a frame of Spark."""
         from weft.engine import reader_frames, session
 
@@ -545,4 +545,4 @@ def _with_tables(sql: str, queries: Mapping[str, str]) -> str:
 
 
 def _is_query(text: str) -> bool:
-    return isinstance(inputs.understand(text, has_source=True), inputs.Sql)
+    return isinstance(inputs.understand(text, has_source=True), inputs.SourceSql)

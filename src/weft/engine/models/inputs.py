@@ -24,7 +24,7 @@ from weft.systems.base import Connection, system_for
 from weft.systems.log import EXTRA, ROWID, Log
 from weft.systems.sql import ledger
 from weft.systems.sql.tables import SqlTables, subquery
-from weft.systems.watermark import UNKNOWN, Watermark
+from weft.systems.watermark import UNKNOWN, LoadWatermark
 
 T = TypeVar("T")
 Span = tuple[datetime, datetime | None]
@@ -32,7 +32,7 @@ Span = tuple[datetime, datetime | None]
 
 
 @dataclass(frozen=True)
-class Source:
+class ModelSource:
     """An input of a model, and what one build reads of it."""
 
     input: ModelInput
@@ -229,11 +229,11 @@ class Observer:
 
     # -------------------------------------------------------------------------------------------------- what is read
 
-    def sources(self, model: Model, last: Marks | None) -> list[Source]:
+    def sources(self, model: Model, last: Marks | None) -> list[ModelSource]:
         """Return the inputs as a build reads them; with `last`, without what earlier builds have read of streams."""
         return [self.source(model, each, last) for each in model.inputs]
 
-    def spanned(self, model: Model, last: Marks, span: Span) -> list[Source]:
+    def spanned(self, model: Model, last: Marks, span: Span) -> list[ModelSource]:
         """Return the inputs with the events of a range of time that earlier builds have read."""
         sources = [self.source(model, each) for each in model.inputs]
         if not any(isinstance(each.reader, StreamReader) for each in sources):
@@ -255,7 +255,7 @@ class Observer:
             spans.append(each)
         return spans
 
-    def source(self, model: Model, each: ModelInput, last: Marks | None = None) -> Source:
+    def source(self, model: Model, each: ModelInput, last: Marks | None = None) -> ModelSource:
         """Return an input as the source of a build."""
         relation = self.relation(model, each)
         # Before the rows are read: what changes meanwhile is seen as a change later.
@@ -266,13 +266,13 @@ class Observer:
             events = events.selecting([name for name in events.schema.names if name != EXTRA])
             mark = {**mark, "upto": events.upto}
             if before is None:
-                return Source(each, relation, mark, events, is_read_in_parts=True)
+                return ModelSource(each, relation, mark, events, is_read_in_parts=True)
             _refuse_another(before, mark, each, model)
             after = _after(events, int(before["upto"]), each, model)
             events, has_new = replace(events, after=after), events.upto > after
-            return Source(each, relation, mark, events, is_read_in_parts=True, has_new=has_new, follows=True)
+            return ModelSource(each, relation, mark, events, is_read_in_parts=True, has_new=has_new, follows=True)
         if isinstance(relation.data, inputs.Files):
-            return Source(each, relation, mark)
+            return ModelSource(each, relation, mark)
         reader = relations.reader_of(relation, opened=self.tables(relation.connection))
         assert isinstance(reader, SqlReader) and relation.table is not None
         # With its schema: a query may call the input by the name of the table itself.
@@ -282,7 +282,7 @@ class Observer:
         columns = reader.tables.listed([*reader.schema.names, *unreadable])
         reader = replace(reader, sql=f"SELECT {columns} FROM {reader.tables.qualified(*relation.table)}")
         if model.cursor is None or not has_cursor:
-            return Source(each, relation, mark, reader)
+            return ModelSource(each, relation, mark, reader)
         said = (last or {}).get(each.name) or {}
         if said.get("column", model.cursor) != model.cursor:
             if model.materialise == "incremental":
@@ -292,13 +292,13 @@ class Observer:
                     hint=f"Build it again: weft run {model.name} --full",
                 )
             said = {}
-        before = Watermark(model.cursor, said["kind"], said["cursor"], UNKNOWN) if "cursor" in said else None
+        before = LoadWatermark(model.cursor, said["kind"], said["cursor"], UNKNOWN) if "cursor" in said else None
         new = incremental.of_query(reader.tables, reader.sql, model.cursor, before, None, count_late=False)
         known = new.watermark or before
         if known is not None:
             mark = {**(mark or {}), "cursor": known.text, "kind": known.kind, "column": model.cursor}
         reader = replace(reader, sql=new.sql)
-        return Source(each, relation, mark, reader, is_read_in_parts=True, has_new=not new.is_empty)
+        return ModelSource(each, relation, mark, reader, is_read_in_parts=True, has_new=not new.is_empty)
 
 
 def _mark_of(log: Log) -> Marks:

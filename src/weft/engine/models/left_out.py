@@ -8,20 +8,20 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 
-from weft.engine.models.inputs import Observer, Source
+from weft.engine.models.inputs import ModelSource, Observer
 from weft.engine.models.state import LeftOut, LeftOuts
 from weft.engine.readers import SqlReader, StreamReader, read_all
 from weft.streams import runtime
 from weft.systems.log import EXTRA, META_TYPES, ROWID
 
 
-def count(observer: Observer, sources: list[Source]) -> LeftOuts:
+def count(observer: Observer, sources: list[ModelSource]) -> LeftOuts:
     """Return, of each input that a function is given, the fields whose values a build of these events leaves out."""
     left_outs = {each.input.name: _count(observer, each) for each in sources if each.input.parameter is not None}
     return {name: fields for name, fields in left_outs.items() if fields}
 
 
-def _count(observer: Observer, source: Source) -> dict[str, LeftOut]:
+def _count(observer: Observer, source: ModelSource) -> dict[str, LeftOut]:
     reader = source.reader
     if not isinstance(reader, StreamReader) or reader.upto <= reader.after:
         return {}
@@ -36,7 +36,7 @@ def _count(observer: Observer, source: Source) -> dict[str, LeftOut]:
     return counts
 
 
-def _extras(observer: Observer, source: Source, reader: StreamReader) -> Iterator[pa.RecordBatch]:
+def _extras(observer: Observer, source: ModelSource, reader: StreamReader) -> Iterator[pa.RecordBatch]:
     """Yield the offsets and extras of the events that have some: most streams have none."""
     asked = reader.selecting([ROWID, EXTRA])
     stream, connection = source.relation.stream, source.relation.connection

@@ -23,7 +23,7 @@ from weft.systems.load import SCD2_COLUMNS, UNNAMED, Counts, Load
 from weft.systems.sql import watermarks
 from weft.systems.sql.driver import Session
 from weft.systems.sql.tables import SqlTables
-from weft.systems.watermark import Watermark
+from weft.systems.watermark import LoadWatermark
 
 NEW = "__weft_new"
 """In the name of the table that takes the place of another one."""
@@ -83,7 +83,7 @@ def _new_name(tables: SqlTables, load: Load) -> str:
 
 
 @contextmanager
-def _exchanging(tables: SqlTables, load: Load, watermark: Watermark) -> Iterator[Session]:
+def _exchanging(tables: SqlTables, load: Load, watermark: LoadWatermark) -> Iterator[Session]:
     """Yield a session for the statements that exchange what a model has, and store its state with them.
 
     Where such statements commit by themselves, a state that no build has is stored first: a build that was overtaken

@@ -18,7 +18,7 @@ from weft.pipelines.models import Model
 from weft.systems.load import Load
 from weft.systems.sql import watermarks
 from weft.systems.sql.tables import Column, SqlTables
-from weft.systems.watermark import STATE, Watermark
+from weft.systems.watermark import STATE, LoadWatermark
 
 Marks = dict[str, Any]
 """What was read of each input, by its name: `{"upto": 12}` of a stream, `{"build": "…"}` of a model."""
@@ -77,9 +77,9 @@ class StoredModel:
     rows: int | None = None
     """How many the table has, where its log says so."""
 
-    def following(self, state: State) -> Watermark:
+    def following(self, state: State) -> LoadWatermark:
         """Return what is stored with the rows of the next build."""
-        return Watermark(STATE, "text", msgspec.json.encode(state, order="sorted").decode(), 0, self.text)
+        return LoadWatermark(STATE, "text", msgspec.json.encode(state, order="sorted").decode(), 0, self.text)
 
 
 def decoded(text: str, model: str) -> State:
@@ -133,7 +133,7 @@ def recorded(tables: SqlTables) -> list[Recorded]:
     return [Recorded(*each) for each in watermarks.read_all(tables, STATE)]
 
 
-def write(tables: SqlTables, model: Model, watermark: Watermark) -> None:
+def write(tables: SqlTables, model: Model, watermark: LoadWatermark) -> None:
     """Store a state by itself, where no row has changed."""
     watermarks.prepare(tables)
     with tables.driver.session("publish") as session:

@@ -11,8 +11,8 @@ from typing import Any
 import pyarrow as pa
 
 from weft.engine.models import freshness, left_out, lineage, state
-from weft.engine.models.build import Compiled, Result
-from weft.engine.models.inputs import Observer, Source
+from weft.engine.models.build import BuildResult, Compiled
+from weft.engine.models.inputs import ModelSource, Observer
 from weft.engine.models.lake import lake_of
 from weft.engine.models.lake import sql_type as lake_type
 from weft.engine.models.state import Recorded, StoredModel, load_of
@@ -106,7 +106,7 @@ class ModelStatus:
 
 class Survey:
     """Looks at the models of the project, and remembers what it found. `is_watched`: for a page that looks again and
-    again, see `Result`."""
+    again, see `BuildResult`."""
 
     def __init__(self, observer: Observer, *, is_watched: bool = False) -> None:
         self.observer = observer
@@ -186,17 +186,17 @@ class Survey:
             what = f"Model {model.name!r} cannot be understood: {type(error).__name__}: {error}"
             raise DeclarationError(what, hint=f"Look at {model.place}.") from error
 
-    def result(self, model: Model) -> Result:
+    def result(self, model: Model) -> BuildResult:
         """Return what a build as a whole makes of the inputs."""
         is_in_database = self.observer.lake(model) is None
         tables = self.observer.tables(model.target.connection) if is_in_database else None
-        return Result(model, self.sources(model), tables, StoredModel(), self._is_watched)
+        return BuildResult(model, self.sources(model), tables, StoredModel(), self._is_watched)
 
-    def sources(self, model: Model) -> list[Source]:
+    def sources(self, model: Model) -> list[ModelSource]:
         """Return the inputs with all of their rows."""
         return [self._source(model, each) for each in model.inputs]
 
-    def _source(self, model: Model, each: ModelInput) -> Source:
+    def _source(self, model: Model, each: ModelInput) -> ModelSource:
         if self._is_watched:
             relation = self.observer.relation(model, each)
             if relation.stream is None and relation.table is None:
@@ -222,7 +222,7 @@ class Survey:
                 if not is_here or upstream.name in self.blind:
                     self.blind.add(model.name)
                 sql = query.runs if query is not None and is_here else lineage.empty(columns, tables.dialect)
-                return Source(each, self.observer.relation(model, each), reader=SqlReader(tables, sql, columns))
+                return ModelSource(each, self.observer.relation(model, each), reader=SqlReader(tables, sql, columns))
         return self.observer.source(model, each)
 
     def columns(self, model: Model) -> pa.Schema | None:

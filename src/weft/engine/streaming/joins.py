@@ -46,7 +46,7 @@ from weft.spark_support.sessions import quoted, union_of
 from weft.streams.declare import MAX_NEW_COLUMNS
 from weft.systems.load import Columns
 from weft.systems.log import RESERVED_PREFIX
-from weft.systems.state_store import BATCH, CHECK, END, KEY, SIDE, TIME, Due, Pairs, StateBatch, StateStore
+from weft.systems.state_store import BATCH, CHECK, END, KEY, SIDE, TIME, Pairs, StateBatch, StateStore, UnmatchedRange
 
 # Rows are removed so many times while one of them stays, so that the ends of rows are few.
 _REMOVALS = 32
@@ -167,7 +167,7 @@ class Joins(Stateful):
                 upto = self._due(each, last.watermark)
                 # The time of a row decides its end, up to the rounding of ends.
                 ends = -NEVER if after is None else after + each.stays, upto + each.stays + 2 * self._step
-                alone[each.number] = Due(after, upto, *ends)
+                alone[each.number] = UnmatchedRange(after, upto, *ends)
         return Pairs(last.added, self._least, self._most, left, right, alone)
 
     def report(self, emitted: int) -> WindowReport | None:
@@ -253,7 +253,7 @@ class Joins(Stateful):
             def can_hold(more: Collection[str], part: pa.Table = part) -> bool:
                 return self.store.can_hold([*stored, *(part.schema.field(name) for name in more)])
 
-            limits = new_columns.Limits(
+            limits = new_columns.ColumnLimits(
                 refused, max(most - self._added(known)[side.number], 0), max(most, MAX_NEW_COLUMNS), is_first, can_hold
             )
             fitted = new_columns.fitted(inputs.Memory(part.schema, part.to_batches()), new, limits)

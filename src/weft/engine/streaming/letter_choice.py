@@ -91,7 +91,7 @@ def purge(box: DeadLetterBox, letter_ids: Sequence[str]) -> None:
 
 
 @dataclass
-class Group:
+class LetterGroup:
     """Letters that failed in one stage with one error."""
 
     stage: str
@@ -116,7 +116,7 @@ class Summary:
     """Whether there are more than were looked at."""
     newest: datetime | None = None
     """When the newest failed."""
-    groups: list[Group] = field(default_factory=list)
+    groups: list[LetterGroup] = field(default_factory=list)
     """The commonest first."""
 
 
@@ -134,5 +134,5 @@ def summary(letters: Iterable[StoredLetter], passes: Wanted | None = None, most:
             if len(samples) > 2 * _SAMPLES:  # each letter may have an error of its own, and all do not fit into memory
                 samples = {each: samples[each] for each, _ in counts.most_common(_SAMPLES) if each in samples}
     found.count, found.more = counts.total(), next(matching, None) is not None
-    found.groups = [Group(*each, count, samples[each]) for each, count in counts.most_common() if each in samples]
+    found.groups = [LetterGroup(*each, count, samples[each]) for each, count in counts.most_common() if each in samples]
     return found

@@ -22,7 +22,7 @@ from weft.errors import BusyError, StorageError
 from weft.spark_support.folder import Location
 from weft.spark_support.sessions import java_class
 from weft.systems import process
-from weft.systems.lease import HeldError, Lease
+from weft.systems.lease import FileLease, HeldError
 
 _log = logging.getLogger("weft.engine")
 # A JVM whose Python was killed ends by itself: it runs its hooks, and a busy machine takes its time.
@@ -41,7 +41,7 @@ class Lock:
         self._name, self._file, self._location = name, file, location
         self._held: IO[str] | None = None
         self._owner: dict[str, str] = {}
-        self._lease: Lease | None = None
+        self._lease: FileLease | None = None
 
     def take(self) -> None:
         """Keep others of this machine out, until `release` or the end of this process."""
@@ -80,7 +80,7 @@ class Lock:
             self._lease.folder = home.folder  # the one before may be of a JVM that ended
             self._lease.release()
         owner = tuple(self._owner.values())
-        self._lease = Lease(home.folder, home.path, owner, seconds=LEASE_SECONDS, lost=lost)
+        self._lease = FileLease(home.folder, home.path, owner, seconds=LEASE_SECONDS, lost=lost)
         try:
             self._lease.take()
         except HeldError as error:

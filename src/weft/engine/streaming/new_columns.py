@@ -27,7 +27,7 @@ _MOST_USUAL = 1000
 
 
 @dataclass(frozen=True)
-class Limits:
+class ColumnLimits:
     """What a table takes of columns that it does not have."""
 
     refused: Mapping[str, str]
@@ -60,7 +60,7 @@ class Fitted(NamedTuple):
     """Whether no row is left for a table that is not there: it is made of the first row that it can take."""
 
 
-def fitted(rows: Input, new: Sequence[str], limits: Limits) -> Fitted:
+def fitted(rows: Input, new: Sequence[str], limits: ColumnLimits) -> Fitted:
     """Return what a table takes of rows with these `new` columns."""
     refused, room = limits.refused, limits.room
     if not refused and (not new or (len(new) <= room and limits.can_hold(new))):
@@ -93,7 +93,7 @@ def fitted(rows: Input, new: Sequence[str], limits: Limits) -> Fitted:
     return Fitted(rest, reasons, added, left_out, dropped, is_nothing)
 
 
-def _reason(row: Mapping[str, Any], limits: Limits) -> str:
+def _reason(row: Mapping[str, Any], limits: ColumnLimits) -> str:
     for name, why in limits.refused.items():
         if row[name] is not None:
             return f"It has the column {_shown(name)}: {why}."

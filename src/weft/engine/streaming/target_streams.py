@@ -28,7 +28,7 @@ from weft.spark_support import outcome
 from weft.streams.declare import Stream
 from weft.streams.encode import unfit
 from weft.streams.publishing import publish_batch
-from weft.streams.runtime import Opened, open_stream
+from weft.streams.runtime import OpenedStream, open_stream
 from weft.systems.base import Connection, system_for
 from weft.systems.load import Counts, Load
 from weft.systems.log import RESERVED_PREFIX
@@ -108,7 +108,7 @@ def _published_events(target: Target, connection: Connection, rows: Input, key: 
     return Counts(rows_read=read, inserted=stored, quarantined=refused)
 
 
-def _stored(ready: Opened, events: list[dict[str, Any]], key: str | None, put: PutRefused | None) -> Counts:
+def _stored(ready: OpenedStream, events: list[dict[str, Any]], key: str | None, put: PutRefused | None) -> Counts:
     """Publish events, but those that the stream refuses, if there is a place for them."""
     try:
         reply = publish_batch(ready, events, key)

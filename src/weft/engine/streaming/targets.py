@@ -308,7 +308,7 @@ class Targets:
         room = max(most - self._written.added(place), 0)
         is_made = before is None and isinstance(columns, TargetColumns)
         got = (present or {}).keys() - (before or ())
-        limits = new_columns.Limits(refused, room, max(most, MAX_NEW_COLUMNS), is_made, can_hold, got)
+        limits = new_columns.ColumnLimits(refused, room, max(most, MAX_NEW_COLUMNS), is_made, can_hold, got)
         fitted = new_columns.fitted(rows, new, limits)
         unnamed = [name for name in fitted.left_out if (place, name) not in self._left_out]
         if unnamed:

@@ -17,8 +17,8 @@ import pyarrow.compute as pc
 
 from weft.systems.codecs.avro_schema import (
     DURATION,
+    AvroField,
     AvroType,
-    Field,
     arrow_type,
     is_choice,
     longest_fixed,
@@ -253,13 +253,13 @@ def _record(writer: AvroType, reader: AvroType) -> Read:
     return read
 
 
-def _place(each: Field, wanted: dict[str, int], reader: AvroType) -> int | None:
+def _place(each: AvroField, wanted: dict[str, int], reader: AvroType) -> int | None:
     if each.name in wanted:
         return wanted[each.name]
     return next((number for number, other in enumerate(reader.fields) if each.name in other.aliases), None)
 
 
-def _default(each: Field, reader: AvroType) -> pa.Array:
+def _default(each: AvroField, reader: AvroType) -> pa.Array:
     """Return the default of a field that its writer did not know, as an array of one."""
     if not each.has_default:
         raise SchemaProblem(f"{each.name} of {reader.short_name} is not in it, and has no default")
@@ -308,7 +308,7 @@ def _encoded(value: Any, kind: AvroType) -> bytes:
     raise TypeError(json.dumps(value))
 
 
-def _encoded_field(each: Field, value: dict[str, Any]) -> bytes:
+def _encoded_field(each: AvroField, value: dict[str, Any]) -> bytes:
     return _encoded(value.get(each.name, each.default), each.type)
 
 

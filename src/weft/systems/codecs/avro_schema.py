@@ -50,7 +50,7 @@ _NUMBERS = ("int", "long", "float", "double")
 
 
 @dataclass(eq=False)
-class Field:
+class AvroField:
     name: str
     type: AvroType
     aliases: tuple[str, ...] = ()
@@ -73,7 +73,7 @@ class AvroType:
     size: int = 0
     symbols: tuple[str, ...] = ()
     default: str | None = None
-    fields: list[Field] = field(default_factory=list)
+    fields: list[AvroField] = field(default_factory=list)
     inner: list[AvroType] = field(default_factory=list)
     """The branches of a union, or what an array or map is of."""
 
@@ -141,7 +141,7 @@ def _named(said: dict[str, Any], kind: str, space: str, names: dict[str, AvroTyp
         _with_logical(named, said)
     else:
         named.fields = [
-            Field(
+            AvroField(
                 each["name"],
                 _parse(each["type"], space, names),
                 tuple(each.get("aliases", ())),

@@ -65,7 +65,7 @@ class ProtoField:
     name: str
     number: int
     type_name: str
-    type: str | Enum | Message = ""
+    type: str | Enum | ProtoMessage = ""
     """A scalar's name, or what the name of the type stands for."""
     repeated: bool = False
     presence: bool = False
@@ -74,14 +74,14 @@ class ProtoField:
 
     @property
     def is_map(self) -> bool:
-        return isinstance(self.type, Message) and self.type.is_entry
+        return isinstance(self.type, ProtoMessage) and self.type.is_entry
 
 
 @dataclass(eq=False)
-class Message:
+class ProtoMessage:
     name: str
     fields: list[ProtoField] = field(default_factory=list)
-    inner: list[Message] = field(default_factory=list)
+    inner: list[ProtoMessage] = field(default_factory=list)
     """The messages that are declared inside, in their order."""
     is_entry: bool = False
     """Whether it is a key and a value of a map."""
@@ -96,11 +96,11 @@ class Message:
 
 @dataclass
 class ProtoFile:
-    messages: list[Message]
+    messages: list[ProtoMessage]
     """The top-level messages, in their order."""
-    types: dict[str, Message | Enum]
+    types: dict[str, ProtoMessage | Enum]
 
-    def at(self, path: Iterable[int]) -> Message:
+    def at(self, path: Iterable[int]) -> ProtoMessage:
         """Return the message of these indexes: of one at the top, of one inside of it, and so on."""
         level = self.messages
         message = None
@@ -116,8 +116,8 @@ class ProtoFile:
 
 def parse(text: str, references: Iterable[str] = ()) -> ProtoFile:
     """Return the messages of a file. `references`: the files that it imports."""
-    types: dict[str, Message | Enum] = {}
-    messages: list[Message] = []
+    types: dict[str, ProtoMessage | Enum] = {}
+    messages: list[ProtoMessage] = []
     for each in (_WELL_KNOWN, *references, text):
         try:
             messages = _Parser(each, types).file()
@@ -126,14 +126,14 @@ def parse(text: str, references: Iterable[str] = ()) -> ProtoFile:
                 raise
             raise SchemaProblem("its schema is no .proto file that can be read") from None
     for kind in list(types.values()):
-        for each_field in kind.fields if isinstance(kind, Message) else ():
+        for each_field in kind.fields if isinstance(kind, ProtoMessage) else ():
             each_field.type = each_field.type or _resolved(each_field, types)
-            if isinstance(each_field.type, Message):
+            if isinstance(each_field.type, ProtoMessage):
                 each_field.presence = not each_field.repeated
     return ProtoFile(messages, types)
 
 
-def _resolved(of: ProtoField, types: dict[str, Message | Enum]) -> Message | Enum:
+def _resolved(of: ProtoField, types: dict[str, ProtoMessage | Enum]) -> ProtoMessage | Enum:
     """Return what a name stands for: it is searched for from the inside out."""
     if of.type_name.startswith("."):
         resolved = types.get(of.type_name[1:])
@@ -147,14 +147,14 @@ def _resolved(of: ProtoField, types: dict[str, Message | Enum]) -> Message | Enu
 
 
 class _Parser:
-    def __init__(self, text: str, types: dict[str, Message | Enum]) -> None:
+    def __init__(self, text: str, types: dict[str, ProtoMessage | Enum]) -> None:
         self._tokens: Iterator[str] = (match["token"] for match in _TOKEN.finditer(text) if match["token"])
         self._next: list[str] = []
         self._types = types
         self._is_proto3 = False
 
-    def file(self) -> list[Message]:
-        messages: list[Message] = []
+    def file(self) -> list[ProtoMessage]:
+        messages: list[ProtoMessage] = []
         package = ""
         for word in iter(lambda: self._take(end=""), ""):
             if word in ("syntax", "edition"):
@@ -172,16 +172,16 @@ class _Parser:
                 self._skip()  # an import, option, service or extension
         return messages
 
-    def _message(self, scope: str, name: str | None = None) -> Message:
+    def _message(self, scope: str, name: str | None = None) -> ProtoMessage:
         name = name or self._take()
-        message = Message(f"{scope}.{name}".lstrip("."))
+        message = ProtoMessage(f"{scope}.{name}".lstrip("."))
         self._types[message.name] = message
         self._take("{")
         while (word := self._take()) != "}":
             self._member(message, word)
         return message
 
-    def _member(self, message: Message, word: str, *, oneof: bool = False) -> None:
+    def _member(self, message: ProtoMessage, word: str, *, oneof: bool = False) -> None:
         if word == "message":
             message.inner.append(self._message(message.name))
         elif word == "enum":
@@ -205,7 +205,7 @@ class _Parser:
             presence = oneof or (label != "repeated" and (bool(label) or not self._is_proto3))
             self._field(message, kind, repeated=label == "repeated", presence=presence)
 
-    def _reserved(self, message: Message) -> None:
+    def _reserved(self, message: ProtoMessage) -> None:
         for part in " ".join(iter(self._take, ";")).split(","):
             first, _, last = part.strip().partition(" to ")
             if first[:1].isdigit():
@@ -213,7 +213,7 @@ class _Parser:
             else:
                 message.reserved_names.append(first.strip("\"'"))
 
-    def _field(self, message: Message, kind: str, *, repeated: bool = False, presence: bool = False) -> ProtoField:
+    def _field(self, message: ProtoMessage, kind: str, *, repeated: bool = False, presence: bool = False) -> ProtoField:
         name = self._take()
         self._take("=")
         number = int(self._take(), 0)
@@ -223,13 +223,13 @@ class _Parser:
         message.fields.append(one)
         return one
 
-    def _map(self, message: Message) -> None:
+    def _map(self, message: ProtoMessage) -> None:
         self._take("<")
         key = self._take()
         self._take(",")
         value = self._take()
         self._take(">")
-        entry = Message(f"{message.name}.", is_entry=True)
+        entry = ProtoMessage(f"{message.name}.", is_entry=True)
         one = self._field(message, "", repeated=True)
         one.type = entry
         entry.name += f"{one.name}_entry"
@@ -275,7 +275,7 @@ class _Parser:
                 return
 
 
-def arrow_type(of: str | Enum | Message, inside: tuple[Message, ...] = ()) -> pa.DataType:
+def arrow_type(of: str | Enum | ProtoMessage, inside: tuple[ProtoMessage, ...] = ()) -> pa.DataType:
     """Return the type of a column that holds values of a type."""
     if isinstance(of, str):
         return SCALARS[of]
@@ -290,9 +290,9 @@ def arrow_type(of: str | Enum | Message, inside: tuple[Message, ...] = ()) -> pa
     return pa.struct([(each.name, field_type(each, (*inside, of))) for each in of.fields])
 
 
-def field_type(of: ProtoField, inside: tuple[Message, ...] = ()) -> pa.DataType:
+def field_type(of: ProtoField, inside: tuple[ProtoMessage, ...] = ()) -> pa.DataType:
     """Return the type of a column that holds a field."""
-    if isinstance(of.type, Message) and of.type.is_entry:
+    if isinstance(of.type, ProtoMessage) and of.type.is_entry:
         key, value = of.type.fields
         return pa.map_(arrow_type(key.type), arrow_type(value.type, inside))
     kind = arrow_type(of.type, inside)

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from weft.systems.codec import Registered
 from weft.systems.codecs.cursor import Cursor
-from weft.systems.codecs.proto_schema import Message, ProtoFile, field_type, parse
+from weft.systems.codecs.proto_schema import ProtoFile, ProtoMessage, field_type, parse
 from weft.systems.codecs.protobuf_reading import read_at
 from weft.systems.codecs.protobuf_writing import encoded, schema_of
 from weft.systems.codecs.registered import (
@@ -77,13 +77,13 @@ def _parsed(schema: Registered) -> ProtoFile:
     return parse(schema.text, (text for _, text in schema.references))
 
 
-def _as_newest(message: Message, newest: ProtoFile) -> Message:
+def _as_newest(message: ProtoMessage, newest: ProtoFile) -> ProtoMessage:
     """Return the newest form of a message; one that the newest schema does not have is its own."""
     newer = newest.types.get(message.name)
-    return newer if isinstance(newer, Message) else message
+    return newer if isinstance(newer, ProtoMessage) else message
 
 
-def _columns(message: Message) -> dict[str, pa.DataType]:
+def _columns(message: ProtoMessage) -> dict[str, pa.DataType]:
     return checked_columns({each.name: field_type(each, (message,)) for each in message.fields})
 
 

@@ -17,8 +17,8 @@ from weft.systems.codecs.proto_schema import (
     TIMESTAMP,
     UINT64,
     Enum,
-    Message,
     ProtoField,
+    ProtoMessage,
     arrow_type,
     field_type,
 )
@@ -43,19 +43,19 @@ class _Found:
     owners: list[Ints] = field(default_factory=list)
 
 
-def wire_type(of: str | Enum | Message) -> int:
+def wire_type(of: str | Enum | ProtoMessage) -> int:
     """Return how the values of a type are written."""
-    if isinstance(of, Message) or of in ("string", "bytes"):
+    if isinstance(of, ProtoMessage) or of in ("string", "bytes"):
         return SIZED
     return VARINT if isinstance(of, Enum) or of not in _FIXED else EIGHT if _FIXED[of].endswith("8") else FOUR
 
 
-def read(message: Message, values: pa.Array) -> tuple[pa.Array, dict[int, str]]:
+def read(message: ProtoMessage, values: pa.Array) -> tuple[pa.Array, dict[int, str]]:
     """Return messages as structs, and by number what is wrong with the malformed ones."""
     return read_at(message, Cursor(values))
 
 
-def read_at(message: Message, cursor: Cursor) -> tuple[pa.Array, dict[int, str]]:
+def read_at(message: ProtoMessage, cursor: Cursor) -> tuple[pa.Array, dict[int, str]]:
     """Return as structs what is between the positions of messages and their ends."""
     length = len(cursor.end)
     fields = _fields(message, cursor)
@@ -66,7 +66,7 @@ def read_at(message: Message, cursor: Cursor) -> tuple[pa.Array, dict[int, str]]
     return pa.StructArray.from_arrays(columns, fields=kind), cursor.bad
 
 
-def _fields(message: Message, cursor: Cursor) -> dict[int, _Found]:
+def _fields(message: ProtoMessage, cursor: Cursor) -> dict[int, _Found]:
     wanted = {each.number: each for each in message.fields}
     fields = {number: _Found() for number in wanted}
     active = cursor.rows
@@ -138,7 +138,7 @@ def _unpacked(of: ProtoField, chunks: pa.Array, rows: Ints, cursor: Cursor) -> t
     return data.copy().view(f"<u{width}"), np.repeat(rows, sizes // width)
 
 
-def _scalars(of: str | Enum | Message, raw: npt.NDArray[Any]) -> pa.Array:
+def _scalars(of: str | Enum | ProtoMessage, raw: npt.NDArray[Any]) -> pa.Array:
     """Return numbers as they were read as values of a type."""
     if isinstance(of, Enum):
         numbers = raw.astype(np.uint64).astype(np.uint32).view(np.int32)
@@ -168,10 +168,10 @@ def _unsigned(values: npt.NDArray[Any]) -> pa.Array:
 
 
 def _column(of: ProtoField, field: _Found, cursor: Cursor, length: int) -> pa.Array:
-    raw = pa.binary() if isinstance(of.type, Message) else arrow_type(of.type)
+    raw = pa.binary() if isinstance(of.type, ProtoMessage) else arrow_type(of.type)
     if of.repeated:
         values, counts = in_order(field.values, field.owners, raw)
-        if isinstance(of.type, Message):
+        if isinstance(of.type, ProtoMessage):
             values = _messages(of.type, values, np.repeat(np.arange(len(counts)), counts), cursor)
         offsets = pa.array(list_offsets(counts, length))
         if of.is_map:
@@ -183,7 +183,7 @@ def _column(of: ProtoField, field: _Found, cursor: Cursor, length: int) -> pa.Ar
     # The last value counts. Messages are joined, which is what their bytes one after the other are.
     places = np.full(length, -1)
     places[owners] = np.arange(len(owners))
-    if isinstance(of.type, Message):
+    if isinstance(of.type, ProtoMessage):
         if len(owners) > np.count_nonzero(places >= 0):
             values, owners = _joined(values, owners)
             places[owners] = np.arange(len(owners))
@@ -217,7 +217,7 @@ def _zero(of: ProtoField) -> pa.Scalar:
 # ------------------------------------------------------------------------------------------------------------ messages
 
 
-def _messages(of: Message, values: pa.Array, owners: Ints, cursor: Cursor) -> pa.Array:
+def _messages(of: ProtoMessage, values: pa.Array, owners: Ints, cursor: Cursor) -> pa.Array:
     """Read messages inside of others."""
     if of.name in JSON_TYPES:
         return _json(of, values, owners, cursor)
@@ -238,7 +238,7 @@ def _instants(read_ones: pa.StructArray, owners: Ints, cursor: Cursor) -> pa.Arr
     return pa.array(seconds * 1_000_000 + nanos // 1000).cast(pa.timestamp("us", "UTC"))
 
 
-def _json(of: Message, values: pa.Array, owners: Ints, cursor: Cursor) -> pa.Array:
+def _json(of: ProtoMessage, values: pa.Array, owners: Ints, cursor: Cursor) -> pa.Array:
     """Read the types that stand for any JSON, one by one: they hold themselves, so no column has their type."""
     texts: list[str] = []
     for number, value in enumerate(values.to_pylist()):

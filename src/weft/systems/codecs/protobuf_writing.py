@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from weft.errors import DeclarationError, StorageError
 from weft.systems.codecs import building
-from weft.systems.codecs.proto_schema import MOST_NUMBER, TIMESTAMP, Message
+from weft.systems.codecs.proto_schema import MOST_NUMBER, TIMESTAMP, ProtoMessage
 from weft.systems.codecs.protobuf_reading import SIZED, wire_type
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -29,7 +29,7 @@ _SCALARS: list[tuple[Any, str]] = [
 _RESERVED = (19000, 19999)
 
 
-def schema_of(columns: pa.Schema, name: str, before: Message | None) -> str:
+def schema_of(columns: pa.Schema, name: str, before: ProtoMessage | None) -> str:
     """Return the schema of rows with these columns. Fields that were there before keep their numbers; the others get
     higher ones. The numbers of fields that are gone are reserved: old messages have them."""
     space, _, short = (before.name if before is not None else name).rpartition(".")
@@ -40,7 +40,7 @@ def schema_of(columns: pa.Schema, name: str, before: Message | None) -> str:
     return "\n".join([*header, *lines, ""])
 
 
-def _message(fields: list[pa.Field], name: str, before: Message | None) -> list[str]:
+def _message(fields: list[pa.Field], name: str, before: ProtoMessage | None) -> list[str]:
     numbers = {} if before is None else {each.name: each.number for each in before.fields}
     inner = {} if before is None else {each.name.rpartition(".")[2]: each for each in before.inner}
     names = {each.name for each in fields}
@@ -107,7 +107,7 @@ def _kind(name: str, kind: pa.DataType, of_struct: str) -> tuple[str, str, pa.St
     return "optional ", next((scalar for matches, scalar in _SCALARS if matches(kind)), "string"), None
 
 
-def encoded(rows: pa.Array, message: Message) -> pa.Array:
+def encoded(rows: pa.Array, message: ProtoMessage) -> pa.Array:
     """Return rows, none of which is null, as messages without a size."""
     fields = {each.name: each for each in message.fields}
     parts = [
@@ -142,7 +142,7 @@ def _field(array: pa.Array, number: int, of: Any, name: str) -> pa.Array:
     return building.in_place(encoded, array.is_valid(), b"")
 
 
-def _entries(pairs: pa.Array, entry: Message, name: str) -> pa.Array:
+def _entries(pairs: pa.Array, entry: ProtoMessage, name: str) -> pa.Array:
     keys, values = pairs.flatten()
     _, of_values = entry.fields
     values = _without_nulls(values, name)
@@ -162,9 +162,9 @@ def _without_nulls(array: pa.Array, name: str) -> pa.Array:
 def _values(array: pa.Array, of: Any) -> pa.Array:
     """Return values, none of which is null, without their tags."""
     types, kind = pa.types, array.type
-    if isinstance(of, Message) and of.name == TIMESTAMP:
+    if isinstance(of, ProtoMessage) and of.name == TIMESTAMP:
         return _sized(_timestamps(array))
-    if isinstance(of, Message):
+    if isinstance(of, ProtoMessage):
         return _sized(encoded(array, of))
     if types.is_boolean(kind):
         return building.fixed(np.asarray(array).astype(np.uint8))

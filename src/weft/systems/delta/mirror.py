@@ -96,7 +96,7 @@ class Notes:
         return f"{self._path}/{number:020}.arrow"
 
 
-class Gate:
+class DeltaGate:
     """The last changes of a table by one pipeline."""
 
     def __init__(self, notes: Notes, load: Load) -> None:

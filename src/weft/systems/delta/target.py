@@ -345,7 +345,7 @@ class _Write:
     def _mirrored(self) -> Counts:
         load, table, frame = self.load, self.table, self.frame
         known = frame.select(*map(column, mirror.gate_columns(load, frame.columns))).toArrow()
-        gated = mirror.Gate(self._notes, load).pass_through(known, frame.columns)
+        gated = mirror.DeltaGate(self._notes, load).pass_through(known, frame.columns)
         sessions.reached("checked")
         if gated.decided is not None:
             decided = self.spark.createDataFrame(gated.decided)

@@ -31,7 +31,7 @@ _THROTTLED = {
 _MOST_RECORDS, _MOST_BYTES, _LARGEST = 500, 4 << 20, 1 << 20
 
 
-class Client:
+class KinesisClient:
     """Calls Kinesis for one resolved connection. Thread-safe."""
 
     def __init__(self, connection: KinesisConnection, patience: float = PATIENCE) -> None:
@@ -162,11 +162,11 @@ class ExpiredIteratorError(StorageError):
 
 
 @lru_cache(maxsize=32)
-def _client(connection: KinesisConnection) -> Client:
-    return Client(connection)
+def _client(connection: KinesisConnection) -> KinesisClient:
+    return KinesisClient(connection)
 
 
-def client(connection: KinesisConnection) -> Client:
+def client(connection: KinesisConnection) -> KinesisClient:
     """Return the process's client of a connection, as its variables are now."""
     return _client(connection.resolved())
 

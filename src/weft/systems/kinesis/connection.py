@@ -67,11 +67,11 @@ class KinesisConnection(Connection):
 
     def check(self) -> dict[str, Any]:
         """Describe the stream, or list the streams where the connection names none."""
-        from weft.systems.kinesis.client import Client
+        from weft.systems.kinesis.client import KinesisClient
 
         report: dict[str, Any] = {}
         resolved = self.resolved()
-        client = Client(resolved, patience=0.0)
+        client = KinesisClient(resolved, patience=0.0)
         with measured(report):
             if resolved.stream:
                 held: dict[str, Any] = {"stream": resolved.stream, "shards": len(client.open_shards(resolved.stream))}

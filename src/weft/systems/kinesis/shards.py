@@ -22,7 +22,7 @@ import pyarrow as pa
 from weft.errors import StorageError
 from weft.spark_support.sessions import read_source
 from weft.systems.kinesis import places
-from weft.systems.kinesis.client import Client, ExpiredIteratorError, client
+from weft.systems.kinesis.client import ExpiredIteratorError, KinesisClient, client
 from weft.systems.kinesis.connection import KinesisConnection
 from weft.systems.kinesis.places import CLOSED, EARLIEST
 
@@ -92,7 +92,7 @@ class Shards:
         return type(self), (self.connection, self.stream, self.start, self.max_rows)
 
     @property
-    def client(self) -> Client:
+    def client(self) -> KinesisClient:
         return client(self.connection)
 
     def stop_at_end(self) -> None:

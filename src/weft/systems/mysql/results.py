@@ -27,7 +27,7 @@ _PREPARE, _QUERY, _CLOSE = 0x16, 0x03, 0x19
 
 
 @dataclass(frozen=True)
-class Field:
+class ResultField:
     """The server's description of a result's column."""
 
     name: str
@@ -45,7 +45,7 @@ class Field:
 # PyMySQL declares no types of what is used of it here.
 
 
-def fields(driver: Any, sql: str) -> list[Field]:
+def fields(driver: Any, sql: str) -> list[ResultField]:
     """The columns of a query, by preparing it: nothing is run."""
     driver._execute_command(_PREPARE, sql)
     packet = driver._read_packet()
@@ -61,12 +61,12 @@ def fields(driver: Any, sql: str) -> list[Field]:
     return described if columns else []
 
 
-def _field(driver: Any) -> Field:
+def _field(driver: Any) -> ResultField:
     packet = driver._read_packet()
     _, schema, _, table, name, column = (_text(packet) for _ in range(6))
     packet.advance(1)
     charset, length, kind, flags, decimals = packet.read_struct("<HIBHB")
-    return Field(name, kind, flags, charset, length, decimals, schema, table, column)
+    return ResultField(name, kind, flags, charset, length, decimals, schema, table, column)
 
 
 def _text(packet: Any) -> str:

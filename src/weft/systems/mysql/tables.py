@@ -42,7 +42,7 @@ _NAME_LETTERS = 64
 _COLUMNS, _TEXT_BYTES, _ROW_BYTES = 1000, 42, 7800
 
 
-class LoadSessions(MySQLSessions):
+class MySQLLoadSessions(MySQLSessions):
     """Sessions that leave neither locks nor temporary tables behind."""
 
     def connect(self, role: Role) -> Driver:
@@ -97,7 +97,7 @@ class MySQLTables(SqlTables):
 
     commits_ddl: ClassVar[bool] = True
     dialect: ClassVar[str] = "mysql"
-    sessions: ClassVar[type[SqlDriver]] = LoadSessions
+    sessions: ClassVar[type[SqlDriver]] = MySQLLoadSessions
     clock: ClassVar[str | None] = "UTC_TIMESTAMP(6)"
     row_lock: ClassVar[str] = " FOR UPDATE"
     current_schema: ClassVar[str] = "DATABASE()"
@@ -133,7 +133,7 @@ class MySQLTables(SqlTables):
         with self.driver.session("read") as session:
             return pa.schema([types.field_of(field, stored) for field, stored in self._fields(session, sql)])
 
-    def _fields(self, session: Session, sql: str) -> list[tuple[results.Field, types.StoredType]]:
+    def _fields(self, session: Session, sql: str) -> list[tuple[results.ResultField, types.StoredType]]:
         fields = results.fields(session.driver, sql.strip().rstrip(";"))
         if not fields:
             raise DeclarationError("A source is one query: SELECT …", hint=f"This is not a query: {sql.strip()[:80]}")

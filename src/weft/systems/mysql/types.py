@@ -10,7 +10,7 @@ from pymysql.constants import FIELD_TYPE, FLAG
 
 from weft.columns import LOCAL_TIME, UTC_TIME, hint_of, hinted, is_nested
 from weft.errors import SchemaError
-from weft.systems.mysql.results import Field
+from weft.systems.mysql.results import ResultField
 
 _BINARY = 63
 _GEOMETRY, _VECTOR = 255, 242
@@ -37,7 +37,7 @@ class StoredType:
     """Whether it is of a stream, whose times are all in UTC."""
 
 
-def field_of(field: Field, stored: StoredType) -> pa.Field:
+def field_of(field: ResultField, stored: StoredType) -> pa.Field:
     """The canonical field of a result's column."""
     name, kind = field.name, field.type
     if kind in _INTEGERS:
@@ -76,7 +76,7 @@ def field_of(field: Field, stored: StoredType) -> pa.Field:
     return pa.field(name, pa.binary() if is_bytes else pa.string())
 
 
-def _decimal(field: Field) -> pa.DataType:
+def _decimal(field: ResultField) -> pa.DataType:
     # The length counts the sign and the point.
     precision = field.length - (field.decimals > 0) - (not field.flags & FLAG.UNSIGNED)
     if field.decimals > 38:
@@ -89,7 +89,7 @@ def _decimal(field: Field) -> pa.DataType:
     return pa.decimal128(max(min(precision, 38), field.decimals, 1), field.decimals)
 
 
-def selected(quoted: str, field: Field) -> str | None:
+def selected(quoted: str, field: ResultField) -> str | None:
     """Return what to select in place of a column whose text is not its value."""
     if field.type == FIELD_TYPE.FLOAT:
         return f"({quoted} + 0e0)"  # as a FLOAT it has six digits

@@ -39,7 +39,7 @@ TIMESTAMP, TIMESTAMPTZ, NUMERIC, UUID_, JSONB = 1114, 1184, 1700, 2950, 3802
 
 
 @dataclass(frozen=True)
-class Target:
+class CopyTarget:
     """A column that is copied into: its type's number and modifier (pg_attribute.atttypid, atttypmod)."""
 
     oid: int
@@ -51,7 +51,7 @@ def writes(field: pa.Field, oid: int) -> bool:
     return oid in _targets(field)
 
 
-def encode(batch: pa.RecordBatch, targets: Sequence[Target]) -> Iterator[memoryview]:
+def encode(batch: pa.RecordBatch, targets: Sequence[CopyTarget]) -> Iterator[memoryview]:
     """The rows of a batch as parts of a COPY stream, between `HEADER` and `TRAILER`."""
     rows = batch.num_rows
     if not batch.num_columns:
@@ -62,7 +62,7 @@ def encode(batch: pa.RecordBatch, targets: Sequence[Target]) -> Iterator[memoryv
         yield from _encode(batch.slice(first, step), targets)
 
 
-def _encode(batch: pa.RecordBatch, targets: Sequence[Target]) -> Iterator[memoryview]:
+def _encode(batch: pa.RecordBatch, targets: Sequence[CopyTarget]) -> Iterator[memoryview]:
     if batch.num_rows > 1 and batch.nbytes > _JOIN_BYTES:
         half = batch.num_rows // 2
         yield from _encode(batch.slice(0, half), targets)
@@ -149,7 +149,7 @@ def _sizes(text: pa.Array) -> Array:
 # -------------------------------------------------------------------------------------------------------------- columns
 
 
-def _targets(field: pa.Field) -> dict[int, Callable[[pa.Array, pa.Field, Target], Any]]:
+def _targets(field: pa.Field) -> dict[int, Callable[[pa.Array, pa.Field, CopyTarget], Any]]:
     """The types of columns that take this field, and what encodes it for them."""
     if is_nested(field.type):
         return _JSON
@@ -159,7 +159,7 @@ def _targets(field: pa.Field) -> dict[int, Callable[[pa.Array, pa.Field, Target]
     return _HINTED[hint] if hint in _HINTED else _WRITERS.get(field.type, {})
 
 
-def _column(array: pa.Array, field: pa.Field, target: Target) -> Any:
+def _column(array: pa.Array, field: pa.Field, target: CopyTarget) -> Any:
     """The values in a numpy array of what goes over the wire, or as Arrow bytes."""
     write = _targets(field).get(target.oid)
     if write is None:
@@ -175,16 +175,16 @@ def _values(array: pa.Array, kind: str) -> Array:
     return np.frombuffer(buffer, kind)[array.offset : array.offset + len(array)]
 
 
-def _plain(source: str, wire: str) -> Callable[[pa.Array, pa.Field, Target], Array]:
+def _plain(source: str, wire: str) -> Callable[[pa.Array, pa.Field, CopyTarget], Array]:
     return lambda array, field, target: _values(array, source).astype(wire)
 
 
-def _narrow(source: str, wire: str) -> Callable[[pa.Array, pa.Field, Target], Array]:
+def _narrow(source: str, wire: str) -> Callable[[pa.Array, pa.Field, CopyTarget], Array]:
     """Whole numbers into a column of fewer bytes: PostgreSQL converts and checks them too, but only on the way from a
     staging table, which takes more than twice as long."""
     bounds = np.iinfo(wire)
 
-    def write(array: pa.Array, field: pa.Field, target: Target) -> Array:
+    def write(array: pa.Array, field: pa.Field, target: CopyTarget) -> Array:
         ends = pc.min_max(array).as_py()
         for value in ends.values():
             if value is not None and not bounds.min <= value <= bounds.max:
@@ -198,19 +198,19 @@ def _narrow(source: str, wire: str) -> Callable[[pa.Array, pa.Field, Target], Ar
     return write
 
 
-def _bool(array: pa.Array, field: pa.Field, target: Target) -> Array:
+def _bool(array: pa.Array, field: pa.Field, target: CopyTarget) -> Array:
     return _values(array.cast(pa.uint8()), "u1")
 
 
-def _date(array: pa.Array, field: pa.Field, target: Target) -> Array:
+def _date(array: pa.Array, field: pa.Field, target: CopyTarget) -> Array:
     return (_values(array, "i4") - np.int32(_EPOCH_DAYS)).astype(">i4")
 
 
-def _timestamp(array: pa.Array, field: pa.Field, target: Target) -> Array:
+def _timestamp(array: pa.Array, field: pa.Field, target: CopyTarget) -> Array:
     return (_values(array, "i8") - np.int64(_EPOCH_MICROSECONDS)).astype(">i8")
 
 
-def _text(array: pa.Array, field: pa.Field, target: Target) -> pa.Array:
+def _text(array: pa.Array, field: pa.Field, target: CopyTarget) -> pa.Array:
     if target.oid in (VARCHAR, BPCHAR) and target.modifier >= 0:
         # PostgreSQL refuses it too, unless what is too much are spaces: those it would drop without a word.
         longest = pc.max(pc.utf8_length(array)).as_py() or 0
@@ -222,18 +222,18 @@ def _text(array: pa.Array, field: pa.Field, target: Target) -> pa.Array:
     return array.view(pa.binary())
 
 
-def _json(array: pa.Array, field: pa.Field, target: Target) -> pa.Array:
+def _json(array: pa.Array, field: pa.Field, target: CopyTarget) -> pa.Array:
     return (nested_to_json(array) if is_nested(array.type) else array).view(pa.binary())
 
 
-def _binary(array: pa.Array, field: pa.Field, target: Target) -> pa.Array:
+def _binary(array: pa.Array, field: pa.Field, target: CopyTarget) -> pa.Array:
     return array
 
 
 # ------------------------------------------------------------------------------------------------------------- decimals
 
 
-def _numeric(array: pa.Array, field: pa.Field, target: Target) -> Array:
+def _numeric(array: pa.Array, field: pa.Field, target: CopyTarget) -> Array:
     """Digits in base 10,000, as many for each value as the largest one needs: the server drops leading zeros."""
     scale = array.type.scale
     halves = _values(array, "V16").view("<u8").reshape(-1, 2)
@@ -296,7 +296,7 @@ def _groups(high: Array, low: Array, last: int) -> list[Array]:
 # ---------------------------------------------------------------------------------------------------- texts of meaning
 
 
-def _uuid(array: pa.Array, field: pa.Field, target: Target) -> Array:
+def _uuid(array: pa.Array, field: pa.Field, target: CopyTarget) -> Array:
     present = array.drop_null()
     uuids = np.zeros((len(array), 16), np.uint8)
     parsed = _uuid_bytes(present)
@@ -341,7 +341,7 @@ def _is_uuid(text: str) -> bool:
     return True
 
 
-def _time(array: pa.Array, field: pa.Field, target: Target) -> Array:
+def _time(array: pa.Array, field: pa.Field, target: CopyTarget) -> Array:
     def parse(times: pa.Array) -> pa.Array:
         return pc.binary_join_element_wise("1970-01-01", times, " ").cast(pa.timestamp("us"))
 
@@ -358,15 +358,15 @@ def _time(array: pa.Array, field: pa.Field, target: Target) -> Array:
     return _values(times_of_day, "i8").astype(">i8")
 
 
-_TEXTS: dict[int, Callable[[pa.Array, pa.Field, Target], Any]] = {TEXT: _text, VARCHAR: _text, BPCHAR: _text}
-_JSON: dict[int, Callable[[pa.Array, pa.Field, Target], Any]] = {JSON: _json, JSONB: _json, TEXT: _json}
-_HINTED: dict[str | None, dict[int, Callable[[pa.Array, pa.Field, Target], Any]]] = {
+_TEXTS: dict[int, Callable[[pa.Array, pa.Field, CopyTarget], Any]] = {TEXT: _text, VARCHAR: _text, BPCHAR: _text}
+_JSON: dict[int, Callable[[pa.Array, pa.Field, CopyTarget], Any]] = {JSON: _json, JSONB: _json, TEXT: _json}
+_HINTED: dict[str | None, dict[int, Callable[[pa.Array, pa.Field, CopyTarget], Any]]] = {
     "uuid": {UUID_: _uuid, **_TEXTS},
     "json": {**_JSON, VARCHAR: _text},
     "time": {TIME: _time, **_TEXTS},
 }
 _SMALL = {INT2: ">i2", INT4: ">i4", INT8: ">i8"}
-_WRITERS: dict[pa.DataType, dict[int, Callable[[pa.Array, pa.Field, Target], Any]]] = {
+_WRITERS: dict[pa.DataType, dict[int, Callable[[pa.Array, pa.Field, CopyTarget], Any]]] = {
     pa.bool_(): {BOOL: _bool},
     pa.int8(): {oid: _plain("i1", wire) for oid, wire in _SMALL.items()},
     pa.int16(): {oid: _plain("i2", wire) for oid, wire in _SMALL.items()},

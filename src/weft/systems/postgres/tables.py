@@ -32,7 +32,7 @@ _MARK = "_weft_mark"
 _UNEQUAL = {"xml", "point", "line", "lseg", "box", "path", "polygon", "circle", "json[]"}
 
 
-class LoadSessions(PostgresSessions):
+class PostgresLoadSessions(PostgresSessions):
     """Sessions that write values as text in one way, whatever the server's settings are: a hash of a row is one of its
     text."""
 
@@ -48,12 +48,12 @@ class PostgresTables(SqlTables):
     """Tables of a PostgreSQL database."""
 
     dialect: ClassVar[str] = "postgres"
-    sessions: ClassVar[type[SqlDriver]] = LoadSessions
+    sessions: ClassVar[type[SqlDriver]] = PostgresLoadSessions
     clock: ClassVar[str | None] = "clock_timestamp()"
     row_lock: ClassVar[str] = " FOR UPDATE"
     has_temporary_views: ClassVar[bool] = True
 
-    driver: LoadSessions
+    driver: PostgresLoadSessions
 
     def identity(self) -> str:
         """The server by its cluster and its start, since copies of a cluster keep its number; then the database."""
@@ -249,13 +249,13 @@ class PostgresTables(SqlTables):
             stream.write(copy.TRAILER)
         return sent
 
-    def _targets(self, session: Session, table: str, schema: pa.Schema) -> list[copy.Target]:
+    def _targets(self, session: Session, table: str, schema: pa.Schema) -> list[copy.CopyTarget]:
         columns = session.rows(
             "SELECT attname, atttypid::bigint, atttypmod FROM pg_attribute "
             "WHERE attrelid = to_regclass(?) AND attnum > 0 AND NOT attisdropped",
             (table,),
         )
-        targets = {name: copy.Target(oid, modifier) for name, oid, modifier in columns}
+        targets = {name: copy.CopyTarget(oid, modifier) for name, oid, modifier in columns}
         for name in schema.names:
             if name not in targets:
                 raise WeftError(f"The table {table} has no column {name!r}, or is not there.")

@@ -57,7 +57,7 @@ class Outgoing(NamedTuple):
     key: str = ""
 
 
-class Client:
+class PubSubClient:
     """Calls Pub/Sub for one resolved connection. Thread-safe."""
 
     def __init__(self, connection: PubSubConnection, patience: float = PATIENCE) -> None:
@@ -260,11 +260,11 @@ class Client:
 
 
 @lru_cache(maxsize=32)
-def _client(connection: PubSubConnection) -> Client:
-    return Client(connection)
+def _client(connection: PubSubConnection) -> PubSubClient:
+    return PubSubClient(connection)
 
 
-def client(connection: PubSubConnection) -> Client:
+def client(connection: PubSubConnection) -> PubSubClient:
     """Return the process's client of a connection, as its variables are now."""
     return _client(connection.resolved())
 

@@ -113,11 +113,11 @@ class PubSubConnection(Connection):
 
     def check(self) -> dict[str, Any]:
         """Look at the subscription and the topic, or list the topics where the connection names neither."""
-        from weft.systems.pubsub.client import Client
+        from weft.systems.pubsub.client import PubSubClient
 
         report: dict[str, Any] = {}
         resolved, contents = self.resolved(), {}
-        client = Client(resolved, patience=0.0)
+        client = PubSubClient(resolved, patience=0.0)
         try:
             with measured(report):
                 if resolved.subscription:

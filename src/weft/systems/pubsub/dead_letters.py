@@ -14,7 +14,7 @@ from typing import Any
 
 from weft.errors import NotFoundError
 from weft.systems.dead_letter_store import StoredLetter, as_json, decoded
-from weft.systems.pubsub.client import Client, Outgoing, client
+from weft.systems.pubsub.client import Outgoing, PubSubClient, client
 from weft.systems.pubsub.connection import PubSubConnection
 
 _LEASE_SECONDS = 600
@@ -33,7 +33,7 @@ class PubSubLetters:
         self.name = f"topic {place} of {connection.label}"
 
     @property
-    def _client(self) -> Client:
+    def _client(self) -> PubSubClient:
         return client(self._connection)
 
     @cached_property

@@ -17,7 +17,7 @@ from typing import Any
 
 from weft.systems.codec import codec_of
 from weft.systems.messages import TRACEPARENT
-from weft.systems.pubsub.client import PULL_SECONDS, Client
+from weft.systems.pubsub.client import PULL_SECONDS, PubSubClient
 from weft.systems.pubsub.connection import PubSubConnection
 from weft.systems.received import MOST_BYTES, Received, unparsable
 
@@ -37,7 +37,7 @@ class SubscriptionReceiver:
     def __init__(self, connection: PubSubConnection, subscription: str) -> None:
         self._connection, self._subscription = connection, subscription
         self._codec = codec_of(connection.payload_format)
-        self._client = Client(connection, patience=0.0)  # who uses it opens another one
+        self._client = PubSubClient(connection, patience=0.0)  # who uses it opens another one
         self._changed = threading.Condition()
         self._got: deque[Any] = deque()
         self._size = 0

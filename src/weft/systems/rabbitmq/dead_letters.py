@@ -11,7 +11,7 @@ from weft.errors import BusyError
 from weft.systems.dead_letter_store import StoredLetter, as_json, decoded
 from weft.systems.rabbitmq import client
 from weft.systems.rabbitmq.connection import RabbitMQConnection
-from weft.systems.rabbitmq.publisher import Message, publish
+from weft.systems.rabbitmq.publisher import OutgoingMessage, publish
 
 # A message that was counted may have been taken by somebody else meanwhile.
 _QUIET_SECONDS = 0.5
@@ -32,7 +32,7 @@ class RabbitMQLetters:
         if client.is_missing(self._connection, self._queue):
             client.make_queue(self._connection, self._queue, {})
         properties = {"content_type": "application/json"}
-        messages = (Message(self._queue, as_json(each.record()).encode(), properties) for each in letters)
+        messages = (OutgoingMessage(self._queue, as_json(each.record()).encode(), properties) for each in letters)
         publish(self._connection, "", messages)
 
     def records(self) -> Iterator[Mapping[str, Any]]:

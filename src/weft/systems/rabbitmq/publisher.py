@@ -15,19 +15,19 @@ from weft.systems.rabbitmq.connection import RabbitMQConnection
 _MOST_OPEN = 1000
 
 
-class Message(NamedTuple):
+class OutgoingMessage(NamedTuple):
     routing_key: str
     body: bytes
     properties: dict[str, Any]
 
 
-def publish(connection: RabbitMQConnection, exchange: str, messages: Iterable[Message]) -> int:
+def publish(connection: RabbitMQConnection, exchange: str, messages: Iterable[OutgoingMessage]) -> int:
     """Publish durable messages and return how many. When this returns, queues have them all."""
     return _Publisher(connection.resolved(), exchange, iter(messages)).run()
 
 
 class _Publisher:
-    def __init__(self, connection: RabbitMQConnection, exchange: str, messages: Iterator[Message]) -> None:
+    def __init__(self, connection: RabbitMQConnection, exchange: str, messages: Iterator[OutgoingMessage]) -> None:
         self._connection, self._exchange, self._messages = connection, exchange, messages
         self._pika = require("pika", connection.kind)
         self._open: set[int] = set()

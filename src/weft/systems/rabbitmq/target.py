@@ -15,7 +15,7 @@ from weft.systems.dead_letter_store import digest
 from weft.systems.load import Counts, Load
 from weft.systems.message_target import BATCH_HEADER, ROW_HEADER, batch_of, messages_of, named
 from weft.systems.rabbitmq import client
-from weft.systems.rabbitmq.publisher import Message, publish
+from weft.systems.rabbitmq.publisher import OutgoingMessage, publish
 from weft.systems.stream_source import counted
 from weft.systems.target import Reject, SparkTarget
 
@@ -56,7 +56,7 @@ class RabbitMQTarget(SparkTarget):
         count = publish(self.connection, "" if is_queue else load.table, messages)
         return Counts(rows_read=count, inserted=count)
 
-    def _messages(self, rows: Iterator[Any], batch: str, queue: str | None) -> Iterator[Message]:
+    def _messages(self, rows: Iterator[Any], batch: str, queue: str | None) -> Iterator[OutgoingMessage]:
         constant, now = self.connection.resolved().routing_key, int(time.time())
         for row, name in named(rows):
             key = queue if queue is not None else row.key or constant or ""
@@ -66,4 +66,4 @@ class RabbitMQTarget(SparkTarget):
                 "timestamp": now,
                 "headers": {BATCH_HEADER: batch, ROW_HEADER: name},
             }
-            yield Message(key, row.value.encode(), properties)
+            yield OutgoingMessage(key, row.value.encode(), properties)

@@ -27,8 +27,8 @@ from weft.systems.redis.group_member import (
     BEGINNING,
     GROUP_GONE,
     LOOK_SECONDS,
-    Member,
     Redelivered,
+    RedisMember,
     Script,
     Steps,
     fields_of,
@@ -241,7 +241,7 @@ class RedisGroupReader(RedisReader):
         if text_of(membership.group_start) != "$":
             _check_identifier(membership.group_start)
         self._member = membership
-        self._members: dict[Key, Member] = {}
+        self._members: dict[Key, RedisMember] = {}
         self.held_for: float | None = membership.claim_idle
         self.recovered = 0
         # Redelivered entries stay here until they are handed on: a later request that fails must not lose them.
@@ -254,7 +254,7 @@ class RedisGroupReader(RedisReader):
     async def begin(self, stream: Key, identifier: Any) -> None:
         """Join the group, or create it."""
         self._same_slot(stream)
-        member = Member(stream, self._member)
+        member = RedisMember(stream, self._member)
         if identifier is not None and text_of(identifier) != ">":
             member.begin_with_own(_check_identifier(identifier))
         elif self._member.start_from_backlog:
@@ -279,7 +279,7 @@ class RedisGroupReader(RedisReader):
             if await self._run(member.join()):
                 self._began_again(member, f"after {member.start}")
 
-    def _began_again(self, member: Member, place: str) -> None:
+    def _began_again(self, member: RedisMember, place: str) -> None:
         self.recovered += 1
         _log.warning(
             "the group %s of stream %s was gone, or was set back; it begins again %s",
@@ -390,7 +390,7 @@ class RedisGroupReader(RedisReader):
         for stream, ids in by_stream(entries, "identifier").items():
             member = self._members[self.name(stream)]
 
-            async def return_them(member: Member = member, ids: list[Any] = ids) -> int:
+            async def return_them(member: RedisMember = member, ids: list[Any] = ids) -> int:
                 return await self._run(member.give_back(ids, undelivered=undelivered))
 
             with suppress(exceptions.ResponseError):  # the group is gone: nothing is pending, nor to be given back

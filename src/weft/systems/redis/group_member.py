@@ -60,7 +60,7 @@ class _Pending(NamedTuple):
     entries: list[Any]
 
 
-class Member:
+class RedisMember:
     """The state of a member in its stream and group."""
 
     def __init__(self, stream: str | bytes, membership: Membership) -> None:

@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weft.errors import SettingsError, unknown
-from weft.systems.log import META_TYPES, ROWID, Group, Leased, LogPage, Member, Refused, Release, Sample, Span
+from weft.systems.log import META_TYPES, ROWID, Group, Leased, LogPage, Member, Refused, Release, Span, StreamSample
 from weft.systems.pages import FieldNames
 from weft.systems.redis import ids, values
 from weft.systems.redis.group_member import GIVEN_BACK
@@ -449,13 +449,13 @@ class RedisLog:
         held = next((row for row in rows if row[0] == consumer.encode() and row[2]), None)
         return [] if held is None else self._members(held[0], dict(held[5]))
 
-    def sample(self) -> Sample:
+    def sample(self) -> StreamSample:
         """Return the stream's size. A lag that would have to be counted entry by entry is left out."""
         state = self._state()
         published = state.length if state.added is None else state.added
         _, _, rows = self.store.script("groups", [self.keys.stream, self.keys.meta], f"{self.keys.meta}:")
         lags = [int(lag) for _, _, _, _, lag, _ in rows if lag is not None]
-        return Sample(published, state.length, max(lags, default=0))
+        return StreamSample(published, state.length, max(lags, default=0))
 
     def _members(self, consumer: bytes, ends: dict[bytes, bytes]) -> list[Member]:
         """Return the members that hold entries, and when their last lease ends."""

@@ -26,8 +26,8 @@ from weft.systems.redis.group_member import (
     GROUP_GONE,
     LARGEST,
     LOOK_SECONDS,
-    Member,
     Redelivered,
+    RedisMember,
     Script,
     Steps,
     is_id,
@@ -248,7 +248,7 @@ class GroupFeed(_RedisFeed):
         start = membership.group_start
         _check_range(start, "+")
         super().__init__(wire, stream, names)
-        self._member = Member(stream, replace(membership, group_start="$" if start == "$" else _before(start)))
+        self._member = RedisMember(stream, replace(membership, group_start="$" if start == "$" else _before(start)))
         self._place = (wire.connection, stream, text_of(membership.group))
         self._iterates = iterates
         self._confirms = confirms

@@ -15,7 +15,7 @@ import redis
 
 from weft.errors import ConnectionFailedError, DeclarationError, SchemaError, SettingsError, WeftError
 from weft.systems.declare import declare
-from weft.systems.log import EXTRA, QUARANTINE_SUFFIX, Appended, Batch, Sample, reused_key
+from weft.systems.log import EXTRA, QUARANTINE_SUFFIX, Appended, Batch, StreamSample, reused_key
 from weft.systems.redis import client, ids, scripts, values
 from weft.systems.redis.connection import RedisConnection
 from weft.systems.redis.log import RedisLog
@@ -168,11 +168,11 @@ class RedisStore:
             log.delete()
         return bool(is_there or is_known)
 
-    def sample(self, names: Sequence[tuple[str, str]]) -> list[Sample | None]:
+    def sample(self, names: Sequence[tuple[str, str]]) -> list[StreamSample | None]:
         """Return the sizes of streams, by two scripts for each."""
         return [self._sample(self._logs.get(name) or RedisLog(self, *name)) for name in names]
 
-    def _sample(self, log: RedisLog) -> Sample | None:
+    def _sample(self, log: RedisLog) -> StreamSample | None:
         try:
             return log.sample()
         except ConnectionFailedError:

@@ -67,13 +67,13 @@ def _has_form(tables: SqlTables) -> bool:
 def forget(tables: SqlTables, load: Load) -> None:
     """Empty the gate of a target that is created again: its rows are gone. Not where another process has created and
     loaded it since this one looked."""
-    gate = Gate(tables, load)
+    gate = SqlGate(tables, load)
     with suppress(CreatedError), tables.driver.session("publish") as session:
         gate.empty(session)
         refuse_created(tables, session, load)
 
 
-class Gate:
+class SqlGate:
     """The SQL about the entries of one target."""
 
     def __init__(self, tables: SqlTables, load: Load) -> None:
@@ -149,9 +149,9 @@ class GatedMove(ComparedMove):
         return self.load.changes
 
     @property
-    def gate(self) -> Gate:
+    def gate(self) -> SqlGate:
         """The gate of this target."""
-        return Gate(self.tables, self.load)
+        return SqlGate(self.tables, self.load)
 
     def _begin(self) -> None:
         """Forget what an earlier checkpoint applied: a pipeline that was reset applies its changes again."""

@@ -21,7 +21,7 @@ from weft.systems.sql.scd2 import NEVER, Scd2ByEvent
 _ENDS = pa.schema([(KEY, pa.string()), (AT, pa.timestamp("us", "UTC")), (POSITION, pa.string())])
 
 
-class History(Scd2ByEvent, GatedMove):
+class ChangeHistory(Scd2ByEvent, GatedMove):
     """Keeps each version of a row, from the time of the change to that of the next one, whatever order they come in."""
 
     def __init__(self, *arguments: object) -> None:
@@ -65,7 +65,7 @@ class History(Scd2ByEvent, GatedMove):
         by_time = f"{since} <= {self.tables.moment(instant_of(ts))}"
         if truncate[0] is None:
             return by_time
-        # As `Gate.is_late`: positions start over in a source that was restored.
+        # As `SqlGate.is_late`: positions start over in a source that was restored.
         latest = self.tables.moment(instant_of(ts + self.changes.tolerance_ms))
         place = self.gate.ordered(literal(truncate[0], self.tables.dialect))
         by_place = f"{self.gate.ordered(position)} <= {place} AND {since} <= {latest}"

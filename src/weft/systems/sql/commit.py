@@ -22,7 +22,7 @@ from weft.errors import EventsLostError, LoadRefusedError, WeftError
 from weft.systems.load import Counts, Load
 from weft.systems.sql import bad_rows, cdc_gate, checks, ledger, quarantine, watermarks
 from weft.systems.sql.cdc import Mirror
-from weft.systems.sql.cdc_history import History
+from weft.systems.sql.cdc_history import ChangeHistory
 from weft.systems.sql.driver import Session
 from weft.systems.sql.merge import Merge
 from weft.systems.sql.move import LoadTransaction, Move
@@ -42,7 +42,7 @@ _RECENT_BYTES = 64 * 1024 * 1024
 
 
 @dataclass(frozen=True)
-class Query:
+class QueriedRows:
     """Rows that the target's database has itself."""
 
     sql: str
@@ -50,7 +50,7 @@ class Query:
 
 
 @dataclass(frozen=True)
-class Batches:
+class BatchedRows:
     """Rows that this process has, or reads from elsewhere as it goes."""
 
     schema: pa.Schema
@@ -67,7 +67,7 @@ class StagedRows:
     bytes: int = 0
 
 
-SourceRows = Query | Batches | StagedRows
+SourceRows = QueriedRows | BatchedRows | StagedRows
 CarryOut = Callable[[SqlTables, Load, SourceRows], Counts]
 """`commit`, or a trial of it."""
 T = TypeVar("T")
@@ -190,7 +190,7 @@ class LoadAttempt:
         self.transaction = LoadTransaction(tables, session, load, self.schema)
         self.rows_read = 0
         self.bytes = rows.bytes if isinstance(rows, StagedRows) else 0
-        self._batches = iter(rows.batches if isinstance(rows, Batches) else ())
+        self._batches = iter(rows.batches if isinstance(rows, BatchedRows) else ())
         self._recent: deque[pa.RecordBatch] = deque()
         self._is_copying = False
         self.is_cut_short = False
@@ -248,7 +248,7 @@ class LoadAttempt:
         scd2: type[Move] = Scd2 if self.load.event_timestamp_column is None else Scd2ByEvent
         merge: type[Move] = Merge
         if self.load.changes is not None:
-            merge, scd2 = Mirror, History
+            merge, scd2 = Mirror, ChangeHistory
         modes: dict[str, type[Move]] = {"append": Move, "truncate": Move, "merge": merge, "scd2": scd2}
         return modes[self.load.mode](self.transaction, columns, stage, types or {})
 
@@ -285,9 +285,9 @@ class LoadAttempt:
             return False
         if load.null_is_default and any(columns[name].default is not None for name in self.schema.names):
             return False
-        if isinstance(self.rows, Query) or load.projection is not None:
+        if isinstance(self.rows, QueriedRows) or load.projection is not None:
             return True
-        return isinstance(self.rows, Batches) and all(
+        return isinstance(self.rows, BatchedRows) and all(
             self.tables.fits(columns[field.name], field) for field in self.schema
         )
 
@@ -296,7 +296,7 @@ class LoadAttempt:
         self._is_copying = True
         move = self._move(columns)
         deleted = move.clear().deleted
-        if isinstance(rows, Query):
+        if isinstance(rows, QueriedRows):
             self._insert(move, rows)
         else:
             self._copy(move.target, self.schema)
@@ -307,7 +307,7 @@ class LoadAttempt:
         reached("moved")
         return Counts(rows_read=self.rows_read, inserted=self.rows_read, deleted=deleted)
 
-    def _insert(self, move: Move, rows: Query) -> None:
+    def _insert(self, move: Move, rows: QueriedRows) -> None:
         """Insert the rows of a query into the target."""
         values = ", ".join(
             self.tables.cast(f"s.{self.tables.quote(field.name)}", field, move.columns[field.name])
@@ -410,21 +410,21 @@ class LoadAttempt:
             return _STAGE, keys
         rows = self._projected()
         types = keys
-        if not isinstance(rows, Query):
+        if not isinstance(rows, QueriedRows):
             types = {field.name: tables.sql_type(field) for field in self.schema} | keys
-        if isinstance(rows, Batches):
+        if isinstance(rows, BatchedRows):
             definitions = [f"{tables.quote(name)} {kind}" for name, kind in types.items()] + tables.stage_index(keys)
             if bad is None:
                 tables.create_temporary(session, _STAGE, ", ".join(definitions))
                 self._copy(tables.temporary(_STAGE), self.schema)
             else:
                 self.rows_read, self.bytes = bad.stage(_STAGE, definitions, self.schema, self._counted())
-        elif isinstance(rows, Query) and self._is_read_once(bad):
+        elif isinstance(rows, QueriedRows) and self._is_read_once(bad):
             tables.create_temporary_view(session, _PROJECTED, rows.sql)
             tables.filled(session, tables.temporary(_RAW))
             return _PROJECTED, keys
         else:
-            select = rows.sql if isinstance(rows, Query) and rows is not self.rows else self._source_query()
+            select = rows.sql if isinstance(rows, QueriedRows) and rows is not self.rows else self._source_query()
             if bad is not None:
                 select, keys = bad_rows.numbered(tables, select), bad_rows.with_number(tables, keys)
 
@@ -444,12 +444,14 @@ class LoadAttempt:
         if not self.tables.has_temporary_views or load.mode != "merge" or bad is not None or again:
             return False
         sql = {each.field.name: each.sql for each in load.projection or ()}
-        return isinstance(self.rows, Batches) and all(sql[key] == f"q.{self.tables.quote(key)}" for key in load.keys)
+        return isinstance(self.rows, BatchedRows) and all(
+            sql[key] == f"q.{self.tables.quote(key)}" for key in load.keys
+        )
 
     def _stage_projected(self, bad: bad_rows.BadRows, keys: dict[str, str]) -> None:
         """Fill the staging table, and put rows aside of which the columns of the target cannot be computed."""
         tables, session, rows = self.tables, self.session, self.rows
-        if isinstance(rows, Batches):
+        if isinstance(rows, BatchedRows):
             types = [f"{tables.quote(field.name)} {tables.sql_type(field)}" for field in rows.schema]
             count, self.bytes = bad.stage(_RAW, types, rows.schema, self._counted())
         else:
@@ -466,14 +468,14 @@ class LoadAttempt:
         rows, tables = self.rows, self.tables
         if self.load.projection is None:
             return rows
-        if isinstance(rows, Batches):
+        if isinstance(rows, BatchedRows):
             types = (f"{tables.quote(field.name)} {tables.sql_type(field)}" for field in rows.schema)
             tables.create_temporary(self.session, _RAW, ", ".join(types))
             source = tables.temporary(_RAW)
             self._copy(source, rows.schema)
         else:
-            source = subquery(rows.sql if isinstance(rows, Query) else self._source_query())
-        return Query(f"SELECT {self._projection()} FROM {source} AS q", self.schema)
+            source = subquery(rows.sql if isinstance(rows, QueriedRows) else self._source_query())
+        return QueriedRows(f"SELECT {self._projection()} FROM {source} AS q", self.schema)
 
     def _projection(self) -> str:
         return ", ".join(f"{each.sql} AS {self.tables.quote(each.field.name)}" for each in self.load.projection or ())
@@ -486,7 +488,7 @@ class LoadAttempt:
             # Ours: they hold nothing but letters and digits.
             attempts = ", ".join(f"'{attempt}'" for attempt in rows.attempts) or "''"
             return f"SELECT {names} FROM {rows.table} WHERE {tables.quote(ATTEMPT.name)} IN ({attempts})"
-        source = subquery(rows.sql) if isinstance(rows, Query) else tables.temporary(_RAW)
+        source = subquery(rows.sql) if isinstance(rows, QueriedRows) else tables.temporary(_RAW)
         return f"SELECT {names} FROM {source} AS q"
 
     # ---------------------------------------------------------------------------------------------------- rejected rows
@@ -534,7 +536,7 @@ class LoadAttempt:
         """The rows among which are those that the target rejected while they were copied, and some more."""
         if not self._is_copying or self.load.on_bad_rows != "fail":
             return None
-        return Batches(self.rows.schema, self._bounded()) if isinstance(self.rows, Batches) else self.rows
+        return BatchedRows(self.rows.schema, self._bounded()) if isinstance(self.rows, BatchedRows) else self.rows
 
     def _bounded(self) -> Iterator[pa.RecordBatch]:
         more = 0
@@ -553,7 +555,7 @@ class LoadAttempt:
         search = RejectedRows(self.transaction)
 
         def find() -> None:
-            is_plain = isinstance(self.rows, Batches) and load.projection is None
+            is_plain = isinstance(self.rows, BatchedRows) and load.projection is None
             if tables.savepoints and is_plain and self._goes_straight(columns):
                 move = self._move(columns)
                 move.clear()

@@ -35,7 +35,7 @@ class TableLetters:
         refuse_own(load.schema, load.table)
         with self._opened() as tables:
             commit.prepare(tables, load, SCHEMA)
-            commit.commit(tables, load, commit.Batches(SCHEMA, rows.to_batches()))
+            commit.commit(tables, load, commit.BatchedRows(SCHEMA, rows.to_batches()))
 
     def records(self) -> Iterator[Mapping[str, Any]]:
         """Yield the rows of the table."""

@@ -22,7 +22,7 @@ from weft.systems.log import (
     Appended,
     Batch,
     ColumnsChangedError,
-    Sample,
+    StreamSample,
     reused_key,
 )
 from weft.systems.sql import leases
@@ -336,10 +336,10 @@ class SqlStore(SqlDriver):
         """Drop a stream's table."""
         session.run(f"DROP TABLE IF EXISTS {self.table(schema, name)}")
 
-    def sample(self, names: Sequence[tuple[str, str]]) -> list[Sample | None]:
+    def sample(self, names: Sequence[tuple[str, str]]) -> list[StreamSample | None]:
         """Return the sizes of streams, by their offsets, in a few statements for all of them."""
         if not self._is_prepared():
-            return [Sample(0, 0, 0)] * len(names)
+            return [StreamSample(0, 0, 0)] * len(names)
         with self.session("read") as session:
             rows = session.rows(f"SELECT name, id, floor FROM {self.streams}")
             standings = leases.standings(session)
@@ -353,7 +353,7 @@ class SqlStore(SqlDriver):
         heads: dict[int, int] = {}
         for start in range(0, len(selects), _SAMPLED):
             heads |= self._last_offsets(list(selects.values())[start : start + _SAMPLED])
-        samples: list[Sample | None] = []
+        samples: list[StreamSample | None] = []
         for number, floor in known:
             if number and number not in heads:
                 samples.append(None)
@@ -361,7 +361,7 @@ class SqlStore(SqlDriver):
             position, last_removed, removed = standings.get(number, _NO_CONSUMERS)
             head = max(heads.get(number, 0), floor, last_removed)
             behind = 0 if position is None else max(head - max(position, floor), 0)
-            samples.append(Sample(head, max(head - floor - removed, 0), behind))
+            samples.append(StreamSample(head, max(head - floor - removed, 0), behind))
         return samples
 
     def last_offset_sql(self, number: int, table: str) -> str:

@@ -13,7 +13,7 @@ from weft.systems.load import Load
 from weft.systems.sql.driver import Session
 from weft.systems.sql.system_tables import CreatedError, create_system_table, instant, refuse_created, system_table
 from weft.systems.sql.tables import SqlTables
-from weft.systems.watermark import Watermark
+from weft.systems.watermark import LoadWatermark
 
 _log = logging.getLogger("weft.engine")
 
@@ -76,7 +76,7 @@ def forget(tables: SqlTables, load: Load) -> None:
         _log.warning("The table %s is created again: its pipelines read their sources from the beginning.", load.name)
 
 
-def read(tables: SqlTables, load: Load) -> Watermark | None:
+def read(tables: SqlTables, load: Load) -> LoadWatermark | None:
     """Return how far a pipeline has read its source for a target; `None` where it has not."""
     columns = _columns(tables)
     if columns is None:
@@ -91,7 +91,9 @@ def read(tables: SqlTables, load: Load) -> Watermark | None:
     if row is None:
         return None
     column, kind, text, seen, counted = row
-    return Watermark(str(column), str(kind), str(text), int(seen), counted=None if counted is None else str(counted))
+    return LoadWatermark(
+        str(column), str(kind), str(text), int(seen), counted=None if counted is None else str(counted)
+    )
 
 
 def read_all(tables: SqlTables, column: str) -> list[tuple[str, str, str, Any]]:
@@ -110,7 +112,7 @@ def remove(tables: SqlTables, session: Session, pipeline: str, target: str) -> N
     session.run(f"DELETE FROM {_table(tables)} WHERE pipeline = ? AND target = ?", (pipeline, target))
 
 
-def write(tables: SqlTables, session: Session, load: Load, mark: Watermark, rows_read: int) -> None:
+def write(tables: SqlTables, session: Session, load: Load, mark: LoadWatermark, rows_read: int) -> None:
     """Store a watermark, in the transaction of the rows."""
     key = (load.pipeline, load.name)
     values = (mark.column, mark.kind, mark.text, mark.seen + (rows_read if mark.adds_read else 0))

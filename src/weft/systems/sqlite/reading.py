@@ -16,7 +16,7 @@ SUFFIXES = ("", "-wal", "-shm")
 _MODE_AT, _WITH_LOG = 18, b"\x02"
 
 
-class FileConnection(sqlite3.Connection):
+class TrackedConnection(sqlite3.Connection):
     """A connection that knows which files it has open, by their numbers."""
 
     location: str = ""
@@ -35,7 +35,7 @@ class FileConnection(sqlite3.Connection):
                 self.files = (number, *logs)
 
 
-class ReadConnection(FileConnection):
+class ReadConnection(TrackedConnection):
     """A connection of a reader."""
 
     is_lasting = True

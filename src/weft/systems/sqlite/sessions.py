@@ -62,7 +62,7 @@ class SqliteSessions(SqlDriver):
         self._busy_since: float | None = None
         """Since when another process has held the lock."""
         self._in_use = _InUse()
-        self._left: list[reading.FileConnection] = []
+        self._left: list[reading.TrackedConnection] = []
         """Connections to files that are not there now: as long as one is open, no other file has its number."""
         self._removing = threading.Lock()
         if not self.in_memory:
@@ -70,7 +70,7 @@ class SqliteSessions(SqlDriver):
 
     # ------------------------------------------------------------------------------------------------------ connections
 
-    def connect(self, role: Role) -> reading.FileConnection:
+    def connect(self, role: Role) -> reading.TrackedConnection:
         """Open a connection with the durability of its role. A reader changes nothing, not even the journal mode."""
         if self._left:
             self._remove_old_logs()
@@ -90,7 +90,7 @@ class SqliteSessions(SqlDriver):
                 isolation_level=None,
                 check_same_thread=False,
                 cached_statements=256,
-                factory=reading.FileConnection,
+                factory=reading.TrackedConnection,
             )
             with closed_on_error(driver):
                 # For the lock that this needs in a file of another mode, SQLite itself never waits.
@@ -126,10 +126,10 @@ class SqliteSessions(SqlDriver):
                 return driver
             self._leave(driver)
 
-    def _has_file(self, driver: reading.FileConnection) -> bool:
+    def _has_file(self, driver: reading.TrackedConnection) -> bool:
         return not driver.files or is_file(self.path, driver.files[0])
 
-    def _leave(self, driver: reading.FileConnection) -> None:
+    def _leave(self, driver: reading.TrackedConnection) -> None:
         """Close the connections to a file that is not there any more, but one that knows the log."""
         _checkpoint(driver)
         super().drop_idle()
@@ -158,12 +158,12 @@ class SqliteSessions(SqlDriver):
                         _log.warning("The log of a replaced SQLite file stays beside %s: %s.", driver.location, error)
                 self._forget_left(driver)
 
-    def _forget_left(self, driver: reading.FileConnection) -> None:
+    def _forget_left(self, driver: reading.TrackedConnection) -> None:
         with suppress(ValueError):  # where another thread closed them all
             self._left.remove(driver)
         self._drop(driver)
 
-    def _remove_log(self, driver: reading.FileConnection) -> None:
+    def _remove_log(self, driver: reading.TrackedConnection) -> None:
         is_whole = _checkpoint(driver)
         for suffix, number in zip(reading.SUFFIXES[1:], driver.files[1:], strict=False):
             path = f"{driver.location}{suffix}"
@@ -249,7 +249,7 @@ class SqliteSessions(SqlDriver):
             self._busy_since = (self._busy_since or begun_at) + still
             time.sleep(_RETRY_SECONDS)
 
-    def commit(self, driver: reading.FileConnection, role: Role) -> None:
+    def commit(self, driver: reading.TrackedConnection, role: Role) -> None:
         """Commit; in WAL mode no other process can block it."""
         if role != "read":
             driver.execute("COMMIT")
@@ -261,7 +261,7 @@ class SqliteSessions(SqlDriver):
                 hint="Read it again, or with the right to write to its folder: then readers and writers share it.",
             )
 
-    def _rest(self, role: Role, driver: reading.FileConnection) -> None:
+    def _rest(self, role: Role, driver: reading.TrackedConnection) -> None:
         if isinstance(driver, reading.ReadConnection) and not driver.is_lasting:
             self._drop(driver)
             return

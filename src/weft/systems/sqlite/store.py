@@ -45,7 +45,7 @@ class SqliteStore(SqliteSessions, SqlStore):
     for_update: ClassVar[str] = ""
     now_sql: ClassVar[str] = "weft_now()"
     # On the class: another thread may fork before `__init__` has ended.
-    _watcher: reading.FileConnection | None = None
+    _watcher: reading.TrackedConnection | None = None
 
     def __init__(self, connection: Connection, clock: Callable[[], float] = time.time) -> None:
         super().__init__(connection)
@@ -57,7 +57,7 @@ class SqliteStore(SqliteSessions, SqlStore):
 
     # ------------------------------------------------------------------------------------------------------ connections
 
-    def connect(self, role: Role) -> reading.FileConnection:
+    def connect(self, role: Role) -> reading.TrackedConnection:
         """A connection that knows the clock by which leases are judged."""
         driver = super().connect(role)
         driver.create_function("weft_now", 0, lambda: int(self.clock() * 1e6))

@@ -18,7 +18,7 @@ from weft.systems.base import Connection
 from weft.systems.sql.driver import Role, Session, SqlDriver
 from weft.systems.sql.tables import ROW, Column, Slice, SqlTables, bare_rows, causes, check_event_time, subquery
 from weft.systems.sqlite import casts, functions, rows, types
-from weft.systems.sqlite.reading import FileConnection
+from weft.systems.sqlite.reading import TrackedConnection
 from weft.systems.sqlite.sessions import SqliteSessions
 
 # UPDATE … FROM.
@@ -32,7 +32,7 @@ _INSERT_ROWS, _INSERT_VALUES = 32, 999
 _QUERY = "_weft_query"
 
 
-class LoadSessions(SqliteSessions):
+class SqliteLoadSessions(SqliteSessions):
     """Sessions whose connections know the functions that loads call."""
 
     _refused: str | None = None
@@ -47,7 +47,7 @@ class LoadSessions(SqliteSessions):
             )
         super().__init__(connection)
 
-    def connect(self, role: Role) -> FileConnection:
+    def connect(self, role: Role) -> TrackedConnection:
         driver = super().connect(role)
         driver.create_function("weft_hash", -1, casts.row_hash, deterministic=True)
         driver.create_function("weft_add_seconds", 2, casts.add_seconds, deterministic=True)
@@ -73,7 +73,7 @@ class LoadSessions(SqliteSessions):
 
 class SqliteTables(SqlTables):
     dialect: ClassVar[str] = "sqlite"
-    sessions: ClassVar[type[SqlDriver]] = LoadSessions
+    sessions: ClassVar[type[SqlDriver]] = SqliteLoadSessions
     one_host: ClassVar[bool] = True
     one_writer: ClassVar[bool] = True
     clock: ClassVar[str | None] = "strftime('%Y-%m-%dT%H:%M:%f+00:00', 'now')"
@@ -88,7 +88,7 @@ class SqliteTables(SqlTables):
     described_watermark: ClassVar[str] = "-9e999"
     enforces_lengths: ClassVar[bool] = False
 
-    driver: LoadSessions
+    driver: SqliteLoadSessions
 
     def identity(self) -> str:
         """The file. A database in memory is only ever itself."""

@@ -252,4 +252,4 @@ class _Copy:
             load = replace(load, declared=Declared(schema=None, on_drift="evolve"))
         connection = self.target.connection_with_options(self._mirror)
         source = current().connection(self.cdc.snapshot_connection)
-        Job(load, connection, source).run(inputs.Sql(sql))
+        Job(load, connection, source).run(inputs.SourceSql(sql))
