@@ -256,11 +256,11 @@ def test_the_table_decides_about_values(kafka: Any, broker: Any, warehouse: Any)
     """Not what most messages of a batch have; a value that it cannot have makes its message a letter alone."""
     tables = open_tables(warehouse)
     with closing(tables), tables.driver.session("publish") as session:
-        session.run("CREATE TABLE copies (id int PRIMARY KEY, name text, n int, day date, doc jsonb)")
+        session.run("CREATE TABLE copies (id int PRIMARY KEY, name text, n int, day date, doc jsonb, one bit(1))")
     topic = kafka.create_topic()
     rows_sent = (
-        {"id": 1, "name": 5, "n": "7", "day": 19782, "doc": {"a": 1}},
-        {"id": 2, "name": 6, "n": 8, "day": "2024-02-29", "doc": [1]},
+        {"id": 1, "name": 5, "n": "7", "day": 19782, "doc": {"a": 1}, "one": True},
+        {"id": 2, "name": 6, "n": 8, "day": "2024-02-29", "doc": [1], "one": False},
         {"id": 3, "name": "c", "n": 9, "day": None, "doc": {"b": 2.5}},
         {"id": 3, "name": "d", "n": "a lot", "day": None, "doc": None},
     )
@@ -275,10 +275,10 @@ def test_the_table_decides_about_values(kafka: Any, broker: Any, warehouse: Any)
         "cdc": weft.CDC(**CDC),
     }
     run_once(**declared)
-    assert rows("copies", "id, name, n, day::text, doc::text", warehouse) == [
-        (1, "5", 7, "2024-02-29", '{"a": 1}'),
-        (2, "6", 8, "2024-02-29", "[1]"),
-        (3, "c", 9, None, '{"b": 2.5}'),
+    assert rows("copies", "id, name, n, day::text, doc::text, one::text", warehouse) == [
+        (1, "5", 7, "2024-02-29", '{"a": 1}', "1"),
+        (2, "6", 8, "2024-02-29", "[1]", "0"),
+        (3, "c", 9, None, '{"b": 2.5}', None),
     ]
     (letter,) = letters_of(make(**declared))
     assert (letter.offset, letter.stage) == ("0:3", "transform")

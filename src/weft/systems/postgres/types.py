@@ -148,6 +148,9 @@ def cast(expression: str, field: pa.Field, sql: str) -> str:
         return f"CAST({expression} AS character varying)"
     if base == "bit" and pa.types.is_boolean(field.type):
         return f"CAST(CAST({expression} AS integer) AS {sql})"  # there is no cast in one step
+    if own == "text" and sql == "bit(1)":
+        # Changes have it as a boolean, which is a text for a column that is read as one.
+        expression = f"CASE {expression} WHEN 'true' THEN '1' WHEN 'false' THEN '0' ELSE {expression} END"
     there = f"CAST({expression} AS {sql})"
     if own == "text" and base == "timestamp without time zone":
         # PostgreSQL would leave the zone of a text out.
