@@ -61,6 +61,44 @@ def test_a_question_mark_in_a_text(database: Database) -> None:
         assert session.row("SELECT 'really? 100%', ? -- sure?\n, 'it''s ?'", (7,)) == ("really? 100%", 7, "it's ?")
 
 
+LEAST = {
+    "DATE": ("DATE '0001-01-01'", "'0001-01-01'"),
+    "TIMESTAMP": ("TIMESTAMP '0001-01-01 00:00:00'", "'0001-01-01T00:00:00.000000'"),
+    "DECIMAL(38, 18)": ("-9.5", "'-9.5'"),
+    "UUID": ("'00000000-0000-0000-0000-000000000001'",) * 2,
+}
+
+
+@pytest.mark.every_system
+def test_the_first_watermark_is_below_all_values(database: Database) -> None:
+    kind, dialect = type(database.tables).__name__, database.tables.dialect
+    for number, (column, values) in enumerate(LEAST.items()):
+        column = "DATETIME(6)" if dialect == "mysql" and column == "TIMESTAMP" else column
+        database.run(f"CREATE TABLE raw_{number} (seen {column})")
+        database.run(f"INSERT INTO raw_{number} VALUES ({values[dialect == 'sqlite']})")
+
+        @weft.pipeline(target=f"copy_{number}", name=f"copy{number}")
+        def copy(number: int = number) -> str:
+            return f"SELECT seen FROM raw_{number} WHERE seen > $watermark"
+
+        if column != "UUID" or dialect in ("mysql", "sqlite"):  # of which the others know no greatest
+            assert database.execute(copy)[0].counts.inserted == 1, (kind, column)
+
+
+@pytest.mark.brief("mysql")
+def test_a_time_of_day_is_no_watermark(database: Database) -> None:
+    """MariaDB would compare it with a text that is none, and find nothing."""
+    database.run("CREATE TABLE raw_events (at TIME)", "INSERT INTO raw_events VALUES ('12:00:00')")
+
+    @weft.pipeline(target="copies")
+    def copy() -> str:
+        return "SELECT at FROM raw_events WHERE at > $watermark"
+
+    if database.tables.dialect != "sqlite":
+        with pytest.raises(DeclarationError, match=r"'at' is of type time[\s\S]*numbers, dates, timestamps or texts"):
+            database.execute(copy)
+
+
 @pytest.mark.brief("sqlite")
 def test_a_limit_is_refused(database: Database) -> None:
     """Refused before the table is made, with and without $watermark."""

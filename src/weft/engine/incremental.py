@@ -6,23 +6,25 @@ The upper bound is fixed first, so that the watermark says exactly which rows we
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from datetime import UTC, date
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 import pyarrow as pa
 
+from weft.columns import hint_of
 from weft.engine.missing_tables import described
 from weft.errors import DeclarationError, did_you_mean
 from weft.systems.sql import tokens
 from weft.systems.sql.literals import literal
 from weft.systems.sql.tables import SqlTables, subquery
-from weft.systems.watermark import UNKNOWN, LoadWatermark, subtract_lookback, text_of
+from weft.systems.watermark import GROWING, UNKNOWN, LoadWatermark, subtract_lookback, text_of
 
 if TYPE_CHECKING:
     from sqlglot.optimizer.scope import Scope
 
 _MARK = r"\$watermark\b"
+_MOST_DIGITS = 38
 _LEAVES_OUT = r"(?i:\b(?:limit|offset|fetch|sample|tablesample)\b)"
 
 
@@ -148,7 +150,7 @@ def of_query(
         last = None
     field, dialect = schema.field(column), tables.dialect
     name = tables.ordered(f"q.{tables.quote(column)}", field)
-    lowest = literal(_least(field, tables), dialect)
+    lowest = _least(field, tables, is_written=has_watermark(sql, dialect))
     everything = subquery(bind(sql, lowest, dialect))
     if last is not None and last.kind == "timestamp" and not tables.native_decimals:
         with tables.driver.session("read") as session:
@@ -213,19 +215,26 @@ class _Counts:
         return max(0, self.again - last.seen)
 
 
-def _least(field: pa.Field, tables: SqlTables) -> Any:
-    """Return a value below all others of a column, for a query with `$watermark` when there is none yet."""
-    kind = field.type
-    if pa.types.is_timestamp(kind):
-        return tables.earliest.replace(tzinfo=UTC if kind.tz else None)
-    if pa.types.is_date(kind):
-        return date(1, 1, 2)
+def _least(field: pa.Field, tables: SqlTables, *, is_written: bool) -> str:
+    """Return a literal below all values of a column, for a query with `$watermark` (`is_written`) when there is none
+    yet."""
+    kind, hint = field.type, hint_of(field)
+    if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
+        return tables.before_all(field)
+    least: Any = None
     if pa.types.is_integer(kind):
-        return -(2 ** (kind.bit_width - 1)) + 1
-    if pa.types.is_decimal(kind):
-        return -(10 ** (kind.precision - kind.scale))
-    if pa.types.is_floating(kind):
-        return -1.0e308 if pa.types.is_float64(kind) else -1.0e38
-    if pa.types.is_string(kind):
-        return ""
-    raise DeclarationError(f"The column {field.name!r} is of type {kind}, which cannot be a watermark.")
+        least = -(2 ** (kind.bit_width - 1)) + 1
+    elif pa.types.is_decimal(kind):
+        # One digit more is more than a decimal of 38 can have.
+        least = -(10 ** (kind.precision - kind.scale)) + (kind.precision == _MOST_DIGITS)
+    elif pa.types.is_floating(kind):
+        least = -1.0e308 if pa.types.is_float64(kind) else -1.0e38
+    elif hint == "uuid":
+        least = str(UUID(int=0))
+    elif pa.types.is_string(kind) and (hint is None or not is_written):
+        least = ""
+    if least is None:
+        raise DeclarationError(
+            f"The column {field.name!r} is of type {hint or kind}, which cannot be a watermark.", hint=GROWING
+        )
+    return literal(least, tables.dialect)

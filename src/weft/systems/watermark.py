@@ -21,6 +21,7 @@ _KINDS: dict[type, tuple[str, Callable[[Any], str], Callable[[str], Any]]] = {
 }
 
 
+GROWING = "Use a column of numbers, dates, timestamps or texts that grow."
 UNKNOWN = -1
 """The number of a target that cannot keep it."""
 STATE = "inputs of a model"
@@ -49,7 +50,7 @@ class LoadWatermark:
         if type(value) not in _KINDS:
             raise DeclarationError(
                 f"The column {column!r} is of a type that cannot be a watermark ({type(value).__name__}).",
-                hint="Use a column of numbers, dates, timestamps or texts that grow.",
+                hint=GROWING,
             )
         return cls(column, _KINDS[type(value)][0], text_of(value), seen, None if last is None else last.text)
 

@@ -173,6 +173,17 @@ def test_scd2_of_one_key_over_time(tables: SqlTables) -> None:
         check(tables, [(options, first), (options, late), (options, late), (options, first + late)], how)
 
 
+def test_scd2_of_many_columns(tables: SqlTables) -> None:
+    """More than a function of SQLite takes as its arguments."""
+    schema = pa.schema([(f"c{at}", pa.int64()) for at in range(300)])
+    for last in (299, 299, 300):
+        load = Load.declare(target="wide", mode="scd2", keys=["c0"])
+        rows = pa.RecordBatch.from_pylist([{**{f"c{at}": at for at in range(300)}, "c299": last}], schema)
+        sql_commit.prepare(tables, load, schema)
+        sql_commit.commit(tables, load, sql_commit.Batches(schema, [rows]))
+    assert sorted((row["c299"], row["is_current"]) for row in rows_of(tables, "wide")) == [(299, False), (300, True)]
+
+
 def test_the_clock_goes_back(tables: SqlTables) -> None:
     name = f"target_{next(_numbers)}"
     options: dict[str, Any] = {"target": name, "mode": "scd2", "keys": ["id"]}

@@ -9,7 +9,6 @@ import hashlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
-from datetime import datetime
 from functools import cached_property
 from typing import ClassVar
 
@@ -102,7 +101,6 @@ class MySQLTables(SqlTables):
     row_lock: ClassVar[str] = " FOR UPDATE"
     current_schema: ClassVar[str] = "DATABASE()"
     random: ClassVar[str] = "rand()"
-    earliest: ClassVar[datetime] = datetime(1000, 1, 1)
 
     def identity(self) -> str:
         """The server's own name for itself, and the database that names without a schema are in."""

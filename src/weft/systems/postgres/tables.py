@@ -359,6 +359,10 @@ class PostgresTables(SqlTables):
             return f"(CAST({expression} AS timestamp) AT TIME ZONE 'UTC')"
         return expression if column.type.tz else f"({expression} AT TIME ZONE 'UTC')"
 
+    def before_all(self, field: pa.Field) -> str:
+        """There is no year 0 in PostgreSQL, but one before Christ."""
+        return super().before_all(field).replace("0000-", "0001-").removesuffix("'") + " BC'"
+
     def refuses_name(self, name: str) -> str | None:
         if len(name.encode()) > _NAME_BYTES:
             return f"a name of PostgreSQL has at most {_NAME_BYTES} bytes"

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
 
@@ -100,8 +100,6 @@ class SqlTables(ABC):
     false: ClassVar[str] = "FALSE"
     random: ClassVar[str] = "random()"
     """A random number from 0 to below 1, in each row another one."""
-    earliest: ClassVar[datetime] = datetime(1, 1, 2)
-    """A time that is before those of rows."""
     described_watermark: ClassVar[str] = "NULL"
     """What `$watermark` is while a query is described: below all values, where types are known by values alone."""
     commits_ddl: ClassVar[bool] = False
@@ -360,6 +358,12 @@ class SqlTables(ABC):
     def ordered(self, expression: str, field: pa.Field) -> str:
         """Return the expression that compares a value by its type, not by how it is stored."""
         return expression
+
+    def before_all(self, field: pa.Field) -> str:
+        """Return a literal that is before every date or time of a column: a year before the first of them."""
+        zone = UTC if pa.types.is_timestamp(field.type) and field.type.tz else None
+        first: date = date.min if pa.types.is_date(field.type) else datetime.min.replace(tzinfo=zone)
+        return literal(first, self.dialect).replace("0001-", "0000-")
 
     def by_bytes(self, expression: str, field: pa.Field) -> str:
         """Return the expression that compares a text by its bytes, not as a language orders letters."""

@@ -151,7 +151,17 @@ _TARGETS: dict[str, Callable[[Any, str, str], Any]] = {
 
 def row_hash(*values: Any) -> str:
     """Hash the values' `repr`: null, empty, shifted and differently typed values all differ in it."""
-    return md5(repr(values).encode("utf-8", "surrogatepass"), usedforsecurity=False).hexdigest()
+    return hash_of_parts(hash_part(*values) + (b"," if len(values) == 1 else b""))
+
+
+def hash_part(*values: Any) -> bytes:
+    """Return what `row_hash` takes of some of the values: a function of SQLite has no more than 127 arguments."""
+    return ", ".join(map(repr, values)).encode("utf-8", "surrogatepass")
+
+
+def hash_of_parts(*parts: bytes) -> str:
+    """Return the `row_hash` of all values."""
+    return md5(b"(%s)" % b", ".join(parts), usedforsecurity=False).hexdigest()
 
 
 def add_seconds(value: str | None, seconds: float) -> str | None:

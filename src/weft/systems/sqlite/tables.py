@@ -50,6 +50,8 @@ class SqliteLoadSessions(SqliteSessions):
     def connect(self, role: Role) -> TrackedConnection:
         driver = super().connect(role)
         driver.create_function("weft_hash", -1, casts.row_hash, deterministic=True)
+        driver.create_function("weft_hash_part", -1, casts.hash_part, deterministic=True)
+        driver.create_function("weft_hash_parts", -1, casts.hash_of_parts, deterministic=True)
         driver.create_function("weft_add_seconds", 2, casts.add_seconds, deterministic=True)
         driver.create_collation("weft_decimal", casts.compare_decimals)
         driver.create_function("weft_mark", 1, self._mark)
@@ -340,7 +342,11 @@ class SqliteTables(SqlTables):
         return f"weft_cast({expression}, '{casts.code(field)}', '{code}')"
 
     def row_hash(self, expressions: Sequence[str]) -> str:
-        return f"weft_hash({', '.join(expressions)})"
+        if len(expressions) <= _MOST_ARGUMENTS:
+            return f"weft_hash({', '.join(expressions)})"
+        some = (expressions[at : at + _MOST_ARGUMENTS] for at in range(0, len(expressions), _MOST_ARGUMENTS))
+        parts = (f"weft_hash_part({', '.join(each)})" for each in some)
+        return f"weft_hash_parts({', '.join(parts)})"
 
     def ordered(self, expression: str, field: pa.Field) -> str:
         """Decimals are stored as texts, of which '9' comes after '10'."""
@@ -374,6 +380,8 @@ class SqliteTables(SqlTables):
         return self.driver.marked
 
 
+_MOST_ARGUMENTS = 100
+"""Of a function: SQLite's own limit, before version 3.48, is 127."""
 _DUPLICATES = ("SQLITE_CONSTRAINT_PRIMARYKEY", "SQLITE_CONSTRAINT_UNIQUE", "SQLITE_CONSTRAINT_ROWID")
 
 
