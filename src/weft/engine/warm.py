@@ -119,8 +119,8 @@ def limits() -> list[Any]:
 
 def _changed(path: str | os.PathLike[str]) -> tuple[int, int]:
     with suppress(OSError):
-        found = os.stat(path)
-        return found.st_mtime_ns, found.st_size
+        status = os.stat(path)
+        return status.st_mtime_ns, status.st_size
     return 0, 0
 
 

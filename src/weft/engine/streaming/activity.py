@@ -37,9 +37,9 @@ def read_activity(checkpoint: Checkpoint) -> dict[str, Any] | None:
         return None
     try:
         with path.open("rb") as file:
-            found = json.loads(file.read(_MOST_BYTES))
-        found["at"] = datetime.fromisoformat(found["at"])
-        return dict(found) | {name: int(found[name]) for name in _COUNTS}
+            activity = json.loads(file.read(_MOST_BYTES))
+        activity["at"] = datetime.fromisoformat(activity["at"])
+        return dict(activity) | {name: int(activity[name]) for name in _COUNTS}
     except (OSError, ValueError, KeyError, TypeError):  # not there; or a power cut left half of it
         return None
 

@@ -69,9 +69,9 @@ def steps(
             return Steps({name: F.count(value)}, {name: F.sum(own)}, own)
         case "sum":
             of_sum = "" if (known := kind or stored) is None else known.typeName()
-            made = _summed(name, f"_weft_b_{name}", value, is_long=of_sum == "long")
+            summed = _summed(name, f"_weft_b_{name}", value, is_long=of_sum == "long")
             # All values are null so far: Spark would make the sum a double, but later values decide the type.
-            return made._replace(stored=made.stored | {name: F.min(value)}) if of_sum == "void" else made
+            return summed._replace(stored=summed.stored | {name: F.min(value)}) if of_sum == "void" else summed
         case "min":
             return Steps({name: F.min(value)}, {name: F.min(own)}, own)
         case "max":

@@ -92,12 +92,12 @@ class BatchReader:
             else:
                 types[each.source] = fixed[each.source] = streams.get(each.source) or fan_in.types_of_rows(each)
         read: dict[int, FrameRows | None] = {}
-        found: dict[str, dict[str, Any]] = {}
+        by_source: dict[str, dict[str, Any]] = {}
         for each in untyped:
             self._columns.agree(each.source, fan_in.missing(each.source, (*fixed.values(), *types.values()), types))
             read[id(each)] = rows = each.read(self._columns.types(each.source, query_id), widens=self.widens)
-            found[each.source] = {} if rows is None else fan_in.types_of_rows(rows)
-            types[each.source] = fan_in.updated(types[each.source], found[each.source])
+            by_source[each.source] = {} if rows is None else fan_in.types_of_rows(rows)
+            types[each.source] = fan_in.updated(types[each.source], by_source[each.source])
         # Files of Parquet keep the types that are written in them, also when they are read under others. That is known
         # after the first time; the second time these types decide those of the other sources.
         for _ in range(2):
@@ -105,14 +105,14 @@ class BatchReader:
             for source, others in fan_in.settled(types, fixed, widens=self.widens).items():
                 self._columns.agree(source, others)
                 for each in untyped:
-                    if each.source == source and others.keys() & found[source].keys():
+                    if each.source == source and others.keys() & by_source[source].keys():
                         rows = each.read(self._columns.types(source, query_id), widens=False, again=True)
                         read[id(each)], now = rows, {} if rows is None else fan_in.types_of_rows(rows)
-                        if own := fan_in.unchanged(others, found[source], now):
+                        if own := fan_in.unchanged(others, by_source[source], now):
                             fixed[source] = {**fixed[source], **own}
                             self._columns.agree(source, own)
                             is_settled = False
-                        found[source], types[source] = now, fan_in.updated(types[source], now)
+                        by_source[source], types[source] = now, fan_in.updated(types[source], now)
             if is_settled:
                 break
         return read

@@ -84,11 +84,11 @@ class FailingRows:
             return {}
         failing = source.where(Column(new.column(fails)))._jdf.queryExecution()
         bound = new.bound(values, failing.analyzed().output())
-        at, found = source.columns.index(_ROW), {}
+        at, reasons = source.columns.index(_ROW), {}
         for row in failing.executedPlan().executeCollect():
             number = row.getLong(at)
-            found[number] = self._reason(bound, row) or self._reason_alone(rows.slice(number, 1))
-        return found
+            reasons[number] = self._reason(bound, row) or self._reason_alone(rows.slice(number, 1))
+        return reasons
 
     def _reason(self, expression: Any, row: Any) -> str | None:
         """Return why an expression fails for a row; `None` where the driver cannot compute it: it has no Python
@@ -115,7 +115,7 @@ class FailingRows:
     def _find_by_halving(self, rows: pa.Table) -> dict[int, str]:
         """Try halves of rows that fail together, with as few failures as possible: after each one Spark restarts
         Python's workers."""
-        found: dict[int, str] = {}
+        reasons: dict[int, str] = {}
 
         def fails(first: int, end: int, *, is_known: bool = False) -> bool:
             if not is_known or end - first == 1:
@@ -125,7 +125,7 @@ class FailingRows:
                 if end == first:  # no row is to blame
                     raise result
                 if end - first == 1:
-                    found[first] = result.what
+                    reasons[first] = result.what
                     return True
             middle = (first + end) // 2
             # Where the first half is good, it is the other one that fails.
@@ -133,7 +133,7 @@ class FailingRows:
             return True
 
         fails(0, len(rows), is_known=len(rows) > 0)
-        return found
+        return reasons
 
 
 def without_rows(rows: pa.Table, numbers: Collection[int]) -> pa.Table:

@@ -96,17 +96,17 @@ def _shown(kind: DataType) -> str:
 
 def clashes(schemas: Iterable[tuple[str, Mapping[str, DataType]]]) -> list[Clash]:
     """Return the columns whose types cannot be united exactly. Spark takes `Id` and `id` for one column."""
-    found: dict[str, tuple[str, DataType]] = {}
+    first_types: dict[str, tuple[str, DataType]] = {}
     clashing: dict[str, Clash] = {}
     for source, types in schemas:
         for name, kind in types.items():
             key = name.lower()
-            if key not in found:
-                found[key] = source, kind
-            elif (both := united(found[key][1], kind)) is None:
-                clashing.setdefault(key, Clash(name, found[key], (source, kind)))
+            if key not in first_types:
+                first_types[key] = source, kind
+            elif (both := united(first_types[key][1], kind)) is None:
+                clashing.setdefault(key, Clash(name, first_types[key], (source, kind)))
             else:
-                found[key] = found[key][0], both
+                first_types[key] = first_types[key][0], both
     return list(clashing.values())
 
 
@@ -165,7 +165,7 @@ def refused(
     """Return, by source, the columns that it cannot have next to those of the others, and why. The type decides that a
     source declares, else one that was there `before`, else that of the first; so it does not depend on which of them
     have rows."""
-    found: dict[str, dict[str, str]] = {}
+    reasons: dict[str, dict[str, str]] = {}
     for clash in clashes(types.items()):
         key = clash.column.lower()
         if not is_read(clash.column):
@@ -183,8 +183,8 @@ def refused(
                 held = both
                 continue
             what = f"{name!r} is {_shown(kind)}, and in {first[3]} it is {_shown(held)}"
-            found.setdefault(source, {})[name] = f"{what}: no type holds the values of both exactly."
-    return found
+            reasons.setdefault(source, {})[name] = f"{what}: no type holds the values of both exactly."
+    return reasons
 
 
 def _is_new(key: str, names: Collection[str]) -> bool:
@@ -246,12 +246,12 @@ def missing(
 ) -> dict[str, DataType]:
     """Return the types that columns have in other sources, the first of each, and that this one has not had."""
     own = {name.lower() for name in types[source]}
-    found: dict[str, tuple[str, DataType]] = {}
+    columns: dict[str, tuple[str, DataType]] = {}
     for each in others:
         for name, kind in for_values(each).items():
             if name.lower() not in own:
-                found.setdefault(name.lower(), (name, kind))
-    return dict(found.values())
+                columns.setdefault(name.lower(), (name, kind))
+    return dict(columns.values())
 
 
 def updated(types: Mapping[str, DataType], newer: Mapping[str, DataType]) -> dict[str, DataType]:

@@ -278,8 +278,8 @@ def _grouped(
                     aggregate = cls()
                     if stop > start:
                         getattr(aggregate, method)(*(each.slice(start, stop - start) for each in fields))
-                    given = getattr(aggregate, gives)()
-                result = checked(given)
+                    value = getattr(aggregate, gives)()
+                result = checked(value)
             except WeftError as failure:
                 if not catches:
                     raise

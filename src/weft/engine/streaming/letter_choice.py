@@ -124,15 +124,15 @@ def summary(letters: Iterable[StoredLetter], passes: Wanted | None = None, most:
     """Group the letters that pass by stage and error; at most so many are looked at."""
     counts: Counter[tuple[str, str]] = Counter()
     samples: dict[tuple[str, str], StoredLetter] = {}
-    found, matching = Summary(), filter(passes or passing(), letters)
+    total, matching = Summary(), filter(passes or passing(), letters)
     for letter in islice(matching, most):
         group = _kind(letter)
         counts[group] += 1
-        found.newest = max(found.newest or letter.failed_at, letter.failed_at)
+        total.newest = max(total.newest or letter.failed_at, letter.failed_at)
         if group not in samples or letter.failed_at > samples[group].failed_at:
             samples[group] = replace(letter, payload=letter.payload[:_PAYLOAD])
             if len(samples) > 2 * _SAMPLES:  # each letter may have an error of its own, and all do not fit into memory
                 samples = {each: samples[each] for each, _ in counts.most_common(_SAMPLES) if each in samples}
-    found.count, found.more = counts.total(), next(matching, None) is not None
-    found.groups = [LetterGroup(*each, count, samples[each]) for each, count in counts.most_common() if each in samples]
-    return found
+    total.count, total.more = counts.total(), next(matching, None) is not None
+    total.groups = [LetterGroup(*each, count, samples[each]) for each, count in counts.most_common() if each in samples]
+    return total

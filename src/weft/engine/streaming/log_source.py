@@ -172,10 +172,10 @@ class LogSource(LogPositions):
         if not isinstance(rows, EventRows) or rows.reader is None:
             return ()
         upto = rows.log.bound(rows.reader.after, rows.reader.upto, SMALL)
-        found: dict[str, None] = {}
+        ids: dict[str, None] = {}
         for batch in rows.log.read_arrow(rows.reader.after, upto, [PUBLISH_ID]):
-            found.update(dict.fromkeys(batch.column(PUBLISH_ID).drop_null().unique().to_pylist()))
-        return found.keys()
+            ids.update(dict.fromkeys(batch.column(PUBLISH_ID).drop_null().unique().to_pylist()))
+        return ids.keys()
 
 
 def _fitted(value: Any, kind: FieldType) -> Any:

@@ -107,13 +107,13 @@ class SourceLag:
 
     def by_partition(self) -> dict[str, dict[str, int]]:
         """Return the lag of each partition, of the sources that have some."""
-        found = {}
+        lags = {}
         for name in self.now():
             with suppress(WeftError):
                 partitions = self._opened[name].lag_by_partition(self._positions.get(name))
                 if partitions is not None:
-                    found[name] = partitions
-        return found
+                    lags[name] = partitions
+        return lags
 
     def consumed(self, opened: Sequence[OpenedSource]) -> int:
         """Return how many rows the batch had, at most, as far as it is known."""

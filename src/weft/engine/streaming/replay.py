@@ -361,14 +361,14 @@ def _source_columns(pipeline: StreamingPipeline, columns: Columns) -> tuple[list
 
 def _source_types(pipeline: StreamingPipeline, columns: Columns) -> dict[str, pa.DataType]:
     """Return the types under which the rows of all sources were parsed, but of columns that have several."""
-    found: dict[str, list[pa.DataType]] = {}
+    by_name: dict[str, list[pa.DataType]] = {}
     for source in pipeline.sources:
         stored = open_source(source).stored_schema()
         types = {each.name: each.type for each in (columns.kept(source.name) if stored is None else stored)}
         types |= {name: message_type(FieldType.parse(kind)) for name, kind in source.columns.items()}
         for name, kind in types.items():
-            found.setdefault(name, []).append(kind)
-    return {name: kinds[0] for name, kinds in found.items() if all(each.equals(kinds[0]) for each in kinds)}
+            by_name.setdefault(name, []).append(kind)
+    return {name: kinds[0] for name, kinds in by_name.items() if all(each.equals(kinds[0]) for each in kinds)}
 
 
 def _sent(value: Any, kind: pa.DataType | None) -> Any:

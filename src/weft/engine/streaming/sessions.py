@@ -194,8 +194,8 @@ class Sessions(Windows):
         frame = frame_of(spark, rows).withColumn(WINDOW_START, F.timestamp_micros(_WRITTEN))
         keys = frame.select(*map(quoted, self.window.group_by), self._identity(WINDOW_START))
         with outcome.explained(f"close windows of {self.pipeline.name}"):
-            found: list[dict[str, Any]] = keys.toArrow().to_pylist()
-        return found
+            removed: list[dict[str, Any]] = keys.toArrow().to_pylist()
+        return removed
 
     def _emitted_rows(self) -> pa.Table | None:
         """Return what the last batch emits and removes."""

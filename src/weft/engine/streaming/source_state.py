@@ -106,9 +106,9 @@ class Verified(CheckpointFile):
         """Return the last comparison of each mirror."""
         return dict(self._read() or {})
 
-    def note(self, target: str, **found: Any) -> None:
+    def note(self, target: str, **result: Any) -> None:
         """Remember what one found."""
-        self._write({**self.all(), target: found})
+        self._write({**self.all(), target: result})
 
 
 def _named(sources: Sequence[Source]) -> list[list[str]]:
@@ -278,12 +278,12 @@ class Columns(CheckpointFile):
         """By source, the types of columns that another source decides for the current batch."""
         self._declared = {each.name: dict(each.columns) for each in sources}
 
-    def complete(self, frame: Any, source: str, query_id: str, found: Any = None) -> Any:
+    def complete(self, frame: Any, source: str, query_id: str, columns: Any = None) -> Any:
         """A batch with all columns that its source has had. One of nulls alone has the type that it had before."""
         from pyspark.sql import functions as F
         from pyspark.sql.types import NullType
 
-        self.note(found or frame.schema, source, query_id)
+        self.note(columns or frame.schema, source, query_id)
         fields = {field.name: field for field in frame.schema}
         # SQL takes `Id` and `id` for one column.
         here = {name.lower(): name for name in fields}
@@ -297,14 +297,14 @@ class Columns(CheckpointFile):
         # Each step over a DataFrame takes as long as to write some thousand rows.
         return frame.withColumns(missing) if missing else frame
 
-    def note(self, found: Any, source: str, query_id: str) -> None:
+    def note(self, columns: Any, source: str, query_id: str) -> None:
         """Take note of the columns of the current batch, which `keep` writes."""
         from pyspark.sql.types import NullType
 
         known = self._of(source, query_id)
         self._found[source] = {
             field.name: field.jsonValue()
-            for field in found
+            for field in columns
             if not isinstance(field.dataType, NullType)
             and known.get(field.name) != field.jsonValue()
             and field.name != OFFSET
@@ -330,11 +330,11 @@ class Columns(CheckpointFile):
         """Return whether the current batch has new columns or types."""
         return bool(self._found.get(source))
 
-    def note_again(self, found: Any, source: str, query_id: str, sql: str | None) -> None:
+    def note_again(self, columns: Any, source: str, query_id: str, sql: str | None) -> None:
         """Take note of other columns of the current batch. Those that SQL names stay, though it has them no more: the
         SQL would fail for every batch without."""
         before = self._found.get(source, {})
-        self.note(found, source, query_id)
+        self.note(columns, source, query_id)
         names = {name.lower() for name in (*self._of(source, query_id), *self._found[source])}
         wanted = (name for name in before if name.lower() not in names and _is_named(name, sql))
         self._found[source] |= {name: before[name] for name in wanted}
@@ -347,8 +347,8 @@ class Columns(CheckpointFile):
     def forget_new(self, names: Collection[str], sql: str | None) -> None:
         """Forget those of the columns that no target gets, unless SQL names them."""
         dropped = {name.lower() for name in names if not _is_named(name, sql)}
-        for source, found in self._found.items():
-            self._found[source] = {name: kind for name, kind in found.items() if name.lower() not in dropped}
+        for source, kinds in self._found.items():
+            self._found[source] = {name: kind for name, kind in kinds.items() if name.lower() not in dropped}
 
     def keep(self) -> None:
         """Write the columns of a batch that was carried out."""

@@ -93,8 +93,8 @@ def current_state(pipeline: StreamingPipeline, hint: str) -> Iterator[StateStore
     """Yield the state of a pipeline's checkpoint. `hint`: what makes one where there is none yet."""
     refuse_without_state(pipeline)
     with opened_state(pipeline) as (tables, query_id):
-        found = state_in_files(pipeline, query_id) if tables is None else stored_states(tables, pipeline.name)
-        if query_id is None or query_id not in {each.query_id for each in found}:
+        states = state_in_files(pipeline, query_id) if tables is None else stored_states(tables, pipeline.name)
+        if query_id is None or query_id not in {each.query_id for each in states}:
             raise NotFoundError(f"{pipeline.name} has no state yet.", hint=hint)
         stored: StateStore
         if tables is None:
@@ -126,12 +126,12 @@ def states_of(pipeline: StreamingPipeline) -> list[dict[str, Any]]:
     """Return the states of a pipeline: that of its checkpoint first, then those of checkpoints before it."""
     with opened_state(pipeline) as (tables, query_id):
         if tables is None:
-            found = state_in_files(pipeline, query_id)
+            states = state_in_files(pipeline, query_id)
         else:
-            found = sorted(stored_states(tables, pipeline.name), key=lambda each: each.query_id != query_id)
+            states = sorted(stored_states(tables, pipeline.name), key=lambda each: each.query_id != query_id)
         # A join has no windows.
         windows = {"windows": None} if pipeline.join is not None else {}
-        return [{**state_status(each, query_id), **windows} for each in found]
+        return [{**state_status(each, query_id), **windows} for each in states]
 
 
 def states_in(connection: Connection) -> list[dict[str, Any]]:
@@ -148,12 +148,12 @@ def waiting_in(pipeline: StreamingPipeline, stored: StateStore, key: Sequence[st
     length = None if pipeline.window is None else pipeline.window.duration_ms
     end_column = "kept_until" if pipeline.window is None else "window_end"
     wanted = _wanted(pipeline, stored, key) if key else []
-    found = []
+    windows = []
     for end, rows in sorted(stored.counts().items()):
         if end > done and (rows := _rows_of(stored, end, wanted) if key else rows):
             start = {} if length is None else {"window_start": moment(end) - timedelta(milliseconds=length)}
-            found.append({**start, end_column: moment(end), "rows": rows})
-    return found
+            windows.append({**start, end_column: moment(end), "rows": rows})
+    return windows
 
 
 def _wanted(pipeline: StreamingPipeline, stored: StateStore, key: Sequence[str]) -> list[dict[str, pa.Scalar]]:
@@ -185,10 +185,10 @@ def _wanted(pipeline: StreamingPipeline, stored: StateStore, key: Sequence[str])
 def _rows_of(stored: StateStore, end: int, wanted: Sequence[dict[str, pa.Scalar]]) -> int:
     rows, count = stored.read(Selection(ends=(end,))), 0  # an end at a time: a process need not hold them all
     for values in wanted:
-        found = rows
+        matching = rows
         for name, value in values.items():
-            found = found.filter(pc.equal(found[name], value))
-        count += len(found)
+            matching = matching.filter(pc.equal(matching[name], value))
+        count += len(matching)
     return count
 
 

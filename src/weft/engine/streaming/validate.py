@@ -51,9 +51,9 @@ def validate(pipeline: StreamingPipeline) -> Iterator[ValidationResult]:
     is_there = all(each.problem is None for each in read)
     columns = start_checks.columns_of_rows(schemas) if is_there else None
     if (sql := pipeline.transform_sql) is not None:
-        made: list[str] = []
-        yield run_check(name, "sql", partial(_sql, pipeline, sql, schemas, joined if is_there else None, made))
-        columns = made or None
+        joined_names: list[str] = []
+        yield run_check(name, "sql", partial(_sql, pipeline, sql, schemas, joined if is_there else None, joined_names))
+        columns = joined_names or None
     if pipeline.window is not None:
         emitted: list[str] = []
         yield run_check(name, "window", partial(_window, pipeline, columns, emitted))
@@ -132,11 +132,11 @@ def _join(
     join: Join,
     schemas: list[pa.Schema | None],
     columns: list[str] | None,
-    made: list[str],
+    known: list[str],
 ) -> str:
-    """Return the columns of a join, where they are known before rows come. They are added to `made`."""
-    made += start_checks.join_columns(pipeline, join, schemas, columns) or ()
-    return f"columns {', '.join(made)}" if made else "columns are known when rows come"
+    """Return the columns of a join, where they are known before rows come. They are added to `known`."""
+    known += start_checks.join_columns(pipeline, join, schemas, columns) or ()
+    return f"columns {', '.join(known)}" if known else "columns are known when rows come"
 
 
 def _cdc(pipeline: StreamingPipeline, cdc: CDC, keyed: list[StreamingPipeline]) -> str:

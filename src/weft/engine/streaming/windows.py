@@ -425,32 +425,32 @@ class Windows(Stateful):
 
     def _long(self, rows: pa.Table, watermark: int | None) -> tuple[int, ...]:
         """Return the ends of open windows that have many more rows than groups, where it is worth to fold them."""
-        new, found = _counted(rows), self._found_long(rows, watermark)
-        if not found or self._uncounted.isdisjoint(found):
-            return found
+        new, ends = _counted(rows), self._found_long(rows, watermark)
+        if not ends or self._uncounted.isdisjoint(ends):
+            return ends
         # A batch may have only some of a window's groups.
-        uncounted = tuple(end for end in found if end in self._uncounted)
+        uncounted = tuple(end for end in ends if end in self._uncounted)
         for end, count in self.store.groups([END, *self.window.group_by], Selection(ends=uncounted)).items():
             self._groups[end] = max(count, new.get(end, 0))
         self._uncounted.difference_update(uncounted)
         return self._found_long(rows, watermark)
 
     def _found_long(self, rows: pa.Table, watermark: int | None) -> tuple[int, ...]:
-        new, found = _counted(rows), {}
+        new, counts = _counted(rows), {}
         for end, stored in self._stored.items():
             count, groups = stored + new.get(end, 0), max(self._groups.get(end, 0), new.get(end, 0))
             if count > _COMPACT_RATIO * groups and (watermark is None or end > watermark):
-                found[end] = count
-        if sum(found.values()) <= _COMPACT_ROWS:
+                counts[end] = count
+        if sum(counts.values()) <= _COMPACT_ROWS:
             return ()
         # One window at least; the others with a batch after this one.
         chosen: list[int] = []
         total = 0
-        for end in sorted(found, key=found.__getitem__, reverse=True):
-            if chosen and total + found[end] > _COMPACT_MOST:
+        for end in sorted(counts, key=counts.__getitem__, reverse=True):
+            if chosen and total + counts[end] > _COMPACT_MOST:
                 break
             chosen.append(end)
-            total += found[end]
+            total += counts[end]
         return tuple(chosen[:_COMPACT_ENDS])
 
     def _compacted(self, rows: pa.Table, replaced: Selection, spark: Any) -> pa.Table:
@@ -482,8 +482,8 @@ class Windows(Stateful):
         types = [schema[each.name].dataType for each in window.aggregations]
         if self._merging is None or self._merging[0] != types:
             each_type = zip(window.aggregations, types, strict=True)
-            made = [steps(each, None, F.col(TIME), groups=window.group_by, stored=kind) for each, kind in each_type]
-            self._merging = types, made
+            merges = [steps(each, None, F.col(TIME), groups=window.group_by, stored=kind) for each, kind in each_type]
+            self._merging = types, merges
         return self._merging[1]
 
     def _fingerprints(self) -> list[str]:

@@ -182,11 +182,11 @@ class _Copy:
         where = "" if after is None else f" WHERE {self._key} > {after}"
         sql = f"SELECT {self._key} FROM {self.tables.table(*self._name)}{where}"
         with self.tables.driver.session("read") as reading:
-            found = reading.value(f"{sql} ORDER BY {self._key} LIMIT 1 OFFSET {ROWS_A_RANGE - 1}")
-        if found is None:
+            last = reading.value(f"{sql} ORDER BY {self._key} LIMIT 1 OFFSET {ROWS_A_RANGE - 1}")
+        if last is None:
             return None
         try:
-            return literal(str(found) if isinstance(found, UUID) else found, self.tables.dialect)
+            return literal(str(last) if isinstance(last, UUID) else last, self.tables.dialect)
         except DeclarationError:
             return None  # bytes, for example: the rest is one range
 

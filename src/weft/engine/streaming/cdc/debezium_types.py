@@ -138,22 +138,22 @@ def misfits(
             values.cast(wanted.type)
         return values
 
-    found: dict[int, str] = {}
+    reasons: dict[int, str] = {}
     row = 0
-    for part, made in _parts(check, array):
-        if isinstance(made, str):
+    for part, part_values in _parts(check, array):
+        if isinstance(part_values, str):
             value, kind = part[0].as_py(), hint_of(wanted) or type_name(wanted.type)
             shown = value if isinstance(value, str) else _shown(part) if has_decimals else json_of(value)
-            found[row] = f"Its {wanted.name!r} is {shown:.100}, which the table cannot have as {kind}: {made}"
+            reasons[row] = f"Its {wanted.name!r} is {shown:.100}, which the table cannot have as {kind}: {part_values}"
         row += len(part)
-    return found
+    return reasons
 
 
 def _parts(convert: Callable[[pa.Array], pa.Array], array: pa.Array) -> Iterator[tuple[pa.Array, pa.Array | str]]:
     """Yield an array in parts, each with what it is converted to, or with the reason where it is one value that cannot
     be. Halves of halves: a batch has few such values, and one by one takes hundreds of times as long."""
     try:
-        made = array if array.null_count == len(array) else convert(array)
+        converted = array if array.null_count == len(array) else convert(array)
     except _FAILURES as error:
         if len(array) == 1:
             yield array, str(error) or type(error).__name__
@@ -161,14 +161,14 @@ def _parts(convert: Callable[[pa.Array], pa.Array], array: pa.Array) -> Iterator
             yield from _parts(convert, array.slice(0, len(array) // 2))
             yield from _parts(convert, array.slice(len(array) // 2))
     else:
-        yield array, made
+        yield array, converted
 
 
 def _check_kind(kind: pa.DataType, array: pa.Array, refuses_rows: bool) -> None:
     """Raise for values of a kind of which a column has none: one of a database may know more of them."""
-    given, wanted = _family(array.type), _family(kind)
-    if wanted not in (given, "text") and not (refuses_rows and given in (*_TAKES.get(wanted, ()), "text")):
-        raise ValueError(f"it is a value of the kind {given}")
+    family, wanted = _family(array.type), _family(kind)
+    if wanted not in (family, "text") and not (refuses_rows and family in (*_TAKES.get(wanted, ()), "text")):
+        raise ValueError(f"it is a value of the kind {family}")
 
 
 def _family(kind: pa.DataType) -> str:
@@ -227,12 +227,12 @@ def _converted(name: str, array: pa.Array, convert: Conversion) -> tuple[pa.Fiel
     if pa.types.is_decimal(array.type):  # with more digits than the decimal of the table: it decides
         return pa.field(name, pa.string()), _digits(array)
     why = ""
-    for part, made in _parts(lambda each: convert.values(each).cast(pa.string()), array):
-        if isinstance(made, str):
+    for part, values in _parts(lambda each: convert.values(each).cast(pa.string()), array):
+        if isinstance(values, str):
             texts.append(_shown(part))
-            why = why or f"{texts[-1]:.100}: {made}"
+            why = why or f"{texts[-1]:.100}: {values}"
         else:
-            texts += [None] * len(part) if part.null_count == len(part) else made.to_pylist()
+            texts += [None] * len(part) if part.null_count == len(part) else values.to_pylist()
     _log.warning("The column %r has values that are not %s, such as %s", name, convert.hint or convert.kind, why)
     return pa.field(name, pa.string()), pa.array(texts, pa.string())
 
@@ -280,8 +280,8 @@ def _by_target(array: pa.Array, wanted: pa.Field | None, time_unit: str | None, 
         return None
     if pa.types.is_null(array.type):
         return Conversion(lambda array: array, wanted.type, hint_of(wanted))
-    types, kind, given = pa.types, wanted.type, array.type
-    is_number, is_text = types.is_integer(given), types.is_string(given)
+    types, kind, actual = pa.types, wanted.type, array.type
+    is_number, is_text = types.is_integer(actual), types.is_string(actual)
     if types.is_date(kind) and (is_number or is_text):
         return _NAMED["Date"] if is_number else _either(_NAMED["Date"], _NAMED["IsoDate"], _DAYS)
     if types.is_timestamp(kind) and (is_number or is_text):
@@ -296,31 +296,31 @@ def _by_target(array: pa.Array, wanted: pa.Field | None, time_unit: str | None, 
         return times if is_number else _either(times, texts, _DIGITS) if has_clocks else texts
     if hint_of(wanted) == "uuid" and is_text:
         return Conversion(_same, kind, "uuid")
-    if hint_of(wanted) == "json" and not types.is_nested(given):
+    if hint_of(wanted) == "json" and not types.is_nested(actual):
         return Conversion(_documents, kind, "json")
     if types.is_decimal(kind):
-        if types.is_struct(given):
+        if types.is_struct(actual):
             return _scaled_decimals(wanted)
-        if types.is_decimal(given):
+        if types.is_decimal(actual):
             return Conversion(lambda array: array.cast(kind), kind)
-        if is_text or is_number or types.is_floating(given):
+        if is_text or is_number or types.is_floating(actual):
             return Conversion(lambda array: _decimals_of_text(array, kind), kind)
     if types.is_binary(kind) and is_text:
         return _BYTES
     if types.is_floating(kind) and is_text:
         return Conversion(lambda array: array.cast(kind), kind)
-    if types.is_integer(kind) and types.is_floating(given):
+    if types.is_integer(kind) and types.is_floating(actual):
         return Conversion(lambda array: array.cast(pa.int64()), pa.int64())  # not of fractions
-    if _is_text(wanted) and (is_number or types.is_floating(given) or types.is_boolean(given)):
+    if _is_text(wanted) and (is_number or types.is_floating(actual) or types.is_boolean(actual)):
         return Conversion(_same)
-    is_text = is_text or types.is_binary(given)
+    is_text = is_text or types.is_binary(actual)
     if types.is_boolean(kind) and is_text:
         return Conversion(lambda array: pc.not_equal(_numbers_of_text(array, has_bits, _TRUTH), 0), kind)
     if types.is_integer(kind) and is_text:
         return Conversion(lambda array: _numbers_of_text(array, has_bits), pa.int64())
-    if types.is_struct(given) and given.get_field_index("wkb") >= 0 and _is_text(wanted):
+    if types.is_struct(actual) and actual.get_field_index("wkb") >= 0 and _is_text(wanted):
         return _POINT
-    if types.is_list(kind) and types.is_list(given):
+    if types.is_list(kind) and types.is_list(actual):
         return _lists(_by_target(array.values, _element(wanted), time_unit, has_bits))
     return None
 
@@ -461,8 +461,8 @@ def _days(array: pa.Array) -> pa.Array:
 
 def _decoded(array: pa.Array) -> list[bytes | None]:
     if pa.types.is_binary(array.type):
-        found: list[bytes | None] = array.to_pylist()
-        return found
+        decoded: list[bytes | None] = array.to_pylist()
+        return decoded
     return [None if each is None else a2b_base64(each, strict_mode=True) for each in array.to_pylist()]
 
 

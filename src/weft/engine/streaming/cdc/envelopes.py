@@ -98,8 +98,8 @@ def opened(messages: pa.Table, cdc: CDC, stored: Stored = tuple) -> OpenedChange
     keys: dict[str, pa.Array] = {}
     old: dict[str, pa.Array] = {}
     for path, name in zip(cdc.key_field or (), cdc.keys, strict=True):
-        found = (after_columns.get(name), parts.at(path), before_columns.get(name))
-        alike = _alike([pa.nulls(size) if each is None else each for each in found])
+        alternatives = (after_columns.get(name), parts.at(path), before_columns.get(name))
+        alike = _alike([pa.nulls(size) if each is None else each for each in alternatives])
         keys[name], old[name] = pc.coalesce(*alike), alike[-1]
         absent = np.isin(code, (CREATE, READ, UPDATE, DELETE)) & _mask(pc.is_null(keys[name]))
         for number in np.flatnonzero(absent).tolist():
@@ -144,9 +144,9 @@ def table_names(messages: pa.Table, cdc: CDC) -> pa.Array:
     """Return of each message the table that it is about; null where it does not say it."""
     parts, names = _Parts(messages, cdc), list[pa.Array]()
     for paths in cdc.paths.tables:
-        found = [each.cast(pa.string()) for path in paths if (each := parts.at(path)) is not None]
-        if len(found) == len(paths):
-            names.append(found[0] if len(found) == 1 else pc.binary_join_element_wise(*found, "."))
+        texts = [each.cast(pa.string()) for path in paths if (each := parts.at(path)) is not None]
+        if len(texts) == len(paths):
+            names.append(texts[0] if len(texts) == 1 else pc.binary_join_element_wise(*texts, "."))
     return pc.coalesce(*names) if names else pa.nulls(messages.num_rows, pa.string())
 
 
@@ -154,15 +154,15 @@ def _misfits(
     name: str, array: pa.Array, is_written: np.ndarray, meaning: Meaning | None, stored: Stored, cdc: CDC
 ) -> dict[int, str]:
     """Return which of the written values of a column its tables cannot have."""
-    found: dict[int, str] = {}
+    reasons: dict[int, str] = {}
     if pa.types.is_null(array.type):
-        return found
+        return reasons
     written = array if is_written.all() else pc.if_else(pa.array(is_written), array, pa.scalar(None, array.type))
     for each in stored():
         if (column := each.columns.get(name.lower())) is not None:
             how = {"has_bits": cdc.envelope == "debezium", "refuses_rows": each.refuses_rows}
-            found |= misfits(written, column, meaning, cdc.time_unit, **how)
-    return found
+            reasons |= misfits(written, column, meaning, cdc.time_unit, **how)
+    return reasons
 
 
 class _Parts:
@@ -198,29 +198,29 @@ class _Parts:
     def at(self, path: str) -> pa.Array | None:
         """Return what messages have at a path; `None` where none has it."""
         so_far, *rest = path.removeprefix(f"{_PAYLOAD}.").split(".")
-        found = self._columns.get(so_far)
+        column = self._columns.get(so_far)
         for name in rest:
-            inner = None if found is None else self._objects(so_far, found)[0]
+            inner = None if column is None else self._objects(so_far, column)[0]
             if inner is None or inner.type.get_field_index(name) < 0:
                 return None
-            found, so_far = pc.struct_field(inner, name), f"{so_far}.{name}"
-        return found
+            column, so_far = pc.struct_field(inner, name), f"{so_far}.{name}"
+        return column
 
     def rows(self, path: str) -> tuple[pa.Array | None, dict[int, str]]:
         """Return the rows at a path, `None` where no message has one; and why some could not be read."""
-        found = self.at(path)
-        rows, unread = (None, {}) if found is None else self._objects(path.removeprefix(f"{_PAYLOAD}."), found)
+        column = self.at(path)
+        rows, unread = (None, {}) if column is None else self._objects(path.removeprefix(f"{_PAYLOAD}."), column)
         return rows, {number: f"Its row at {path!r} cannot be read. {why}" for number, why in unread.items()}
 
-    def _objects(self, place: str, found: pa.Array) -> tuple[pa.Array | None, dict[int, str]]:
+    def _objects(self, place: str, column: pa.Array) -> tuple[pa.Array | None, dict[int, str]]:
         """Return what messages have at a place as objects, each read once."""
         if place not in self._read:
             read = _whatever(self._texts_in(f"{place}."))
-            if place == self._after and not pa.types.is_struct(found.type):
+            if place == self._after and not pa.types.is_struct(column.type):
                 of_messages = {*self.meanings(), *self._cdc.keys}
                 is_growing = self._cdc.schema_evolution == "evolve"
                 read = partial(rows_of, stored=self._stored(), left=of_messages, is_growing=is_growing)
-            self._read[place] = _parsed(found, self._with_exact_keys(read))
+            self._read[place] = _parsed(column, self._with_exact_keys(read))
         return self._read[place]
 
     def _with_exact_keys(self, read: Callable[[pa.Array], Parsed]) -> Callable[[pa.Array], Parsed]:
@@ -287,15 +287,15 @@ def _codes(op: pa.Array | None, cdc: CDC, size: int) -> np.ndarray:
     if op is None:
         return np.full(size, _BAD, dtype=np.int8)
     ops = cdc.paths.ops
-    found = pc.index_in(op.cast(pa.string()), value_set=pa.array(list(ops)))
+    numbers = pc.index_in(op.cast(pa.string()), value_set=pa.array(list(ops)))
     codes = np.array([_CODES[each] for each in ops.values()] + [_BAD], dtype=np.int8)
-    code: np.ndarray = codes[pc.fill_null(found, len(ops)).to_numpy(zero_copy_only=False)]
+    code: np.ndarray = codes[pc.fill_null(numbers, len(ops)).to_numpy(zero_copy_only=False)]
     return code
 
 
-def _first(*given: Any) -> pa.Array:
+def _first(*candidates: Any) -> pa.Array:
     """Return the first value of each row, in a type that holds all."""
-    *arrays, size = given
+    *arrays, size = candidates
     there = [each for each in arrays if each is not None and not pa.types.is_null(each.type)]
     if not there:
         return pa.nulls(size, pa.string())
@@ -352,14 +352,14 @@ def _moved(old: dict[str, pa.Array], keys: dict[str, pa.Array], size: int) -> np
 def _position(parts: _Parts, cdc: CDC, size: int) -> pa.Array:
     """Return texts that sort as the positions do: numbers have leading zeros."""
     for paths in cdc.paths.positions:
-        found = [parts.at(path) for path in paths]
+        arrays = [parts.at(path) for path in paths]
         is_known = np.zeros(size, bool)
-        for each in found:
+        for each in arrays:
             is_known |= ~_mask(_is_null(each, size))
         if is_known.any():
             texts = [
                 pa.repeat("", size) if each is None else pc.fill_null(_sortable(each, path, cdc), "")
-                for path, each in zip(paths, found, strict=True)
+                for path, each in zip(paths, arrays, strict=True)
             ]
             joined = texts[0] if len(texts) == 1 else pc.binary_join_element_wise(*texts, "/")
             return pc.if_else(pa.array(is_known), joined, pa.scalar(None, pa.string()))
@@ -390,8 +390,8 @@ def _padded(digits: pa.Array) -> pa.Array:
 
 
 def _ts(parts: _Parts, paths: Sequence[str], cdc: CDC, size: int) -> pa.Array:
-    found = [_milliseconds(each, cdc) for path in paths if (each := parts.at(path)) is not None]
-    return _first(*found, size).cast(pa.int64())
+    times = [_milliseconds(each, cdc) for path in paths if (each := parts.at(path)) is not None]
+    return _first(*times, size).cast(pa.int64())
 
 
 def _milliseconds(array: pa.Array, cdc: CDC) -> pa.Array:

@@ -107,16 +107,16 @@ def with_exact_keys(texts: pa.Array, parsed: Parsed, keys: Collection[str], stor
             among = np.asarray(parsed.good)[is_long.to_numpy(zero_copy_only=False)].tolist()
         else:
             continue
-        found = _numbers_beyond_floats(texts, among, {name})
-        if not found:
+        numbers = _numbers_beyond_floats(texts, among, {name})
+        if not numbers:
             continue
         kinds = [each.columns[name.lower()].type for each in stored if name.lower() in each.columns]
         if not kinds or len(kinds) < len(stored) or any(map(pa.types.is_floating, kinds)):
-            bad = {number: _too_long(name, value, _help(_NEW)) for number, (_, value) in found.items()}
+            bad = {number: _too_long(name, value, _help(_NEW)) for number, (_, value) in numbers.items()}
             parsed = _without(parsed, bad)
             continue
-        is_found = pa.array([number in found for number in parsed.good])
-        digits = pa.array([_digits(found[number][1]) for number in parsed.good if number in found])
+        is_found = pa.array([number in numbers for number in parsed.good])
+        digits = pa.array([_digits(numbers[number][1]) for number in parsed.good if number in numbers])
         column = number_texts(column) if pa.types.is_floating(column.type) else column
         parsed = parsed._replace(columns={**parsed.columns, name: pc.replace_with_mask(column, is_found, digits)})
     return parsed
@@ -146,11 +146,11 @@ def _exact_lists(texts: pa.Array, parsed: Parsed, name: str) -> Parsed:
     bad: dict[int, str] = {}
     for number in parsed.good:
         row = decode_exactly(texts[number].as_py())
-        found = next((each for key, each in row.items() if key.lower() == name.lower()), None)
-        made = None if found is None else [None if each is None else Decimal(each) for each in found]
-        if long := [each for each in made or () if each is not None and not _fits(each, _EXACT)]:
+        items = next((each for key, each in row.items() if key.lower() == name.lower()), None)
+        exact = None if items is None else [None if each is None else Decimal(each) for each in items]
+        if long := [each for each in exact or () if each is not None and not _fits(each, _EXACT)]:
             bad[number] = f"{name!r} has {long[0]}, which has more digits than any decimal holds."
-        lists.append(None if long else made)
+        lists.append(None if long else exact)
     columns = {**parsed.columns, name: pa.array(lists, pa.list_(_EXACT))}
     return _without(parsed._replace(columns=columns), bad)
 
@@ -199,8 +199,8 @@ def _help(kind: pa.DataType) -> str:
 def _inexact(texts: pa.Array, parsed: Parsed, names: Mapping[str, str]) -> dict[int, str]:
     """Return the rows with a number in these columns that no float is, where no table says that it is a decimal.
     `names`: with what helps."""
-    found = _numbers_beyond_floats(texts, parsed.good, names)
-    return {number: _too_long(name, value, names[name]) for number, (name, value) in found.items()}
+    numbers = _numbers_beyond_floats(texts, parsed.good, names)
+    return {number: _too_long(name, value, names[name]) for number, (name, value) in numbers.items()}
 
 
 def _too_long(name: str, value: Decimal, helps: str) -> str:
@@ -212,15 +212,15 @@ def _numbers_beyond_floats(
 ) -> dict[int, tuple[str, Decimal]]:
     """Return those of these rows with a number in these columns that no float is: the last such column, and the
     number."""
-    found: dict[int, tuple[str, Decimal]] = {}
+    numbers: dict[int, tuple[str, Decimal]] = {}
     is_long = pc.match_substring_regex(texts, _LONG_NUMBER).to_numpy(zero_copy_only=False)
     for number in np.intersect1d(np.flatnonzero(is_long), np.asarray(among, dtype=np.int64)).tolist():
         row = {name.lower(): each for name, each in decode_exactly(texts[number].as_py()).items()}
         for name in names:
             value = next((each for each in _numbers_in(row.get(name.lower())) if not _is_float(each)), None)
             if value is not None:
-                found[number] = name, value
-    return found
+                numbers[number] = name, value
+    return numbers
 
 
 def number_texts(floats: pa.Array) -> pa.Array:

@@ -83,32 +83,32 @@ def newest(changes: OpenedChanges) -> Newest:
     places[order] = np.arange(len(order))
     chosen = last_of[last_of >= 0]
     chosen = chosen[np.argsort(places[chosen])]
-    taken, first = pa.array(chosen), pa.array(first_of[number[chosen]])
-    columns = {name: each.take(taken) for name, each in changes.keys.items()}
+    rows, first = pa.array(chosen), pa.array(first_of[number[chosen]])
+    columns = {name: each.take(rows) for name, each in changes.keys.items()}
     known = {name: is_known for name, each in changes.columns.items() if (is_known := said(each)) is not None}
-    found = last_values(changes, order[~is_repeated[order]], number, known, last_truncate) if known else None
+    last = last_values(changes, order[~is_repeated[order]], number, known, last_truncate) if known else None
     kept: list[Unavailable] = []
     for name, each in changes.columns.items():
-        if found is None or name not in known:
-            columns[name] = each.take(taken)
+        if last is None or name not in known:
+            columns[name] = each.take(rows)
             continue
         # The last value of the key that the batch says.
-        place, flag = found.places[name][number[chosen]], found.flags[name][number[chosen]]
+        place, flag = last.places[name][number[chosen]], last.flags[name][number[chosen]]
         columns[name] = each.take(pa.array(place, mask=flag != SAID))
         unavailable = Unavailable(name, f"{_KEPT}{len(kept)}", f"{_KEPT}position_{len(kept)}")
         kept.append(unavailable)
         columns[unavailable.flag] = pa.array(flag)
         columns[unavailable.position] = position.take(pa.array(place, mask=place < 0))
     origins: tuple[str, ...] = ()
-    if found is not None and ((was := found.origins[number[chosen]]) >= 0).any():
+    if last is not None and ((was := last.origins[number[chosen]]) >= 0).any():
         # The first change of that key in the batch is its delete, and has its parts.
         source = pa.array(first_of[was], mask=was < 0)
         origins = tuple(f"{_FROM}{number}" for number in range(len(changes.keys)))
         columns |= {name: each.take(source) for name, each in zip(origins, changes.keys.values(), strict=True)}
         columns[FROM] = key.take(source)
     columns[OP] = pa.array(op[chosen].astype(np.int64))
-    columns[KEY] = key.take(taken)
-    columns[POSITION], columns[TS] = position.take(taken), ts.take(taken)
+    columns[KEY] = key.take(rows)
+    columns[POSITION], columns[TS] = position.take(rows), ts.take(rows)
     columns[FIRST], columns[FIRST_TS] = position.take(first), ts.take(first)
     columns[ORDER] = pa.array(places[chosen])
     # The delete of an old key is a part of an update.

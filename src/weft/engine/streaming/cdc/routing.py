@@ -68,22 +68,22 @@ class _Split:
 
 def routed(parts: Sequence[tuple[Transformed, TypedRows]], cdc: CDC, stored: StoredOf = _none) -> Routed:
     """Open the messages of a batch, given by source."""
-    found, skipped, bad = _opened([gathered(transformed.rows, [rows]) for transformed, rows in parts], cdc, stored)
+    by_target, skipped, bad = _opened([gathered(transformed.rows, [rows]) for transformed, rows in parts], cdc, stored)
     rejected: list[DeadLetter] = []
     if bad:
         # Again with the origin of each, which takes longer.
-        found, skipped, bad = _opened([transformed.with_origins() for transformed, _ in parts], cdc, stored)
+        by_target, skipped, bad = _opened([transformed.with_origins() for transformed, _ in parts], cdc, stored)
         unknown = origin_of(", ".join(rows.source for _, rows in parts), None)
         for messages, reasons in bad:
             for row, why in zip(python_rows(messages), reasons, strict=True):
                 rejected.append(dead_letters.letter_of({ORIGIN: unknown, **row}, why))
-    return Routed(cdc, found, rejected, skipped)
+    return Routed(cdc, by_target, rejected, skipped)
 
 
 def well_formed(messages: pa.Table, cdc: CDC, stored: StoredOf = _none) -> Routed:
     """Return the changes of messages, without the messages that are no changes."""
-    found, skipped, _ = _opened([messages], cdc, stored)
-    return Routed(cdc, found, skipped=skipped)
+    by_target, skipped, _ = _opened([messages], cdc, stored)
+    return Routed(cdc, by_target, skipped=skipped)
 
 
 def malformed(messages: pa.Table, cdc: CDC, stored: StoredOf = _none) -> dict[int, str]:
@@ -92,8 +92,8 @@ def malformed(messages: pa.Table, cdc: CDC, stored: StoredOf = _none) -> dict[in
     assert cdc.route is not None
     for table, numbers in split.tables.items():
         own = partial(stored, cdc.route[table])
-        found = envelopes.opened(messages.take(pa.array(numbers)), cdc.of_table(table), own).bad
-        bad |= {int(numbers[number]): why for number, why in found.items()}
+        unread = envelopes.opened(messages.take(pa.array(numbers)), cdc.of_table(table), own).bad
+        bad |= {int(numbers[number]): why for number, why in unread.items()}
     reasons, _ = _nameless(messages.take(pa.array(split.nameless)), cdc)
     return bad | {int(split.nameless[number]): why for number, why in reasons.items()}
 
@@ -113,7 +113,7 @@ def _opened(
         reasons, left_out = _nameless(nameless, cdc)
         bad += [(nameless.take(pa.array(list(reasons))), list(reasons.values()))] if reasons else []
         skipped += left_out + sum(split.others.values())
-    found: dict[str, ChangeBatch] = {}
+    by_target: dict[str, ChangeBatch] = {}
     for table, several in of_tables.items():
         messages = _together(several, table)
         own = cdc.of_table(table)
@@ -121,8 +121,8 @@ def _opened(
         opened = envelopes.opened(messages, own, partial(stored, cdc.route[table]))
         if opened.bad:
             bad.append((messages.take(pa.array(list(opened.bad))), list(opened.bad.values())))
-        found[cdc.route[table]] = ChangeBatch(own, opened, newest(opened), [], opened.skipped)
-    return found, skipped, bad
+        by_target[cdc.route[table]] = ChangeBatch(own, opened, newest(opened), [], opened.skipped)
+    return by_target, skipped, bad
 
 
 def _together(parts: Sequence[pa.Table], table: str) -> pa.Table:
@@ -165,10 +165,10 @@ def _nameless(messages: pa.Table, cdc: CDC) -> tuple[dict[int, str], int]:
     if not messages.num_rows:
         return {}, 0
     assert cdc.route is not None
-    found = envelopes.opened(messages, cdc.of_table(next(iter(cdc.route))))
+    opened = envelopes.opened(messages, cdc.of_table(next(iter(cdc.route))))
     paths = " and ".join(map(repr, cdc.paths.tables[0]))
-    bad = dict.fromkeys(map(int, found.message), f"It has no table at {paths}.") | found.bad
-    return dict(sorted(bad.items())), found.skipped
+    bad = dict.fromkeys(map(int, opened.message), f"It has no table at {paths}.") | opened.bad
+    return dict(sorted(bad.items())), opened.skipped
 
 
 def _refuse_one_type(messages: pa.Table, names: pa.Array, cdc: CDC) -> None:

@@ -36,13 +36,13 @@ def selected(changes: OpenedChanges, sql: str, run: RunSql) -> OpenedChanges:
     result = run(selecting_also(sql, ORDER), rows.take(pa.array(numbers)))
     # SQL that selects everything has the number twice.
     result = result.select([result.column_names.index(name) for name in dict.fromkeys(result.column_names)])
-    made = result[ORDER].to_numpy()
-    if len(np.unique(made)) < len(made):
+    origins = result[ORDER].to_numpy()
+    if len(np.unique(origins)) < len(origins):
         raise LoadRefusedError(
             "row_sql makes several rows of one.", hint="A change is of one row: let it choose columns."
         )
     places = np.full(len(changes.op), -1, dtype=np.int64)
-    places[made] = np.arange(len(made))
+    places[origins] = np.arange(len(origins))
     index = pa.array(places, mask=places < 0)
     columns = {
         name: result[name].combine_chunks().take(index)

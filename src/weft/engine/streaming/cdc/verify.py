@@ -102,10 +102,10 @@ class Side:
         return self._read(behind, f" ORDER BY {self._order} LIMIT {ROWS_A_RANGE}")
 
     def rows(self, keys: Sequence[Key]) -> dict[Key, Values]:
-        found: dict[Key, Values] = {}
+        rows: dict[Key, Values] = {}
         for start in range(0, len(keys), AT_ONCE):
-            found |= self._read([self.has_keys(keys[start : start + AT_ONCE])])
-        return found
+            rows |= self._read([self.has_keys(keys[start : start + AT_ONCE])])
+        return rows
 
     def has_keys(self, keys: Sequence[Key]) -> str:
         """Return the condition that a row has one of these keys."""
@@ -135,7 +135,7 @@ class Side:
         return self._by_key(self.tables.read(Slice(sql), self.tables.describe(sql)))
 
     def _by_key(self, batches: Iterable[pa.RecordBatch]) -> dict[Key, Values]:
-        found: dict[Key, Values] = {}
+        rows: dict[Key, Values] = {}
         places = [self.selected.index(key) for key in self.keys]
         for batch in batches:
             columns = [
@@ -143,8 +143,8 @@ class Side:
                 for array, each in zip(batch.columns, batch.schema, strict=True)
             ]
             for row in zip(*columns, strict=True):
-                found[tuple(row[place] for place in places)] = row
-        return found
+                rows[tuple(row[place] for place in places)] = row
+        return rows
 
     def remove(self, keys: Sequence[Key]) -> None:
         """Remove rows, or mark them as removed where the mirror keeps them."""
@@ -205,18 +205,18 @@ def compare(
     source.rounded = mirror.rounded = frozenset(
         name for name in shared if pa.float32() in (source.columns[name].type, mirror.columns[name].type)
     )
-    found = Comparison(source.keys)
+    compared = Comparison(source.keys)
     suspects: dict[Key, Values | None] = {}
     for ours, theirs in _ranges(source, mirror):
-        found.rows += len(ours)
+        compared.rows += len(ours)
         if ours != theirs:
             for key in ours.keys() | theirs.keys():
                 if ours.get(key) != theirs.get(key):
                     suspects[key] = ours.get(key)
-        if len(suspects) + len(found.differences) > MOST_DIFFERENCES:
+        if len(suspects) + len(compared.differences) > MOST_DIFFERENCES:
             wait(settle_seconds)
-            suspects = _asked_again(source, mirror, suspects, found)
-        if len(suspects) + len(found.differences) > MOST_DIFFERENCES:
+            suspects = _asked_again(source, mirror, suspects, compared)
+        if len(suspects) + len(compared.differences) > MOST_DIFFERENCES:
             raise WeftError(
                 f"More than {MOST_DIFFERENCES:,} rows of {mirror.label} differ from {source.label}.",
                 hint="Copy the table again rather than mend it, or see whether these are the right tables.",
@@ -225,12 +225,12 @@ def compare(
         if not suspects:
             break
         wait(settle_seconds)
-        suspects = _asked_again(source, mirror, suspects, found)
-    found.changing = sorted(suspects, key=repr)
-    found.differences.sort(key=lambda each: repr(each.key))
-    if mend and found.differences:
-        found.mended = _mended(source, mirror, [each.key for each in found.differences], settle_seconds, wait)
-    return found
+        suspects = _asked_again(source, mirror, suspects, compared)
+    compared.changing = sorted(suspects, key=repr)
+    compared.differences.sort(key=lambda each: repr(each.key))
+    if mend and compared.differences:
+        compared.mended = _mended(source, mirror, [each.key for each in compared.differences], settle_seconds, wait)
+    return compared
 
 
 def _ranges(source: Side, mirror: Side) -> Iterator[tuple[dict[Key, Values], dict[Key, Values]]]:
@@ -248,7 +248,7 @@ def _ranges(source: Side, mirror: Side) -> Iterator[tuple[dict[Key, Values], dic
 
 
 def _asked_again(
-    source: Side, mirror: Side, suspects: dict[Key, Values | None], found: Comparison
+    source: Side, mirror: Side, suspects: dict[Key, Values | None], compared: Comparison
 ) -> dict[Key, Values | None]:
     """Note the rows that differ although the mirror had time; return those that the source has changed meanwhile."""
     keys = list(suspects)
@@ -263,13 +263,13 @@ def _asked_again(
         if wanted != before:
             changed[key] = wanted
         elif wanted is None:
-            found.differences.append(Difference(key, "extra"))
+            compared.differences.append(Difference(key, "extra"))
         elif got is None:
-            found.differences.append(Difference(key, "missing"))
+            compared.differences.append(Difference(key, "missing"))
         else:
             pairs = zip(source.selected, wanted, got, strict=True)
             columns = tuple(name for name, one, other in pairs if one != other)
-            found.differences.append(Difference(key, "different", columns))
+            compared.differences.append(Difference(key, "different", columns))
     return changed
 
 

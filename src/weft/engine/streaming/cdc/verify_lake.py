@@ -62,20 +62,20 @@ class LakeSide(Side):
         if key is not None:
             parts = (F.lit(part).alias(name) for part, name in zip(key, self.keys, strict=True))
             frame = frame.where((by[0] >= F.lit(key[0])) & (F.struct(*by) > F.struct(*parts)))
-        found = self._found(frame.orderBy(*by).limit(verify.ROWS_A_RANGE))
-        if len(found) < verify.ROWS_A_RANGE:
+        rows = self._found(frame.orderBy(*by).limit(verify.ROWS_A_RANGE))
+        if len(rows) < verify.ROWS_A_RANGE:
             self._sorted.unpersist()
-        return found
+        return rows
 
     def rows(self, keys: Sequence[Key]) -> dict[Key, Values]:
-        found: dict[Key, Values] = {}
+        rows: dict[Key, Values] = {}
         for start in range(0, len(keys), AT_ONCE):
             named = (
                 reduce(and_, (column(name) == F.lit(part) for name, part in zip(self.keys, key, strict=True)))
                 for key in keys[start : start + AT_ONCE]
             )
-            found |= self._found(self._there().where(reduce(or_, named)))
-        return found
+            rows |= self._found(self._there().where(reduce(or_, named)))
+        return rows
 
     def _found(self, frame: Any) -> dict[Key, Values]:
         with outcome.explained("read the mirror"):
