@@ -155,8 +155,8 @@ def _start_without(log: Log, start: Any) -> None:
     scheduler.terminate()
     assert scheduler.wait(120) == 0
     log.cut()
-    stopped = start("scheduler", "--poll-interval", "600")
-    assert _line_with(stopped, "is tried again every 600 seconds")
+    stopped = start("scheduler", "--poll-interval", "200")
+    assert _line_with(stopped, "is tried again every 200 seconds")
     stopped.terminate()
     assert stopped.wait(120) == 0
 

@@ -70,6 +70,7 @@ def declare(name: str, **options: Any) -> None:
 
 
 def scheduler(log: RunLog, runs: Runs, clock: Clock, **options: Any) -> Scheduler:
+    options = {"poll_seconds": 0.01, **options}
     return Scheduler(log, runs, clock=lambda: clock.now.timestamp(), **options)
 
 

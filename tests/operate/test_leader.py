@@ -20,12 +20,13 @@ from tests.operate.scheduling import (
     scheduler,
     succeed,
 )
-from weft.errors import ConnectionFailedError
+from weft.errors import ConnectionFailedError, SettingsError
 from weft.operate.alerts import Alerters
 from weft.operate.executors import Dispatch
 from weft.operate.metrics import Metrics
 from weft.operate.runlog import RunLog, open_run_log
 from weft.operate.scheduler import LEADER
+from weft.project import Project, current
 
 
 @pytest.fixture
@@ -142,6 +143,28 @@ def test_new_leader_is_reported(log: RunLog, clock: Clock) -> None:
     log.finish(second.lease, "interrupted")  # as the next one finds it after its lease
     third.tick()
     assert len(told.texts) == 1 and "ended or was silent for longer than its lease" in told.texts[0]
+
+
+def test_a_leader_with_other_pipelines(log: RunLog, clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+    """What only a follower has declared would never run, and nobody said so."""
+    declare("orders")
+    leader = scheduler(log, Runs(), clock)
+    assert leader.tick() == ["orders"]
+    same = scheduler(log, Runs(), clock)
+    assert same.tick() == [] and "same modules" not in caplog.text
+    declare("stock")
+    other = scheduler(log, Runs(), clock, project=current())
+    leader.project = Project()
+    for _ in range(2):
+        assert other.tick() == []
+    assert caplog.text.count("has declared 1 pipeline (") == caplog.text.count("this scheduler 2 pipelines (") == 1
+
+
+@pytest.mark.parametrize(("poll", "lease"), [(10, 10), (600, 300)])
+def test_a_lease_that_is_not_renewed_in_time(log: RunLog, clock: Clock, poll: float, lease: float) -> None:
+    """Of two such schedulers, each would lead by turns."""
+    with pytest.raises(SettingsError, match="renews its lease"):
+        scheduler(log, Runs(), clock, poll_seconds=poll, lease_seconds=lease)
 
 
 def test_interrupt_ends_the_scheduler(log: RunLog, clock: Clock) -> None:

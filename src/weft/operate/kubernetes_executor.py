@@ -89,7 +89,8 @@ class KubernetesExecutor:
             kubernetes.config.load_config(client_configuration=own, **named)  # type: ignore[no-untyped-call]
         except kubernetes.config.ConfigException as error:
             raise SettingsError(
-                f"No cluster of Kubernetes is configured: {error}.", hint="Set KUBECONFIG, or run in a Pod."
+                f"No cluster of Kubernetes is configured: {str(error).rstrip('.')}.",
+                hint="Set KUBECONFIG, or run in a Pod.",
             ) from None
         self.api: Any = kubernetes.client.BatchV1Api(kubernetes.client.ApiClient(own))
 

@@ -41,7 +41,7 @@ class Attempt:
     late: int | None
     error: str | None
     reason: str | None
-    """Why it was skipped."""
+    """Why it was skipped; of the lease of a scheduler, what it has declared."""
     retry_at: datetime | None
     """Failed: not before this moment again."""
     metrics: dict[str, Any] | None

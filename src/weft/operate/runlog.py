@@ -150,6 +150,15 @@ class RunLog:
 
         return self._book.locked(run.pipeline, extend)
 
+    def describe(self, run: ClaimedRun, text: str) -> None:
+        """Note something of an attempt while it runs."""
+
+        def note(records: LockedPipeline) -> None:
+            if claims.holds(records.claim, run):
+                records.end(run.run_id, run.attempt, {"reason": text})
+
+        self._book.locked(run.pipeline, note)
+
     def shorten(self, states: Iterable[PipelineState]) -> None:
         """End claims in time that the log's clock, which was set back, made too long."""
         for each in states:

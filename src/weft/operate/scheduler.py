@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from hashlib import blake2b
 from typing import Any
 
 from weft import tracing
@@ -33,7 +34,7 @@ from weft.operate.metrics import (
     SUCCEEDED_AT,
     Metrics,
 )
-from weft.operate.records import COUNTS, ENDS, ClaimedRun, PipelineState, RefusedClaim
+from weft.operate.records import COUNTS, ENDS, Attempt, ClaimedRun, PipelineState, RefusedClaim
 from weft.operate.runlog import RunLog
 from weft.operate.runner import described
 from weft.pipelines import graph
@@ -111,6 +112,11 @@ class Scheduler(Planner):
                 hint = listed(each.pool, self.pools, f"Add it to [pools] in {PROJECT_FILE}: {each.pool} = 2")
                 raise SettingsError(f"{each.name} is in the pool {each.pool!r}, which has no size.", hint=hint)
         self.modules, self.run_log, self.traces = tuple(modules), run_log, traces
+        if poll_seconds >= lease_seconds:
+            raise SettingsError(
+                f"A leader renews its lease of {lease_seconds:g} s each {poll_seconds:g} s, which is too late.",
+                hint="--poll-interval must be shorter than --lease-seconds.",
+            )
         self.run_alerters = tuple(run_alerters)
         """The alerters that runs report to; the scheduler itself reports to `alerters`."""
         self.poll_seconds, self.lease_seconds, self.most_running = poll_seconds, lease_seconds, most_running
@@ -118,6 +124,8 @@ class Scheduler(Planner):
         """The lease of the leader; `None` where another scheduler leads."""
         self._may_lead = False
         """Whether the answer to its last claim was lost: it may hold the lease, and not know it."""
+        self._warned_of: str | None = None
+        """The lease of a leader with other pipelines that was warned of."""
         self._stopping = threading.Event()
         self._running: dict[str, _Dispatched] = {}
         """What was started last of each pipeline, until it has ended and the run log says so."""
@@ -183,13 +191,33 @@ class Scheduler(Planner):
             if leader != self._leader:
                 _log.info("the leader is %s", leader)
             self._leader = leader
+            if last is not None:
+                self._warn_of_others(leader, last)
             return False
         self.lease, self._leader = claimed, None
         self._counted.clear()  # another one has counted meanwhile
         _log.info("this scheduler leads")
         if self.alerters:
             self._tell_new_leader(claimed)
+        self.log.describe(claimed, self._declared())
         return True
+
+    def _declared(self) -> str:
+        """Return a text that is the same for schedulers with the same pipelines."""
+        names = sorted(self.project.pipelines)
+        digest = blake2b("\0".join(names).encode(), digest_size=4).hexdigest()
+        return f"{len(names)} pipeline{'' if len(names) == 1 else 's'} ({digest})"
+
+    def _warn_of_others(self, leader: str, lease: Attempt) -> None:
+        """Warn where the leader has declared other pipelines, because nobody starts those that only this one has."""
+        if lease.reason in (None, self._declared()) or lease.run_id == self._warned_of:
+            return
+        self._warned_of = lease.run_id
+        _log.warning(
+            "the leader, %s, has declared %s, and this scheduler %s: only those of the leader are started. Give all "
+            "schedulers of a run log the same modules, or each its own run log",
+            *(leader, lease.reason, self._declared()),
+        )
 
     def _tell_new_leader(self, claimed: ClaimedRun) -> None:
         host, pid = process.host_of(claimed.owner)
