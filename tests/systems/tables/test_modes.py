@@ -180,7 +180,7 @@ def test_scd2_of_many_columns(tables: SqlTables) -> None:
         load = Load.declare(target="wide", mode="scd2", keys=["c0"])
         rows = pa.RecordBatch.from_pylist([{**{f"c{at}": at for at in range(300)}, "c299": last}], schema)
         sql_commit.prepare(tables, load, schema)
-        sql_commit.commit(tables, load, sql_commit.Batches(schema, [rows]))
+        sql_commit.commit(tables, load, sql_commit.BatchedRows(schema, [rows]))
     assert sorted((row["c299"], row["is_current"]) for row in rows_of(tables, "wide")) == [(299, False), (300, True)]
 
 

@@ -370,12 +370,17 @@ class PostgresTables(SqlTables):
             return "every table of PostgreSQL has a column of its own with this name"
         return super().refuses_name(name)
 
+    def check_deferred(self, session: Session) -> None:
+        """And then defer them again: a later statement may insert what an earlier one refers to."""
+        session.run("SET CONSTRAINTS ALL IMMEDIATE")
+        session.run("SET CONSTRAINTS ALL DEFERRED")
+
     def is_rejection(self, error: BaseException) -> bool:
-        """Values (SQLSTATE class 22), constraints (23), and rows or keys that are too large for a page (54000). Not
-        deadlocks, resources, or an operator's intervention."""
+        """Values (SQLSTATE class 22), constraints (23), rows or keys that are too large for a page (54000), and what a
+        trigger raises (P0001). Not deadlocks, resources, or an operator's intervention."""
         return isinstance(error, SchemaError) or any(
             isinstance(cause, psycopg.Error)
-            and ((cause.sqlstate or "")[:2] in ("22", "23") or cause.sqlstate == "54000")
+            and ((cause.sqlstate or "")[:2] in ("22", "23") or cause.sqlstate in ("54000", "P0001"))
             for cause in causes(error)
         )
 

@@ -493,6 +493,7 @@ class BadRows:
             session.run(f"SAVEPOINT {_PIECE}")
         try:
             attempt()
+            self.transaction.check_deferred()
         except Exception as error:
             if not isinstance(error, SchemaError) and not tables.is_rejection(error):
                 raise

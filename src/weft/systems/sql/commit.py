@@ -121,7 +121,7 @@ def commit_together(tables: SqlTables, loads: Sequence[tuple[Load, SourceRows]])
         with tables.driver.session("publish") as session:
             reached("begun")
             for number in left:
-                attempt = LoadAttempt(tables, session, *loads[number])
+                attempt = LoadAttempt(tables, session, *loads[number], is_alone=len(left) == 1)
                 done[number] = attempt.run()
             reached("recorded")
     except ledger.ClaimRefusedError as refused:
@@ -184,10 +184,12 @@ class LoadAttempt:
 
     is_trial: ClassVar[bool] = False
 
-    def __init__(self, tables: SqlTables, session: Session, load: Load, rows: SourceRows) -> None:
+    def __init__(
+        self, tables: SqlTables, session: Session, load: Load, rows: SourceRows, *, is_alone: bool = True
+    ) -> None:
         self.tables, self.session, self.load, self.rows = tables, session, load, rows
         self.schema = load.written(rows.schema)
-        self.transaction = LoadTransaction(tables, session, load, self.schema)
+        self.transaction = LoadTransaction(tables, session, load, self.schema, is_alone)
         self.rows_read = 0
         self.bytes = rows.bytes if isinstance(rows, StagedRows) else 0
         self._batches = iter(rows.batches if isinstance(rows, BatchedRows) else ())
@@ -298,6 +300,7 @@ class LoadAttempt:
         deleted = move.clear().deleted
         if isinstance(rows, QueriedRows):
             self._insert(move, rows)
+            self.transaction.check_deferred()
         else:
             self._copy(move.target, self.schema)
         self._is_copying = False
@@ -327,6 +330,7 @@ class LoadAttempt:
         """Copy the source's batches into a table; where that fails, `suspects` has the rows to search."""
         self._is_copying = True
         self.bytes = self.tables.copy_in(self.session, table, schema, self._counted())
+        self.transaction.check_deferred()
         self._is_copying = False
         self._recent.clear()
 
@@ -497,7 +501,9 @@ class LoadAttempt:
         """Do it; where the target rejects rows, raise the error that names them."""
         bad_rows.mark(self.transaction)
         try:
-            return work()
+            result = work()
+            self.transaction.check_deferred()
+            return result
         except Exception as error:
             if not self.tables.is_rejection(error):
                 raise

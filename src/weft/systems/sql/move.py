@@ -26,6 +26,12 @@ class LoadTransaction:
     load: Load
     schema: pa.Schema
     """The schema of the rows as the target has them."""
+    is_alone: bool = True
+    """Whether no other load shares the transaction, whose rows may refer to those of this one."""
+
+    def check_deferred(self) -> None:
+        if self.is_alone:
+            self.tables.check_deferred(self.session)
 
 
 class Move:

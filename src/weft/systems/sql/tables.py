@@ -448,6 +448,9 @@ class SqlTables(ABC):
         return False
 
     # ---------------------------------------------------------------------------------------------------- rejected rows
+    def check_deferred(self, session: Session) -> None:  # noqa: B027 - optional, not forgotten
+        """Check the constraints that the database would check at the commit, when it is too late to find the rows."""
+
     # These results only save attempts: a row that they name is tried alone, or one that breaks the same rule.
 
     def mark_rows(self, session: Session, name: str) -> str | None:

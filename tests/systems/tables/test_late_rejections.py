@@ -1,0 +1,81 @@
+"""Rows that a database rejects by a trigger, or not before the commit: found as those that a constraint rejects."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from systems.tables.test_bad_rows import SCHEMA, aside, ids, rows
+from systems.tables.test_commit import load, run
+from weft.errors import LoadRefusedError
+from weft.systems.load import Load
+from weft.systems.sql import commit as sql_commit
+from weft.systems.sql.tables import SqlTables
+
+MODES = pytest.mark.parametrize("mode", ["append", "merge"])
+
+
+def create(tables: SqlTables) -> None:
+    run(tables, "CREATE TABLE t (id BIGINT PRIMARY KEY, name VARCHAR(20), n BIGINT)")
+
+
+def check(tables: SqlTables, mode: str, why: str) -> None:
+    keys = ["id"] if mode == "merge" else []
+    with pytest.raises(LoadRefusedError, match=f"rejected 3 rows[\\s\\S]*{why}"):
+        load(tables, rows(), mode=mode, keys=keys)
+    assert ids(tables) == []
+    counts = load(tables, rows(), mode=mode, keys=keys, on_bad_rows="quarantine")
+    assert (counts.inserted, counts.quarantined) == (197, 3)
+    assert aside(tables) == [3, 57, 58]
+    assert len(ids(tables)) == 197
+
+
+RAISES = {
+    "postgres": (
+        "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS "
+        "$$ BEGIN IF NEW.n = 500 THEN RAISE EXCEPTION 'too many'; END IF; RETURN NEW; END $$",
+        "CREATE TRIGGER few BEFORE INSERT OR UPDATE ON t FOR EACH ROW EXECUTE FUNCTION refuse()",
+    ),
+    "mysql": (
+        "CREATE TRIGGER few BEFORE INSERT ON t FOR EACH ROW "
+        "IF NEW.n = 500 THEN SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'too many'; END IF",
+    ),
+    "sqlite": ("CREATE TRIGGER few BEFORE INSERT ON t WHEN NEW.n = 500 BEGIN SELECT RAISE(ABORT, 'too many'); END",),
+}
+
+
+@pytest.mark.every_system
+@MODES
+def test_what_a_trigger_raises(tables: SqlTables, mode: str) -> None:
+    if tables.dialect not in RAISES:
+        return  # DuckDB has no triggers
+    create(tables)
+    run(tables, *RAISES[tables.dialect])
+    check(tables, mode, "too many")
+
+
+@pytest.mark.brief("postgres-append", "postgres-merge")
+@MODES
+def test_a_foreign_key_that_is_checked_at_the_commit(tables: SqlTables, mode: str) -> None:
+    """As Django declares all of them."""
+    if tables.dialect != "postgres":
+        return
+    create(tables)
+    run(tables, "CREATE TABLE numbers (n BIGINT PRIMARY KEY)", "INSERT INTO numbers SELECT generate_series(0, 99)")
+    run(tables, "ALTER TABLE t ADD FOREIGN KEY (n) REFERENCES numbers DEFERRABLE INITIALLY DEFERRED")
+    check(tables, mode, "foreign key")
+
+
+@pytest.mark.brief("postgres")
+def test_rows_of_two_loads_may_refer_to_each_other(tables: SqlTables) -> None:
+    if tables.dialect != "postgres":
+        return
+    create(tables)
+    run(tables, "CREATE TABLE numbers (id BIGINT PRIMARY KEY, name VARCHAR(20), n BIGINT)")
+    run(tables, "ALTER TABLE t ADD FOREIGN KEY (n) REFERENCES numbers DEFERRABLE INITIALLY DEFERRED")
+    loads = [Load.declare(target=name) for name in ("t", "numbers")]
+    for each in loads:
+        sql_commit.prepare(tables, each, SCHEMA)
+    batch = pa.RecordBatch.from_pylist(rows(bad=()), SCHEMA)
+    sql_commit.commit_together(tables, [(each, sql_commit.BatchedRows(SCHEMA, [batch])) for each in loads])
+    assert len(ids(tables)) == len(ids(tables, "numbers")) == 200
