@@ -23,9 +23,10 @@ from weft.cli.common import (
     run_log_option,
     time_text,
 )
-from weft.cli.pipelines import counts_text, declared, open_runner
+from weft.cli.pipelines import declared, open_runner
 from weft.errors import WeftError, stop_behind, unknown
 from weft.operate.hints import hint_for
+from weft.operate.records import counts_text
 from weft.operate.redaction import clean
 from weft.project import current
 

@@ -34,6 +34,7 @@ from weft.cli.common import (
 )
 from weft.errors import DeclarationError, NotFoundError, unknown
 from weft.operate import freshness, log_format, sinks
+from weft.operate.records import counts_text
 from weft.pipelines import graph
 from weft.project import current
 from weft.settings import read_project_file
@@ -517,18 +518,6 @@ def load_warnings(counts: dict[str, Any]) -> list[str]:
     if missing := counts.get("without_value"):
         warnings.append(f"rows without a value in the incremental column, which are not read: {missing:,}")
     return warnings
-
-
-def counts_text(counts: dict[str, Any]) -> str:
-    if counts.get("replayed"):
-        return "was done already"
-    words = [f"{counts['rows_read']:,} read"]
-    words += [
-        f"{counts[name]:,} {name}"
-        for name in ("inserted", "updated", "unchanged", "deleted", "quarantined")
-        if counts.get(name)
-    ]
-    return ", ".join(words)
 
 
 def finish(outcomes: list[Outcome], output: str, *, is_bad: Any) -> None:

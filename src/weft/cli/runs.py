@@ -22,8 +22,9 @@ from weft.cli.common import (
     time_text,
     unused_module_option,
 )
-from weft.cli.pipelines import counts_text, load_warnings, open_runner
+from weft.cli.pipelines import load_warnings, open_runner
 from weft.errors import DeclarationError, NotFoundError, did_you_mean, unknown
+from weft.operate.records import counts_text
 from weft.project import current
 
 if TYPE_CHECKING:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
@@ -14,6 +15,19 @@ CLOCK_ERROR = timedelta(seconds=5)
 bucket may differ by less."""
 COUNTS = ("rows_read", "inserted", "updated", "unchanged", "deleted", "quarantined", "late")
 """What is counted of an attempt."""
+
+
+def counts_text(counts: Mapping[str, Any]) -> str:
+    """Return what a load did to its target, in words."""
+    if counts.get("replayed"):
+        return "was done already"
+    words = [f"{counts['rows_read']:,} read"]
+    words += [
+        f"{counts[name]:,} {name}"
+        for name in ("inserted", "updated", "unchanged", "deleted", "quarantined")
+        if counts.get(name)
+    ]
+    return ", ".join(words)
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from weft.operate.heartbeat import heartbeat
 from weft.operate.hints import hint_for
 from weft.operate.logs import captured
 from weft.operate.metrics import Metrics
-from weft.operate.records import COUNTS, ClaimedRun, RefusedClaim
+from weft.operate.records import COUNTS, ClaimedRun, RefusedClaim, counts_text
 from weft.operate.redaction import clean
 from weft.operate.runlog import RunLog
 from weft.pipelines import graph
@@ -145,7 +145,8 @@ class Runner(Planner):
                     _log.info("%s: %s", pipeline.name, described(error), extra=known)
                     raise
                 for each in execution.loaded:
-                    _log.info("%s: %s: %s", pipeline.name, each.target, each.counts, extra=known)
+                    said = "; ".join([counts_text(vars(each.counts)), *each.counts.warnings])
+                    _log.info("%s: %s: %s", pipeline.name, each.target, said, extra=known)
             _steps.debug("executed")
         except _TakenOverError as error:
             outcome.status, outcome.error = "interrupted", error
