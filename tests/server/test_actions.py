@@ -141,6 +141,7 @@ def test_the_audit_log_of_each_database(streams: Project, monkeypatch: pytest.Mo
     assert found[first]["outcome"].startswith("pausedpaused")
     assert found[second]["outcome"] is None  # it did not end, or nobody knows
     assert len(audit.latest(1)) == 1
+    assert [each["id"] for each in audit.latest(10, action="pause")] == [first]
     # The next service of this machine says so of what another one had begun; of what it begins itself it does not.
     audit.close_abandoned(found[second]["at"])
     assert audit.latest(10, id=second)[0]["outcome"] is None
@@ -152,6 +153,13 @@ def test_the_audit_log_of_each_database(streams: Project, monkeypatch: pytest.Mo
         third = audit.begin(key, None, "pause", "nightly")
     audit.close_abandoned(datetime.now(UTC) + timedelta(seconds=1))
     assert audit.latest(10, id=third)[0]["outcome"] is None
+    # One word finds the purges of whatever it was.
+    purges = ("dlq purge", "quarantine purge", "streams purge")
+    for action in (*purges, "purge_all", "streams replay"):
+        audit.begin(key, None, action, "nightly")
+    assert sorted(each["action"] for each in audit.latest(10, action="purge")) == sorted(purges)
+    for part in ("urge", "%", "_urge", "s purg_"):
+        assert audit.latest(10, action=part) == []
 
 
 @on_sqlite

@@ -345,3 +345,44 @@ def test_a_thousand_streams(server: Callable[..., Any], open_page: Callable[...,
     expect(page.locator("svg .node-name")).to_have_count(1000)
     page.goto(f"{served.url}/#/streams/stream_0999")
     expect(page.locator("#view h1")).to_have_text("stream_0999")
+
+
+WIDE = """
+@weft.stream(fields={"w" * 60: "string", "n": "int64"}, on_schema_drift="quarantine")
+def wide(): ...
+
+@weft.pipeline(name="m" * 200, target="m" * 60)
+def failing():
+    raise ValueError("<img src=x onerror=alert(1)>" * 20)
+"""
+
+
+@pytest.mark.full
+def test_wide_names(server: Callable[..., Any], open_page: Callable[..., Page]) -> None:
+    """Nothing is under something else, beyond its frame, or beyond the window."""
+    served = server(WIDE)
+    served.publish("wide", [{"n": 1}, {"n": "one"}, {"e" * 100: 1}])
+    failing = f"#/pipelines/{'m' * 200}"
+    command = [sys.executable, "-m", "weft", "run", "m" * 200, "--module", "served_streams"]
+    warm_python.run(command, cwd=served.folder, check=False, capture_output=True)
+    page = open_page(served.url)
+    for address, text in {"": "failed", "#/streams/wide": "Publish a test event", failing: "Why it failed"}.items():
+        page.goto(f"{served.url}/{address}")
+        expect(page.locator("main")).to_contain_text(text)
+        for width in (360, 768, 1440, 2560):
+            page.set_viewport_size({"width": width, "height": 900})
+            assert page.evaluate("document.documentElement.scrollWidth") <= width, (address, width)
+            assert page.evaluate(BEYOND) == [], (address, width)
+    page.goto(f"{served.url}/#/graph")
+    expect(page.locator("svg .node-name").first).to_be_visible()
+    for node in page.locator("svg .node").all():
+        frame: Any = node.locator("rect").first.bounding_box()
+        for text in node.locator("text").all():
+            box: Any = text.bounding_box()
+            assert box["x"] + box["width"] <= frame["x"] + frame["width"]
+
+
+BEYOND = """() => [...document.querySelectorAll(".list li > a, .inputs label > *")].filter((each) => {
+  const [box, frame] = [each.getBoundingClientRect(), each.parentElement.getBoundingClientRect()];
+  return box.right > frame.right + 1;
+}).map((each) => each.textContent.slice(0, 40))"""

@@ -7,6 +7,7 @@ database. The row is written before the action, and says afterwards how it ended
 from __future__ import annotations
 
 import logging
+import re
 import secrets
 import socket
 from datetime import UTC, datetime
@@ -108,7 +109,7 @@ class Audit:
 
     def latest(self, limit: int, *, before: datetime | None = None, **wanted: str) -> list[dict[str, Any]]:
         """Return the last actions, the newest first, before a time and with these values; `key` is the id or the name
-        of one. None where there was no action yet."""
+        of one, and an action is also named by its last word. None where there was no action yet."""
         with service_tables() as tables:
             if tables is None:
                 return []
@@ -117,10 +118,14 @@ class Audit:
             for name, value in wanted.items():
                 columns = [*map(tables.quote, ("key_id", "key_name") if name == "key" else (name,))]
                 values += [value] * len(columns)
+                choices = [f"{each} = ?" for each in columns]
+                if name == "action":  # `purge` is that of dead letters, of a quarantine and of rejected events
+                    choices.append(f"{columns[0]} LIKE ? ESCAPE '!'")
+                    values.append("% " + re.sub("[!%_]", r"!\g<0>", value))
                 if name == "object":  # what follows the name of a pipeline says what of it
-                    columns.append(f"substr({columns[0]}, 1, {len(value) + 1})")
+                    choices.append(f"substr({columns[0]}, 1, {len(value) + 1}) = ?")
                     values.append(f"{value} ")
-                conditions.append(f"({' OR '.join(f'{each} = ?' for each in columns)})")
+                conditions.append(f"({' OR '.join(choices)})")
             if before is not None:
                 conditions.append(f"{tables.quote('at')} < {tables.moment(before)}")
             where = f"WHERE {' AND '.join(conditions)}" if conditions else ""

@@ -48,6 +48,6 @@ export class Audit extends View {
 
 function Of({ action, object }) {
   const [name, ...rest] = object.split(" ");
-  const view = { cancel: "runs", replay: "streams", trim: "streams", "dlq replay": "letters", "dlq purge": "letters" }[action] || "pipelines";
+  const view = { cancel: "runs", "streams replay": "streams", "streams purge": "streams", "dlq replay": "letters", "dlq purge": "letters" }[action] || "pipelines";
   return html`<a href=${to(view, name)}>${name}</a> <span class="note">${rest.join(" ")}</span>`;
 }

@@ -10,12 +10,11 @@ import { Empty, KINDS, Loading, MARKS, Panel, Title, View, html, to } from "./ui
 
 const WIDTH = 224;
 const HEIGHT = 52;
-// So many letters fit into a node.
-const NAME = 23;
-const NOTE = 32;
+// Where the texts of a node begin, and what is left free behind them.
+const TEXT = 20;
+const MARGIN = 10;
 // A model has a link in its upper right corner.
 const COLUMNS = 24;
-const MODEL_NAME = 20;
 const WORDS = { stream: "stream", pipeline: "pipeline", model: "model", streaming: "streaming", table: "table", source: "source", target: "target" };
 const PLACES = { stream: "streams", pipeline: "pipelines", model: "pipelines", streaming: "streaming" };
 
@@ -97,16 +96,30 @@ class Lineage extends View {
   }
 }
 
+const pen = document.createElement("canvas").getContext("2d");
+const shown = new Map();
+
+// As much of a text as has room.
+function cut(text, font, room) {
+  const key = `${font} ${room} ${text}`;
+  if (shown.has(key)) return shown.get(key);
+  if (shown.size > 5000) shown.clear();
+  pen.font = `${font} ${getComputedStyle(document.body).fontFamily}`;
+  let [part, most] = [text, text.length];
+  while (part.length > 1 && pen.measureText(part).width > room) part = `${text.slice(0, (most -= Math.ceil(most / 40)))}…`;
+  shown.set(key, part);
+  return part;
+}
+
 function Node({ node, state = {}, chosen }) {
-  const cut = (text, most) => (text.length > most ? `${text.slice(0, most - 1)}…` : text);
   const text = [node.kind in PLACES || state.text ? WORDS[node.kind] : `${WORDS[node.kind]} in ${node.connection}`, state.text].filter(Boolean).join(" · ");
   const box = html`
     <g class=${`node ${node.kind} ${state.kind || ""} ${chosen ? "chosen" : ""}`} transform=${`translate(${node.x - WIDTH / 2} ${node.y - HEIGHT / 2})`}>
       <title>${`${node.name}: ${text}`}</title>
       <rect width=${WIDTH} height=${HEIGHT} rx="8" />
       <rect class="edge-mark" width="4" height=${HEIGHT - 16} x="7" y="8" rx="2" />
-      <text x="20" y="22" class="node-name">${cut(node.name, node.kind === "model" ? MODEL_NAME : NAME)}</text>
-      <text x="20" y="40" class="node-note">${cut(text, NOTE)}</text>
+      <text x=${TEXT} y="22" class="node-name">${cut(node.name, "600 13.5px", WIDTH - TEXT - MARGIN - (node.kind === "model" ? COLUMNS : 0))}</text>
+      <text x=${TEXT} y="40" class="node-note">${cut(text, "11.5px", WIDTH - TEXT - MARGIN)}</text>
     </g>
   `;
   const place = PLACES[node.kind];

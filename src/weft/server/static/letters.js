@@ -35,7 +35,7 @@ export class DeadLetters extends View {
           <${Table} label="Rejected events of streams" head=${[["Stream"], ["What", "medium"], ["Events", "number"], ["Where", "medium"], ["Do", "end"]]}>
             ${streams.map((each) => html`
               <tr key=${`${each.stream} ${each.kind}`}>
-                <th scope="row"><a class="strong" href=${to("streams", each.stream)}>${each.stream}</a><span class="note narrow">${each.kind}</span></th>
+                <th scope="row"><a class="strong" href=${to("streams", each.stream)}>${each.stream}</a><span class="note narrow">${each.kind}</span>${each.count > 0 && html`<span class="note block">its view has them by reason</span>`}</th>
                 <td class="medium">${each.kind}</td>
                 <td class=${`number ${each.count ? "loud" : ""}`}>${count(each.count)}</td>
                 <td class="medium"><a href=${to("streams", each.place)}>${each.place}</a></td>
@@ -92,13 +92,14 @@ export class PipelineLetters extends View {
       `}
       ${letters.letters.length > 0 && html`
         <${Panel} id="newest" title=${letters.more ? "Some of them" : "The newest"} note=${plural(letters.letters.length, "letter")}>
-          <${Table} label="The newest dead letters" head=${[["Letter"], ["Failed", "number"], ["Stage", "medium"], ["From", "medium"], ["Replays", "number wide"]]}>
+          <${Table} label="The newest dead letters" head=${[["Letter"], ["Failed", "number"], ["Batch", "number medium"], ["From", "medium"], ["Why", "wide"], ["Replays", "number wide"]]}>
             ${letters.letters.map((each) => html`
               <tr key=${each.letter_id}>
                 <th scope="row"><a href=${to("letters", pipeline, each.letter_id)}><code>${each.letter_id.slice(0, 12)}</code></a></th>
                 <td class="number"><${Time} relative at=${each.failed_at} now=${now} /></td>
-                <td class="medium">${each.stage}</td>
+                <td class="number medium">${count(each.batch)}</td>
                 <td class="medium note">${[each.source, each.offset].filter(Boolean).join(" ")}</td>
+                <td class="wide note"><div class="cut">${each.error.trim().split("\n")[0]}</div></td>
                 <td class="number wide">${count(each.replays)}</td>
               </tr>
             `)}

@@ -4,7 +4,8 @@ import { count } from "./dom.js";
 import { Chip, Code, Command, Facts, Panel, Table, Time, View, html, to } from "./ui.js";
 
 const KINDS = { fresh: "good", stale: "warn", unknown: "" };
-const RUNS = { pushdown: "inside the database", spark: "on Spark", python: "as a function that makes a frame" };
+// Where an engine does its work.
+export const WHERE = { pushdown: "inside the database", spark: "on Spark", python: "as a function that makes a frame" };
 const PLACES = { stream: "streams", model: "pipelines", pipeline: "pipelines", streaming: "streaming" };
 
 // A field of a stream, or a column of a table, with a link to what writes it.
@@ -48,7 +49,7 @@ export class ModelPanels extends View {
           ["Built", model.built_at ? html`<${Time} relative at=${model.built_at} now=${now} />` : "never"],
           ["Rows", count(model.rows)],
           ["Table", model.table],
-          ["Runs", RUNS[model.engine]],
+          ["Runs", WHERE[model.engine]],
         ]} />
         ${model.inputs.length > 0 && html`
           <${Table} label="Inputs" head=${[["Input"], ["Kind", "medium"], ["New since the build"]]}>
@@ -66,7 +67,7 @@ export class ModelPanels extends View {
       <${Panel} id="columns" title="Columns and where they come from" note=${model.columns.length ? count(model.columns.length) : ""}>
         <${Columns} model=${model} />
       <//>
-      ${model.sql && html`<${Panel} id="sql" title="SQL that runs" note=${RUNS[model.engine]}><${Code} label="SQL" text=${model.sql} /><//>`}
+      ${model.sql && html`<${Panel} id="sql" title="SQL that runs" note=${WHERE[model.engine]}><${Code} label="SQL" text=${model.sql} /><//>`}
     `;
   }
 }

@@ -5,7 +5,7 @@ import { askJson } from "./api.js";
 import { Chart } from "./chart.js";
 import { ago, briefDuration, count, duration, plural } from "./dom.js";
 import { PurgeRows, ReplayRows } from "./letters.js";
-import { ModelPanels } from "./models.js";
+import { ModelPanels, WHERE } from "./models.js";
 import { poll } from "./status.js";
 import { Chip, Code, Command, Empty, Facts, Panel, Status, Table, Time, Timeline, Title, View, changed, html, quoted, to, until } from "./ui.js";
 
@@ -222,7 +222,7 @@ export class Run extends View {
   show({ pipeline, run_id: id, attempts, retryable }) {
     const last = attempts.at(-1);
     return html`
-      <${Title} kind="Run" name=${id} about=${html`of <a href=${to("pipelines", pipeline)}>${pipeline}</a>${last.slot ? html`, for the slot <${Time} at=${last.slot} />` : ""}`}>
+      <${Title} kind="Run" name=${id} about=${html`of <a href=${to("pipelines", pipeline)}>${pipeline}</a>${last.slot ? html`, due <${Time} at=${last.slot} />` : ""}`}>
         <${Status} status=${last.status} />
         ${last.status === "running" && html`<${Action} label="Cancel" path=${`${this.path()}/cancel`} command=${`weft runs cancel ${quoted(id)}`} what="It ends within 20 seconds, wherever it runs, and is not tried again. What is not committed is undone." />`}
         ${retryable && html`<${Action} primary label="Retry" path=${`api/v1/pipelines/${encodeURIComponent(pipeline)}/run`} command=${`weft run ${quoted(pipeline)}`} what=${RUNS(pipeline, "")} />`}
@@ -235,7 +235,7 @@ export class Run extends View {
               ["Status", html`<${Status} status=${each.status} />`],
               ["Started", html`<${Time} at=${each.started_at} />`],
               ["Took", duration(each.seconds)],
-              ["Engine", each.engine],
+              ["Done", WHERE[each.engine]],
               ["Where", each.host && `process ${each.pid} on ${each.host}`],
               ["Tried again", each.retry_at && html`<${Time} at=${each.retry_at} />`],
               ...TOOK.map((name) => [name === "rows_read" ? "Read" : name[0].toUpperCase() + name.slice(1), each[name] ? count(each[name]) : null]),

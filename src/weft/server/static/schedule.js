@@ -49,7 +49,7 @@ export class Schedule extends View {
       `}
       <${Panel} id="queue" title="Queue" note=${queue.length ? count(queue.length) : "Nothing is due now."}>
         ${queue.length > 0 && html`
-          <${Table} label="Queue" head=${[["Pipeline"], ["State"], ["Waits for", "medium"], ["Pool", "medium"], ["Slot", "number medium"]]}>
+          <${Table} label="Queue" head=${[["Pipeline"], ["State"], ["Waits for", "medium"], ["Pool", "medium"], ["Due since", "number medium"]]}>
             ${queue.slice(0, MOST).map((each) => html`
               <tr key=${each.pipeline}>
                 <th scope="row"><${Name} name=${each.pipeline} /></th>
@@ -66,11 +66,11 @@ export class Schedule extends View {
         <div class="head"><h2 id="next">Due next</h2>${next.length > MOST && html`<p class="note">the first ${count(MOST)} of ${count(next.length)}</p>`}</div>
         ${next.length
           ? html`
-              <${Table} label="Due next" head=${[["Pipeline"], ["Schedule", "medium"], ["Its last slot", "medium"], ["Due", "number"], ["At", "number wide"], ["Do", "end medium"]]}>
+              <${Table} label="Due next" head=${[["Pipeline"], ["Schedule", "medium"], ["Last time", "medium"], ["Due", "number"], ["At", "number wide"], ["Do", "end medium"]]}>
                 ${next.slice(0, MOST).map((each) => html`
                   <tr key=${each.pipeline}>
                     <th scope="row"><${Name} name=${each.pipeline} /></th>
-                    <td class="medium"><code>${each.schedule}</code></td>
+                    <td class="medium line-up"><code>${each.schedule}</code></td>
                     <td class="medium note">${each.state}</td>
                     <td class="number">${until(each.next_due, now)}</td>
                     <td class="number wide"><${Time} at=${each.next_due} /></td>

@@ -123,7 +123,7 @@ export class StreamView extends View {
         <${Panel} id="rejected" title="Rejected events" note="by their reasons, of the newest 2,000">
           ${aside.filter(([, number]) => number > 0).map(([title, number, place]) => html`<p key=${place} class="foot">${title}: ${count(number)} <${ReplayPlace} place=${place} label="Replay all" /> <${PurgePlace} place=${place} label="Purge all" /></p>`)}
           <${ActionsOff} commands=${aside.filter(([, number]) => number > 0).map(([, , place]) => `weft streams replay ${quoted(place)}`)} />
-          <${Table} label="Rejected events by reason" head=${[["Reason"], ["Events", "number"], ["Of", "medium"], ["Newest", "number medium"], ["Do", "end"]]}>
+          <${Table} label="Rejected events by reason" head=${[["Reason"], ["Events", "number"], ["What", "medium"], ["Newest", "number medium"], ["Do", "end"]]}>
             ${rejected.map((each) => html`
               <tr key=${each.group}>
                 <th scope="row">${each.reason}<details class="why"><summary>One of them</summary><pre>${each.payload}</pre></details></th>

@@ -21,9 +21,9 @@ export const Status = ({ status }) => html`<${Chip} kind=${KINDS[status]}>${stat
 export function Time({ at, now, relative = false }) {
   if (!at) return "–";
   const moment = new Date(at);
-  const text = relative ? ago(moment, now ?? Date.now()) : moment.toLocaleString();
+  const text = relative ? ago(moment, now ?? Date.now()) : moment.toLocaleString().replace(/ (?=[AP]M$)/, "\u00a0");
   const title = `${relative ? `${moment.toLocaleString()}, ` : ""}${moment.toISOString().replace("T", " ").replace(/\.\d+Z$/, " UTC")}`;
-  return html`<time datetime=${moment.toISOString()} title=${title}>${text}</time>`;
+  return html`<time class=${relative ? "line-up" : ""} datetime=${moment.toISOString()} title=${title}>${text}</time>`;
 }
 
 // How long it is until a moment.
