@@ -16,7 +16,16 @@ from weft.systems import messages
 from weft.systems.codec import Codec, codec_of
 from weft.systems.codecs.columns import message_type
 from weft.systems.dead_letter_store import DeadLetter
-from weft.systems.stream_source import EVENT_TIME, OFFSET, BatchRows, FrameRows, Packed, StreamSource, UntypedRows
+from weft.systems.stream_source import (
+    EVENT_TIME,
+    OFFSET,
+    BatchRows,
+    Documents,
+    FrameRows,
+    Packed,
+    StreamSource,
+    UntypedRows,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -87,7 +96,7 @@ class Messages(UntypedRows):
     def read(self, known: Mapping[str, DataType], *, widens: bool, again: bool = False) -> MessageRows:
         if self._rows is None or again:
             self.close()
-            self._rows = self._source.read(self._frame, known, widens=widens, here=self._here)
+            self._rows = self._source.read(self._frame, known, widens=widens, here=self._here, documents=self.documents)
             self.size = self._rows.size
         return self._rows
 
@@ -95,7 +104,9 @@ class Messages(UntypedRows):
         """Return the rows without those whose numbers or keys made types of columns wider, unless it `grows`."""
         if grows or self._rows is None or not self._rows.parsed.is_wider:
             return None
-        return self._source.read(self._frame, known, widens=widens, grows=grows, here=self._here)
+        return self._source.read(
+            self._frame, known, widens=widens, grows=grows, here=self._here, documents=self.documents
+        )
 
     @property
     def traceparents(self) -> Collection[str]:
@@ -143,6 +154,7 @@ class MessageSource(StreamSource):
         widens: bool,
         grows: bool = True,
         here: pa.Table | None = None,
+        documents: Documents | None = None,
     ) -> MessageRows:
         """Return the messages of a micro-batch as rows, under the types that columns had before. `here`: the same
         messages, where this process has them."""
@@ -166,6 +178,7 @@ class MessageSource(StreamSource):
                 added=self.added_columns,
                 codec=self.codec,
                 here=here,
+                documents=documents,
             )
 
         with outcome.explained(f"read the {self.noun} {self.name}"):

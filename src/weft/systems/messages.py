@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from weft.columns import UTC_TIME
+from weft.columns import UTC_TIME, hint_of, hinted, is_nested
 from weft.spark_support.lazy import F
 from weft.systems.codec import Codec, codec_of
 from weft.systems.codecs import kinds
 from weft.systems.codecs.columns import converted, storable, unified_schema
-from weft.systems.stream_source import EVENT_TIME
+from weft.systems.codecs.json import JsonCodec, documents_of
+from weft.systems.stream_source import EVENT_TIME, Documents
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -185,7 +186,11 @@ def struct_of(schema: pa.Schema) -> StructType:
     """Return columns as Spark has them."""
     from pyspark.sql.pandas.types import from_arrow_schema
 
-    return from_arrow_schema(schema, prefer_timestamp_ntz=True)
+    columns = from_arrow_schema(schema, prefer_timestamp_ntz=True)
+    for column, each in zip(columns, schema, strict=True):
+        if hint := hint_of(each):
+            column.metadata = {"weft.type": hint}
+    return columns
 
 
 def _frame_of(rows: pa.Table, spark: SparkSession) -> DataFrame:
@@ -206,6 +211,7 @@ def rows(
     added: Mapping[str, str] | None = None,
     codec: Codec | None = None,
     here: pa.Table | None = None,
+    documents: Documents | None = None,
 ) -> ParsedMessages:
     """Return the messages of one micro-batch as rows, and those that are none with the reason.
 
@@ -219,6 +225,9 @@ def rows(
     a value that does not fit is bad, alone. A column of nulls alone is of type void. `_event_ts` is the time of the
     message, also where it has such a key. Bad messages: payload, error, partition, offset.
 
+    `documents` chooses, of columns of objects and lists, those that are JSON as it is in the messages. Their types are
+    found, and decide which values fit, all the same.
+
     Avro and Protobuf: the columns are those of the newest schema of the `topic`, if it has one.
     """
     codec = codec or codec_of(connection.resolved().payload_format)
@@ -229,9 +238,10 @@ def rows(
     names, declared = [*(before or {}), *(schema or {})], _without_case(schema or {})
     known = {**_without_case(before or {}), **declared}
     added = added or {}
+    texts = _documents(documents, (before or {}).items(), declared) if isinstance(codec, JsonCodec) else set()
 
     def parse() -> tuple[_InSpark | _Here, pa.Table]:
-        parsing = partial(parse_messages, codec, known, added=added)
+        parsing = partial(parse_messages, codec, known, added=added, documents=texts)
         parsed = _InSpark(_wanted(frame, added), parsing) if here is None else _Here(here, parsing, frame.sparkSession)
         try:
             return parsed, parsed.about()
@@ -248,6 +258,10 @@ def rows(
             chunks.close()
             chunks, parsed = parse()
         as_found = columns_of(parsed, names)
+        if isinstance(codec, JsonCodec) and (chosen := _documents(documents, _items(as_found), declared)) - texts:
+            texts |= chosen
+            chunks.close()
+            chunks, parsed = parse()
         good_rows, bad_rows, tombstones = (sum(parsed[name].to_pylist()) for name in _COUNTS)
         traced = dict.fromkeys(each for some in parsed["traceparents"].to_pylist() for each in json.loads(some))
         return ParsedMessages(
@@ -255,7 +269,7 @@ def rows(
             good_rows,
             bad_rows,
             tombstones,
-            columns=storable(as_found).append(pa.field(EVENT_TIME, UTC_TIME)),
+            columns=_with_documents(storable(as_found), texts).append(pa.field(EVENT_TIME, UTC_TIME)),
             found=as_found,
             known=known,
             codec=codec,
@@ -267,6 +281,22 @@ def rows(
     except BaseException:
         chunks.close()
         raise
+
+
+def _items(schema: pa.Schema) -> Iterable[tuple[str, pa.DataType]]:
+    return zip(schema.names, schema.types, strict=True)
+
+
+def _documents(
+    chooses: Documents | None, columns: Iterable[tuple[str, pa.DataType]], declared: Mapping[str, pa.DataType]
+) -> set[str]:
+    """Return the columns, in small letters, that are JSON as it is in the messages."""
+    nested = [name for name, kind in columns if is_nested(kind) and name.lower() not in declared]
+    return set() if chooses is None or not nested else set(map(str.lower, chooses(nested)))
+
+
+def _with_documents(schema: pa.Schema, names: Collection[str]) -> pa.Schema:
+    return pa.schema([hinted(each.name, "json") if each.name.lower() in names else each for each in schema])
 
 
 def _wanted(frame: DataFrame, added: Mapping[str, str]) -> DataFrame:
@@ -295,10 +325,10 @@ def _without_case(types: Mapping[str, pa.DataType]) -> dict[str, pa.DataType]:
 def with_offsets(frame: DataFrame, parsed: ParsedMessages, column: str, here: pa.Table | None = None) -> DataFrame:
     """Parse a micro-batch again, and return its rows with `partition:offset` of each in another column. Unless this
     process has its messages `here`, they are read again."""
-    if parsed.columns is None or parsed.codec is None:
+    if parsed.found is None or parsed.codec is None:
         return parsed.good.withColumn(column, F.concat_ws(":", "partition", "offset"))
     parse = partial(parse_messages, parsed.codec, parsed.known, offset_column=column, added=parsed.added)
-    columns = parsed.columns.append(pa.field(column, pa.string()))
+    columns = storable(parsed.found).append(pa.field(EVENT_TIME, UTC_TIME)).append(pa.field(column, pa.string()))
     if here is not None:
         return _Here(here, parse, frame.sparkSession).rows("good", columns)
     chunks = _wanted(frame, parsed.added).mapInArrow(parse, struct_of(_CHUNK))
@@ -311,8 +341,10 @@ def parse_messages(
     batches: Iterable[pa.RecordBatch],
     offset_column: str | None = None,
     added: Mapping[str, str] | None = None,
+    documents: Collection[str] = (),
 ) -> Iterator[pa.RecordBatch]:
-    """In a task: parse messages into chunks, with partition:offset of each in a column, if one is named."""
+    """In a task: parse messages into chunks, with partition:offset of each in a column, if one is named. `documents`:
+    the columns, in small letters, that are JSON as it is in the messages."""
     own = {EVENT_TIME, *(added or {})}
     decoder = codec.decoder(known)
     for batch in batches:
@@ -326,7 +358,10 @@ def parse_messages(
             of_messages[offset_column] = pc.binary_join_element_wise(*texts, ":")
         all_good, numbers = len(parsed.good) == messages.num_rows, pa.array(parsed.good, pa.int64())
         columns |= {name: each if all_good else each.take(numbers) for name, each in of_messages.items()}
-        good = pa.RecordBatch.from_pydict(columns)
+        typed = good = pa.RecordBatch.from_pydict(columns)
+        if documents and len(good):
+            values = messages["value"] if all_good else messages["value"].take(numbers)
+            good = pa.RecordBatch.from_pydict({**columns, **documents_of(values, columns, documents)})
         numbers = pa.array(parsed.bad, pa.int64())
         of_bad = (messages[name].take(numbers) for name in ("value", "partition", "offset"))
         payload, *place = of_bad
@@ -336,7 +371,7 @@ def parse_messages(
             [
                 {
                     "good": _packed(good),
-                    "columns": good.drop_columns([EVENT_TIME]).schema.serialize().to_pybytes(),
+                    "columns": typed.drop_columns([EVENT_TIME]).schema.serialize().to_pybytes(),
                     "kinds": json.dumps(parsed.kinds, default=dict).encode(),
                     "newest": json.dumps(_newest_of(messages)).encode(),
                     "traceparents": json.dumps(_traceparents_of(messages)).encode(),

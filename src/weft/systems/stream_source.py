@@ -299,11 +299,17 @@ class FrameRows:
         """Release the rows, also after a failure."""
 
 
+Documents = Callable[[Collection[str]], Collection[str]]
+"""Chooses some of these columns."""
+
+
 class UntypedRows(ABC):
     """Files and messages, read under the types that their columns had in earlier batches."""
 
     size: int | None = None
     bad: tuple[DeadLetter, ...] = ()
+    documents: Documents | None = None
+    """Chooses columns of objects and lists that are read as the JSON that they are, where the source can."""
 
     def __init__(self, source: str, files: Collection[str] = ()) -> None:
         self.source, self.files = source, files

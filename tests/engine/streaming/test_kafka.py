@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import json
 import re
+import sqlite3
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import weft
 from engine.streaming.conftest import declare, forget_last_commit, rows, run_once
-from engine.streaming.letters import letters_of, replay_all
+from engine.streaming.letters import letters_of, put, replay_all
 from servers import wait_until
 from weft.engine.streaming.dead_letters import stream_of
 from weft.engine.streaming.query import Query
+from weft.engine.streaming.spark_engine import SparkEngine
 from weft.errors import WeftError
+from weft.operate.run_options import Running
+from weft.operate.supervisor import supervise
 from weft.pipelines.streaming.declare import make
+from weft.systems.dead_letter_store import DeadLetter
 from weft.systems.kafka import tail
 from weft.systems.kafka.stream_source import KafkaSource
 
@@ -54,6 +61,47 @@ def test_messages_become_rows(kafka: Any, broker: Any, way: str, monkeypatch: py
     assert rows("copies", "id, name, more") == [*((n, f"é{n}", None) for n in range(5)), (5, "x", 1.5)]
     assert all(moment is not None for (moment,) in rows("copies", "_event_ts"))
     assert read == [5, 1]
+
+
+DOCS = [
+    *('{"b":1, "a":[{"c":2.5},{"d":null}]}', '{"e":"ß","n":1e15}', "null"),
+    *('{"a":null}', '{"x":12345678901234567,"A":-0.0}', "{}", '{"b":7}'),
+]
+
+
+@pytest.mark.brief("driver-True", "tasks-False")
+@pytest.mark.parametrize("has_table", [False, True])
+def test_json_is_stored_as_it_was_sent(kafka: Any, broker: Any, tmp_path: Path, has_table: bool, way: str) -> None:
+    """Objects of one type would have the keys of all, and null for those that they lack; also those of letters."""
+    lite = weft.SQLiteConnection(str(tmp_path / "copies.db"), name="lite")
+    create = "CREATE TABLE copies (id BIGINT CHECK (id <> 1), doc JSON, list TEXT, _event_ts TIMESTAMP)"
+    if has_table:
+        with closing(sqlite3.connect(lite.path)) as db:
+            db.execute(create)
+    topic = kafka.create_topic()
+    declared: dict[str, Any] = {"source": broker, "source_query": topic, "dead_letter_stream": "failed"}
+    pipeline = make(name="docs", target=lite, target_table=(None, "copies"), **declared)
+    sent = [f'{{"id":{n},"doc":{each},"list":[{each}]}}' for n, each in enumerate(DOCS)]
+    stored = [each.replace(", ", ",") for each in DOCS]
+    for messages in (sent[:3], [*sent[3:], '{"id": 99, "doc": "text"}']):
+        kafka.produce(topic, [each.encode() for each in messages])
+        supervise(SparkEngine(pipeline), Running(once=True))
+
+    def found() -> dict[int, tuple[str | None, str]]:
+        return {id: (doc, texts) for doc, id, texts in rows("copies", "doc, id, list", lite)}
+
+    expected = {n: (None if each == "null" else each, f"[{each}]") for n, each in enumerate(stored)}
+    assert found() == {n: each for n, each in expected.items() if n != 1 or not has_table}
+    assert [each.error for each in letters_of(pipeline) if '"id": 99' in each.payload] == [
+        "'doc' is \"text\", a string, which does not fit an object of this column."
+    ]
+    if has_table:
+        with closing(sqlite3.connect(lite.path)) as db:
+            db.execute("DROP TABLE copies")
+            db.execute(create.replace("CHECK (id <> 1)", ""))
+        put(pipeline, [DeadLetter("read", "No", topic, '{"id":7,"doc":{"b": 8},"list":[{"b":9},{"x":1}]}', "0:9")])
+        replay_all(pipeline)
+        assert found() == {1: expected[1], 7: ('{"b":8}', '[{"b":9},{"x":1}]')}
 
 
 def test_bad_messages_alone_are_dead_letters(kafka: Any, broker: Any) -> None:

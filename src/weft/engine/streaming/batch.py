@@ -50,7 +50,7 @@ from weft.systems.load import Counts
 from weft.systems.log import EXTRA
 from weft.systems.sql.quarantine import payload
 from weft.systems.state_store import StateStore
-from weft.systems.stream_source import BatchRows, FrameRows
+from weft.systems.stream_source import BatchRows, FrameRows, UntypedRows
 
 # Tests stop a process at each of these steps, by a handler on this logger.
 _steps = logging.getLogger("weft.streaming")
@@ -199,6 +199,13 @@ class Batches:
             for each in {id(each): each for each in (*parts, *opened)}.values():
                 each.close()
 
+    @property
+    def writes_as_is(self) -> bool:
+        """Whether targets get the rows of the one source as they are."""
+        pipeline = self.pipeline
+        is_plain = pipeline.transform_sql is None and pipeline.cdc is None and pipeline.step is None
+        return is_plain and len(pipeline.sources) == 1
+
     def _supersede_letters(self, batch: BatchId) -> None:
         """Note which letters are of attempts of which nothing is stored. If this attempt succeeds and does not put one
         of them again, it has loaded that row: the SQL may have been changed. They are removed then, or after a crash by
@@ -239,6 +246,8 @@ class Batches:
         rows_read = None
         self._columns.begin()
         self._box.origins.clear()
+        if isinstance(parts[0], UntypedRows) and self.writes_as_is:
+            parts[0].documents = self.targets.documents
         typed = list(self._reader.read(parts, batch.query_id))
         for each in typed:
             self._check_unparsed(each)

@@ -27,7 +27,7 @@ from uuid import uuid4
 
 import pyarrow as pa
 
-from weft.columns import hint_of, without_voids
+from weft.columns import hint_of, hinted, is_nested, without_voids
 from weft.engine import connectors, files, frame_projection, session
 from weft.engine.payload_rows import is_of_json, parsed_rows, rejected_rows, row_of
 from weft.engine.readers import opened_tables, stored_columns, stream_reader
@@ -51,11 +51,12 @@ from weft.pipelines.streaming.spec import StreamingPipeline, Target
 from weft.project import current
 from weft.systems.base import system_for
 from weft.systems.codecs.columns import WHOLE, message_type, storable
+from weft.systems.codecs.json import documents_of
 from weft.systems.dead_letter_store import Stage, StoredLetter, digest
 from weft.systems.load import KEYED_MODES
 from weft.systems.log import EXTRA, RESERVED_PREFIX, ROWID
 from weft.systems.payloads import encode, loads
-from weft.systems.stream_source import EVENT_TIME, StreamSource
+from weft.systems.stream_source import EVENT_TIME, Documents, StreamSource
 from weft.types import FieldType
 
 # Tests stop a process at each of these steps, by a handler on this logger.
@@ -252,7 +253,8 @@ class Replay:
             rows, numbers, bad = _rejected_rows(letters, targets[0])
             placed = _with_origins(rows, [letters[number] for number in numbers])
             return rows, [_again(letters[number], "store", why) for number, why in bad.items()], lambda: placed
-        rows, numbers, bad = _source_rows(self.pipeline, self._columns(), letters)
+        documents = batches.targets.documents if batches.writes_as_is else None
+        rows, numbers, bad = _source_rows(self.pipeline, self._columns(), letters, documents)
         failed = [_again(letters[number], "read", why) for number, why in bad.items()]
         if self.pipeline.cdc is not None and len(rows):
             if self.pipeline.cdc.route is None:
@@ -313,7 +315,10 @@ def alone(pipeline: StreamingPipeline) -> Iterator[None]:
 
 
 def _source_rows(
-    pipeline: StreamingPipeline, columns: Columns, letters: Sequence[StoredLetter]
+    pipeline: StreamingPipeline,
+    columns: Columns,
+    letters: Sequence[StoredLetter],
+    documents: Documents | None = None,
 ) -> tuple[pa.Table, Sequence[int], dict[int, str]]:
     """Return the table `source` of the SQL: the rows of letters, the numbers of these letters, and why the others
     cannot be parsed."""
@@ -332,6 +337,12 @@ def _source_rows(
         extras.append(encode(more).decode() if more else None)
         payloads.append(letter.payload if row is None else row)
     rows, numbers, bad = parsed_rows(payloads, known, types)
+    nested = [each.name for each in rows.schema if is_nested(each.type)]
+    if documents is not None and nested:
+        good = [payloads[number] for number in numbers]
+        texts = pa.array([each.encode() if isinstance(each, str) else encode(each) for each in good], pa.binary())
+        for name, column in documents_of(texts, nested, {each.lower() for each in documents(nested)}).items():
+            rows = rows.set_column(rows.schema.get_field_index(name), hinted(name, "json"), column)
     for name, values in (
         (EVENT_TIME, times),
         (EXTRA, extras),
@@ -375,7 +386,7 @@ def _sent(value: Any, kind: pa.DataType | None) -> Any:
     """Return a value of a row as its message had it: in letters of rows, JSON and large integers are texts."""
     if not isinstance(value, str) or kind is None:
         return value
-    if isinstance(kind, pa.JsonType):
+    if isinstance(kind, pa.JsonType) or is_nested(kind):
         return loads(value)
     return int(value) if kind.equals(WHOLE) else value
 

@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 
 from weft import tracing
-from weft.columns import hinted
+from weft.columns import hinted, is_nested
 from weft.engine import files, inputs, session
 from weft.engine.frame_projection import schema_of
 from weft.engine.inputs import Input
@@ -208,6 +208,19 @@ class Targets:
             known = {name: each for name, each in fields.items() if name not in any_value}
             stored.append(StoredTable(known, refuses_rows=not is_lake, makes_documents=makes_documents))
         return stored
+
+    def documents(self, names: Collection[str]) -> set[str]:
+        """Return those of these columns of objects and lists that every target keeps as JSON or as texts."""
+        connections = [current().connection(each.connection) for each in self._pipeline.targets]
+        if any(system_for(each.kind).tables is None for each in connections):
+            return set()
+        stored = self.stored()
+
+        def keeps(table: StoredTable, name: str) -> bool:
+            column = table.columns.get(name.lower())
+            return table.makes_documents if column is None else not is_nested(column.type)
+
+        return {name for name in names if stored and all(keeps(table, name) for table in stored)}
 
     def _by_connection(self, targets: Sequence[Target]) -> dict[Connection, list[Target]]:
         by_connection: dict[Connection, list[Target]] = {}

@@ -280,6 +280,26 @@ def _lifted(values: pa.Array, names: Collection[str]) -> tuple[pa.Buffer, dict[s
     return (pa.py_buffer(rest), documents) if colons_of([lines]) == colons else None
 
 
+def documents_of(values: pa.Array, columns: Iterable[str], names: Collection[str]) -> dict[str, pa.Array]:
+    """Return what good messages have in these columns, as texts of JSON. `names`, in small letters: those that are
+    wanted."""
+    rows = [_decode_parts(each) for each in values.to_pylist()]
+    spelled: dict[str, set[str]] = {}
+    for name in {name for row in rows for name in row}:
+        spelled.setdefault(name.lower(), set()).add(name)
+    made = {}
+    for column in columns:
+        if column.lower() in names:
+            own = spelled.get(column.lower(), ())
+            parts = [next((row[name] for name in own if name in row), None) for row in rows]
+            try:
+                made[column] = _documents(parts)
+            except RecursionError:  # which looks like one that is too deep, or has a key twice
+                texts = [None if each is None else _document(each) for each in parts]
+                made[column] = pa.array(texts, pa.string())
+    return made
+
+
 def _documents(parts: Sequence[msgspec.Raw | None]) -> pa.Array:
     """Return JSON as texts, as `_document` does; `RecursionError` for one that is too deep or may have a key twice."""
     text = _encode(parts)
