@@ -121,6 +121,34 @@ def test_an_object_with_other_keys_than_its_column_is_a_bad_row(
         assert found["id"].to_pylist() == [1, 3]
 
 
+def test_what_is_nested_becomes_json_in_columns_of_texts(tmp_path: Path) -> None:
+    """DuckDB would write {'a': 1}, which is no JSON."""
+    wh = weft.DuckDBConnection(str(tmp_path / "wh.duckdb"), name="wh")
+    doc = pa.struct([("a", pa.int64()), ("b", pa.list_(pa.string()))])
+    docs = [{"a": 1, "b": ["é'\""]}, None, {"a": None, "b": None}]
+    rows = pa.table(
+        {
+            "id": pa.array(range(3)),
+            "doc": pa.array(docs, doc),
+            "docs": pa.array([[each] for each in docs], pa.list_(doc)),
+            "by_name": pa.array([[("k", each)] for each in docs], pa.map_(pa.string(), doc)),
+            "within": pa.array([{"doc": each} for each in docs], pa.struct([("doc", doc)])),
+        }
+    )
+    texts = ['{"a":1,"b":["é\'\\""]}', None, '{"a":null,"b":null}']
+    for kind in ("VARCHAR", "JSON"):
+        with closing(DuckDBTables(wh)) as tables, tables.driver.session("publish") as session:
+            columns = ", ".join(f"{name} {kind}" for name in ("doc", "docs", "by_name"))
+            session.run(f"CREATE TABLE {kind}s (id BIGINT, {columns}, within STRUCT(doc {kind}))")
+        weft.load(rows, target=f"{kind}s", connection=wh)
+        with closing(DuckDBTables(wh)) as tables:
+            sql = f"SELECT doc, docs, by_name, within.doc AS within FROM {kind}s ORDER BY id"
+            (found,) = tables.read(Slice(sql), tables.describe(sql))
+        expected = {"doc": texts, "docs": [f"[{each or 'null'}]" for each in texts], "within": texts}
+        expected["by_name"] = [f'{{"k":{each or "null"}}}' for each in texts]
+        assert found.to_pydict() == expected
+
+
 @pytest.mark.parametrize("mode", ["append", "merge"])
 def test_an_object_of_which_a_column_would_lose_something_is_a_bad_row(tmp_path: Path, mode: Any) -> None:
     """By itself, whatever keys its neighbours have."""

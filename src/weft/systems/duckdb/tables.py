@@ -246,6 +246,8 @@ class DuckDBTables(SqlTables):
             return f"CASE WHEN {expression} IS NOT NULL THEN struct_pack({', '.join(kept)}) END", (
                 f"({' AND '.join(conditions)})" if conditions else None
             )
+        if is_nested(kind) and pa.types.is_string(other):
+            return f"CAST(to_json({expression}) AS VARCHAR)", None  # a cast to text writes {'a': 1}
         if is_nested(kind) or is_nested(other) or pa.types.is_string(other):
             return expression, None
         return self._cast(expression, pa.field("", kind), Column("", pa.field("", other), _sql(other)), cast)
