@@ -26,7 +26,6 @@ from weft.operate.executors import Dispatch
 from weft.operate.metrics import Metrics
 from weft.operate.runlog import RunLog, open_run_log
 from weft.operate.scheduler import LEADER
-from weft.project import Project, current
 
 
 @pytest.fixture
@@ -153,8 +152,7 @@ def test_a_leader_with_other_pipelines(log: RunLog, clock: Clock, caplog: pytest
     same = scheduler(log, Runs(), clock)
     assert same.tick() == [] and "same modules" not in caplog.text
     declare("stock")
-    other = scheduler(log, Runs(), clock, project=current())
-    leader.project = Project()
+    other = scheduler(log, Runs(), clock)
     for _ in range(2):
         assert other.tick() == []
     assert caplog.text.count("has declared 1 pipeline (") == caplog.text.count("this scheduler 2 pipelines (") == 1

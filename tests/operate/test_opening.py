@@ -198,6 +198,37 @@ def test_reading_makes_no_file(tmp_path: Path) -> None:
 # -------------------------------------------------------------------------------------------------------------- trouble
 
 
+@pytest.mark.every_system
+@pytest.mark.parametrize("kind", ["postgres", "mysql"])
+def test_a_user_who_may_only_read(kind: str, shared_server: Callable[[str], servers.Server]) -> None:
+    """It was told that it may not create what is there."""
+    server = shared_server(kind)
+    with server.database() as url:
+        with open_run_log(url) as log:
+            claimed(log)
+        name = f"reader_{kind}_{url.rpartition('/')[2]}"[:30]
+        database = url.rpartition("/")[2]
+        rights = {
+            "postgres": [
+                f"CREATE ROLE {name} LOGIN",
+                f"GRANT USAGE ON SCHEMA weft TO {name}",
+                f"GRANT SELECT ON ALL TABLES IN SCHEMA weft TO {name}",
+            ],
+            "mysql": [f"CREATE USER {name}", f"GRANT SELECT ON {database}.* TO {name}"],
+        }
+        with server.connect(database) as connection, connection.cursor() as cursor:
+            for each in rights[kind]:
+                cursor.execute(each)
+            connection.commit()
+        reading = re.sub("//[^@]*@", f"//{name}@", url)
+        with open_run_log(reading, read_only=True) as log:
+            assert len(log.runs()) == 1
+        for each in (reading, f"{reading}?create_tables=false"):
+            with pytest.raises(WeftError, match=r"denied.* table .*claims") as raised:
+                open_run_log(each)
+            assert "UPDATE and DELETE" in (raised.value.hint or "")
+
+
 @pytest.mark.parametrize("kind", ["sqlite", "duckdb"])
 def test_a_folder_that_cannot_be_written(kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "file").write_text("no folder")

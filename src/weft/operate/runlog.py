@@ -12,42 +12,37 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Self
-from urllib.parse import unquote
 
 from weft import settings
 from weft.errors import (
     ConnectionFailedError,
     DeclarationError,
     MissingExtraError,
-    NotFoundError,
     SettingsError,
     StorageError,
     WeftError,
     did_you_mean,
-    nearest,
 )
 from weft.operate import claims
 from weft.operate.records import COUNTS, ENDS, Attempt, ClaimedRun, PipelineState, RefusedClaim, Status
 from weft.operate.redaction import clean
 from weft.operate.run_store import LockedPipeline, RunStore, attempt_text, is_too_long
 from weft.operate.runlog_objects import RunObjects
-from weft.operate.runlog_tables import LogTables, schemes
+from weft.operate.runlog_tables import LogTables
+from weft.operate.runlog_urls import in_memory, parse
 from weft.operate.spool import Spool, record
-from weft.project import build_connection, current
-from weft.systems.base import Connection, system_for, system_for_url, url_scheme
+from weft.project import current
+from weft.systems.base import Connection, system_for
 from weft.systems.file import MEMORY
-from weft.systems.object_stores.opening import SCHEMES, is_object_store, open_objects
 
 logger = logging.getLogger("weft.operate")
 
-DEFAULT_FILE = ".weft/runs.db"
 VARIABLE = "WEFT_RUN_LOG"
 ON_FAILURE_VARIABLE = "WEFT_ON_RUN_LOG_FAILURE"
 LEASE_SECONDS = 60.0
 """An owner without a heartbeat for this long has lost its claim."""
 # A scheduler renews its lease between its looks, of which this is a part.
 _DELIVER_SECONDS, _DELIVER_AGAIN_SECONDS = 1.0, 5.0
-_EXAMPLES = "sqlite://runs.db, postgres://user:${PASSWORD}@host/database, s3://bucket/prefix or memory://."
 
 
 class RunLog:
@@ -441,7 +436,7 @@ def deliver_spool() -> None:
 
 def check_url(url: str) -> None:
     """Raise where a run log's URL or name leads nowhere. Opens nothing."""
-    _parse(url, current().root)
+    parse(url, current().root)
 
 
 def open_run_log(
@@ -460,7 +455,7 @@ def open_run_log(
     yet, an empty one is returned.
     """
     folder = Path(root) if root is not None else current().root
-    parsed, create = _parse(url, folder)
+    parsed, create = parse(url, folder)
     shown = parsed.shown if isinstance(parsed, RunObjects) else parsed.target
     spool = Spool(folder, shown)
     try:
@@ -481,14 +476,14 @@ def open_run_log(
             raise
         text = "The run log %s cannot be used, and this process keeps its own: %s"
         logger.warning(text, shown, _one_line(error))
-        log = _open(_in_memory(), create=True, read_only=False)
+        log = _open(in_memory(), create=True, read_only=False)
         log.stand_in(spool)
         return log
 
 
 def _open(connection: Connection, *, create: bool, read_only: bool) -> RunLog:
     if read_only and create and connection.is_missing():
-        return _open(_in_memory(), create=True, read_only=False)
+        return _open(in_memory(), create=True, read_only=False)
     tables = system_for(connection.kind).load_tables()(connection)
     book = LogTables(tables)
     try:
@@ -498,11 +493,12 @@ def _open(connection: Connection, *, create: bool, read_only: bool) -> RunLog:
         tables.close()
         raise
     tables.close()
-    return _open(_in_memory(), create=True, read_only=False)
+    return _open(in_memory(), create=True, read_only=False)
 
 
 def _prepare(book: LogTables, *, create: bool, read_only: bool) -> bool:
     """Check or create the tables. `False`: the database has no log, and nothing may be written."""
+    denied: WeftError | None = None
     if not book.tables.connection.is_missing():
         try:
             book.check(write=not read_only, create=create)
@@ -510,6 +506,12 @@ def _prepare(book: LogTables, *, create: bool, read_only: bool) -> bool:
         except (ConnectionFailedError, StorageError):
             raise  # unreachable, or not writable: to create tables would not help
         except WeftError as error:
+            with suppress(WeftError):
+                book.check(write=False, create=create)
+                denied = error  # the tables are there: to create them would fail for a reason that is none
+            if denied is not None:
+                hint = "It needs the rights to SELECT, INSERT, UPDATE and DELETE rows of its two tables."
+                raise WeftError(denied.what, hint=hint) from None
             if not create:
                 raise book.missing(error) from None
             if read_only:
@@ -527,76 +529,6 @@ def _prepare(book: LogTables, *, create: bool, read_only: bool) -> bool:
     return True
 
 
-def _in_memory() -> Connection:
-    return build_connection(None, {"kind": "sqlite", "path": MEMORY}, "The run log")
-
-
 def _one_line(error: BaseException) -> str:
     text = error.what if isinstance(error, WeftError) else f"{type(error).__name__}: {error}"
     return clean(" ".join(text.split()), most=500)
-
-
-# ----------------------------------------------------------------------------------------------------------------- URLs
-
-
-def _parse(url: str | None, root: Path) -> tuple[Connection | RunObjects, bool]:
-    """Return the connection or object store that a run log's URL or name leads to, and whether tables may be made."""
-    if url is None:
-        return build_connection(None, {"kind": "sqlite", "path": str(root / DEFAULT_FILE)}, "The run log"), True
-    if not isinstance(url, str) or not url.strip():
-        raise SettingsError("A run log needs a URL or the name of a connection.", hint=f"For example {_EXAMPLES}")
-    if url_scheme(url) is None and settings.has_references(url):
-        url = settings.interpolate(url, "the URL of the run log")
-    url, create = _without_create_tables(url)
-    scheme = url_scheme(url)
-    if scheme is None:
-        return current().connection(url), create
-    if is_object_store(scheme):
-        return RunObjects(open_objects(settings.interpolate(url, "the URL of the run log"))), create
-    known = [*schemes(), *SCHEMES, "memory"]
-    if scheme not in known:
-        close = nearest(scheme, known)
-        hint = f"Did you mean {close}://? " if close else ""
-        raise NotFoundError(f"There is no run log at {scheme}://.", hint=f"{hint}For example {_EXAMPLES}")
-    if scheme == "memory":
-        if url.partition("://")[2].strip("/"):
-            raise SettingsError("A run log in memory has no path.", hint="Write memory://.")
-        return _in_memory(), create
-    if system_for_url(url).load_connection().one_host:
-        return _file(scheme, url, root), create
-    return build_connection(None, {"url": url}, "The run log"), create
-
-
-def _without_create_tables(url: str) -> tuple[str, bool]:
-    """Return the URL without that parameter, and its value."""
-    base, question, query = url.partition("?")
-    create, rest = True, []
-    for pair in query.split("&") if question else ():
-        name, _, value = pair.partition("=")
-        if name == "create_tables":
-            if value.lower() not in ("true", "false"):
-                raise SettingsError("create_tables of a run log is true or false.", hint="Write ?create_tables=false.")
-            create = value.lower() == "true"
-        else:
-            rest.append(pair)
-    return (f"{base}?{'&'.join(rest)}" if rest else base), create
-
-
-def _file(scheme: str, url: str, root: Path) -> Connection:
-    """Return the connection of `sqlite://runs.db`, or of a URL with three or four slashes as every connection's."""
-    text = settings.interpolate(url.partition("://")[2], "the URL of the run log")
-    if "?" in text:
-        raise SettingsError(f"A run log at {scheme}:// has no parameter but create_tables.")
-    path = unquote(text)
-    if path.startswith("/"):
-        first = path[1:].partition("/")[0]
-        if first and Path("/", first).is_dir() and not (root / first).exists():
-            # With a log in each folder, each host would run everything.
-            raise SettingsError(
-                f"{scheme}:///{first}/… is a path in the project's folder, and looks like an absolute one.",
-                hint=f"An absolute path has four slashes: {scheme}:////{first}/…",
-            )
-        path = path[1:]
-    if not path or path == MEMORY:
-        raise SettingsError(f"A run log at {scheme}:// needs a file.", hint=f"For example {_EXAMPLES}")
-    return system_for_url(url).load_connection().from_fields({"path": str(root / path)}, name=None)
