@@ -184,3 +184,33 @@ def test_values_of_several_types_are_refused(
     rows = [{"n": n, "a": value} for n, value in enumerate(values)]
     with pytest.raises(weft.DeclarationError, match="column 'a"):
         weft.load(iter(rows) if lazily else rows, target="copies", connection=duck)
+
+
+_DAY, _AT, _LATER = date(2026, 1, 31), datetime(2026, 1, 31, 12), datetime(2026, 2, 1, 1, 30)
+TEXTS_AS: dict[pa.DataType, dict[str, Any]] = {
+    pa.bool_(): dict.fromkeys(("true", "T", "TRUE", "1"), True) | dict.fromkeys(("false", "f", "F", "0"), False),
+    pa.date32(): dict.fromkeys(("2026-01-31", "2026-01-31T00:00:00", "2026-01-31T02:00:00+02:00"), _DAY),
+    pa.timestamp("us"): {"2026-01-31T12:00:00": _AT, "2026-01-31 23:30:00-02:00": _LATER},
+    pa.timestamp("us", "UTC"): {"2026-01-31 12:00:00": _AT.replace(tzinfo=UTC)},
+}
+NO_TIMES = ["today", "now", "infinity", "-infinity", "epoch", "Jan 31, 2026", "2026-02-30", "12:00", ""]
+NO_VALUES: dict[pa.DataType, list[str]] = {
+    pa.bool_(): ["2", "7", "5.", "1.0", "+1", "maybe", ""],
+    pa.date32(): [*NO_TIMES, "2026-01-31T23:30:00-02:00", "2026-01-31T12:00:00", "2026-01-31T00:00:00+02:00"],
+    pa.timestamp("us"): NO_TIMES,
+    pa.timestamp("us", "UTC"): NO_TIMES,
+}
+
+
+@pytest.mark.every_system
+def test_texts_of_booleans_and_times_are_read_alike(connection: Any) -> None:
+    """In UTC, or they are bad rows: words such as `today` are another time each day, and some databases
+    have no infinity."""
+    for number, (kind, values) in enumerate(TEXTS_AS.items()):
+        made = pa.schema([("n", pa.int64()), ("value", kind)])
+        weft.load(made.empty_table(), target=f"t{number}", connection=connection)
+        texts = [*values, *NO_VALUES[kind]]
+        rows = pa.table({"n": range(len(texts)), "value": texts})
+        done = weft.load(rows, target=f"t{number}", connection=connection, on_bad_rows="quarantine")
+        assert [row["value"] for row in stored_rows(connection, f"t{number}")] == list(values.values()), kind
+        assert done.quarantined == len(NO_VALUES[kind])

@@ -191,6 +191,14 @@ class DuckDBTables(SqlTables):
 
     def _cast(self, expression: str, field: pa.Field, column: Column, cast: str = "CAST") -> tuple[str, str | None]:
         """A value as a column's type, and the condition that it is the same then, where it may not be."""
+        there, same = self._converted(expression, field, column, cast)
+        if self.sql_type(field) == "VARCHAR" and column.sql.startswith(("DATE", "TIMESTAMP")):
+            # No words: infinity is no time elsewhere.
+            is_time = rf"regexp_matches(CAST({expression} AS VARCHAR), '^\s*[0-9]')"
+            same = is_time if same is None else f"({is_time} AND {same})"
+        return there, same
+
+    def _converted(self, expression: str, field: pa.Field, column: Column, cast: str) -> tuple[str, str | None]:
         own = self.sql_type(field)
         if is_nested(field.type) and own != _HINTED["json"] and column.sql != own:
             within, same = self._nested(expression, field.type, column.field.type, cast)
@@ -198,7 +206,8 @@ class DuckDBTables(SqlTables):
         there = f"{cast}({expression} AS {column.sql})"
         if own == "VARCHAR" and column.sql in ("FLOAT", "DOUBLE"):
             return there, f"(NOT isinf({there}) OR {expression} ILIKE '%inf%')"
-        if own == "VARCHAR" and column.sql.startswith("TIMESTAMP") and column.sql != "TIMESTAMP WITH TIME ZONE":
+        is_local = column.sql.startswith(("DATE", "TIMESTAMP")) and column.sql != "TIMESTAMP WITH TIME ZONE"
+        if own == "VARCHAR" and is_local:
             # DuckDB would leave the zone out. Nanoseconds have no instant: with a zone that shifts, they do not fit.
             instant = f"CAST({cast}({expression} AS TIMESTAMP WITH TIME ZONE) AS TIMESTAMP)"
             there = there if column.sql == "TIMESTAMP_NS" else f"{cast}({instant} AS {column.sql})"
@@ -211,7 +220,7 @@ class DuckDBTables(SqlTables):
             if not column.sql.startswith(_ROUNDED) or column.sql == "TIMESTAMP WITH TIME ZONE":
                 return there, None
             # Compare as a type that has all the digits which the text may have.
-            back = "TIMESTAMP" if column.sql.startswith(("DATE", "TIMESTAMP")) else "DECIMAL(38,10)"
+            back = "DECIMAL(38,10)"
         same = f"{cast}({there} AS {back}) = {cast}({expression} AS {back})"
         if own == "VARCHAR" and pa.types.is_decimal(column.field.type):
             # A decimal with more digits behind the point may have too few before it: the text itself says it.

@@ -240,8 +240,10 @@ def readable(text: str, stored: pa.Field) -> str:
     """A text as a column takes it: MySQL knows no words for true and false, and no zones."""
     if pa.types.is_boolean(stored.type):
         words = " ".join(f"WHEN '{word}' THEN '{value}'" for word, value in _BOOLEANS.items())
-        return f"CASE LOWER({text}) {words} ELSE {text} END"
-    return _without_zone(text) if pa.types.is_timestamp(stored.type) else text
+        # It would store 2 too, which nobody reads as a boolean.
+        return f"CASE LOWER({text}) {words} ELSE CONCAT('no boolean: ', {text}) END"
+    is_time = pa.types.is_timestamp(stored.type) or pa.types.is_date(stored.type)
+    return _without_zone(text) if is_time else text
 
 
 def _without_zone(text: str) -> str:
@@ -255,7 +257,7 @@ def _without_zone(text: str) -> str:
     return f"CASE WHEN {text} REGEXP '{_INSTANT}' THEN {converted} ELSE {text} END"
 
 
-_BOOLEANS = {"true": 1, "t": 1, "false": 0, "f": 0}
+_BOOLEANS = {"true": 1, "t": 1, "1": 1, "false": 0, "f": 0, "0": 0}
 _ZONE = "([Zz]|[+-][0-9]{2}(:?[0-9]{2})?)"
 _INSTANT = f"^[0-9]{{4}}-[0-9]{{2}}-[0-9]{{2}}[Tt ][0-9]{{2}}:[0-9]{{2}}(:[0-9]{{2}}([.][0-9]+)?)?{_ZONE}$"
 

@@ -152,14 +152,20 @@ def cast(expression: str, field: pa.Field, sql: str) -> str:
         # Changes have it as a boolean, which is a text for a column that is read as one.
         expression = f"CASE {expression} WHEN 'true' THEN '1' WHEN 'false' THEN '0' ELSE {expression} END"
     there = f"CAST({expression} AS {sql})"
-    if own == "text" and base == "timestamp without time zone":
-        # PostgreSQL would leave the zone of a text out.
-        return f"CAST(CAST({expression} AS timestamp with time zone) AS {sql})"
+    if own == "text" and base in _MOMENTS:
+        same, in_utc = _begins_with_digit(expression), f"CAST({expression} AS timestamp with time zone)"
+        if base != "timestamp with time zone":
+            # PostgreSQL would leave the zone of a text out.
+            in_utc = f"CAST({in_utc} AS timestamp)"
+            there = f"CAST({in_utc} AS {sql})"
+        if base == "date":
+            same += f" AND CAST({there} AS timestamp) = {in_utc}"
+        return _checked(expression, there, same, sql)
     if base == "character":
         return _checked(expression, there, f"CAST({there} AS text) = rtrim(CAST({expression} AS text), ' ')", sql)
     back = own
     if own == "text":
-        back = {"numeric": "numeric", "date": "timestamp"}.get(base, "")
+        back = "numeric" if base == "numeric" else ""
     elif (base, own) in _WIDER or base not in _NARROW or (base == "numeric" and not numbers):
         back = ""
     if field.type == ANY_NUMERIC:
@@ -170,6 +176,14 @@ def cast(expression: str, field: pa.Field, sql: str) -> str:
     if base == "numeric" and numbers:
         same += f" AND {there} <> 'NaN'"  # which decimals of Arrow lack: nobody could read the table
     return _checked(expression, there, same, sql)
+
+
+_MOMENTS = ("date", "timestamp without time zone", "timestamp with time zone")
+
+
+def _begins_with_digit(expression: str) -> str:
+    """The condition that a text is no word: today is another day each time, and infinity is none elsewhere."""
+    return rf"CAST({expression} AS text) ~ '^\s*[0-9]'"
 
 
 def _checked(expression: str, there: str, same: str, sql: str) -> str:
