@@ -12,7 +12,7 @@ from hashlib import sha256
 import pyarrow as pa
 
 from weft.systems.changes import AT, DELETE, END, KEY, OP, ORDER, POSITION, READ, TS, Place, by_kind, instant_of
-from weft.systems.load import IS_CURRENT, ROW_HASH, VALID_FROM, VALID_TO, Counts
+from weft.systems.load import VALID_FROM, VALID_TO, Counts
 from weft.systems.sql.cdc_gate import SURVIVORS, GatedMove
 from weft.systems.sql.literals import literal
 from weft.systems.sql.move import CHAIN, KEPT, LINE
@@ -84,21 +84,14 @@ class ChangeHistory(Scd2ByEvent, GatedMove):
     def _draw_line(self) -> None:
         """Gather the stored versions of the keys in question, what is staged of them, and what ends versions."""
         tables, keys, run = self.tables, list(self.load.keys), self.session.run
-        compared, began = self.load.compared(self.names), self._began
+        began = self._began
         distinct = ", ".join(f"{self._as_key(key, self._value(key))} AS {self._q(key)}" for key in keys)
         touched = f"(SELECT DISTINCT {distinct} FROM {self.source} AS s)"
         names = ["_ts", "_until", "_position", "_src", "_op", "_number", "_hash"]
-        ts, until, position, src, op, number, digest = map(self._q, names)
-        stored_hash = self._hash({name: f"t.{self._q(name)}" for name in compared})
-        staged_hash = self._staged_hash(compared)
+        position, op, number = map(self._q, ("_position", "_op", "_number"))
+        placed = f"t.{self._q(POSITION)} AS {position}, -1 AS {op}, -1 AS {number}, "
+        stored_hash, staged_hash = self._stage_stored(touched, placed)
         line = tables.temporary(LINE)
-        tables.create_temporary_as(
-            self.session,
-            LINE,
-            f"SELECT {tables.listed(keys, 't.')}, t.{self._q(VALID_FROM)} AS {ts}, t.{self._q(VALID_TO)} AS {until}, "
-            f"t.{self._q(POSITION)} AS {position}, 0 AS {src}, -1 AS {op}, -1 AS {number}, {stored_hash} AS {digest} "
-            f"FROM {self.target} AS t JOIN {touched} AS s ON {self._on()}",
-        )
         same = f"t.{self._q(POSITION)} = s.{self._q(POSITION)}"
         # A table that was made before positions were kept has none of its older versions.
         unplaced = f"(s.{self._q(POSITION)} IS NULL OR t.{self._q(POSITION)} IS NULL)"
@@ -186,10 +179,7 @@ class ChangeHistory(Scd2ByEvent, GatedMove):
             f"WHERE NOT ({src} = 1 AND {self._q('_op')} = {READ} AND {before} IS NOT NULL AND {before} = {digest})",
         )
         # A row that comes late ends where the version ended into which it falls, whatever ended that.
-        cover = (
-            f"MAX(CASE WHEN {src} = 0 THEN COALESCE({until}, {never}) END) "
-            f"OVER ({order} ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW)"
-        )
+        cover = self._cover(order)
         own_end = f"CASE WHEN {src} = 0 THEN {until} WHEN {covered} > {at} AND {covered} < {never} THEN {covered} END"
         kept = tables.temporary(KEPT)
         linked = f"SELECT k.*, {cover} AS {covered}, LEAD({ts}) OVER ({order}) AS {following} FROM {kept} AS k"
@@ -204,36 +194,10 @@ class ChangeHistory(Scd2ByEvent, GatedMove):
 
     def _write(self) -> Counts:
         """End versions earlier, and add the new ones."""
-        tables, run = self.tables, self.session.run
-        ts, until, to, src, number, digest = map(self._q, ("_ts", "_until", "_to", "_src", "_number", "_hash"))
-        chain, never = tables.temporary(CHAIN), tables.moment(NEVER)
+        number, position = f"c.{self._q('_number')} = s.{self._q(ORDER)}", f"s.{self._q(POSITION)}"
         place, stored = f"COALESCE(s.{self._q('_position')}, '')", f"COALESCE(t.{self._q(POSITION)}, '')"
-        is_moved = f"{src} = 0 AND COALESCE({to}, {never}) <> COALESCE({until}, {never})"
-        run(
-            tables.update_from(
-                self.target,
-                f"(SELECT * FROM {chain} WHERE {is_moved})",
-                f"{self._on()} AND t.{self._q(VALID_FROM)} = s.{ts} AND {stored} = {place} "
-                f"AND COALESCE(t.{self._q(VALID_TO)}, {never}) = COALESCE(s.{until}, {never})",
-                {
-                    VALID_TO: f"s.{to}",
-                    IS_CURRENT: f"CASE WHEN s.{to} IS NULL THEN {tables.true} ELSE {tables.false} END",
-                },
-            )
-        )
-        names = tables.listed([*self.names, VALID_FROM, VALID_TO, IS_CURRENT, ROW_HASH, POSITION])
-        values = ", ".join(self._value(name) for name in self.names)
-        is_version = f"c.{src} = 1 AND c.{digest} <> ''"
-        added = run(
-            f"INSERT INTO {self.target} ({names}) SELECT {values}, c.{ts}, c.{to}, "
-            f"CASE WHEN c.{to} IS NULL THEN {tables.true} ELSE {tables.false} END, c.{digest}, s.{self._q(POSITION)} "
-            f"FROM {self.source} AS s JOIN {chain} AS c ON c.{number} = s.{self._q(ORDER)} "
-            f"WHERE {is_version} AND {self.mark}"
-        ).rowcount
-        fresh = int(
-            self.session.value(f"SELECT count(*) FROM {chain} AS c WHERE c.{self._q('_is_new')} = 1 AND {is_version}")
-        )
-        return Counts(inserted=fresh, updated=int(added) - fresh)
+        is_version = f"c.{self._q('_src')} = 1 AND c.{self._q('_hash')} <> ''"
+        return self._write_chain(number, is_version, f" AND {stored} = {place}", {POSITION: position})
 
     # --------------------------------------------------------------------------------------------------------- the gate
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import ClassVar
 
@@ -164,25 +164,16 @@ class Scd2ByEvent(Scd2):
     def _put_into_history(self, began: str) -> Counts:
         """Put events into the history of their keys: each begins a version where it changes something, ends the one
         before it, and is ended by the one after it, whatever order they come in."""
-        tables, load, run = self.tables, self.load, self.session.run
-        keys, listed = list(load.keys), tables.listed(load.keys)
+        tables, run = self.tables, self.session.run
+        keys, listed = list(self.load.keys), tables.listed(self.load.keys)
         ts, until, src, digest = (self._q(name) for name in ("_ts", "_until", "_src", "_hash"))
         covered, before, before_ts, is_new = (self._q(name) for name in ("_cover", "_before", "_before_ts", "_is_new"))
         end, following, to = (self._q(name) for name in ("_end", "_next", "_to"))
         never = tables.moment(NEVER)
         distinct = ", ".join(f"{self._same([key])} AS {self._q(key)}" for key in keys)
         touched = f"(SELECT DISTINCT {distinct} FROM {tables.temporary(DELTA)})"
-        compared = load.compared(self.names)
-        stored_hash = self._hash({name: f"t.{self._q(name)}" for name in compared})
-        staged_hash = self._staged_hash(compared)
-        # The stored versions of the keys in question, then what is staged of them.
+        stored_hash, staged_hash = self._stage_stored(touched)
         line = tables.temporary(LINE)
-        tables.create_temporary_as(
-            self.session,
-            LINE,
-            f"SELECT {tables.listed(keys, 't.')}, t.{self._q(VALID_FROM)} AS {ts}, t.{self._q(VALID_TO)} AS {until}, "
-            f"0 AS {src}, {stored_hash} AS {digest} FROM {self.target} AS t JOIN {touched} AS s ON {self._on()}",
-        )
         raw_keys = ", ".join(self._value(key) for key in keys)
         same = " AND ".join(f"{self._as_key(key, self._value(key))} = k.{self._q(key)}" for key in keys)
         known = (
@@ -195,15 +186,10 @@ class Scd2ByEvent(Scd2):
             f"JOIN {touched} AS k ON {same} WHERE NOT {known}"
         )
         order = f"PARTITION BY {self._same(keys)} ORDER BY {ts}, {src}, COALESCE({until}, {never})"
-        # Where the version that began last before this row ends: stored versions never overlap.
-        cover = (
-            f"MAX(CASE WHEN {src} = 0 THEN COALESCE({until}, {never}) END) "
-            f"OVER ({order} ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW)"
-        )
         tables.create_temporary_as(
             self.session,
             KEPT,
-            f"SELECT * FROM (SELECT l.*, {cover} AS {covered}, LAG({digest}) OVER ({order}) AS {before}, "
+            f"SELECT * FROM (SELECT l.*, {self._cover(order)} AS {covered}, LAG({digest}) OVER ({order}) AS {before}, "
             f"LAG({ts}) OVER ({order}) AS {before_ts}, MIN({src}) OVER (PARTITION BY {self._same(keys)}) AS {is_new} "
             f"FROM {line} AS l) AS w WHERE {src} = 0 OR {before} IS NULL OR {before} <> {digest} "
             # The key was missing and is back, with the values it had.
@@ -218,27 +204,56 @@ class Scd2ByEvent(Scd2):
             f"FROM (SELECT k.*, {own_end} AS {end}, LEAD({ts}) OVER ({order}) AS {following} "
             f"FROM {tables.temporary(KEPT)} AS k) AS c",
         )
-        chain = tables.temporary(CHAIN)
-        current = f"CASE WHEN s.{to} IS NULL THEN {tables.true} ELSE {tables.false} END"
+        matching = " AND ".join(f"{self._value(key)} = c.{self._q(key)}" for key in keys)
+        return self._write_chain(f"{matching} AND {began} = c.{ts}", f"c.{src} = 1")
+
+    def _stage_stored(self, touched: str, more: str = "") -> tuple[str, str]:
+        """Stage the stored versions of the keys in question, with `more` columns; return the expressions that hash a
+        stored and a staged row."""
+        compared = self.load.compared(self.names)
+        stored_hash = self._hash({name: f"t.{self._q(name)}" for name in compared})
+        ts, until, src, digest = (self._q(name) for name in ("_ts", "_until", "_src", "_hash"))
+        self.tables.create_temporary_as(
+            self.session,
+            LINE,
+            f"SELECT {self.tables.listed(self.load.keys, 't.')}, t.{self._q(VALID_FROM)} AS {ts}, "
+            f"t.{self._q(VALID_TO)} AS {until}, {more}0 AS {src}, {stored_hash} AS {digest} "
+            f"FROM {self.target} AS t JOIN {touched} AS s ON {self._on()}",
+        )
+        return stored_hash, self._staged_hash(compared)
+
+    def _cover(self, order: str) -> str:
+        """Return where the version ends that began last before a row: stored versions never overlap."""
+        until = f"COALESCE({self._q('_until')}, {self.tables.moment(NEVER)})"
+        return (
+            f"MAX(CASE WHEN {self._q('_src')} = 0 THEN {until} END) "
+            f"OVER ({order} ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW)"
+        )
+
+    def _write_chain(self, joined: str, is_new: str, on: str = "", more: Mapping[str, str] | None = None) -> Counts:
+        """End stored versions earlier, and add the new ones. `joined`: which staged row `s` a version `c` is; `on`:
+        which stored row `t` is the version `s` beyond its key and its times; `more`: columns besides those of scd2."""
+        tables, more = self.tables, more or {}
+        ts, until, to, src = (self._q(name) for name in ("_ts", "_until", "_to", "_src"))
+        chain, never = tables.temporary(CHAIN), tables.moment(NEVER)
         is_moved = f"{src} = 0 AND COALESCE({to}, {never}) <> COALESCE({until}, {never})"
-        run(
+        is_current = f"IS NULL THEN {tables.true} ELSE {tables.false} END"
+        self.session.run(
             tables.update_from(
                 self.target,
                 f"(SELECT * FROM {chain} WHERE {is_moved})",
-                f"{self._on()} AND t.{self._q(VALID_FROM)} = s.{ts} "
+                f"{self._on()} AND t.{self._q(VALID_FROM)} = s.{ts}{on} "
                 f"AND COALESCE(t.{self._q(VALID_TO)}, {never}) = COALESCE(s.{until}, {never})",
-                {VALID_TO: f"s.{to}", IS_CURRENT: current},
+                {VALID_TO: f"s.{to}", IS_CURRENT: f"CASE WHEN s.{to} {is_current}"},
             )
         )
-        names = tables.listed([*self.names, VALID_FROM, VALID_TO, IS_CURRENT, ROW_HASH])
-        values = ", ".join(self._value(name) for name in self.names)
-        matching = " AND ".join(f"{self._value(key)} = c.{self._q(key)}" for key in keys)
-        cursor = run(
-            f"INSERT INTO {self.target} ({names}) SELECT {values}, c.{ts}, c.{to}, "
-            f"CASE WHEN c.{to} IS NULL THEN {tables.true} ELSE {tables.false} END, c.{digest} "
-            f"FROM {self.source} AS s JOIN {chain} AS c ON {matching} AND {began} = c.{ts} "
-            f"WHERE c.{src} = 1 AND {self.mark}"
+        names = tables.listed([*self.names, VALID_FROM, VALID_TO, IS_CURRENT, ROW_HASH, *more])
+        values = ", ".join([*(self._value(name) for name in self.names), f"c.{ts}", f"c.{to}"])
+        own = ", ".join([f"CASE WHEN c.{to} {is_current}", f"c.{self._q('_hash')}", *more.values()])
+        cursor = self.session.run(
+            f"INSERT INTO {self.target} ({names}) SELECT {values}, {own} "
+            f"FROM {self.source} AS s JOIN {chain} AS c ON {joined} WHERE {is_new} AND {self.mark}"
         )
-        added = int(cursor.rowcount)
-        fresh = self.session.value(f"SELECT count(*) FROM {chain} AS c WHERE {src} = 1 AND {is_new} = 1")
-        return Counts(inserted=fresh, updated=added - fresh)
+        fresh = f"SELECT count(*) FROM {chain} AS c WHERE c.{self._q('_is_new')} = 1 AND {is_new}"
+        inserted = int(self.session.value(fresh))
+        return Counts(inserted=inserted, updated=int(cursor.rowcount) - inserted)
