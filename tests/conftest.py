@@ -203,6 +203,17 @@ def need_server() -> Callable[[str], None]:
     return need
 
 
+@pytest.fixture
+def own_server(request: pytest.FixtureRequest, need_server: Callable[[str], None]) -> Iterator[servers.Server]:
+    """A server that a test may kill: of Redis, or of the kinds that it is parametrized with, `indirect=True`."""
+    kind = getattr(request, "param", "redis")
+    need_server(kind)
+    server = servers.KINDS[kind]()
+    server.start()
+    yield server
+    server.kill()
+
+
 @pytest.fixture(scope="session")
 def shared_server(need_server: Callable[[str], None]) -> Callable[[str], servers.Server]:
     """`shared_server("postgres")` is the run's server of that kind. A test that kills servers makes its own one."""

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import math
 import shutil
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
@@ -23,15 +23,6 @@ from weft.project import Project, use
 from weft.streams.runtime import close
 from weft.systems.redis import scripts
 from workers import declare
-
-
-@pytest.fixture
-def own_server(need_server: Callable[[str], None]) -> Iterator[servers.Server]:
-    need_server("redis")
-    server = servers.KINDS["redis"]()
-    server.start()
-    yield server
-    server.kill()
 
 
 @pytest.mark.timing

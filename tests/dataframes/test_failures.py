@@ -24,16 +24,6 @@ from weft.errors import ConnectionFailedError, StorageError
 GROUP: dict[str, Any] = {"group": "g", "consumer": "c"}
 
 
-@pytest.fixture
-def own_server(need_server: Callable[[str], None]) -> Iterator[redis_server.RedisServer]:
-    """A server that may be killed."""
-    need_server("redis")
-    server = redis_server.RedisServer()
-    server.start()
-    yield server
-    server.kill()
-
-
 def fill(client: Any, numbers: range, stream: str = "events") -> list[str]:
     pipeline = client.pipeline(transaction=False)
     for n in numbers:

@@ -172,16 +172,8 @@ def test_two_workers_killed_during_bursts(place: Place, workers: list[Worker], c
     place.check()
 
 
-@pytest.fixture
-def own_server(need_server: Callable[[str], None]) -> Iterator[servers.Server]:
-    need_server("postgres")
-    made = servers.KINDS["postgres"]()
-    made.start()
-    yield made
-    made.kill()
-
-
 @pytest.mark.full
+@pytest.mark.parametrize("own_server", ["postgres"], indirect=True)
 def test_database_killed_during_bursts(
     own_server: servers.Server, project: Path, monkeypatch: pytest.MonkeyPatch, count: Callable[..., int]
 ) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,15 +17,6 @@ from weft.systems import patience
 from workers import declare
 
 pytestmark = pytest.mark.timing
-
-
-@pytest.fixture(params=["postgres", "mysql", "redis"])
-def own_server(request: pytest.FixtureRequest, need_server: Callable[[str], None]) -> Iterator[servers.Server]:
-    need_server(request.param)
-    server = servers.KINDS[request.param]()
-    server.start()
-    yield server
-    server.kill()
 
 
 @pytest.fixture
@@ -45,6 +36,7 @@ def waiting(monkeypatch: pytest.MonkeyPatch) -> set[str]:
 
 
 @pytest.mark.brief("redis")
+@pytest.mark.parametrize("own_server", ["postgres", "mysql", "redis"], indirect=True)
 def test_a_restart_while_they_read(own_server: servers.Server, waiting: set[str]) -> None:
     # Keyed: who publishes around a restart may have to publish again.
     project, found = Project(), {}

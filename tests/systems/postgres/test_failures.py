@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from typing import Any
 
@@ -135,16 +135,8 @@ def test_acks_that_wait_for_the_disk(url: str) -> None:
         assert session.row("SELECT current_setting('synchronous_commit')") == ("on",)
 
 
-@pytest.fixture
-def own_server(need_server: Callable[[str], None]) -> Iterator[servers.Server]:
-    need_server("postgres")
-    server = servers.PostgresServer()
-    server.start()
-    yield server
-    server.kill()
-
-
 @pytest.mark.timing
+@pytest.mark.parametrize("own_server", ["postgres"], indirect=True)
 def test_store_survives_a_server_that_crashes(own_server: servers.Server, clock: Any) -> None:
     url = own_server.create_database("crash")
     store, reader = PostgresStore(weft.connect(url=url)), PostgresStore(weft.connect(url=url))

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-import servers
 from weft.systems.redis.client import open_client
 
 
@@ -23,13 +22,3 @@ def client(system: Any) -> Iterator[Any]:
     opened = open_client(system.connection)
     yield opened
     opened.close()
-
-
-@pytest.fixture
-def own_server(need_server: Callable[[str], None]) -> Iterator[servers.Server]:
-    """A server that a test may kill."""
-    need_server("redis")
-    server = servers.KINDS["redis"]()
-    server.start()
-    yield server
-    server.kill()
