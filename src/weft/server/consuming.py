@@ -246,6 +246,13 @@ def query(request: Request, *known: str, repeated: str | None = None, body: Sequ
     return parameters
 
 
+async def query_of_all(request: Request, *known: str) -> dict[str, str]:
+    """Return the parameters of a query about the whole service, which is for callers who may read every stream."""
+    parameters = query(request, *known)
+    await service_of(request).access.admit_to_all(request)
+    return parameters
+
+
 def whole(text: str, name: str, least: int) -> int:
     """Parse a number of a query."""
     if not (text.isascii() and text.isdigit() and len(text) <= 19 and least <= int(text) < 2**63):

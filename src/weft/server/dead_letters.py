@@ -24,12 +24,12 @@ from weft.pipelines.streaming.spec import StreamingPipeline
 from weft.project import current
 from weft.server.actions import admit_body, start_command
 from weft.server.cached_probe import CachedProbe
-from weft.server.consuming import in_utc, query, whole
+from weft.server.consuming import in_utc, query_of_all, whole
 from weft.server.overview import Overview
 from weft.server.problems import Problem, bad_parameter
 from weft.server.quarantine import read_counts
 from weft.server.run_log import as_problems, in_thread
-from weft.server.service import json_response, service_of
+from weft.server.service import json_response
 from weft.streams.rejected import places
 from weft.systems.dead_letter_store import STAGES, StoredLetter
 
@@ -174,8 +174,7 @@ def _first_line(letter: StoredLetter, secrets: set[str]) -> str:
 
 async def dead_letters(request: Request) -> Response:
     """List what was put aside: by streaming pipelines, by streams, and by the targets of pipelines."""
-    query(request)
-    await service_of(request).access.admit_to_all(request)
+    await query_of_all(request)
     letters: DeadLetterCache = request.app.state.dead_letters
     known: Overview = request.app.state.overview
     declared = [each for each in list(current().streaming_pipelines.values()) if each.dead_letters is not None]
@@ -199,8 +198,7 @@ async def dead_letters(request: Request) -> Response:
 async def pipeline_letters(request: Request) -> Response:
     """Show the newest letters of a pipeline: all, or those with a text in their error or of one stage. With `more` they
     are the newest of those that were looked at."""
-    parameters = query(request, "error", "stage", "limit")
-    await service_of(request).access.admit_to_all(request)
+    parameters = await query_of_all(request, "error", "stage", "limit")
     limit = min(whole(parameters.get("limit", str(_LISTED)), "limit", 1), _MOST_LISTED)
     error, stage = parameters.get("error"), parameters.get("stage")
     if stage is not None and stage not in STAGES:
@@ -232,8 +230,7 @@ async def pipeline_letters(request: Request) -> Response:
 
 async def letter(request: Request) -> Response:
     """Show one letter, by the beginning of its id."""
-    query(request)
-    await service_of(request).access.admit_to_all(request)
+    await query_of_all(request)
     pipeline, start = find(request.path_params["pipeline"]), request.path_params["letter_id"][:100]
 
     def read() -> StoredLetter:

@@ -8,8 +8,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from weft.project import DEFAULT, Project, current
-from weft.server.consuming import query
-from weft.server.service import json_response, service_of
+from weft.server.consuming import query_of_all
+from weft.server.service import json_response
 from weft.streams.declare import Stream
 from weft.systems.base import Connection
 
@@ -22,8 +22,7 @@ Place = str | Connection | None
 
 async def graph(request: Request) -> Response:
     """Answer with the nodes and edges of the project, by its declarations alone: no database is asked."""
-    query(request)
-    await service_of(request).access.admit_to_all(request)
+    await query_of_all(request)
     return json_response(Graph(current()).answer())
 
 
@@ -59,8 +58,8 @@ class Graph:
         node = self._input(table, connection, by_names(models(self._project)))
         if self._nodes[node]["kind"] == "table":
             node = next((start for start, end in self._edges if end == node), node)
-        found = self._nodes[node]
-        return None if found["kind"] == "table" else found
+        known = self._nodes[node]
+        return None if known["kind"] == "table" else known
 
     def _node(self, kind: str, name: str, connection: Place = None, *, where: bool = False) -> str:
         """Return the id of a node. Tables of one name in two databases are two nodes: `where`."""

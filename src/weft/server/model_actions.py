@@ -14,10 +14,10 @@ from weft.operate.redaction import clean
 from weft.pipelines.models import Model, find
 from weft.server.actions import admit_body, start_command
 from weft.server.cached_probe import CachedProbe
-from weft.server.consuming import in_utc, query
+from weft.server.consuming import in_utc, query_of_all
 from weft.server.problems import bad_parameter
 from weft.server.run_log import answered, as_problems, in_thread
-from weft.server.service import json_response, service_of
+from weft.server.service import json_response
 
 # Limits the requests that wait for the inputs of models.
 _room = threading.BoundedSemaphore(4)
@@ -56,8 +56,7 @@ class Plans:
 
 async def plan(request: Request) -> Response:
     """Show what has changed in a model since it was built, and what `weft apply` would do; nothing is changed."""
-    query(request)
-    await service_of(request).access.admit_to_all(request)
+    await query_of_all(request)
     model = find(request.path_params["pipeline"])
     known: Plans = request.app.state.plans
     return json_response({"model": model.name, "step": await answered(known.of(model), "The plan")})

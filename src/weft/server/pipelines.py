@@ -17,11 +17,11 @@ from weft.operate.records import Attempt, Status
 from weft.pipelines.declare import Pipeline, find, load_mode
 from weft.pipelines.models import Model
 from weft.project import current
-from weft.server.consuming import query, whole
+from weft.server.consuming import query_of_all, whole
 from weft.server.overview import Overview, read_pipelines
 from weft.server.problems import bad_parameter
 from weft.server.run_log import with_run_log
-from weft.server.service import json_response, service_of
+from weft.server.service import json_response
 
 if TYPE_CHECKING:
     from weft.operate.runlog import RunLog
@@ -33,16 +33,14 @@ _LOG_BYTES = 256 * 1024
 
 async def pipelines(request: Request) -> Response:
     """List pipelines and models with their last runs."""
-    query(request)
-    await service_of(request).access.admit_to_all(request)
+    await query_of_all(request)
     known: Overview = request.app.state.overview
     return json_response({"at": datetime.now(UTC), **await known.pipelines()})
 
 
 async def pipeline(request: Request) -> Response:
     """Show one of them: how it stands, what it is declared as, and its last runs."""
-    query(request)
-    await service_of(request).access.admit_to_all(request)
+    await query_of_all(request)
     declared = find(request.path_params["pipeline"])
     standing, attempts = await with_run_log(
         lambda log: (read_pipelines(log, [declared.name])[0], log.runs(declared.name, limit=_RUNS))
@@ -84,8 +82,7 @@ def _code(pipeline: Pipeline) -> str | None:
 
 async def runs(request: Request) -> Response:
     """List attempts and skips, the newest first."""
-    parameters = query(request, "pipeline", "status", "limit")
-    await service_of(request).access.admit_to_all(request)
+    parameters = await query_of_all(request, "pipeline", "status", "limit")
     limit = min(whole(parameters.get("limit", str(_RUNS)), "limit", 1), _MOST_RUNS)
     status = parameters.get("status")
     if status is not None and status not in get_args(Status):
@@ -96,8 +93,7 @@ async def runs(request: Request) -> Response:
 
 async def run(request: Request) -> Response:
     """Show every attempt at a run."""
-    query(request)
-    await service_of(request).access.admit_to_all(request)
+    await query_of_all(request)
 
     def read(log: RunLog) -> tuple[Sequence[Attempt], bool]:
         attempts = attempts_at(log, request.path_params["run_id"])
@@ -113,8 +109,7 @@ async def run(request: Request) -> Response:
 
 async def log(request: Request) -> Response:
     """Return a part of what an attempt wrote to its log: what follows `after`, or its end."""
-    parameters = query(request, "attempt", "after")
-    await service_of(request).access.admit_to_all(request)
+    parameters = await query_of_all(request, "attempt", "after")
     after = None if "after" not in parameters else whole(parameters["after"], "after", 0)
     number = None if "attempt" not in parameters else whole(parameters["attempt"], "attempt", 1)
 

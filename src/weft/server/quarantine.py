@@ -19,10 +19,10 @@ from weft.operate.redaction import clean, project_secrets
 from weft.pipelines.declare import Pipeline, PipelineTarget, find
 from weft.project import current
 from weft.server.actions import admit_body, start_command
-from weft.server.consuming import query
+from weft.server.consuming import query_of_all
 from weft.server.problems import bad_parameter
 from weft.server.run_log import as_problems, in_thread
-from weft.server.service import json_response, service_of
+from weft.server.service import json_response
 from weft.systems.base import system_for
 from weft.systems.load import full_name
 from weft.systems.sql.quarantine import group_of, name_for
@@ -38,8 +38,7 @@ _COLUMNS = ("_weft_error", "_weft_pipeline", "_weft_quarantined_at")
 
 async def quarantine(request: Request) -> Response:
     """Group the rows that were put aside by their errors, the commonest first, for each target."""
-    query(request)
-    await service_of(request).access.admit_to_all(request)
+    await query_of_all(request)
     pipeline = find(request.path_params["pipeline"])
     tables = await in_thread(as_problems(lambda: read_quarantine(pipeline)), "The database of a target", _room)
     return json_response({"at": datetime.now(UTC), "pipeline": pipeline.name, "grouped": _GROUPED, "tables": tables})

@@ -9,9 +9,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from weft.server.cached_probe import CachedProbe
-from weft.server.consuming import query
+from weft.server.consuming import query_of_all
 from weft.server.run_log import answered, open_log
-from weft.server.service import json_response, service_of
+from weft.server.service import json_response
 
 if TYPE_CHECKING:
     from weft.operate.due import Due
@@ -22,8 +22,7 @@ _IS_OVER = ("done", "gave up", "cancelled", "no schedule", "running", "paused")
 
 async def scheduler(request: Request) -> Response:
     """Show what `weft scheduler status` and `weft status` say of schedules."""
-    query(request)
-    await service_of(request).access.admit_to_all(request)
+    await query_of_all(request)
     known: CachedProbe[dict[str, Any]] = request.app.state.scheduler
     return json_response(await answered(known, "The run log"))
 

@@ -18,7 +18,7 @@ from weft.pipelines.streaming.declare import find
 from weft.pipelines.streaming.spec import Source, StreamingPipeline, Target
 from weft.project import current
 from weft.server.cached_probe import CachedProbe
-from weft.server.consuming import query, whole
+from weft.server.consuming import query, query_of_all, whole
 from weft.server.dead_letters import read_letters
 from weft.server.problems import later
 from weft.server.run_log import in_thread
@@ -72,24 +72,21 @@ class Streaming:
 
 async def streaming_pipelines(request: Request) -> Response:
     """List the streaming pipelines with their checkpoints."""
-    query(request)
-    await service_of(request).access.admit_to_all(request)
+    await query_of_all(request)
     known: Streaming = request.app.state.streaming
     return json_response({"at": datetime.now(UTC), "pipelines": await _answer(known.all) if _any() else []})
 
 
 async def streaming_pipeline(request: Request) -> Response:
     """Show one: its lag by source, its watermark and state, its dead letters by error, and its SQL."""
-    query(request)
-    await service_of(request).access.admit_to_all(request)
+    await query_of_all(request)
     known: Streaming = request.app.state.streaming
     return json_response(await _answer(known.one(find(request.path_params["pipeline"]))))
 
 
 async def states(request: Request) -> Response:
     """List what windows and joins keep, and what holds their watermarks: `weft state list` and `weft state why`."""
-    query(request)
-    await service_of(request).access.admit_to_all(request)
+    await query_of_all(request)
     known: Streaming = request.app.state.streaming
     return json_response({"at": datetime.now(UTC), "states": await _answer(known.states) if _any() else []})
 
