@@ -244,15 +244,10 @@ class Batches:
             return self._run_step(parts, spark, batch)
         counts: dict[str, Counts] = {}
         rows_read = None
-        self._columns.begin()
-        self._box.origins.clear()
         if isinstance(parts[0], UntypedRows) and self.writes_as_is:
             parts[0].documents = self.targets.documents
-        typed = list(self._reader.read(parts, batch.query_id))
-        for each in typed:
-            self._check_unparsed(each)
+        typed, filled = self._typed(parts, batch)
         rejected = sum(len(each.bad) for each in typed)
-        filled = [each for each in typed if each.size != 0]
         cdc = self.pipeline.cdc
         changes: ChangeBatch | Routed | None = None
         # Sources of changes that are routed to several tables are not united: columns of one name may differ in type.
@@ -300,6 +295,15 @@ class Batches:
             dropped = tombstones(typed) + (rejected if self.pipeline.dead_letters is None else 0)
             report = self._cdc_report(changes, counts, dropped)
         return BatchResult(batch.number, counts, rows_read, rejected, cdc=report)
+
+    def _typed(self, parts: Sequence[BatchRows], batch: BatchId) -> tuple[list[TypedRows], list[TypedRows]]:
+        """Return the rows of all sources under their types, and those of the sources that have any."""
+        self._columns.begin()
+        self._box.origins.clear()
+        typed = list(self._reader.read(parts, batch.query_id))
+        for each in typed:
+            self._check_unparsed(each)
+        return typed, [each for each in typed if each.size != 0]
 
     def _cdc_report(
         self, changes: ChangeBatch | Routed | None, counts: dict[str, Counts], dropped: int
@@ -430,12 +434,7 @@ class Batches:
 
     def _add_to_state(self, step: Stateful, parts: Sequence[BatchRows], spark: Any, batch: BatchId) -> int:
         """Add the rows of a batch to the state; return how many were rejected."""
-        self._columns.begin()
-        self._box.origins.clear()
-        typed = list(self._reader.read(parts, batch.query_id))
-        for each in typed:
-            self._check_unparsed(each)
-        filled = [each for each in typed if each.size != 0]
+        typed, filled = self._typed(parts, batch)
         reduction = Reduction(step.nothing(), [], [])
         if filled:
             has_place = self.pipeline.dead_letters is not None or self.pipeline.transform_on_error == "drop"
