@@ -183,7 +183,7 @@ class Job:
         if nested and tables is not None and not self.connection.is_missing():
             columns = stored_columns(tables, self.load.schema, self.load.table)
         stored = {each.name.lower(): each.field for each in columns or ()}
-        found = []
+        documents = []
         for field in nested:
             name, declared = (field.name, None) if self.projection is None else self.projection.written_to(field.name)
             wanted = stored.get(name.lower(), declared)
@@ -191,8 +191,8 @@ class Job:
                 is_document = not is_nested(wanted.type)
             else:
                 is_document = tables is not None and tables.sql_type(field) == tables.sql_type(hinted(name, "json"))
-            found += [field.name] if is_document else []
-        return found
+            documents += [field.name] if is_document else []
+        return documents
 
     def _chosen(self, columns: StructType, tables: SqlTables | None) -> list[str]:
         from weft.engine import frame_projection

@@ -394,8 +394,8 @@ def _newest_of(messages: pa.RecordBatch) -> dict[str, int]:
 def _traceparents_of(messages: pa.RecordBatch) -> list[str]:
     if TRACEPARENT not in messages.schema.names:
         return []
-    found = messages[TRACEPARENT].cast(pa.binary()).drop_null().unique()  # anybody may write any bytes there
-    short = found.filter(pc.less_equal(pc.binary_length(found), _LONGEST_TRACEPARENT))
+    distinct = messages[TRACEPARENT].cast(pa.binary()).drop_null().unique()  # anybody may write any bytes there
+    short = distinct.filter(pc.less_equal(pc.binary_length(distinct), _LONGEST_TRACEPARENT))
     return [each.decode(errors="replace") for each in short[:_MOST_TRACED].to_pylist()]
 
 

@@ -287,17 +287,17 @@ def documents_of(values: pa.Array, columns: Iterable[str], names: Collection[str
     spelled: dict[str, set[str]] = {}
     for name in {name for row in rows for name in row}:
         spelled.setdefault(name.lower(), set()).add(name)
-    made = {}
+    arrays = {}
     for column in columns:
         if column.lower() in names:
             own = spelled.get(column.lower(), ())
             parts = [next((row[name] for name in own if name in row), None) for row in rows]
             try:
-                made[column] = _documents(parts)
+                arrays[column] = _documents(parts)
             except RecursionError:  # which looks like one that is too deep, or has a key twice
                 texts = [None if each is None else _document(each) for each in parts]
-                made[column] = pa.array(texts, pa.string())
-    return made
+                arrays[column] = pa.array(texts, pa.string())
+    return arrays
 
 
 def _documents(parts: Sequence[msgspec.Raw | None]) -> pa.Array:

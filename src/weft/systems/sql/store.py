@@ -133,8 +133,8 @@ class SqlStore(SqlDriver):
 
     def last(self, session: Session, log: SqlLog, sql: str) -> int:
         """Return the offset that a SELECT finds, or the last one that was removed: a reader may have reached it."""
-        found = session.row(f"SELECT ({sql}), ({leases.last_removed_sql(self)})", (log.number,))
-        return max(int(each or 0) for each in found or (0,))
+        row = session.row(f"SELECT ({sql}), ({leases.last_removed_sql(self)})", (log.number,))
+        return max(int(each or 0) for each in row or (0,))
 
     def forget_keys(self, session: Session, log: SqlLog, before: int, limit: int) -> int:
         """Remove up to `limit` idempotency keys last seen before a moment (in microseconds); return how many."""

@@ -142,14 +142,14 @@ def versions(changes: OpenedChanges) -> tuple[pa.Table, pa.Table]:
     key = _key_texts(changes.keys)
     number = key.dictionary_encode().indices.to_numpy(zero_copy_only=False)
     order = order[(changes.op[order] != TRUNCATE) & ~_repeated(number, changes.position)[order]]
-    taken = pa.array(order)
-    texts, times, positions = key.take(taken), changes.ts.take(taken), changes.position.take(taken)
+    in_order = pa.array(order)
+    texts, times, positions = key.take(in_order), changes.ts.take(in_order), changes.position.take(in_order)
     is_end = pa.array(changes.op[order] == DELETE)
     parts = (texts, times.cast(pa.string()), pc.fill_null(positions, ""))
     ends = bounded(pc.binary_join_element_wise(*parts, SEPARATOR * 2))
     rows = pa.table(
         {
-            **{name: each.take(taken) for name, each in (changes.keys | changes.columns).items()},
+            **{name: each.take(in_order) for name, each in (changes.keys | changes.columns).items()},
             OP: pa.array(changes.op[order].astype(np.int64)),
             KEY: texts,
             POSITION: positions,
