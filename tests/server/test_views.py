@@ -348,7 +348,7 @@ def test_a_thousand_streams(server: Callable[..., Any], open_page: Callable[...,
 
 
 WIDE = """
-@weft.stream(fields={"w" * 60: "string", "n": "int64"}, on_schema_drift="quarantine")
+@weft.stream(fields={"w" * 60: "string", "n": "int64"}, on_schema_drift="quarantine", tags=["t" * 60])
 def wide(): ...
 
 @weft.pipeline(name="m" * 200, target="m" * 60)

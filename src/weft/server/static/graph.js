@@ -1,14 +1,14 @@
 // The graph: what flows from where to where, laid out by dagre, with the state of each node on it.
 
 import { Graph, layout } from "./dagre.js";
-import { ago, count, rate } from "./dom.js";
+import { ago, count, plural, rate } from "./dom.js";
 import { askJson } from "./api.js";
 import { Columns } from "./models.js";
 import { poll } from "./status.js";
 import { behind } from "./streaming.js";
 import { Empty, KINDS, Loading, MARKS, Panel, Title, View, html, to } from "./ui.js";
 
-const WIDTH = 224;
+const WIDTH = 244;
 const HEIGHT = 52;
 // Where the texts of a node begin, and what is left free behind them.
 const TEXT = 20;
@@ -178,7 +178,7 @@ function standings({ streams, pipelines, at }, streaming, before, streamingBefor
   for (const stream of streams) {
     const last = before?.streams.find((each) => each.name === stream.name);
     const perSecond = last && stream.head_at > last.head_at ? (stream.published - last.published) / (stream.head_at - last.head_at) : null;
-    const parts = [perSecond === null ? `${count(stream.rows)} events` : `${rate(perSecond)}/s`, stream.lag > 0 && `lag ${count(stream.lag)}`];
+    const parts = [perSecond === null ? plural(stream.rows, "event") : `${rate(perSecond)}/s`, stream.lag > 0 && `lag ${count(stream.lag)}`];
     found.set(`stream:${stream.name}`, { kind: stream.problem ? "bad" : stream.dead_letters || stream.quarantined ? "warn" : "", text: parts.filter(Boolean).join(" · ") });
   }
   for (const each of pipelines) {

@@ -125,7 +125,7 @@ function streamRow({ name }) {
   const rejected = make("span", { class: "chip warn", hidden: true });
   const perSecond = make("td", { class: "number" });
   const spark = sparkline();
-  const stored = make("td", { class: "number" });
+  const stored = make("td", { class: "number medium" });
   const consumers = make("td", { class: "number medium" });
   const lag = make("td", { class: "number" });
   const follow = make("button", { type: "button", class: "quiet", "aria-label": `Follow ${name} live` }, "Follow");

@@ -3,7 +3,7 @@
 import { Action, ActionsOff } from "./actions.js";
 import { askJson } from "./api.js";
 import { Chart } from "./chart.js";
-import { ago, briefDuration, count, duration, plural } from "./dom.js";
+import { briefDuration, count, duration, plural } from "./dom.js";
 import { PurgeRows, ReplayRows } from "./letters.js";
 import { ModelPanels, WHERE } from "./models.js";
 import { poll } from "./status.js";
@@ -26,7 +26,7 @@ export function PipelineRows({ pipelines, now }) {
           <span class="note block">${pipeline.description || pipeline.targets.join(", ")}</span>
         </th>
         <td>
-          <${Status} status=${pipeline.status} /> <span class="note">${last ? ago(last.started_at, now) + aside : ""}</span>
+          <${Status} status=${pipeline.status} /> <span class="note">${last && html`<${Time} relative at=${last.started_at} now=${now} />`}${aside}</span>
           ${last?.error && html`<details class="why"><summary>Why</summary><pre>${last.error}</pre></details>`}
         </td>
         <td class="wide"><${Timeline} small runs=${pipeline.runs} /></td>
@@ -242,8 +242,8 @@ export class Run extends View {
             ]} />
             ${(each.error || each.reason) && html`<pre class="code bad-text">${each.error || each.reason}</pre>`}
             ${each.targets.length > 0 &&
-            html`<${Table} label="Targets" head=${[["Target"], ["Read", "number"], ["Inserted", "number"], ["Updated", "number medium"], ["Deleted", "number medium"], ["Took", "number"]]}>
-              ${each.targets.map((one) => html`<tr key=${one.target}><th scope="row">${one.target}</th><td class="number">${count(one.rows_read)}</td><td class="number">${count(one.inserted)}</td><td class="number medium">${count(one.updated)}</td><td class="number medium">${count(one.deleted)}</td><td class="number">${duration(one.seconds)}</td></tr>`)}
+            html`<${Table} label="Targets" head=${[["Target"], ["Read", "number"], ["Inserted", "number"], ["Updated", "number medium"], ["Deleted", "number medium"], ["Took", "number medium"]]}>
+              ${each.targets.map((one) => html`<tr key=${one.target}><th scope="row">${one.target}</th><td class="number">${count(one.rows_read)}</td><td class="number">${count(one.inserted)}</td><td class="number medium">${count(one.updated)}</td><td class="number medium">${count(one.deleted)}</td><td class="number medium">${duration(one.seconds)}</td></tr>`)}
             <//>`}
             ${each.attempt > 0 && html`<${Log} run=${id} attempt=${each.attempt} ended=${each.status !== "running"} pipeline=${pipeline} />`}
           <//>

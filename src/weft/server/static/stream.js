@@ -140,7 +140,7 @@ export class StreamView extends View {
         ${fields.length
           ? html`
               <${Table} label="Fields" head=${[["Field"], ["Type"], ["Declared"]]}>
-                ${fields.map(([name, kind]) => html`<tr key=${name}><th scope="row"><code>${name}</code></th><td><code>${kind}</code></td><td class="note">${name in stream.fields ? "declared" : "came with an event"}</td></tr>`)}
+                ${fields.map(([name, kind]) => html`<tr key=${name}><th scope="row"><code>${name}</code></th><td class="line-up"><code>${kind}</code></td><td class="note">${name in stream.fields ? "declared" : "came with an event"}</td></tr>`)}
               <//>
             `
           : html`<${Empty} title="It has no fields yet."><p>The first event brings them.</p><//>`}

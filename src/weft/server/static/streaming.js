@@ -56,7 +56,7 @@ export class StreamingPipelines extends View {
       if (!this.flows.has(each.name)) this.flows.set(each.name, new Flow());
       this.flows.get(each.name).stands(each);
     }
-    const head = [["Pipeline"], ["State"], ["From", "wide"], ["To", "wide"], ["Rows in/s", "number medium"], ["Rows out/s", "number medium"], ["Batch time", "number medium"], ["Lag", "number"], ["Rejected", "number medium"], ["Last batch", "number medium"]];
+    const head = [["Pipeline"], ["State"], ["From", "wide"], ["To", "wide"], ["Rows in/s", "number medium"], ["Rows out/s", "number wide"], ["Batch time", "number medium"], ["Lag", "number"], ["Rejected", "number medium"], ["Last batch", "number wide"]];
     return html`
       <${Title} name="Streaming pipelines" />
       <section class="panel">
@@ -72,11 +72,11 @@ export class StreamingPipelines extends View {
                       <td class="wide">${places(each.sources)}</td>
                       <td class="wide">${places(each.targets)}</td>
                       <td class="number medium">${flow.say(flow.in)}</td>
-                      <td class="number medium">${flow.say(flow.out)}</td>
+                      <td class="number wide">${flow.say(flow.out)}</td>
                       <td class="number medium">${duration(activity?.last?.seconds)}</td>
                       <td class=${`number ${lag > 0 ? "loud" : ""}`}>${count(lag)}</td>
                       <td class=${`number medium ${activity?.dead_letters ? "loud" : ""}`}>${count(activity?.dead_letters)}</td>
-                      <td class="number medium"><${Time} relative at=${each.last_batch} now=${now} /></td>
+                      <td class="number wide"><${Time} relative at=${each.last_batch} now=${now} /></td>
                     </tr>
                   `;
                 })}
