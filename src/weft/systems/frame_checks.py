@@ -10,6 +10,7 @@ from weft.errors import LoadRefusedError
 from weft.spark_support.lazy import F, T
 from weft.spark_support.sessions import java_class, quoted
 from weft.systems.load import MOST_ASIDE, Load
+from weft.systems.sql import quarantine
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -106,12 +107,12 @@ def refuse_empty(load: Load, rows: int) -> None:
 
 
 def checked_keys(
-    frame: DataFrame, load: Load, reject: Callable[[DataFrame], None] | None = None
+    frame: DataFrame, load: Load, reject: Callable[[DataFrame, str], None] | None = None
 ) -> tuple[DataFrame, int, int]:
     """Return one row for each key, how many rows there were, and how many are left. Raise if rows have no key or share
     one.
 
-    Rows without a key go to `reject`, if there is one."""
+    Rows without a key or an event time go to `reject`, if there is one, with the reason."""
     event = load.event_timestamp_column
     # Several events of one key are its history. Two at one instant would be a contradiction.
     keys = [*load.keys, *([event] if event is not None and not load.deduplicate_by else [])]
@@ -127,8 +128,8 @@ def checked_keys(
     total, nulls, timeless, different, most = totals.collect()[0]
     if nulls:
         if reject is not None and nulls <= MOST_ASIDE:
-            reject(frame.where(has_null))
-            kept, _, left = checked_keys(frame.where(~has_null), load)
+            reject(frame.where(has_null), quarantine.keyless(load))
+            kept, _, left = checked_keys(frame.where(~has_null), load, reject)
             return kept, total, left
         raise LoadRefusedError(
             f"{nulls:,} of {total:,} source rows of {load.name} have no key ({', '.join(load.keys)} is null).",
@@ -136,6 +137,10 @@ def checked_keys(
         )
     if event is not None and event not in keys:
         timeless = frame.where(column(event).isNull()).count()
+    if event is not None and timeless and reject is not None and timeless <= MOST_ASIDE:
+        reject(frame.where(column(event).isNull()), quarantine.timeless(load))
+        kept, _, left = checked_keys(frame.where(column(event).isNotNull()), load, reject)
+        return kept, total, left
     if timeless:
         raise LoadRefusedError(
             f"{timeless:,} source rows of {load.name} have no event time ({event} is null).",

@@ -310,6 +310,30 @@ def test_rows_without_a_key(system: System, way: str) -> None:
     assert [each["offset"] for each in letters] == _offsets(events, {0, 3})
 
 
+@pytest.mark.brief("database")
+@pytest.mark.parametrize("where", ["database", "delta"])
+@pytest.mark.usefixtures("spark", "here")
+def test_rows_without_an_event_time(project: Path, where: str) -> None:
+    """Two of one key are no contradiction, and a row that has no key either is one letter."""
+    lake = weft.DeltaLocalConnection(str(project / "lake"), name="lake")
+    events = declare(k="int64", at="timestamp")
+    noon = datetime(2026, 1, 31, 12, tzinfo=UTC)
+    given = [{"k": 1, "at": noon}, {"k": 1}, {"k": 1}, {"k": 2}, {"at": noon}, {}, {"k": 3, "at": noon}]
+    weft.publish_sync(events, [{"k": None, "at": None, **each} for each in given])
+    to = {"connection": lake if where == "delta" else "default", "event_timestamp_column": "at", "primary_key": ["k"]}
+    pipeline: dict[str, Any] = {"source": events, "mode": "scd2", "transform_sql": "SELECT k, at FROM source"}
+    with pytest.raises(WeftError, match="have no"):
+        run_once(name="refused", targets=[weft.Target(table="refused", **to)], **pipeline)
+    dated = {"name": "dated", "targets": [weft.Target(table="dated", **to)], "dead_letter_stream": "failed"}
+    run_once(**dated, **pipeline)
+    found = weft.read("dated" if where == "delta" else "SELECT * FROM dated", source=to["connection"]).collect()
+    assert sorted(each["k"] for each in found) == [1, 3]
+    reasons = sorted(each["error"] for each in _of_stream())
+    keyless, timeless = "The row has no key (k is null).", "The row has no event time (at is null)."
+    assert len(reasons) == 5
+    assert {*reasons} == {keyless, timeless}
+
+
 @pytest.mark.full
 @pytest.mark.usefixtures("spark", "here")
 def test_rows_without_a_key_of_a_delta_table(project: Path, way: str) -> None:

@@ -1,12 +1,15 @@
-"""Rows that a database rejects by a trigger, or not before the commit: found as those that a constraint rejects."""
+"""Rows that a trigger rejects, or a check at the commit, and those that lack a time: found as all bad rows."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from systems.tables.test_bad_rows import SCHEMA, aside, ids, rows
-from systems.tables.test_commit import load, run
+from systems.tables.test_commit import DAY, load, run
+from systems.tables.test_modes import rows_of
 from weft.errors import LoadRefusedError
 from weft.systems.load import Load
 from weft.systems.sql import commit as sql_commit
@@ -42,6 +45,24 @@ RAISES = {
     ),
     "sqlite": ("CREATE TRIGGER few BEFORE INSERT ON t WHEN NEW.n = 500 BEGIN SELECT RAISE(ABORT, 'too many'); END",),
 }
+
+
+@pytest.mark.every_system
+def test_rows_without_an_event_time(tables: SqlTables) -> None:
+    """With `handle_deletes` they are refused: a key that were put aside would count as one that is gone."""
+    given = [{"id": 1, "at": DAY}, *({"id": 1, "at": None} for _ in range(2)), {"id": 2, "at": None}]
+    table = pa.Table.from_pylist(given, pa.schema([("id", pa.int64()), ("at", pa.timestamp("us", "UTC"))]))
+    scd2: dict[str, Any] = {"mode": "scd2", "keys": ["id"], "event_timestamp_column": "at"}
+    deletes: dict[str, Any] = {"on_bad_rows": "quarantine", "handle_deletes": "soft", "deduplicate_by": ["at"]}
+    for options in ({}, deletes):
+        with pytest.raises(LoadRefusedError, match=r"share a key|no event time"):
+            load(tables, table, **scd2, **options)
+    counts = load(tables, table, **scd2, on_bad_rows="quarantine")
+    assert (counts.inserted, counts.quarantined, counts.unchanged) == (1, 3, 0)
+    assert aside(tables) == [1, 1, 2]
+    assert {row["_weft_error"] for row in rows_of(tables, "t__quarantine")} == {
+        "The row has no event time (at is null)."
+    }
 
 
 @pytest.mark.every_system

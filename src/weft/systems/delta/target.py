@@ -23,7 +23,6 @@ from weft.systems.frame_checks import cast_to_table, checked_keys, column, exten
 from weft.systems.lease import table_lock
 from weft.systems.load import IS_CURRENT, MODES, VALID_FROM, VALID_TO, Counts, Load
 from weft.systems.objects.paths import LogFiles, find_tables, folders_in, table_path
-from weft.systems.sql import quarantine
 from weft.systems.target import ArrowRows, Reject, SparkTarget, TableLog
 
 if TYPE_CHECKING:
@@ -202,12 +201,12 @@ class _Write:
     def _checked(self, source: DataFrame, columns: StructType | None) -> Counts:
         load, reject, aside = self.load, self.reject, 0
 
-        def put(rows: DataFrame) -> None:  # before the commit, and so again where the load is tried again
+        def put(rows: DataFrame, why: str) -> None:  # before the commit, and so again where the load is tried again
             nonlocal aside
             assert reject is not None
             table = rows.toArrow()
-            reject(table, quarantine.keyless(load))
-            aside = len(table)
+            reject(table, why)
+            aside += len(table)
 
         if load.keys:
             source, total, kept = checked_keys(source, load, put if reject is not None else None)

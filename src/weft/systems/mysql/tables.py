@@ -390,9 +390,9 @@ class MySQLTables(SqlTables):
         return types.as_stored(expression, column.sql)
 
     def row_hash(self, expressions: Sequence[str]) -> str:
-        """Each value with its length before it; null has none."""
-        parts = ", ".join(f"IFNULL(CONCAT(LENGTH({each}), ':', {each}), 'N')" for each in expressions)
-        return f"MD5(CONCAT('', {parts}))"
+        """Each value with its length before it; null has none. A table may have keys alone."""
+        parts = ["''", *(f"IFNULL(CONCAT(LENGTH({each}), ':', {each}), 'N')" for each in expressions)]
+        return f"MD5(CONCAT({', '.join(parts)}))"
 
     def add_seconds(self, expression: str, seconds: float) -> str:
         return f"({expression} + INTERVAL {round(seconds * 1_000_000)} MICROSECOND)"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -107,8 +107,8 @@ class Checks:
         self.tables, self.session, self.load = transaction.tables, transaction.session, transaction.load
         self.schema, self.columns = transaction.schema, transaction.schema.names
         self.move = move
-        self.keyless = 0
-        """How many rows were put aside because they have no key."""
+        self.incomplete = 0
+        """How many rows were put aside because they have no key, or no event time."""
         self.warnings: list[str] = []
         # Where savepoints are missing, `BadRows` stores what is put aside at the end.
         self._is_listed = self.load.on_bad_rows == "quarantine" and not self.tables.savepoints
@@ -151,9 +151,19 @@ class Checks:
 
     def put_keyless_aside(self) -> None:
         """Put the rows aside that have no key."""
-        check = Expectation("not_null", self.load.keys)
+        self._put_incomplete_aside(self.load.keys, quarantine.keyless(self.load))
+
+    def put_timeless_aside(self) -> int:
+        """Put the rows aside that have no event time, where there should be one; return how many."""
+        event = self.load.event_timestamp_column
+        return 0 if event is None else self._put_incomplete_aside((event,), quarantine.timeless(self.load))
+
+    def _put_incomplete_aside(self, names: Sequence[str], why: str) -> int:
+        check = Expectation("not_null", tuple(names))
         bad = self._bad(check)
-        self.keyless = self._quarantine(check, bad, self._count(bad), quarantine.keyless(self.load))
+        count = self._count(bad)
+        self.incomplete += self._quarantine(check, bad, count, why) if count else 0
+        return count
 
     def _whole(self, check: Expectation, rows: int) -> str | None:
         latest = None

@@ -382,7 +382,7 @@ class LoadAttempt:
             self.rows_read += bad.unstaged
             moving -= bad.count - bad.unstaged
         reached("moved")
-        quarantined = (0 if bad is None else bad.count) + expected.keyless + aside
+        quarantined = (0 if bad is None else bad.count) + expected.incomplete + aside
         counts = replace(counts, quarantined=quarantined, warnings=tuple(expected.warnings))
         if load.mode == "truncate" and not counts.inserted and self.rows_read and not load.allow_empty:
             raise LoadRefusedError(
@@ -397,8 +397,11 @@ class LoadAttempt:
 
     def _check_keys(self, move: Move, expected: checks.Checks) -> int:
         """Check the keys of the staged rows; return how many rows do not go on, those put aside included."""
-        puts_aside = self.load.on_bad_rows == "quarantine"
-        return move.check_keys(self.rows_read, expected.put_keyless_aside if puts_aside else None)
+        if self.load.on_bad_rows != "quarantine":
+            return move.check_keys(self.rows_read)
+        # With `handle_deletes` a key that is missing is one that the source no longer has.
+        timeless = expected.put_timeless_aside() if self.load.handle_deletes is None else 0
+        return timeless + move.check_keys(self.rows_read - timeless, expected.put_keyless_aside)
 
     def _bad_rows(self) -> bad_rows.BadRows | None:
         if self.load.on_bad_rows != "quarantine":

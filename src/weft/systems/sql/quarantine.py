@@ -225,6 +225,11 @@ def keyless(load: Load) -> str:
     return f"The row has no key ({', '.join(load.keys)} is null)."
 
 
+def timeless(load: Load) -> str:
+    """Return the reason for which a row without an event time is put aside."""
+    return f"The row has no event time ({load.event_timestamp_column} is null)."
+
+
 def name_of(row: dict[str, object], load: Load, wrong: str | None = None) -> str:
     """Describe a row by its keys, or by its first columns, and by the one that is wrong."""
     names = list(load.keys or list(row)[:_NAMED_COLUMNS])

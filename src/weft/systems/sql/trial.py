@@ -63,6 +63,6 @@ class _Trial(LoadAttempt):
         return replace(
             counts,
             rows_read=self.rows_read + unstaged,
-            quarantined=expected.keyless + aside + unstaged,
+            quarantined=expected.incomplete + aside + unstaged,
             warnings=tuple(expected.warnings),
         )
