@@ -76,6 +76,19 @@ class Endpoint:
         return value
 
 
+class BrokerEndpoint(Endpoint):
+    """A broker: its streams of messages are sources, targets and places of dead letters."""
+
+    is_source = True
+    places = ("stream",)
+    dead_letters = ("topic",)
+    noun: ClassVar[str] = "messages"
+
+    def why_no_columns(self, connection: Any) -> str | None:
+        """Return the reason for messages that are not parsed."""
+        return None if connection.payload_format == "json" else f"{self.noun} that are raw bytes are not parsed"
+
+
 class StoreEndpoint(Endpoint):
     """A system that names no endpoint: it has streams where it holds a log, tables where it holds tables."""
 

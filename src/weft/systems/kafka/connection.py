@@ -11,7 +11,7 @@ from weft import hooks
 from weft.errors import DeclarationError
 from weft.systems.base import Connection, measured
 from weft.systems.codec import CODECS, REGISTERED
-from weft.systems.endpoint import Endpoint
+from weft.systems.endpoint import BrokerEndpoint
 from weft.systems.kafka.options import PARTITION_OFFSETS, STRATEGIES
 from weft.systems.schema_registry.connection import SchemaRegistryConnection
 
@@ -171,16 +171,13 @@ class KafkaConnection(Connection):
         }
 
 
-class KafkaEndpoint(Endpoint):
+class KafkaEndpoint(BrokerEndpoint):
     """A topic. A source may start at an offset of each partition: `0:120,1:95`."""
 
-    is_source = True
-    start_forms: ClassVar = {**Endpoint.start_forms, PARTITION_OFFSETS: "offsets of partitions, which Kafka has"}
-    places = ("stream",)
-    dead_letters = ("topic",)
+    start_forms: ClassVar = {**BrokerEndpoint.start_forms, PARTITION_OFFSETS: "offsets of partitions, which Kafka has"}
 
     def why_no_columns(self, connection: Any) -> str | None:
         """Return the reason for messages that are not parsed."""
         if connection.payload_format in REGISTERED:
             return f"{connection.payload_format} messages have the types of their schema"
-        return None if connection.payload_format == "json" else "messages that are raw bytes are not parsed"
+        return super().why_no_columns(connection)

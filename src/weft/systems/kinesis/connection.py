@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from weft.errors import DeclarationError
 from weft.systems.aws import check_keys
 from weft.systems.base import Connection, measured
-from weft.systems.endpoint import Endpoint
+from weft.systems.endpoint import BrokerEndpoint
 from weft.systems.kinesis.places import SHARD_PLACES, TIME
 
 FORMATS = ("json", "raw_bytes")
@@ -80,18 +80,12 @@ class KinesisConnection(Connection):
         return {"server": "Kinesis", "database": client.region, **held, **report}
 
 
-class KinesisEndpoint(Endpoint):
+class KinesisEndpoint(BrokerEndpoint):
     """A stream of Kinesis. A source may start at a time, or at a sequence number of each shard."""
 
-    is_source = True
     start_forms: ClassVar = {
-        **Endpoint.start_forms,
+        **BrokerEndpoint.start_forms,
         TIME: "a time, which Kinesis takes",
         SHARD_PLACES: "sequence numbers of shards, which Kinesis has",
     }
-    places = ("stream",)
-    dead_letters = ("topic",)
-
-    def why_no_columns(self, connection: Any) -> str | None:
-        """Return the reason for records that are not parsed."""
-        return None if connection.payload_format == "json" else "records that are raw bytes are not parsed"
+    noun = "records"

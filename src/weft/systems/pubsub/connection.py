@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from weft.errors import DeclarationError
 from weft.options import refuse_unknown
 from weft.systems.base import Connection, Settings, measured
-from weft.systems.endpoint import Endpoint
+from weft.systems.endpoint import BrokerEndpoint
 
 FORMATS = ("json", "raw_bytes")
 _ENDPOINT = re.compile(r"https?://[^/@]+/?")
@@ -133,18 +133,10 @@ class PubSubConnection(Connection):
         return {"server": "Pub/Sub", "database": client.project, **contents, **report}
 
 
-class PubSubEndpoint(Endpoint):
+class PubSubEndpoint(BrokerEndpoint):
     """A subscription to read, a topic to write to."""
-
-    is_source = True
-    places = ("stream",)
-    dead_letters = ("topic",)
 
     def default_query(self, connection: Any) -> str | None:
         """Return the subscription of the connection."""
         subscription: str | None = connection.subscription
         return subscription
-
-    def why_no_columns(self, connection: Any) -> str | None:
-        """Return the reason for messages that are not parsed."""
-        return None if connection.payload_format == "json" else "messages that are raw bytes are not parsed"

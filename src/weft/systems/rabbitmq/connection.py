@@ -9,7 +9,7 @@ from urllib.parse import unquote, urlsplit
 
 from weft.errors import DeclarationError
 from weft.systems.base import Connection, Settings, measured
-from weft.systems.endpoint import Endpoint
+from weft.systems.endpoint import BrokerEndpoint
 
 FORMATS = ("json", "raw_bytes")
 DEAD_LETTER_EXCHANGE = "x-dead-letter-exchange"
@@ -121,13 +121,5 @@ class RabbitMQConnection(Connection):
         return {"server": server, "database": resolved.address[2], **report}
 
 
-class RabbitMQEndpoint(Endpoint):
+class RabbitMQEndpoint(BrokerEndpoint):
     """A queue to read, an exchange or a queue to write to."""
-
-    is_source = True
-    places = ("stream",)
-    dead_letters = ("topic",)
-
-    def why_no_columns(self, connection: Any) -> str | None:
-        """Return the reason for messages that are not parsed."""
-        return None if connection.payload_format == "json" else "messages that are raw bytes are not parsed"
