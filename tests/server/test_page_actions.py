@@ -125,7 +125,8 @@ def act(page: Page, button: Locator, label: str, says: str) -> None:
 def test_dead_letters_are_replayed_and_purged(service: Any, key: str, show: Callable[..., Page]) -> None:
     page = show("#/letters", key)
     page.get_by_role("link", name="loader", exact=True).click()
-    group = page.get_by_role("row", name="the disk is full")
+    errors = page.get_by_role("group", name="Dead letters by error")
+    group = errors.get_by_role("row", name="the disk is full")
     expect(group).to_contain_text("2")
     # Nothing is done that was not confirmed.
     group.get_by_role("button", name="Purge").click()
