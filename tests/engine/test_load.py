@@ -137,6 +137,16 @@ def test_sql_between(plain_spark: SparkSession, raw: Any, warehouse: Any) -> Non
     assert rows(warehouse, "totals") == [{"n": 2, "total": 4.0}]
 
 
+def test_a_variant_becomes_json(plain_spark: SparkSession, warehouse: Any) -> None:
+    weft.load(
+        [{"id": 1, "data": '{"a": [1, null]}'}, {"id": 2, "data": None}],
+        target="variants",
+        connection="warehouse",
+        transform_sql='SELECT id, parse_json(data) AS "the data" FROM source',
+    )
+    assert [row["the data"] for row in rows(warehouse, "variants")] == ['{"a":[1,null]}', None]
+
+
 def test_one_database_is_pushed_down(raw: Any) -> None:
     result = weft.load("SELECT * FROM orders WHERE id = 2", target="two", connection="raw")
     assert (result.rows_read, result.inserted, result.engine) == (1, 1, "pushdown")

@@ -96,7 +96,7 @@ def transformed(frame: Any, sql: str, table: str = "source", option: str = "tran
     with outcome.explained(f"understand {option}"), sessions.quoted_names(frame.sparkSession):
         frame.createOrReplaceTempView(table)
         try:
-            return with_element_types(frame.sparkSession.sql(sql))
+            return with_element_types(_without_variants(frame.sparkSession.sql(sql)))
         except AnalysisException as error:
             parameters = error.getMessageParameters() or {}
             name = parameters.get("objectName", "").strip("`")
@@ -123,3 +123,14 @@ def transformed(frame: Any, sql: str, table: str = "source", option: str = "tran
                     missing.strip("`"), known, f"It can read: {', '.join(known)}. The table {table} has the rows."
                 ),
             ) from None
+
+
+def _without_variants(frame: Any) -> Any:
+    """Return a DataFrame with JSON in the place of variants, of which Arrow has no more than their bytes."""
+    from pyspark.sql.types import VariantType
+
+    found = {each.name for each in frame.schema if isinstance(each.dataType, VariantType)}
+    if not found:
+        return frame
+    names = [(sessions.quoted(name), name) for name in frame.columns]
+    return frame.select(*(F.to_json(quoted).alias(name) if name in found else quoted for quoted, name in names))
