@@ -254,6 +254,7 @@ class Scd2ByEvent(Scd2):
             f"INSERT INTO {self.target} ({names}) SELECT {values}, {own} "
             f"FROM {self.source} AS s JOIN {chain} AS c ON {joined} WHERE {is_new} AND {self.mark}"
         )
+        written = int(cursor.rowcount)  # of DuckDB's cursor, before its next statement
         fresh = f"SELECT count(*) FROM {chain} AS c WHERE c.{self._q('_is_new')} = 1 AND {is_new}"
         inserted = int(self.session.value(fresh))
-        return Counts(inserted=inserted, updated=int(cursor.rowcount) - inserted)
+        return Counts(inserted=inserted, updated=written - inserted)
