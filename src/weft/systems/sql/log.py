@@ -335,7 +335,7 @@ class SqlLog:
         if not count:
             return 0, False
         leases.pass_over(session, self, consumers, int(cut))
-        floor = int(session.value(f"SELECT floor FROM {self.store.streams} WHERE id = ?", (self.number,)))
+        floor = int(session.value(f"SELECT floor FROM {self.store.streams} WHERE id = ?", (self.number,)) or 0)
         if gaps := max(int(cut) - floor - count, 0):
             leases.pass_removed(session, self, gaps)
         session.run(f"DELETE FROM {self.table} WHERE {self.rowid} <= ?", (cut,))
