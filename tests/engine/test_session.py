@@ -90,13 +90,13 @@ def test_a_session_of_ones_own_is_used(python: Python) -> None:
         python("""
         import threading
         from weft.engine import archive_files, java, jvm, session
-        from weft.engine.log import Log
+        from weft.engine.log import EngineLog
         from pathlib import Path
 
         conf = {"spark.master": "local[1]", "spark.ui.enabled": "false", "spark.sql.session.timeZone": "Asia/Tokyo"}
         runtime = java.find_java()
         flags = [*jvm.PROFILES["quick"], *archive_files.archive_flags(runtime)]
-        machine = jvm.start_jvm(runtime, conf, flags=flags, log=Log(Path("own.log")))
+        machine = jvm.start_jvm(runtime, conf, flags=flags, log=EngineLog(Path("own.log")))
         own, _ = session.connect(machine, conf)
         print(weft.spark() is own, weft.spark().conf.get("spark.sql.session.timeZone"))
         thread = threading.Thread(target=lambda: print(weft.spark() is own))

@@ -24,7 +24,7 @@ from weft.errors import (
 )
 from weft.operate.records import ClaimedRun, RefusedClaim
 from weft.operate.runlog import RunLog, open_run_log
-from weft.operate.runlog_tables import ddl
+from weft.operate.runlog_tables import LogTables, ddl
 from weft.project import Project, use
 from weft.systems.base import system_for
 from workers import started
@@ -127,6 +127,24 @@ def test_two_first_uses_at_once(log_url: str) -> None:
             worker.tell()
         for worker in workers:
             worker.answer()
+    with open_run_log(log_url) as log:
+        claimed(log)
+
+
+@pytest.mark.every_system
+@pytest.mark.parametrize("log_url", ["postgres", "mysql"], indirect=True)
+def test_a_first_use_whose_tables_another_made_meanwhile(log_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    check = LogTables.check
+
+    def late(tables: LogTables, **options: bool) -> None:
+        try:
+            check(tables, **options)
+        except WeftError:
+            monkeypatch.undo()
+            open_run_log(log_url).close()
+            raise
+
+    monkeypatch.setattr(LogTables, "check", late)
     with open_run_log(log_url) as log:
         claimed(log)
 

@@ -498,7 +498,6 @@ def _open(connection: Connection, *, create: bool, read_only: bool) -> RunLog:
 
 def _prepare(book: LogTables, *, create: bool, read_only: bool) -> bool:
     """Check or create the tables. `False`: the database has no log, and nothing may be written."""
-    denied: WeftError | None = None
     if not book.tables.connection.is_missing():
         try:
             book.check(write=not read_only, create=create)
@@ -506,12 +505,9 @@ def _prepare(book: LogTables, *, create: bool, read_only: bool) -> bool:
         except (ConnectionFailedError, StorageError):
             raise  # unreachable, or not writable: to create tables would not help
         except WeftError as error:
-            with suppress(WeftError):
-                book.check(write=False, create=create)
-                denied = error  # the tables are there: to create them would fail for a reason that is none
-            if denied is not None:
-                hint = "It needs the rights to SELECT, INSERT, UPDATE and DELETE rows of its two tables."
-                raise WeftError(denied.what, hint=hint) from None
+            if _is_there(book, create=create):
+                _check_again(book, create=create, read_only=read_only)
+                return True
             if not create:
                 raise book.missing(error) from None
             if read_only:
@@ -527,6 +523,25 @@ def _prepare(book: LogTables, *, create: bool, read_only: bool) -> bool:
             return True
         raise
     return True
+
+
+def _is_there(book: LogTables, *, create: bool) -> bool:
+    with suppress(WeftError):
+        book.check(write=False, create=create)
+        return True
+    return False
+
+
+def _check_again(book: LogTables, *, create: bool, read_only: bool) -> None:
+    """Raise where the rights to tables are missing. They may also be there only since the first look, made by another
+    process."""
+    try:
+        book.check(write=not read_only, create=create)
+    except (ConnectionFailedError, StorageError):
+        raise
+    except WeftError as error:
+        hint = "It needs the rights to SELECT, INSERT, UPDATE and DELETE rows of its two tables."
+        raise WeftError(error.what, hint=hint) from None
 
 
 def _one_line(error: BaseException) -> str:
