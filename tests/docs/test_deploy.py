@@ -1,4 +1,4 @@
-"""The files of `deploy/` fit this version: commands, manifests, rules and dashboard."""
+"""The files of `docs/deploy/` fit this version: commands, manifests, rules and dashboard."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from weft.engine import config
 from weft.operate.executors import open_executor
 from weft.operate.metrics import METRICS, open_metrics
 
-ROOT = Path(__file__).parent.parent.parent / "deploy"
+REPOSITORY = Path(__file__).parent.parent.parent
+ROOT = REPOSITORY / "docs" / "deploy"
 _PROMQL = re.compile(r"\bweft_[a-z_]+")
 
 
@@ -112,7 +113,7 @@ def test_settings_of_spark(file: Path, tmp_path: Path, monkeypatch: pytest.Monke
 def known_metrics() -> set[str]:
     """The names that this version exports, as its sources declare them."""
     names = {f"{each.name}_total" if each.kind == "counter" else each.name for each in METRICS}
-    source = ROOT.parent / "src" / "weft"
+    source = REPOSITORY / "src" / "weft"
     server = (source / "server" / "metrics.py").read_text()
     for name in re.findall(r'counter\(\s*"(weft_\w+)"', server):
         names.add(f"{name}_total")
@@ -170,14 +171,14 @@ def test_the_function() -> None:
     module, _, name = handler.rpartition(".")
     assert callable(getattr(importlib.import_module(module), name))
     (extras,) = re.findall(r"\[([a-z,0-9-]+)\]", values["RUN"])
-    declared = tomllib.loads((ROOT.parent / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    declared = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     assert set(extras.split(",")) <= declared.keys()
 
 
 @pytest.mark.full
 def test_the_steps_of_the_container(tmp_path: Path) -> None:
     """What its RUN lines do, in a folder: a wheel is built and installed into an environment of its own."""
-    python = ROOT.parent / ".venv" / "bin" / "python"
+    python = REPOSITORY / ".venv" / "bin" / "python"
     wheel = [
         str(python),
         "-m",
@@ -187,7 +188,7 @@ def test_the_steps_of_the_container(tmp_path: Path) -> None:
         "--no-build-isolation",
         "-w",
         str(tmp_path),
-        str(ROOT.parent),
+        str(REPOSITORY),
     ]
     subprocess.run(wheel, check=True, capture_output=True)
     (built,) = tmp_path.glob("*.whl")
