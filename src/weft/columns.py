@@ -109,6 +109,12 @@ def is_nested(kind: pa.DataType) -> bool:
     return bool(pa.types.is_nested(kind))
 
 
+def has_objects(kind: pa.DataType) -> bool:
+    """Return whether values of a type are objects or have objects in them."""
+    parts = (kind.field(at).type for at in range(kind.num_fields)) if is_nested(kind) else ()
+    return pa.types.is_struct(kind) or any(map(has_objects, parts))
+
+
 def canonical_field(field: pa.Field) -> pa.Field:
     """Return the field under which this column travels."""
     kind = _canonical(field.type, field.name)

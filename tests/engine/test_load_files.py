@@ -99,6 +99,29 @@ def test_rows_that_pass_through_spark_keep_their_objects(plain_spark: Any, tmp_p
     assert [None if row["doc"] is None else json.loads(row["doc"]) for row in found] == docs
 
 
+@pytest.mark.parametrize("form", ["rows", "lines"])
+def test_sql_that_passes_objects_on_keeps_their_keys(
+    plain_spark: Any, tmp_path: Path, form: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """SQL that reads them needs one type, in which each has the keys of all: that is said."""
+    docs: list[Any] = [{"b": 1}, {"a": [{"c": 1}, {"d": 2}]}, {}, None]
+    rows = [{"id": n, "doc": doc} for n, doc in enumerate(docs)]
+    (tmp_path / "docs.ndjson").write_text("".join(f"{json.dumps(each)}\n" for each in rows))
+    data = rows if form == "rows" else str(tmp_path / "docs.ndjson")
+    lite = weft.SQLiteConnection(str(tmp_path / "lite.db"), name="lite")
+
+    def loaded(table: str, sql: str) -> list[Any]:
+        weft.load(data, target=table, connection=lite, transform_sql=sql)
+        found = sorted(table_rows(table, connection=lite), key=itemgetter("id"))
+        return [None if row["v"] is None else json.loads(row["v"]) for row in found]
+
+    assert loaded("passed", "SELECT id, s.doc AS v FROM source s WHERE doc IS NOT NULL") == docs[:3]
+    assert not [each for each in caplog.messages if "keys of all" in each]
+    assert loaded("read", "SELECT id, coalesce(doc, doc) AS v FROM source")[0] == {"a": None, "b": 1}
+    (said,) = (each for each in caplog.messages if "keys of all" in each)
+    assert "'v' of" in said
+
+
 def test_refused_before_spark_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     from weft.engine import session
 

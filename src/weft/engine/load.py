@@ -10,16 +10,18 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import logging
 import time
-from collections.abc import Callable, Coroutine
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Protocol, TypeVar, Unpack
 
 import pyarrow as pa
 
-from weft.columns import canonical_schema, hinted, is_nested
+from weft.columns import canonical_schema, has_objects, hinted, is_nested
 from weft.engine import inputs
 from weft.engine.inputs import Input
+from weft.engine.passed_columns import passed_columns
 from weft.engine.readers import RowReader, SqlReader, open_tables, opened_parts, opened_reader, stored_columns
 from weft.errors import DeclarationError
 from weft.project import current
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
 
     from weft.engine import tasks
 
+_log = logging.getLogger("weft.engine")
 Engine = Literal["spark", "pushdown"]
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -123,6 +126,8 @@ class Job:
     projection: Projection | None = None
     reject: Reject | None = None
     """Takes the rows without a key from a load into a Delta table, where they do not fail it."""
+    _alters_keys: bool = field(default=False, init=False)
+    """Whether SQL gets objects of JSON as one type, with the keys of all."""
 
     def run(self, data: Input, opened: SqlTables | None = None) -> tuple[Counts, str]:
         """Load the data; what it did, and where it ran. `opened` are the target's tables, which stay open."""
@@ -171,28 +176,49 @@ class Job:
 
     def with_documents(self, data: inputs.Memory, tables: SqlTables | None) -> inputs.Memory:
         """Return rows with JSON where the target has no column of objects or lists: so objects keep their own keys."""
-        if data.with_documents is None or self.transform_sql is not None:
+        if data.with_documents is None:
             return data
         documents = self._documents(data.schema, tables)
         return data.with_documents(documents) if documents else data
 
     def _documents(self, source: pa.Schema, tables: SqlTables | None) -> list[str]:
-        """Return the columns of objects and lists that are none in the target."""
+        """Return the columns of objects and lists that are none in the target, and that SQL passes on as they are."""
         nested = [each for each in source if is_nested(each.type)]
+        passed = passed_columns(self.transform_sql, [each.name for each in nested])
+        self._alters_keys = any(has_objects(each.type) and each.name not in passed for each in nested)
+        kept = self._kept_as_json([(passed[each.name], each) for each in nested if each.name in passed], tables)
+        return [each.name for each in kept]
+
+    def _kept_as_json(self, written: Sequence[tuple[str, pa.Field]], tables: SqlTables | None) -> list[pa.Field]:
+        """Return those of these columns of objects and lists, each with the name under which it is written, that are
+        none in the target."""
         columns = None
-        if nested and tables is not None and not self.connection.is_missing():
+        if written and tables is not None and not self.connection.is_missing():
             columns = stored_columns(tables, self.load.schema, self.load.table)
         stored = {each.name.lower(): each.field for each in columns or ()}
-        documents = []
-        for field in nested:
-            name, declared = (field.name, None) if self.projection is None else self.projection.written_to(field.name)
+        kept = []
+        for name, column in written:
+            name, declared = (name, None) if self.projection is None else self.projection.written_to(name)
             wanted = stored.get(name.lower(), declared)
             if wanted is not None:
                 is_document = not is_nested(wanted.type)
             else:
-                is_document = tables is not None and tables.sql_type(field) == tables.sql_type(hinted(name, "json"))
-            documents += [field.name] if is_document else []
-        return documents
+                is_document = tables is not None and tables.sql_type(column) == tables.sql_type(hinted(name, "json"))
+            kept += [column] if is_document else []
+        return kept
+
+    def _warn_of_keys(self, result: pa.Schema, tables: SqlTables) -> None:
+        """Say which columns of JSON have objects with the keys of others, because SQL needs the type of objects."""
+        objects = [(each.name, each) for each in result if has_objects(each.type)] if self._alters_keys else []
+        for each in self._kept_as_json(objects, tables):
+            _log.warning(
+                "%s: each object in the column %r of %s gets the keys of all, with nulls, as transform_sql does more "
+                "than pass it on. SQL that only names a column (SELECT id, doc FROM source) leaves its objects as they "
+                "are; so do texts of JSON in the place of objects.",
+                self.load.name,
+                each.name,
+                self.connection.label,
+            )
 
     def _chosen(self, columns: StructType, tables: SqlTables | None) -> list[str]:
         from weft.engine import frame_projection
@@ -255,13 +281,15 @@ class Job:
         """Return the rows as a DataFrame, with the target's columns where the database cannot make them."""
         from weft.engine import frame_projection, frames
 
-        chosen = functools.partial(self._chosen, tables=tables) if self.transform_sql is None else None
+        chosen = functools.partial(self._chosen, tables=tables)
         frame = frames.of(data, reader, self.source, self.transform_sql, documents=chosen)
         if self.projection is not None and not self.can_project(tables):
             load = self.projection(self.load, frame_projection.schema_of(frame), None)
             frame = frame_projection.projected(frame, load)
             self.load, self.projection = replace(load, projection=None), None
-        return frame, frame_projection.schema_of(frame)
+        schema = frame_projection.schema_of(frame)
+        self._warn_of_keys(schema, tables)
+        return frame, schema
 
     def _copied_here(self, reader: RowReader, tables: SqlTables) -> Counts:
         """Read and write in this process, as a task would."""
@@ -328,7 +356,7 @@ class Job:
         with opened_reader(data, self.source, self.connection) as reader:
             session.refuse_one_host(reader is not None and reader.one_host, "The source of this load")
             rows = files.rows_of(data, reader) if self.transform_sql is None else None
-            chosen = functools.partial(self._chosen, tables=None) if self.transform_sql is None else None
+            chosen = functools.partial(self._chosen, tables=None)
             frame = None
             if rows is None:
                 frame = frames.of(data, reader, self.source, self.transform_sql, documents=chosen)

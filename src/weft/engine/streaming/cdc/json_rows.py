@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from weft.columns import hint_of, is_nested
+from weft.columns import has_objects, hint_of, is_nested
 from weft.systems.codec import Parsed
 from weft.systems.codecs.json import JsonDecoder, decode_exactly
 
@@ -62,7 +62,7 @@ def rows_of(
             not there
             and is_new
             and stored
-            and _has_objects(each.type)
+            and has_objects(each.type)
             and all(table.makes_documents for table in stored)
         ):
             known[name] = pa.json_()
@@ -169,11 +169,6 @@ def _takes_texts(column: pa.Field) -> bool:
 
 def _is_list(kind: pa.DataType | None, matches: Callable[[pa.DataType], bool] = pa.types.is_decimal) -> bool:
     return kind is not None and pa.types.is_list(kind) and matches(kind.value_type)
-
-
-def _has_objects(kind: pa.DataType) -> bool:
-    parts = (kind.field(at).type for at in range(kind.num_fields)) if is_nested(kind) else ()
-    return pa.types.is_struct(kind) or any(map(_has_objects, parts))
 
 
 def _has_floats(kind: pa.DataType) -> bool:
