@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from math import isfinite
 from typing import Any
 
 import pyarrow as pa
 
 from weft.systems.codecs.json import JsonDecoder
+from weft.systems.codecs.kinds import settled
 from weft.systems.log import ROWID
 from weft.systems.payloads import encode, has_not_finite, loads
 
@@ -19,11 +20,12 @@ def parsed_rows(
     payloads: Sequence[str | dict[str, Any]],
     known: Mapping[str, pa.Field],
     types: Mapping[str, pa.DataType] | None = None,
+    growing: Collection[str] = (),
 ) -> tuple[pa.Table, Sequence[int], dict[int, str]]:
     """Return payloads as columns, the numbers of those that are rows, and what is wrong with the others.
 
     Values are of these types; without any they are of the types that JSON has, and where a column is of another one (a
-    time, a decimal, bytes) of that one.
+    time, a decimal, bytes) of that one. Objects of the columns `growing` may have more keys.
     """
     if types is None:
         types = {name: each.type for name, each in known.items() if not is_of_json(each.type)}
@@ -44,6 +46,9 @@ def parsed_rows(
         else:
             texts.append(row.encode("utf-8", "surrogatepass"))
     parsed = JsonDecoder(types).parse(pa.array(texts, pa.binary()))
+    objects = {name.lower(): types[name] for name in growing if name in types}
+    if wider := settled({name: each for name, each in parsed.kinds.items() if name in objects}, objects, widens=False):
+        parsed = JsonDecoder({**types, **wider}).parse(pa.array(texts, pa.binary()))
     parsed = parsed._replace(bad={**parsed.bad, **refused})
     names = {name.lower(): name for name in known}
     columns, fields = [], []

@@ -104,6 +104,33 @@ def test_json_is_stored_as_it_was_sent(kafka: Any, broker: Any, tmp_path: Path, 
         assert found() == {1: expected[1], 7: ('{"b":8}', '[{"b":9},{"x":1}]')}
 
 
+@pytest.mark.brief("plain", "duckdb")
+@pytest.mark.parametrize("where", ["plain", "sql", "duckdb"])
+def test_a_replayed_object_may_have_new_keys(kafka: Any, broker: Any, tmp_path: Path, where: str) -> None:
+    """As one of a batch, where the table keeps it as JSON. An object of DuckDB has the keys that it has."""
+    duck = weft.DuckDBConnection(str(tmp_path / "copies.duckdb"), name="duck")
+    target = duck if where == "duckdb" else "default"
+    topic = kafka.create_topic()
+    declared: dict[str, Any] = {"source": broker, "source_query": topic, "target": target, "target_table": "docs"}
+    declared |= {"dead_letter_table": "failed", "dead_letter_connection": "default"}
+    if where == "sql":
+        declared["transform_sql"] = "SELECT n, doc FROM source"
+    pipeline = make(name="docs", **declared)
+    kafka.produce(topic, [b'{"n": 1, "doc": {"a": 1, "in": [{"x": 1}]}}'])
+    run_once(name="docs", **declared)
+    payloads = ['{"n": 2, "doc": {"b": 2}}', '{"n": 3, "doc": {"in": [{"y": 3}]}}', '{"n": 4, "doc": "text"}']
+    put(
+        pipeline,
+        [DeadLetter("read", "No", topic, each, f"0:{9 + n}") for n, each in enumerate(payloads)],
+    )
+    assert replay_all(pipeline).again == (3 if where == "duckdb" else 1)
+    assert letters_of(pipeline)[-1].payload == payloads[-1]
+    if where == "plain":
+        assert rows("docs", "n, doc")[1:] == [(2, '{"b":2}'), (3, '{"in":[{"y":3}]}')]
+    else:
+        assert len(rows("docs", "n", target)) == (1 if where == "duckdb" else 3)
+
+
 def test_bad_messages_alone_are_dead_letters(kafka: Any, broker: Any) -> None:
     topic = kafka.create_topic()
     kafka.produce(topic, [b"{", b'{"id": 1}', b"\xff", b'{"id": 2}', b"[1]"])

@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from functools import cached_property
+from functools import cached_property, partial
 from heapq import nsmallest
 from itertools import groupby
 from typing import Any
@@ -254,7 +254,9 @@ class Replay:
             placed = _with_origins(rows, [letters[number] for number in numbers])
             return rows, [_again(letters[number], "store", why) for number, why in bad.items()], lambda: placed
         documents = batches.targets.documents if batches.writes_as_is else None
-        rows, numbers, bad = _source_rows(self.pipeline, self._columns(), letters, documents)
+        rows, numbers, bad = _source_rows(
+            self.pipeline, self._columns(), letters, documents, partial(_growing, batches)
+        )
         failed = [_again(letters[number], "read", why) for number, why in bad.items()]
         if self.pipeline.cdc is not None and len(rows):
             if self.pipeline.cdc.route is None:
@@ -318,10 +320,11 @@ def _source_rows(
     pipeline: StreamingPipeline,
     columns: Columns,
     letters: Sequence[StoredLetter],
-    documents: Documents | None = None,
+    documents: Documents | None,
+    growing: Documents,
 ) -> tuple[pa.Table, Sequence[int], dict[int, str]]:
     """Return the table `source` of the SQL: the rows of letters, the numbers of these letters, and why the others
-    cannot be parsed."""
+    cannot be parsed. `growing` chooses the columns whose objects may have more keys."""
     schemas, are_exact = _source_columns(pipeline, columns)
     known = {each.name: each for each in schemas}
     types = _source_types(pipeline, columns)
@@ -336,7 +339,8 @@ def _source_rows(
         more = {name: row.pop(name) for name in list(row) if name not in known} if row and are_exact else {}
         extras.append(encode(more).decode() if more else None)
         payloads.append(letter.payload if row is None else row)
-    rows, numbers, bad = parsed_rows(payloads, known, types)
+    objects = [name for name, kind in types.items() if is_nested(kind)]
+    rows, numbers, bad = parsed_rows(payloads, known, types, growing(objects) if objects else ())
     nested = [each.name for each in rows.schema if is_nested(each.type)]
     if documents is not None and nested:
         good = [payloads[number] for number in numbers]
@@ -355,6 +359,17 @@ def _source_rows(
         if each.name not in rows.column_names:
             rows = rows.append_column(each, pa.nulls(len(numbers), each.type))
     return rows, numbers, bad
+
+
+def _growing(batches: Batches, names: Collection[str]) -> Collection[str]:
+    """Return those of these columns of the sources whose objects may have keys that those before did not have, as in a
+    batch: a table whose own objects lack one would refuse all rows."""
+    if batches.pipeline.cdc is not None:
+        return ()
+    if batches.writes_as_is:
+        return batches.targets.documents(names)
+    stored = batches.targets.stored()
+    return names if stored and all(each.makes_documents for each in stored) else ()
 
 
 def _source_columns(pipeline: StreamingPipeline, columns: Columns) -> tuple[list[pa.Field], bool]:
