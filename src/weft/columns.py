@@ -191,7 +191,12 @@ def _canonical(kind: pa.DataType, name: str) -> pa.DataType:
         return kind
     if kind in _OTHERS:
         return _OTHERS[kind]
-    raise SchemaError(f"Column {name!r} is of type {kind}, which no table can hold.", field=name)
+    raise SchemaError(f"Column {name!r} is of type {kind}, which no table can hold.", field=name, hint=to_be_cast(name))
+
+
+def to_be_cast(name: str) -> str:
+    """Return what helps where no table can hold a column's type."""
+    return f"Make it a text or a number before; Spark SQL: CAST({name} AS STRING) AS {name}."
 
 
 def _is_list_view(kind: pa.DataType) -> bool:

@@ -234,8 +234,8 @@ class DryRun:
     def __init__(self, frame: Any, connection: Connection, load: Load) -> None:
         refuse(connection, load)
         refuse_unknown_columns(load.checks, frame.columns, load.name)
-        load.check_source(frame.columns)
         self.load, self.target = load, target_of(connection)
+        load.check_source(frame.columns, folds=self.target.folds_columns)
         self.spark = sessions.own_session(connectors.ready(frame.sparkSession, connection))
         self.frame = frame_checks.without_void(sessions.moved_to(frame, self.spark))
         connection.configure(self.spark)

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from weft.columns import canonical_schema, hint_of, hinted
+from weft.columns import canonical_schema, hint_of, hinted, to_be_cast
+from weft.errors import SchemaError
 from weft.spark_support.sessions import quoted, quoted_names
 from weft.systems.load import Load
 from weft.systems.sql.checks import condition, is_broken, refuse_broken, refuse_unknown_columns
@@ -23,8 +24,20 @@ _DIGITS = {pa.int8(): 3, pa.int16(): 5, pa.int32(): 10, pa.int64(): 19}
 
 def arrow_of(columns: StructType) -> pa.Schema:
     """Return columns of Spark as canonical ones."""
+    from pyspark.errors import PySparkTypeError
     from pyspark.sql.pandas.types import to_arrow_schema
+    from pyspark.sql.types import StructType
 
+    for each in columns:
+        try:
+            to_arrow_schema(StructType([each]), timezone="UTC")
+        except PySparkTypeError:  # an interval of months, say
+            kind = each.dataType.simpleString()
+            raise SchemaError(
+                f"Column {each.name!r} is of type {kind}, which no table can hold.",
+                field=each.name,
+                hint=to_be_cast(each.name),
+            ) from None
     return canonical_schema(to_arrow_schema(columns, timezone="UTC"))
 
 

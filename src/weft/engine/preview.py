@@ -229,7 +229,7 @@ def _first(reader: RowReader, rows: int) -> pa.Table:
 
 def _compare(result: Preview, load: Load, schema: pa.Schema, tables: SqlTables) -> None:
     written = load.written(schema)
-    load.check_source(written.names)
+    load.check_source(written.names, folds=tables.folds_columns)
     refuse_unknown_columns(load.checks, written.names, load.name)
     columns = stored_columns(tables, load.schema, load.table)
     if columns is None:

@@ -32,7 +32,7 @@ class TableProjection:
     def __call__(self, load: Load, source: pa.Schema, tables: SqlTables | None) -> Load:
         """Return the load with the table's declaration and, where columns are not taken as they are, a projection."""
         quote = sessions.quoted if tables is None else tables.quote
-        load.refuse_repeated(source.names)
+        load.refuse_repeated(source.names, folds=tables is not None and tables.folds_columns)
         if not self.target.table.columns:
             return self._renamed(load, source, quote)
         dialect = "spark" if tables is None else tables.dialect

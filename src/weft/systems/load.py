@@ -286,20 +286,30 @@ class Load:
         # A text such as "no" would count as true, and the load would empty its table.
         flag(self.allow_empty, "allow_empty", "A load")
 
-    def refuse_repeated(self, columns: list[str]) -> None:
-        """Refuse a source with two columns of one name."""
+    def refuse_repeated(self, columns: list[str], *, folds: bool = False) -> None:
+        """Refuse a source with two columns of one name. `folds`: upper and lower case are one where they go."""
         repeated = {name for name in columns if columns.count(name) > 1}
         if repeated:
             raise DeclarationError(
                 f"The source of {self.name} has more than one column {sorted(repeated)[0]!r}.",
                 hint="Give each a name of its own: SELECT a.id AS id, b.id AS other_id …",
             )
+        if folds:
+            seen: dict[bytes, str] = {}
+            for name in columns:
+                # Of bytes, only ASCII has cases: É and é are two columns of SQLite and DuckDB.
+                if (other := seen.setdefault(name.encode("utf-8", "surrogatepass").lower(), name)) != name:
+                    raise DeclarationError(
+                        f"The source of {self.name} has the columns {other!r} and {name!r}, which are one column "
+                        "there: its names do not differ in upper and lower case alone.",
+                        hint=f"Leave one of them out, or give it another name: SELECT … AS other_{name.lower()} …",
+                    )
 
-    def check_source(self, columns: list[str]) -> None:
-        """Refuse a load that names columns which the source does not have."""
+    def check_source(self, columns: list[str], *, folds: bool = False) -> None:
+        """Refuse a load that names columns which the source does not have. `folds`: see `refuse_repeated`."""
         if not columns:
             raise DeclarationError(f"The source of {self.name} has no columns.")
-        self.refuse_repeated(columns)
+        self.refuse_repeated(columns, folds=folds)
         for option in ("keys", "update_columns", "compare_columns", "deduplicate_by", "event_timestamp_column"):
             names = getattr(self, option) or ()
             for name in (names,) if isinstance(names, str) else names:

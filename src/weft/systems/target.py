@@ -74,6 +74,8 @@ class SparkTarget(ABC):
     """Whether a load that is tried again is there once. Only such a target takes loads and batch pipelines."""
     keeps_columns: ClassVar[bool] = False
     """Whether a table that is truncated keeps its columns."""
+    folds_columns: ClassVar[bool] = False
+    """Whether names of columns that differ in upper and lower case alone are one name."""
     removes_rows: ClassVar[bool] = False
     """Whether a merge removes the rows that a load names in `removed`."""
     keeps_states: ClassVar[bool] = False

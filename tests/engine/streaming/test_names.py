@@ -28,6 +28,28 @@ def test_a_long_name() -> None:
     assert sorted(each["n"] for each in found) == [0, 1]
 
 
+@pytest.mark.brief("sqlite")
+@pytest.mark.parametrize("where", ["sqlite", pytest.param("delta", marks=pytest.mark.delta)])
+def test_columns_that_differ_in_case_alone(where: str) -> None:
+    events = declare(n="int64", text="string")
+    lake = weft.DeltaLocalConnection("lake", name="lake")
+    target = weft.Target(connection=lake, prefix="twins") if where == "delta" else weft.Target(table="twins")
+    weft.publish_sync(events, {"n": 1, "text": "one"})
+    with pytest.raises(weft.WeftError, match="twins has the columns 'n' and 'N', which are one column"):
+        run_once(name="twins", source=events, targets=[target], transform_sql="SELECT n, text AS N FROM source")
+
+
+@pytest.mark.brief("MONTH")
+@pytest.mark.parametrize("unit", ["DAY", "MONTH"])
+def test_a_type_that_no_table_holds(unit: str) -> None:
+    events = declare(n="int64")
+    weft.publish_sync(events, {"n": 1})
+    pipeline: dict[str, Any] = {"source": events, "targets": [weft.Target(table="times")]}
+    with pytest.raises(weft.WeftError, match=r"Column 'late' is of type .*, which no table can hold") as caught:
+        run_once(name="times", **pipeline, transform_sql=f"SELECT n, INTERVAL '1' {unit} AS late FROM source")
+    assert "CAST(late AS STRING) AS late" in str(caught.value)
+
+
 def test_keys() -> None:
     """Short ones as they have always been: a ledger knows them."""
     checkpoint = "0" * 36

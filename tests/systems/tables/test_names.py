@@ -36,3 +36,19 @@ def test_a_lookup_that_is_not_there(tables: SqlTables, database_url: str, schema
         assert (caught.value.hint, caught.value.__notes__) == ("Did you mean 'users'?", ["lookup u"])
         with pytest.raises(weft.WeftError, match="nobody"):
             columns_of("u", weft.Lookup(connection="here", query="SELECT * FROM nobody"))
+
+
+def test_columns_that_differ_in_case_alone(tables: SqlTables, database_url: str) -> None:
+    rows = [{"n": 1, "N": "one"}]
+    with use(Project()):
+        weft.connect(url=database_url, name="here")
+        if not tables.folds_columns:
+            weft.load(rows, target="twins", connection="here")
+            assert weft.sql('SELECT n, "N" FROM here.twins', to="rows") == rows
+            return
+        with pytest.raises(weft.WeftError, match="twins has the columns 'n' and 'N', which are one column") as caught:
+            weft.load(rows, target="twins", connection="here")
+        assert "another name" in str(caught.value.hint)
+        weft.load([{"n": 1}], target="twins", connection="here")
+        with pytest.raises(weft.WeftError, match="twins has no column 'N'"):
+            weft.load([{"N": 1}], target="twins", connection="here")

@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from weft.columns import python_rows
 from weft.engine import frames, inputs, reader_frames
+from weft.engine.frame_projection import arrow_of
 from weft.engine.inputs import Input
 from weft.engine.streaming import dead_letters, fan_in, functions
 from weft.engine.streaming.failing_rows import FailingRows, without_rows
@@ -345,6 +346,7 @@ class Transform:
         from pyspark.sql.types import NullType
 
         result = result.drop(*(field.name for field in result.schema if isinstance(field.dataType, NullType)))
+        arrow_of(result.schema)  # refuses by its name a column that no table can hold
         with outcome.explained(f"run the batch of {self._pipeline.name}"):
             if is_small:
                 return memory_of(result.toArrow())

@@ -49,7 +49,7 @@ _encoder = msgspec.json.Encoder(decimal_format="number")
 
 def copy(rows: ArrowRows, connection: Connection, load: Load, *, spark: SparkSession) -> Counts | None:
     """Load rows into a table. `None` where only `DeltaTarget.write` can do it; nothing was written then."""
-    load.check_source(rows.schema.names)
+    load.check_source(rows.schema.names, folds=True)
     if load.mode not in ("append", "truncate") or load.keys or load.on_bad_rows != "fail":
         return None
     codec = str(spark.conf.get(_CODEC)).lower().replace("none", "uncompressed")

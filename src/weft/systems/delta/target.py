@@ -38,11 +38,12 @@ class DeltaTarget(SparkTarget):
 
     modes = MODES
     keeps_columns = True
+    folds_columns = True
     removes_rows = True
     keeps_states = True
 
     def write(self, frame: DataFrame, load: Load, spark: SparkSession, reject: Reject | None = None) -> Counts:
-        load.check_source(frame.columns)
+        load.check_source(frame.columns, folds=self.folds_columns)
         if load.on_bad_rows == "quarantine":
             raise LoadRefusedError(
                 f"on_bad_rows='quarantine' is not supported for Delta tables ({load.name}).",

@@ -52,6 +52,7 @@ class PostgresTables(SqlTables):
     clock: ClassVar[str | None] = "clock_timestamp()"
     row_lock: ClassVar[str] = " FOR UPDATE"
     has_temporary_views: ClassVar[bool] = True
+    folds_columns: ClassVar[bool] = False
 
     driver: PostgresLoadSessions
 

@@ -87,7 +87,7 @@ def prepare(tables: SqlTables, load: Load, schema: pa.Schema) -> None:
     Before the load's own transaction, because some databases commit at each CREATE TABLE.
     """
     written = load.written(schema)
-    load.check_source(written.names)
+    load.check_source(written.names, folds=tables.folds_columns)
     if load.is_recorded:
         ledger.create(tables)
     if load.changes is not None:

@@ -108,6 +108,8 @@ class SqlTables(ABC):
     """The schema of tables without one, where a common table expression would otherwise find itself."""
     native_decimals: ClassVar[bool] = True
     """Whether decimals, dates and times are stored as such; else as texts."""
+    folds_columns: ClassVar[bool] = True
+    """Whether names of columns that differ in upper and lower case alone are one name, also quoted ones."""
     enforces_lengths: ClassVar[bool] = True
     """Whether the database refuses a text that is longer than its column."""
 
