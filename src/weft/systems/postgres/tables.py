@@ -360,6 +360,10 @@ class PostgresTables(SqlTables):
             return f"(CAST({expression} AS timestamp) AT TIME ZONE 'UTC')"
         return expression if column.type.tz else f"({expression} AT TIME ZONE 'UTC')"
 
+    def ordered(self, expression: str, field: pa.Field) -> str:
+        """There is no max() of UUIDs before PostgreSQL 18; their texts have the same order."""
+        return f'CAST({expression} AS text) COLLATE "C"' if hint_of(field) == "uuid" else expression
+
     def before_all(self, field: pa.Field) -> str:
         """There is no year 0 in PostgreSQL, but one before Christ."""
         return super().before_all(field).replace("0000-", "0001-").removesuffix("'") + " BC'"
