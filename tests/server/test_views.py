@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import sqlite3
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from hashlib import sha256
 from importlib.resources import files
 from typing import Any
@@ -237,10 +239,46 @@ def test_what_does_not_run_is_behind(server: Callable[..., Any], open_page: Call
     lines: Any = row.locator("td .chip").bounding_box()
     assert lines["height"] < 50  # two
     assert page.locator(".scroll").first.evaluate("(table) => table.scrollWidth <= table.clientWidth")
+    for width in (360, 768):
+        page.set_viewport_size({"width": width, "height": 740})
+        assert set(page.get_by_role("row").get_by_role("link").first.evaluate(ENDS_OF_LINES)) <= set("_")
+    page.set_viewport_size({"width": 360, "height": 740})
     page.goto(f"{served.url}/#/streams/clicks")
     expect(page.get_by_role("row", name="clicks_per_minute").locator("td.loud")).to_have_text("1,250")
     page.goto(f"{served.url}/#/graph")
     expect(page.locator("a", has_text="clicks_per_minute").first).to_contain_text("not running · lag 1,250")
+    _skip_to(served, 61_299)
+    page.goto(f"{served.url}/#/streaming")
+    expect(row.locator("td.loud")).to_have_text("61,250")
+    assert page.locator(".scroll").first.evaluate("(table) => table.scrollWidth <= table.clientWidth")
+    page.goto(f"{served.url}/#/graph")
+    # More digits than there is room for beside what it is: its lag is shown in full.
+    _skip_to(served, 1_234_567_889)
+    expect(page.locator("svg .node-note", has_text="not running")).to_have_text("not running · lag 1,234,567,840")
+
+
+def _skip_to(served: Any, offset: int) -> None:
+    """Publish one event after an offset that no event has."""
+    with closing(sqlite3.connect(served.folder / ".weft/weft.db")) as database, database:
+        database.execute("UPDATE sqlite_sequence SET seq = ?", (offset,))
+    served.publish("clicks", [{"n": 1, "at": "2026-01-01T00:00:00Z"}])
+
+
+ENDS_OF_LINES = """(element) => {
+  const ends = [];
+  let last;
+  for (const text of element.childNodes) {
+    for (let index = 0; index < (text.data ?? "").length; index++) {
+      const range = document.createRange();
+      range.setStart(text, index);
+      range.setEnd(text, index + 1);
+      const character = { text: text.data[index], top: Math.round(range.getBoundingClientRect().top) };
+      if (last && last.top !== character.top) ends.push(last.text);
+      last = character;
+    }
+  }
+  return ends;
+}"""
 
 
 @pytest.mark.full

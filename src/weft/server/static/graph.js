@@ -113,13 +113,14 @@ function cut(text, font, room) {
 
 function Node({ node, state = {}, chosen }) {
   const text = [node.kind in PLACES || state.text ? WORDS[node.kind] : `${WORDS[node.kind]} in ${node.connection}`, state.text].filter(Boolean).join(" · ");
+  const note = cut(text, "11.5px", WIDTH - TEXT - MARGIN);
   const box = html`
     <g class=${`node ${node.kind} ${state.kind || ""} ${chosen ? "chosen" : ""}`} transform=${`translate(${node.x - WIDTH / 2} ${node.y - HEIGHT / 2})`}>
       <title>${`${node.name}: ${text}`}</title>
       <rect width=${WIDTH} height=${HEIGHT} rx="8" />
       <rect class="edge-mark" width="4" height=${HEIGHT - 16} x="7" y="8" rx="2" />
       <text x=${TEXT} y="22" class="node-name">${cut(node.name, "600 13.5px", WIDTH - TEXT - MARGIN - (node.kind === "model" ? COLUMNS : 0))}</text>
-      <text x=${TEXT} y="40" class="node-note">${cut(text, "11.5px", WIDTH - TEXT - MARGIN)}</text>
+      <text x=${TEXT} y="40" class="node-note">${note === text || !state.text ? note : cut(state.text, "11.5px", WIDTH - TEXT - MARGIN)}</text>
     </g>
   `;
   const place = PLACES[node.kind];

@@ -14,7 +14,7 @@ export function keyDialog(changed) {
     make("h2", { id: "key-title" }, "Key"),
     why,
     make("label", { class: "field stacked" }, "Key of the service, or token of a stream ", input),
-    make("p", { class: "note" }, "It is kept until this tab is closed. Make one on the server with ", make("code", {}, "weft apikey create --scope read"), "."),
+    make("p", { class: "note" }, "It is kept until this tab is closed. Make one on the server with ", make("code", {}, "weft apikey create --scope read"), ", or with ", make("code", {}, "--scope admin"), " for actions and the audit log."),
     make("div", { class: "actions" }, forget, make("button", { value: "cancel" }, "Cancel"), make("button", { value: "use", class: "primary" }, "Use it")),
   );
   const dialog = make("dialog", { id: "key-dialog", "aria-labelledby": "key-title" }, form);

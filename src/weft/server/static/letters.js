@@ -3,7 +3,7 @@
 import { indented } from "./api.js";
 import { Action, ActionsOff } from "./actions.js";
 import { count, plural } from "./dom.js";
-import { Chip, Code, Command, Empty, Facts, Panel, Table, Time, Title, View, html, quoted, to } from "./ui.js";
+import { Chip, Code, Command, Empty, Facts, NameLink, Panel, Table, Time, Title, View, html, quoted, to } from "./ui.js";
 
 const several = (letters) => (letters.count == null ? "–" : `${count(letters.count)}${letters.more ? " and more" : ""}`);
 const api = (name) => `api/v1/dead-letters/${encodeURIComponent(name)}`;
@@ -21,7 +21,7 @@ export class DeadLetters extends View {
           <${Table} label="Dead letters of streaming pipelines" head=${[["Pipeline"], ["Letters", "number"], ["Newest", "number medium"], ["Commonest error", "medium"]]}>
             ${pipelines.map((each) => html`
               <tr key=${each.pipeline}>
-                <th scope="row"><a class="strong" href=${to("letters", each.pipeline)}>${each.pipeline}</a><span class="note block">${each.place}</span></th>
+                <th scope="row"><${NameLink} href=${to("letters", each.pipeline)} name=${each.pipeline} /><span class="note block">${each.place}</span></th>
                 <td class=${`number ${each.count ? "loud" : ""}`}>${several(each)}</td>
                 <td class="number medium"><${Time} relative at=${each.newest} now=${now} /></td>
                 <td class="medium note">${each.problem || each.groups[0]?.error}</td>
@@ -35,7 +35,7 @@ export class DeadLetters extends View {
           <${Table} label="Rejected events of streams" head=${[["Stream"], ["What", "medium"], ["Events", "number"], ["Where", "medium"], ["Do", "end"]]}>
             ${streams.map((each) => html`
               <tr key=${`${each.stream} ${each.kind}`}>
-                <th scope="row"><a class="strong" href=${to("streams", each.stream)}>${each.stream}</a><span class="note narrow">${each.kind}</span>${each.count > 0 && html`<span class="note block">its view has them by reason</span>`}</th>
+                <th scope="row"><${NameLink} href=${to("streams", each.stream)} name=${each.stream} /><span class="note narrow">${each.kind}</span>${each.count > 0 && html`<span class="note block">its view has them by reason</span>`}</th>
                 <td class="medium">${each.kind}</td>
                 <td class=${`number ${each.count ? "loud" : ""}`}>${count(each.count)}</td>
                 <td class="medium"><a href=${to("streams", each.place)}>${each.place}</a></td>
@@ -50,7 +50,7 @@ export class DeadLetters extends View {
           <${Table} label="Quarantined rows of pipelines" head=${[["Pipeline"], ["Rows", "number"], ["Where", "medium"], ["Do", "end"]]}>
             ${quarantines.map((each) => html`
               <tr key=${each.pipeline}>
-                <th scope="row"><a class="strong" href=${to("pipelines", each.pipeline)}>${each.pipeline}</a><span class="note block">its view has them by error</span></th>
+                <th scope="row"><${NameLink} href=${to("pipelines", each.pipeline)} name=${each.pipeline} /><span class="note block">its view has them by error</span></th>
                 <td class="number loud">${count(each.count)}</td>
                 <td class="medium note">${each.tables.join(", ")}</td>
                 <td class="end"><${ReplayRows} pipeline=${each.pipeline} /> <${PurgeRows} pipeline=${each.pipeline} /></td>

@@ -6,7 +6,7 @@ import { PipelineRows } from "./pipelines.js";
 import { poll } from "./status.js";
 import { behind } from "./streaming.js";
 import { Tail } from "./tail.js";
-import { Chip, Time, html, render, to } from "./ui.js";
+import { Chip, NameLink, Time, html, render, to } from "./ui.js";
 
 const series = new Map();
 const rows = new Map();
@@ -187,7 +187,7 @@ function Attention({ streams, pipelines, streaming, letters, quarantines }) {
         <section class="panel" aria-labelledby="wrong-title">
           <div class="head"><h2 id="wrong-title">Needs attention</h2><p class="note">${count(wrong.length)}</p></div>
           <ul class="list">
-            ${wrong.slice(0, MOST).map(([place, name, kind, word, why]) => html`<li key=${`${place} ${name} ${word}`}><a class="strong" href=${to(place, name)}>${name}</a> <${Chip} kind=${kind}>${word}<//><span class="note block cut">${why}</span></li>`)}
+            ${wrong.slice(0, MOST).map(([place, name, kind, word, why]) => html`<li key=${`${place} ${name} ${word}`}><${NameLink} href=${to(place, name)} name=${name} /> <${Chip} kind=${kind}>${word}<//><span class="note block cut">${why}</span></li>`)}
             ${wrong.length > MOST && html`<li class="note">and ${count(wrong.length - MOST)} more</li>`}
           </ul>
         </section>
@@ -196,7 +196,7 @@ function Attention({ streams, pipelines, streaming, letters, quarantines }) {
         <section class="panel" aria-labelledby="running-title">
           <div class="head"><h2 id="running-title">Running now</h2><p class="note">${count(running.length)}</p></div>
           <ul class="list">
-            ${running.slice(0, MOST).map(([address, name, note]) => html`<li key=${address}><a class="strong" href=${address}>${name}</a> <${Chip} kind="busy">… running<//><span class="note block">${note}</span></li>`)}
+            ${running.slice(0, MOST).map(([address, name, note]) => html`<li key=${address}><${NameLink} href=${address} name=${name} /> <${Chip} kind="busy">… running<//><span class="note block">${note}</span></li>`)}
             ${running.length > MOST && html`<li class="note">and ${count(running.length - MOST)} more</li>`}
           </ul>
         </section>

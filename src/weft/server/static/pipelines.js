@@ -7,7 +7,7 @@ import { briefDuration, count, duration, plural } from "./dom.js";
 import { PurgeRows, ReplayRows } from "./letters.js";
 import { ModelPanels, WHERE } from "./models.js";
 import { poll } from "./status.js";
-import { Chip, Code, Command, Empty, Facts, Panel, Status, Table, Time, Timeline, Title, View, changed, html, quoted, to, until } from "./ui.js";
+import { Chip, Code, Command, Empty, Facts, NameLink, Panel, Status, Table, Time, Timeline, Title, View, changed, html, quoted, to, until } from "./ui.js";
 
 const HEAD = [["Pipeline"], ["Last run"], ["Runs", "wide"], ["Took", "number medium"], ["Read", "number medium"], ["Changed", "number medium"], ["Next", "medium"]];
 
@@ -20,7 +20,7 @@ export function PipelineRows({ pipelines, now }) {
     return html`
       <tr key=${pipeline.name}>
         <th scope="row">
-          <a class="strong" href=${to("pipelines", pipeline.name)}>${pipeline.name}</a>
+          <${NameLink} href=${to("pipelines", pipeline.name)} name=${pipeline.name} />
           ${pipeline.kind === "model" && html`<${Chip}>model<//>`}
           ${pipeline.paused_at && html`<${Chip} kind="warn">paused<//>`}
           <span class="note block">${pipeline.description || pipeline.targets.join(", ")}</span>

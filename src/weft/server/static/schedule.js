@@ -3,9 +3,9 @@
 import { ActionsOff } from "./actions.js";
 import { count } from "./dom.js";
 import { Pause, Resume } from "./pipelines.js";
-import { Chip, Command, Empty, Facts, Panel, Table, Time, Title, View, html, to, until } from "./ui.js";
+import { Chip, Command, Empty, Facts, NameLink, Panel, Table, Time, Title, View, html, to, until } from "./ui.js";
 
-const Name = ({ name }) => html`<a class="strong" href=${to("pipelines", name)}>${name}</a>`;
+const Name = ({ name }) => html`<${NameLink} href=${to("pipelines", name)} name=${name} />`;
 const MOST = 100;
 
 export class Schedule extends View {

@@ -9,7 +9,7 @@ import { Publish } from "./publish.js";
 import { me, poll } from "./status.js";
 import { behind } from "./streaming.js";
 import { Tail } from "./tail.js";
-import { Chip, Component, Empty, Facts, Panel, Table, Time, Title, View, html, quoted, to } from "./ui.js";
+import { Chip, Component, Empty, Facts, NameLink, Panel, Table, Time, Title, View, html, quoted, to } from "./ui.js";
 
 export class StreamView extends View {
   every = 2000;
@@ -108,7 +108,7 @@ export class StreamView extends View {
             `)}
             ${readers.map(({ id, kind, name, standing }) => html`
               <tr key=${id}>
-                <th scope="row"><a class="strong" href=${to(kind === "streaming" ? kind : "pipelines", name)}>${name}</a> <${Chip}>${kind}<//></th>
+                <th scope="row"><${NameLink} href=${to(kind === "streaming" ? kind : "pipelines", name)} name=${name} /> <${Chip}>${kind}<//></th>
                 <td class=${`number ${standing && behind(standing, stream.name) > 0 ? "loud" : ""}`}>${count(standing && behind(standing, stream.name))}</td>
                 <td class="number medium">–</td>
                 <td class="number medium">–</td>

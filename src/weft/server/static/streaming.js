@@ -3,7 +3,7 @@
 import { Chart, SPAN_DAY, Series, rates } from "./chart.js";
 import { briefDuration, count, duration, plural, rate } from "./dom.js";
 import { poll } from "./status.js";
-import { Chip, Code, Command, Empty, Facts, Panel, Table, Tile, Time, Title, View, html, to } from "./ui.js";
+import { Chip, Code, Command, Empty, Facts, NameLink, Panel, Table, Tile, Time, Title, View, html, to } from "./ui.js";
 
 const places = (list) => list.map((each) => each.name).join(", ");
 const Running = ({ pid }) => (pid ? html`<${Chip} kind="good">●${"\u00a0"}running<//>` : html`<${Chip}>not${"\u00a0"}running here<//>`);
@@ -67,7 +67,7 @@ export class StreamingPipelines extends View {
                   const { activity } = each, flow = this.flows.get(each.name), lag = behind(each);
                   return html`
                     <tr key=${each.name}>
-                      <th scope="row"><a class="strong" href=${to("streaming", each.name)}>${each.name}</a>${each.step && html` <${Chip}>${each.step}<//>`}<span class="note block">${each.description}</span></th>
+                      <th scope="row"><${NameLink} href=${to("streaming", each.name)} name=${each.name} />${each.step && html` <${Chip}>${each.step}<//>`}<span class="note block">${each.description}</span></th>
                       <td><${Running} pid=${each.running} />${each.problem && html`<span class="note block">${each.problem}</span>`}</td>
                       <td class="wide">${places(each.sources)}</td>
                       <td class="wide">${places(each.targets)}</td>
@@ -193,7 +193,7 @@ const States = ({ states }) => html`
     <${Table} label="State" head=${[["Pipeline"], ["Open", "number"], ["Rows", "number medium"], ["Watermark", "medium"], ["Held by"], ["Next closes with a row at", "number medium"]]}>
       ${states.map(({ pipeline, step, state, watermark, state_problem: problem }) => html`
         <tr key=${pipeline}>
-          <th scope="row"><a class="strong" href=${to("streaming", pipeline)}>${pipeline}</a> <${Chip}>${step}<//>${problem && html`<span class="note block">${problem}</span>`}</th>
+          <th scope="row"><${NameLink} href=${to("streaming", pipeline)} name=${pipeline} /> <${Chip}>${step}<//>${problem && html`<span class="note block">${problem}</span>`}</th>
           <td class="number">${count(state?.windows)}</td>
           <td class="number medium">${count(state?.rows)}</td>
           <td class="medium"><${Time} at=${watermark?.watermark} /></td>

@@ -32,6 +32,9 @@ export function until(at, now = Date.now()) {
   return seconds <= 0 ? "now" : `in ${duration(Math.max(1, Math.round(seconds)))}`;
 }
 
+// A name that leads to its view. Where it is too long for its line it is broken after a part of it.
+export const NameLink = ({ href, name }) => html`<a class="strong" href=${href}>${name.split(/(?<=[_.-])/).map((part, index) => [index > 0 && html`<wbr />`, part])}</a>`;
+
 export const Panel = ({ title, note, children, id }) => html`
   <section class="panel" aria-labelledby=${id}>
     <div class="head"><h2 id=${id}>${title}</h2>${note && html`<p class="note">${note}</p>`}</div>
