@@ -15,6 +15,7 @@ from weft.spark_support.lazy import F
 from weft.systems import messages
 from weft.systems.codec import Codec, codec_of
 from weft.systems.codecs.columns import message_type
+from weft.systems.codecs.json import JsonCodec
 from weft.systems.dead_letter_store import DeadLetter
 from weft.systems.stream_source import (
     EVENT_TIME,
@@ -88,6 +89,10 @@ class Messages(UntypedRows):
         super().__init__(source.name)
         self._source, self._frame, self._few = source, frame, few
         self._rows: MessageRows | None = None
+
+    @property
+    def is_json(self) -> bool:
+        return isinstance(self._source.codec, JsonCodec)
 
     @cached_property
     def _here(self) -> pa.Table | None:

@@ -145,6 +145,8 @@ class ParsedMessages:
     added: Mapping[str, str] = field(default_factory=dict)
     newest: Mapping[str, int] = field(default_factory=dict)
     """By partition, the greatest time of its messages, in microseconds since 1970."""
+    documents: Collection[str] = ()
+    """The columns, in small letters, that are JSON as it is in the messages."""
     traceparents: Collection[str] = ()
     """The spans that published these messages: some if there are many."""
 
@@ -275,6 +277,7 @@ def rows(
             codec=codec,
             is_wider=any(not known[name.lower()].equals(kind) for name, kind in (before or {}).items()),
             added=added,
+            documents=texts,
             newest=_newest(map(json.loads, parsed["newest"].to_pylist())),
             traceparents=traced.keys(),
         )
@@ -327,8 +330,16 @@ def with_offsets(frame: DataFrame, parsed: ParsedMessages, column: str, here: pa
     process has its messages `here`, they are read again."""
     if parsed.found is None or parsed.codec is None:
         return parsed.good.withColumn(column, F.concat_ws(":", "partition", "offset"))
-    parse = partial(parse_messages, parsed.codec, parsed.known, offset_column=column, added=parsed.added)
-    columns = storable(parsed.found).append(pa.field(EVENT_TIME, UTC_TIME)).append(pa.field(column, pa.string()))
+    parse = partial(
+        parse_messages,
+        parsed.codec,
+        parsed.known,
+        offset_column=column,
+        added=parsed.added,
+        documents=parsed.documents,
+    )
+    columns = _with_documents(storable(parsed.found), parsed.documents)
+    columns = columns.append(pa.field(EVENT_TIME, UTC_TIME)).append(pa.field(column, pa.string()))
     if here is not None:
         return _Here(here, parse, frame.sparkSession).rows("good", columns)
     chunks = _wanted(frame, parsed.added).mapInArrow(parse, struct_of(_CHUNK))

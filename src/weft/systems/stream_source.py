@@ -311,6 +311,11 @@ class UntypedRows(ABC):
     documents: Documents | None = None
     """Chooses columns of objects and lists that are read as the JSON that they are, where the source can."""
 
+    @property
+    def is_json(self) -> bool:
+        """Whether the rows are objects of JSON, whose types nobody has written down."""
+        return False
+
     def __init__(self, source: str, files: Collection[str] = ()) -> None:
         self.source, self.files = source, files
 

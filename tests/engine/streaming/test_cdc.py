@@ -252,6 +252,35 @@ def test_objects_keep_their_keys_in_a_new_column(
     assert [None if each is None else json.loads(each) for each in found] == docs
 
 
+@pytest.mark.parametrize("others", ["duckdb", "row_sql"])
+def test_objects_in_json_of_one_table_beside_what_needs_their_type(
+    kafka: Any, broker: Any, others: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They keep their keys where tables have a type for them, and a warning says where they cannot."""
+    lite = weft.SQLiteConnection(str(tmp_path / "copies.db"), name="lite")
+    duck = weft.DuckDBConnection(str(tmp_path / "duck.db"), name="duck")
+    topic = kafka.create_topic()
+    docs: list[Any] = [{"a": 1}, {"b": 2}, {}]
+    cdc = weft.CDC(
+        **CDC, **({} if others == "duckdb" else {"row_sql": "SELECT id, coalesce(doc, doc) AS doc FROM source"})
+    )
+    used = [lite, duck] if others == "duckdb" else [lite]
+    targets = [weft.Target(connection=each, table="copies") for each in used]
+    pipeline = make(name="grows", source=broker, source_query=topic, targets=targets, cdc=cdc)
+    for at, doc in enumerate(docs, 1):
+        sent = [{"id": at, "doc": doc}, {"id": at + 10, "doc": {"c": at}}]
+        kafka.produce(topic, encoded(*(change("c", None, row, at) for row in sent)))
+        supervise(SparkEngine(pipeline), Running(once=True))
+    for each in used:
+        found = {id: json.loads(doc) for id, doc in rows("copies", "id, doc", each)}
+        if others == "duckdb":
+            assert [found[at] for at in (1, 2, 3)] == docs
+        else:
+            assert found[2] == {"a": None, "b": 2, "c": None}
+    said = [each for each in caplog.messages if "keys of all" in each]
+    assert ["row_sql" in each for each in said] == ([] if others == "duckdb" else [True] * 3)  # one a run
+
+
 def test_the_table_decides_about_values(kafka: Any, broker: Any, warehouse: Any) -> None:
     """Not what most messages of a batch have; a value that it cannot have makes its message a letter alone."""
     tables = open_tables(warehouse)

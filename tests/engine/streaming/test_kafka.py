@@ -131,6 +131,39 @@ def test_a_replayed_object_may_have_new_keys(kafka: Any, broker: Any, tmp_path: 
         assert len(rows("docs", "n", target)) == (1 if where == "duckdb" else 3)
 
 
+def test_sql_that_passes_json_on_leaves_it_as_it_was_sent(
+    kafka: Any, broker: Any, tmp_path: Path, way: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    lite = weft.SQLiteConnection(str(tmp_path / "copies.db"), name="lite")
+    topic = kafka.create_topic()
+    sql = "SELECT id, doc AS v, upper('a') AS one FROM source WHERE doc IS NOT NULL"
+    kafka.produce(topic, [f'{{"id":{n},"doc":{each}}}'.encode() for n, each in enumerate(DOCS)])
+    declared: dict[str, Any] = {"source": broker, "source_query": topic, "transform_sql": sql}
+    run_once(name="docs", target=lite, target_table=(None, "copies"), transform_on_error="fail", **declared)
+    expected = {n: each.replace(", ", ",") for n, each in enumerate(DOCS) if each != "null"}
+    assert dict(rows("copies", "id, v", lite)) == expected
+    assert not [each for each in caplog.messages if "keys of all" in each]
+
+
+def test_what_gives_objects_the_keys_of_others_is_said_once(
+    kafka: Any, broker: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    lite = weft.SQLiteConnection(str(tmp_path / "copies.db"), name="lite")
+    topic = kafka.create_topic()
+    sql = "SELECT id, coalesce(doc, doc) AS doc FROM source"
+    declared: dict[str, Any] = {"source": broker, "source_query": topic, "transform_sql": sql}
+    pipeline = make(name="docs", target=lite, target_table=(None, "copies"), **declared)
+    kafka.produce(topic, [b'{"id": 1, "doc": {"a": 1}}', b'{"id": 2, "doc": {"a": 2}}'])
+    supervise(SparkEngine(pipeline), Running(once=True))
+    assert not [each for each in caplog.messages if "keys of all" in each]
+    kafka.produce(topic, [b'{"id": 3, "doc": {"b": 1}}', b'{"id": 4, "doc": {}}'])
+    supervise(SparkEngine(pipeline), Running(once=True))
+    found = {id: json.loads(doc) for doc, id in rows("copies", "doc, id", lite)}
+    assert [found[3], found[4]] == [{"a": None, "b": 1}, {"a": None, "b": None}]
+    (said,) = (each for each in caplog.messages if "keys of all" in each)
+    assert 'columns={"doc": "json"}' in said
+
+
 def test_bad_messages_alone_are_dead_letters(kafka: Any, broker: Any) -> None:
     topic = kafka.create_topic()
     kafka.produce(topic, [b"{", b'{"id": 1}', b"\xff", b'{"id": 2}', b"[1]"])

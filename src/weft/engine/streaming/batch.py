@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from weft import tracing
 from weft.engine import inputs
+from weft.engine.passed_columns import passed_columns
 from weft.engine.streaming.batch_id import BatchId
 from weft.engine.streaming.batch_reader import BatchReader
 from weft.engine.streaming.cdc.applying import ChangeBatch, changes_of, tombstones
@@ -50,7 +51,7 @@ from weft.systems.load import Counts
 from weft.systems.log import EXTRA
 from weft.systems.sql.quarantine import payload
 from weft.systems.state_store import StateStore
-from weft.systems.stream_source import BatchRows, FrameRows, UntypedRows
+from weft.systems.stream_source import BatchRows, Documents, FrameRows, UntypedRows
 
 # Tests stop a process at each of these steps, by a handler on this logger.
 _steps = logging.getLogger("weft.streaming")
@@ -200,11 +201,18 @@ class Batches:
                 each.close()
 
     @property
-    def writes_as_is(self) -> bool:
-        """Whether targets get the rows of the one source as they are."""
+    def documents(self) -> Documents | None:
+        """Chooses columns that every target keeps as JSON, of those that come there as the one source has them."""
         pipeline = self.pipeline
-        is_plain = pipeline.transform_sql is None and pipeline.cdc is None and pipeline.step is None
-        return is_plain and len(pipeline.sources) == 1
+        is_plain = pipeline.cdc is None and pipeline.step is None
+        # Letters of rows that SQL fails for have the types that it was given.
+        is_plain &= pipeline.transform_sql is None or pipeline.transform_on_error == "fail"
+        return self._documents if is_plain and len(pipeline.sources) == 1 else None
+
+    def _documents(self, names: Collection[str]) -> Collection[str]:
+        passed = passed_columns(self.pipeline.transform_sql, names)
+        kept = self.targets.documents(passed.values()) if passed else ()
+        return {name for name, output in passed.items() if output in kept}
 
     def _supersede_letters(self, batch: BatchId) -> None:
         """Note which letters are of attempts of which nothing is stored. If this attempt succeeds and does not put one
@@ -244,8 +252,8 @@ class Batches:
             return self._run_step(parts, spark, batch)
         counts: dict[str, Counts] = {}
         rows_read = None
-        if isinstance(parts[0], UntypedRows) and self.writes_as_is:
-            parts[0].documents = self.targets.documents
+        if isinstance(parts[0], UntypedRows):
+            parts[0].documents = self.documents
         typed, filled = self._typed(parts, batch)
         rejected = sum(len(each.bad) for each in typed)
         cdc = self.pipeline.cdc
@@ -300,6 +308,9 @@ class Batches:
         """Return the rows of all sources under their types, and those of the sources that have any."""
         self._columns.begin()
         self._box.origins.clear()
+        # Changes of a stream are JSON too.
+        self.targets.reads_json |= self.pipeline.cdc is not None and any(isinstance(each, EventRows) for each in parts)
+        self.targets.reads_json |= any(isinstance(each, UntypedRows) and each.is_json for each in parts)
         typed = list(self._reader.read(parts, batch.query_id))
         for each in typed:
             self._check_unparsed(each)

@@ -253,9 +253,10 @@ class Replay:
             rows, numbers, bad = _rejected_rows(letters, targets[0])
             placed = _with_origins(rows, [letters[number] for number in numbers])
             return rows, [_again(letters[number], "store", why) for number, why in bad.items()], lambda: placed
-        documents = batches.targets.documents if batches.writes_as_is else None
+        # Rows of letters are JSON, whichever source had them.
+        batches.targets.reads_json |= self.pipeline.transform_sql is not None
         rows, numbers, bad = _source_rows(
-            self.pipeline, self._columns(), letters, documents, partial(_growing, batches)
+            self.pipeline, self._columns(), letters, _documents_of(batches), partial(_growing, batches)
         )
         failed = [_again(letters[number], "read", why) for number, why in bad.items()]
         if self.pipeline.cdc is not None and len(rows):
@@ -361,13 +362,18 @@ def _source_rows(
     return rows, numbers, bad
 
 
+def _documents_of(batches: Batches) -> Documents | None:
+    """Return what chooses columns that stay as they were sent, of letters that no SQL is run over."""
+    return batches.documents if batches.pipeline.transform_sql is None else None
+
+
 def _growing(batches: Batches, names: Collection[str]) -> Collection[str]:
     """Return those of these columns of the sources whose objects may have keys that those before did not have, as in a
     batch: a table whose own objects lack one would refuse all rows."""
     if batches.pipeline.cdc is not None:
         return ()
-    if batches.writes_as_is:
-        return batches.targets.documents(names)
+    if (documents := _documents_of(batches)) is not None:
+        return documents(names)
     stored = batches.targets.stored()
     return names if stored and all(each.makes_documents for each in stored) else ()
 

@@ -21,7 +21,7 @@ from weft.engine.frame_projection import schema_of
 from weft.engine.inputs import Input
 from weft.engine.load import Job
 from weft.engine.readers import open_tables, stored_columns
-from weft.engine.streaming import dead_letters, new_columns
+from weft.engine.streaming import dead_letters, new_columns, object_keys
 from weft.engine.streaming.batch_id import BatchId
 from weft.engine.streaming.cdc.applying import ChangeBatch
 from weft.engine.streaming.cdc.json_rows import StoredTable
@@ -95,6 +95,9 @@ class Targets:
         self._takes_keys = is_open and any(open_source(each).brings_keys for each in pipeline.sources)
         self._left_out: set[tuple[str, str]] = set()
         """Tables and the columns that they do not get, of which a warning was written."""
+        self.reads_json = False
+        """Whether a source sends objects of JSON, whose types nobody has written down."""
+        self._said_of_keys: set[tuple[str, str]] = set()
         self.dropped: list[Collection[str]] = []
         """The columns of the current batch that each of its tables does not get."""
 
@@ -262,6 +265,8 @@ class Targets:
         place = place_of(target, connection)
         if target.table is not None and present is None:
             self._refuse_gone(target, connection)
+        if self.reads_json and tables is not None:
+            object_keys.warn(rows, load, connection, tables, present, self._said_of_keys)
         # A batch that is tried again puts the same rows aside, whatever columns the table has got meanwhile.
         before = self._written.at_first(place, batch, present)
         columns: TargetColumns | DeclaredColumns

@@ -45,6 +45,10 @@ class FileRows(UntypedRows):
         self._connection, self._spark = source.connection, spark
         self._declared = tuple(source.settings.columns)
 
+    @property
+    def is_json(self) -> bool:
+        return self._connection.format_of(self.source) in ("json", "json_lines")
+
     def read(self, known: Mapping[str, DataType], *, widens: bool, again: bool = False) -> TypedFileRows | None:
         dated = self._read(known, widens=widens) if self.files else None
         if dated is None:

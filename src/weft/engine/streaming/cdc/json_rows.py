@@ -58,13 +58,7 @@ def rows_of(
         is_new = not stored or any(
             name.lower() not in table.columns and (is_growing or not table.columns) for table in stored
         )
-        if (
-            not there
-            and is_new
-            and stored
-            and has_objects(each.type)
-            and all(table.makes_documents for table in stored)
-        ):
+        if not there and is_new and has_objects(each.type) and any(table.makes_documents for table in stored):
             known[name] = pa.json_()
             documents.append(name)
         elif not there and is_new and _has_floats(each.type):
