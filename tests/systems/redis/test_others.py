@@ -10,7 +10,7 @@ import pytest
 import weft
 from weft.project import Project
 from weft.streams.events import read_after, to_dicts
-from workers import declare, drain, log_of
+from workers import declare, drain, log_of, wait_until_expired
 
 
 def lag_and_lost() -> tuple[int, int]:
@@ -74,7 +74,8 @@ def test_what_others_deleted_is_told_at_once(streams: Project, client: Any, hold
         weft.consume_sync("orders", "worker", member="a")
     else:
         for number in range(10):
-            weft.consume_sync("orders", "worker", 1, member=f"b{number}", lease=0.001)
+            weft.consume_sync("orders", "worker", 1, member=f"b{number}", lease=2)
+        wait_until_expired("orders")
     client.xdel("orders", *[entry for n, (entry, _) in enumerate(client.xrange("orders")) if n not in (6, 8)])
     with pytest.raises(weft.EventsLostError) as caught:
         weft.consume_sync("orders", "worker", 1, member="a")

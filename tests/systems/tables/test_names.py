@@ -38,6 +38,7 @@ def test_a_lookup_that_is_not_there(tables: SqlTables, database_url: str, schema
             columns_of("u", weft.Lookup(connection="here", query="SELECT * FROM nobody"))
 
 
+@pytest.mark.spark
 def test_columns_that_differ_in_case_alone(tables: SqlTables, database_url: str) -> None:
     rows = [{"n": 1, "N": "one"}]
     with use(Project()):
