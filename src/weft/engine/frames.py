@@ -129,8 +129,8 @@ def _without_variants(frame: Any) -> Any:
     """Return a DataFrame with JSON in the place of variants, of which Arrow has no more than their bytes."""
     from pyspark.sql.types import VariantType
 
-    found = {each.name for each in frame.schema if isinstance(each.dataType, VariantType)}
-    if not found:
+    variants = {each.name for each in frame.schema if isinstance(each.dataType, VariantType)}
+    if not variants:
         return frame
     names = [(sessions.quoted(name), name) for name in frame.columns]
-    return frame.select(*(F.to_json(quoted).alias(name) if name in found else quoted for quoted, name in names))
+    return frame.select(*(F.to_json(quoted).alias(name) if name in variants else quoted for quoted, name in names))

@@ -233,7 +233,7 @@ def _of_given(
 ) -> Memory:
     """Return the rows of a table whose columns were made of these values, and more rows, whose columns are
     the same."""
-    given = table
+    typed = table
     for name in documents:
         at = table.schema.get_field_index(name)
         column = _documents(name, values_of(name), table.column(at).combine_chunks())
@@ -250,7 +250,7 @@ def _of_given(
 
     if documents or not any(map(is_nested, table.schema.types)):
         return Memory(schema, batches())
-    return Memory(schema, batches(), lambda names: _of_given(given, values_of, more, names))
+    return Memory(schema, batches(), lambda names: _of_given(typed, values_of, more, names))
 
 
 def rows_to_table(rows: Iterable[dict[str, Any]], schema: pa.Schema | None = None) -> pa.Table:

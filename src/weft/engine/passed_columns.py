@@ -2,40 +2,65 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 _CLAUSES = {"expressions", "from", "from_", "where", "limit"}
 
 
-def passed_columns(sql: str | None, names: Iterable[str], table: str = "source") -> dict[str, str]:
-    """Return those of these columns of a table that SQL passes on as they are, each with the name that it gives them.
-    Of SQL that does more than choose columns and rows of the table, none are: it may compare or unite them."""
+class _Choices(NamedTuple):
+    """What SQL does with the columns of `source`, by their names in small letters."""
+
+    outputs: Mapping[str, Sequence[str]]
+    """The names that it gives the columns that it only names."""
+    takes_all: bool
+    used: Collection[str]
+    """The columns with which it does more."""
+
+
+_NONE = _Choices({}, False, ())
+
+
+def passed_columns(sql: str | None, names: Iterable[str]) -> dict[str, str]:
+    """Return those of these columns of `source` that SQL passes on as they are, each with the name that it gives them.
+    Of SQL that does more than choose columns and rows of it, none are: it may compare or unite them."""
     if sql is None:
         return {name: name for name in names}
+    choices = _choices(sql)
+    passed = {}
+    for name in names:
+        outputs = [*choices.outputs.get(name.lower(), ()), *([name] if choices.takes_all else [])]
+        if len(outputs) == 1 and name.lower() not in choices.used:
+            passed[name] = outputs[0]
+    return passed
+
+
+@lru_cache(maxsize=128)  # each batch of a pipeline asks for its SQL
+def _choices(sql: str) -> _Choices:
     from sqlglot import exp, parse_one, tokenize
     from sqlglot.errors import SqlglotError
     from sqlglot.tokenizer_core import TokenType
 
     # In quotes a name may be a text, and a doubled backtick spells a name in another way than it is.
     if '"' in sql or "``" in sql:
-        return {}
+        return _NONE
     try:
         tree = parse_one(sql, read="spark")
         reads_parts = any(each.token_type == TokenType.COLON for each in tokenize(sql, read="spark"))
     except (SqlglotError, RecursionError):
-        return {}
+        return _NONE
     if reads_parts or not isinstance(tree, exp.Select):
-        return {}
+        return _NONE
     if {clause for clause, each in tree.args.items() if each} - _CLAUSES:
-        return {}
+        return _NONE
     origin = tree.args.get("from_") or tree.args.get("from")
     read = None if origin is None else origin.this
-    if not isinstance(read, exp.Table) or read.name.lower() != table or read.args.get("db"):
-        return {}
+    if not isinstance(read, exp.Table) or read.name.lower() != "source" or read.args.get("db"):
+        return _NONE
     has_more = {clause for clause, each in read.args.items() if each} - {"this", "alias"}
     if has_more or sum(1 for _ in tree.find_all(exp.Table)) > 1:
-        return {}
+        return _NONE
     chosen: dict[str, list[str]] = {}
     plain: set[int] = set()
     takes_all = False
@@ -49,15 +74,9 @@ def passed_columns(sql: str | None, names: Iterable[str], table: str = "source")
             plain.add(id(column.this))
             plain |= {id(each.args["alias"])} if isinstance(each, exp.Alias) else set()
     if any(id(each) not in plain for each in tree.find_all(exp.Star)):
-        return {}
+        return _NONE
     others = (each for each in tree.find_all(exp.Identifier) if id(each) not in plain and not _asks_null(each))
-    used = {each.name.lower() for each in others}
-    passed = {}
-    for name in names:
-        outputs = [*chosen.get(name.lower(), ()), *([name] if takes_all else [])]
-        if len(outputs) == 1 and name.lower() not in used:
-            passed[name] = outputs[0]
-    return passed
+    return _Choices(chosen, takes_all, {each.name.lower() for each in others})
 
 
 def _is_all(column: Any) -> bool:

@@ -1,9 +1,9 @@
 """Claims: what a claim, a heartbeat and a finish do to the records of a pipeline.
 
 Two callers never decide at once: a store locks the records, or refuses the change of who was slower. Leases are judged
-by the store's clock alone, so hosts need not agree about the time. Where that clock was set back, whoever looks first
-shortens the lease to its usual length: the owner renews it, if it lives. Each grant increments `fence`: a process with
-an older one has lost the claim and changes nothing.
+by the store's clock alone, so hosts need not agree about the time. Where that clock was set back, the first
+process that looks shortens the lease to its usual length; an owner that lives renews it. Each
+grant increments `fence`: a process with an older one has lost the claim and changes nothing.
 """
 
 from __future__ import annotations

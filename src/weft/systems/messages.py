@@ -235,8 +235,8 @@ def rows(
     codec = codec or codec_of(connection.resolved().payload_format)
     if not codec.is_parsed:
         raw = _Raw(frame, here)
-        found = None if raw.here is None else raw.here.schema
-        return ParsedMessages(raw, None if raw.here is None else raw.here.num_rows, columns=found, found=found)
+        there = None if raw.here is None else raw.here.schema
+        return ParsedMessages(raw, None if raw.here is None else raw.here.num_rows, columns=there, found=there)
     names, declared = [*(before or {}), *(schema or {})], _without_case(schema or {})
     known = {**_without_case(before or {}), **declared}
     added = added or {}
@@ -253,9 +253,9 @@ def rows(
 
     chunks, parsed = parse()
     try:
-        found = kinds.merged_columns(map(json.loads, parsed["kinds"].to_pylist()))
+        merged = kinds.merged_columns(map(json.loads, parsed["kinds"].to_pylist()))
         # Types are those of all messages, of which a task saw a part.
-        if types := kinds.settled(found, known, declared, widens=widens, grows=grows):
+        if types := kinds.settled(merged, known, declared, widens=widens, grows=grows):
             known |= types
             chunks.close()
             chunks, parsed = parse()

@@ -72,18 +72,22 @@ def test_values_of_every_type() -> None:
     )
 
 
+def _copies(duck: Any, **fields: str) -> Any:
+    return pipeline_of(
+        source=declare(**fields),
+        targets=[weft.Target(connection=duck, table=(None, "copies"))],
+        dead_letter_table="failed",
+        dead_letter_connection="default",
+    )
+
+
 @pytest.mark.brief("read")
 @pytest.mark.usefixtures("here")
 @pytest.mark.parametrize("stage", ["read", "store"])
 def test_numbers_that_json_has_no_word_for(stage: Any, project: Path) -> None:
     """Rows of files and of SQL can have them. Older payloads write them as Python does."""
     duck = weft.DuckDBConnection(str(project / "copies.duckdb"), name="duck")
-    pipeline = pipeline_of(
-        source=declare(n="int64", x="float64"),
-        targets=[weft.Target(connection=duck, table=(None, "copies"))],
-        dead_letter_table="failed",
-        dead_letter_connection="default",
-    )
+    pipeline = _copies(duck, n="int64", x="float64")
     weft.load([{"n": 0, "x": 0.5}], target="copies", connection=duck)
     worded = '{"n": 2, "x": {"_weft_float": "-Infinity"}}'
     payloads = ['{"n": 1, "x": NaN}', worded, '{"n": 3, "x": 1}', '{"n": 4, "x": [{"_weft_float": "NaN"}]}']
@@ -100,12 +104,7 @@ def test_numbers_that_json_has_no_word_for(stage: Any, project: Path) -> None:
 @pytest.mark.parametrize("stage", ["read", "store"])
 def test_decimals_keep_their_digits(stage: Any, project: Path) -> None:
     duck = weft.DuckDBConnection(str(project / "copies.duckdb"), name="duck")
-    pipeline = pipeline_of(
-        source=declare(n="int64", x="decimal(38,18)"),
-        targets=[weft.Target(connection=duck, table=(None, "copies"))],
-        dead_letter_table="failed",
-        dead_letter_connection="default",
-    )
+    pipeline = _copies(duck, n="int64", x="decimal(38,18)")
     exact = Decimal("12345678901234567890.123456789012345678")
     weft.load([{"n": 0, "x": exact}], target="copies", connection=duck)
     payloads = [f'{{"n": 1, "x": {exact}}}', '{"n": 2, "x": 1e-30}']
@@ -120,12 +119,7 @@ def test_decimals_keep_their_digits(stage: Any, project: Path) -> None:
 @pytest.mark.parametrize("stage", ["read", "store"])
 def test_numbers_are_those_that_were_written(stage: Any, project: Path) -> None:
     duck = weft.DuckDBConnection(str(project / "copies.duckdb"), name="duck")
-    pipeline = pipeline_of(
-        source=declare(n="int64", x="float64", j="json"),
-        targets=[weft.Target(connection=duck, table=(None, "copies"))],
-        dead_letter_table="failed",
-        dead_letter_connection="default",
-    )
+    pipeline = _copies(duck, n="int64", x="float64", j="json")
     weft.load(pa.table({"n": [0], "x": [0.5], "j": pa.array(["0"], pa.json_())}), target="copies", connection=duck)
     document = '{"deep":[12345678901234567890.123456789012345678,-0,1e2]}'
     held = json.dumps(document)
