@@ -264,6 +264,56 @@ def _skip_to(served: Any, offset: int) -> None:
     served.publish("clicks", [{"n": 1, "at": "2026-01-01T00:00:00Z"}])
 
 
+STANDS = """
+from typing import Annotated
+from weft import pk
+from weft.types import BigInt
+
+@weft.stream(fields={"n": "int64"})
+def clicks(): ...
+
+@weft.table
+class Target:
+    id: Annotated[BigInt, pk()]
+
+@weft.pipeline(target=Target, mode="merge")
+def never(conn):
+    return "SELECT 1 AS id"
+
+@weft.pipeline(target=Target, mode="merge", schedule="0 0 1 1 *")
+def yearly(conn):
+    return "SELECT 1 AS id"
+"""
+SUCCEED = """
+from weft.operate.runlog import open_run_log
+
+with open_run_log() as log:
+    log.finish(log.claim("never", resume=False), "succeeded")
+"""
+
+
+def test_the_first_page_says_how_all_stands(server: Callable[..., Any], open_page: Callable[..., Page]) -> None:
+    """No pipeline that never ran is well; what is late is named, with the two consumers of one stream."""
+    served = server(STANDS)
+    served.publish("clicks", [{"n": n} for n in range(2000)])
+    for consumer, number in (("slow", 10), ("slower", 1), ("quick", 1100)):
+        taken = {"consumer": consumer, "batch_size": number, "lease": 600}
+        served.client.post("/api/v1/streams/clicks/consume", json=taken).raise_for_status()
+    page = open_page(served.url)
+    expect(page.locator("#tile-runs")).to_have_text("none ran yet")
+    expect(page.locator("#tile-runs-note")).to_have_text("2 pipelines")
+    expect(page.locator("#tile-lag")).to_have_text("1,999")
+    expect(page.locator("#tile-lag-note")).to_have_text("slower, on clicks")
+    wrong = page.get_by_role("region", name="Needs attention").get_by_role("listitem")
+    expect(wrong).to_have_count(3)
+    expect(wrong.nth(0)).to_contain_text(re.compile("yearly overdue *since .*: no scheduler started it"))
+    expect(wrong.nth(1)).to_contain_text(re.compile("clicks behind *slower: 1,999 events behind"))
+    expect(wrong.nth(2)).to_contain_text(re.compile("clicks behind *slow: 1,990 events behind"))
+    warm_python.run([sys.executable, "-c", SUCCEED], cwd=served.folder, check=True)
+    expect(page.locator("#tile-runs")).to_have_text("none failing")
+    expect(page.locator("#tile-runs-note")).to_have_text("2 pipelines, 1 never ran")
+
+
 ENDS_OF_LINES = """(element) => {
   const ends = [];
   let last;

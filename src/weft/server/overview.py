@@ -229,6 +229,7 @@ def _described(name: str, known: tuple[Due, datetime] | None, runs: list[Attempt
         "depends_on": list(pipeline.depends_on),
         "state": None if known is None else now_text(*known),
         "next_due": None if known is None else next_due(*known),
+        "due_since": None if known is None or not known[0].is_due else known[0].slot,
         "paused_at": None if state is None else state.paused_at,
         "status": None if state is None else state.status,
         "failures": None if state is None else state.failures,

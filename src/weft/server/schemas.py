@@ -101,6 +101,7 @@ _PIPELINE: dict[str, Schema] = {
     "depends_on": array(_TEXT),
     "state": nullable(_TEXT),
     "next_due": nullable(_TIME),
+    "due_since": nullable(_TIME),
     "paused_at": nullable(_TIME),
     "status": nullable(_STATUS),
     "failures": nullable(_WHOLE),

@@ -164,12 +164,21 @@ function streamRow({ name }) {
 }
 
 const MOST = 6;
+// A scheduler starts what is due within seconds; a pool that is full may keep it waiting.
+const OVERDUE_SECONDS = 300;
+// Who has at least so many events to read, and more than come in a minute, does not just read the last ones.
+const BEHIND = 1000;
+const BEHIND_SECONDS = 60;
 
 // What is wrong, and what runs now: each a link to where it is mended.
 function Attention({ streams, pipelines, streaming, letters, quarantines }) {
+  const late = pipelines.filter((each) => each.due_since && now - new Date(each.due_since) / 1000 > OVERDUE_SECONDS);
+  const slow = readers(streams, streaming).filter(isFarBehind).sort((a, b) => b.lag - a.lag);
   const wrong = [
     ...streams.filter((each) => each.problem).map((each) => ["streams", each.name, "bad", "not answering", each.problem]),
     ...pipelines.filter((each) => ["failed", "interrupted"].includes(each.status)).map((each) => ["pipelines", each.name, "bad", each.status, (each.last?.error || "").split("\n")[0]]),
+    ...late.map((each) => ["pipelines", each.name, "bad", "overdue", html`since <${Time} at=${each.due_since} />: no scheduler started it`]),
+    ...slow.map(({ place, name, lag, who, where }) => [place, name, "warn", "behind", `${who}${plural(lag, "event")} behind${where}`, who]),
     ...streams.filter((each) => each.dead_letters || each.quarantined).map((each) => ["streams", each.name, "warn", "rejected", aside(each)]),
     ...letters.filter((each) => each.count).map((each) => ["letters", each.pipeline, "warn", "dead letters", `${count(each.count)}: ${each.groups[0]?.error.split("\n")[0] ?? ""}`]),
     ...quarantines.filter((each) => each.count).map((each) => ["pipelines", each.pipeline, "warn", "quarantined", `${plural(each.count, "row")} in ${each.tables.join(", ")}`]),
@@ -187,7 +196,7 @@ function Attention({ streams, pipelines, streaming, letters, quarantines }) {
         <section class="panel" aria-labelledby="wrong-title">
           <div class="head"><h2 id="wrong-title">Needs attention</h2><p class="note">${count(wrong.length)}</p></div>
           <ul class="list">
-            ${wrong.slice(0, MOST).map(([place, name, kind, word, why]) => html`<li key=${`${place} ${name} ${word}`}><${NameLink} href=${to(place, name)} name=${name} /> <${Chip} kind=${kind}>${word}<//><span class="note block cut">${why}</span></li>`)}
+            ${wrong.slice(0, MOST).map(([place, name, kind, word, why, who]) => html`<li key=${[place, name, word, who]}><${NameLink} href=${to(place, name)} name=${name} /> <${Chip} kind=${kind}>${word}<//><span class="note block cut">${why}</span></li>`)}
             ${wrong.length > MOST && html`<li class="note">and ${count(wrong.length - MOST)} more</li>`}
           </ul>
         </section>
@@ -205,6 +214,23 @@ function Attention({ streams, pipelines, streaming, letters, quarantines }) {
   `;
 }
 
+// Who reads streams, and how far each is behind: consumers, and streaming pipelines that have run.
+function readers(streams, streaming) {
+  const consumers = streams.flatMap((stream) =>
+    stream.consumers.map(({ consumer, lag }) => ({ place: "streams", name: stream.name, lag, who: `${consumer}: `, where: "", words: `${consumer}, on ${stream.name}`, perSecond: series.get(stream.name)?.now() })),
+  );
+  const pipelines = streaming
+    .filter((each) => each.committed !== null && behind(each) !== null)
+    .map((each) => {
+      const where = each.running ? "" : ", and it does not run here";
+      const perSecond = each.sources.reduce((sum, { name }) => sum + (series.get(name)?.now() ?? 0), 0);
+      return { place: "streaming", name: each.name, lag: behind(each), who: "", where, words: `${each.name}${where && ", which does not run here"}`, perSecond };
+    });
+  return [...consumers, ...pipelines];
+}
+
+const isFarBehind = ({ lag, perSecond }) => lag >= Math.max(BEHIND, (perSecond ?? 0) * BEHIND_SECONDS);
+
 const aside = (stream) => [stream.dead_letters && plural(stream.dead_letters, "dead letter"), stream.quarantined && `${count(stream.quarantined)} quarantined`].filter(Boolean).join(", ");
 
 function tiles({ streams, pipelines, complete }) {
@@ -212,20 +238,18 @@ function tiles({ streams, pipelines, complete }) {
   say(find("tile-rate"), rates.length ? rate(rates.reduce((a, b) => a + b, 0)) : "–");
   say(find("tile-rows"), streams.length ? count(streams.reduce((total, stream) => total + stream.rows, 0)) : "–");
   say(find("tile-rows-note"), `in ${plural(streams.length, "stream")}`);
-  const consumers = [
-    ...streams.flatMap((stream) => stream.consumers.map((each) => [each.lag, `${each.consumer}, on ${stream.name}`])),
-    // One that never ran reads nothing yet.
-    ...more.streaming.filter((each) => each.committed !== null && behind(each) !== null).map((each) => [behind(each), `${each.name}${each.running ? "" : ", which does not run here"}`]),
-  ];
-  const [lag, slowest] = consumers.sort(([a], [b]) => b - a)[0] ?? [null];
-  say(find("tile-lag"), count(lag));
-  say(find("tile-lag-note"), lag === null ? "no consumers" : lag ? slowest : "every consumer is up to date");
+  const [slowest] = readers(streams, more.streaming).sort((a, b) => b.lag - a.lag);
+  say(find("tile-lag"), count(slowest?.lag));
+  say(find("tile-lag-note"), !slowest ? "no consumers" : slowest.lag ? slowest.words : "every consumer is up to date");
+  find("tile-lag").classList.toggle("loud", Boolean(slowest) && isFarBehind(slowest));
   const failing = pipelines.filter((pipeline) => ["failed", "interrupted"].includes(pipeline.status));
   const running = pipelines.filter((pipeline) => pipeline.status === "running");
-  say(find("tile-runs"), pipelines.length ? (failing.length ? `${count(failing.length)} failing` : "all well") : "–");
+  const never = pipelines.filter((pipeline) => !pipeline.status);
+  const well = never.length === pipelines.length ? "none ran yet" : never.length ? "none failing" : "all well";
+  say(find("tile-runs"), pipelines.length ? (failing.length ? `${count(failing.length)} failing` : well) : "–");
   find("tile-runs").classList.toggle("loud", failing.length > 0);
-  const known = complete ? plural(pipelines.length, "pipeline") : "shown with a key";
-  say(find("tile-runs-note"), `${known}${running.length ? `, ${count(running.length)} running` : ""}`);
+  const known = [complete ? plural(pipelines.length, "pipeline") : "shown with a key", never.length && never.length < pipelines.length && `${count(never.length)} never ran`, running.length && `${count(running.length)} running`];
+  say(find("tile-runs-note"), known.filter(Boolean).join(", "));
 }
 
 function empty(what, items, build) {

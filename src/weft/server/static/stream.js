@@ -75,7 +75,7 @@ export class StreamView extends View {
         <${Facts} facts=${[
           ["Events per second", rate(this.series.now())],
           ["Stored", count(stream.row_count)],
-          ["Size", stream.size_bytes && bytes(stream.size_bytes)],
+          ["Size", stream.size_bytes == null ? html`<span title="The database does not say how much it takes up.">–</span>` : `about ${bytes(stream.size_bytes)}`],
           ["Last offset", stream.head_text],
           ["Removed up to", stream.floor_text === "0" ? null : stream.floor_text],
           ["Retention", retention(stream.retention)],
