@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import json
 import uuid
 from collections.abc import Iterator
 from decimal import Decimal
@@ -16,6 +17,7 @@ import pytest
 
 import weft
 import weft.streams
+from weft.engine import result_files
 from weft.engine.load import open_tables
 from weft.project import Project, use
 from weft.systems.sql.tables import Slice
@@ -123,6 +125,20 @@ def test_spark_writes_what_it_is_given(plain_spark: SparkSession, raw: Any, ware
     for table in ("one", "two", "three"):
         assert sorted(rows(warehouse, table), key=lambda row: row["id"]) == ROWS
     assert rows(warehouse, "four") == []
+
+
+def test_columns_with_any_sign_in_their_names(plain_spark: SparkSession, warehouse: Any, tmp_path: Path) -> None:
+    names = ["a.b", "c`d", "a", 'e"f']
+    given = [dict.fromkeys(names, number) for number in range(3)]
+    frame = plain_spark.createDataFrame([tuple(row.values()) for row in given], "a long, b long, c long, d long")
+    frame = frame.toDF(*names)
+    merged = weft.load(frame, target="odd", connection="warehouse", mode="merge", keys=["a.b"])
+    assert (merged.inserted, merged.engine) == (3, "spark")
+    assert rows(warehouse, "odd") == given
+    read = weft.read("SELECT * FROM odd", source="warehouse", columns=["a.b", "c`d"])
+    assert sorted(map(tuple, read.collect())) == [(number, number) for number in range(3)]
+    result_files.write_frame(frame.orderBy("a"), tmp_path / "odd.ndjson", "ndjson")
+    assert [json.loads(line) for line in (tmp_path / "odd.ndjson").read_text().splitlines()] == given
 
 
 def test_sql_between(plain_spark: SparkSession, raw: Any, warehouse: Any) -> None:

@@ -16,7 +16,7 @@ from weft.engine import session
 from weft.engine.preview import Preview, preview
 from weft.engine.run import PipelineRun
 from weft.engine.validate import validate
-from weft.expectations import not_null, range
+from weft.expectations import freshness, not_null, range
 from weft.normalize import lower, parse_int
 from weft.pipelines.declare import Pipeline
 from weft.project import Project
@@ -246,6 +246,21 @@ def test_what_would_be_refused(lake: Project, place: str) -> None:
     lake.pipelines.clear()
     widest = pipeline("SELECT id, name, n FROM raw", on_drift="error", **options)
     assert "column 'n'" in str([each.problem for each in validate(widest)])
+
+
+@pytest.mark.brief("files")
+@pytest.mark.parametrize("place", ["lake", "files"])
+def test_dots_in_names_of_columns(lake: Project, place: str) -> None:
+    copied = pipeline(
+        "SELECT * FROM dotted",
+        source_connection="default",
+        target_connection=place,
+        incremental_column="no.",
+        expectations=[freshness("at.utc", timedelta(hours=1))],
+    )
+    for number in (1, 2):
+        weft.load([{"no.": number, "at.utc": datetime.now(UTC)}], target="dotted")
+        assert run(copied).inserted == 1
 
 
 @pytest.mark.brief("merge")

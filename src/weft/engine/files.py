@@ -112,7 +112,11 @@ def _last_value(connection: Connection, load: Load, column: str) -> tuple[Any, i
             f"{load.name} has no column {column!r}, which says how far it has come.",
             hint="A target of files needs the incremental column among its own.",
         )
-    (row,) = frame.agg(F.max(column).alias("value"), F.count(column).alias("rows")).toArrow().to_pylist()
+    (row,) = (
+        frame.agg(F.max(sessions.quoted(column)).alias("value"), F.count(sessions.quoted(column)).alias("rows"))
+        .toArrow()
+        .to_pylist()
+    )
     return row["value"], row["rows"]
 
 

@@ -163,7 +163,7 @@ def _checked(frame: Any, load: Load) -> tuple[str, ...]:
             names = ", ".join(quoted(name) for name in check.columns)
             wanted.append(F.expr(f"count_if({whole}) - count(DISTINCT {names})"))
         elif check.kind == "freshness":
-            wanted.append(F.max(check.columns[0]))
+            wanted.append(F.max(quoted(check.columns[0])))
         elif check.is_about_rows:
             wanted.append(F.count_if(F.expr(condition(check, quoted, "spark"))))
         else:

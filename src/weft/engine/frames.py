@@ -44,7 +44,10 @@ def read(
     if columns is not None and isinstance(reader, SqlReader):
         reader = reader.selecting(columns)
     frame: DataFrame = of(understood, reader, source, None, partitions)
-    return frame if columns is None else frame.select(*columns)
+    if columns is None:
+        return frame
+    # `a.b` is the field `b` of a struct only where no column is called so.
+    return frame.select(*(sessions.quoted(name) if name in frame.columns else name for name in columns))
 
 
 def of(

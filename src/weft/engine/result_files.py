@@ -16,6 +16,7 @@ import pyarrow as pa
 from weft.columns import python_rows
 from weft.errors import DeclarationError, StorageError
 from weft.spark_support import outcome
+from weft.spark_support.sessions import numbered
 from weft.types import to_json_or_text
 
 FORMATS = {".parquet": "parquet", ".csv": "csv", ".json": "json", ".ndjson": "ndjson", ".jsonl": "ndjson"}
@@ -50,11 +51,12 @@ def write_frame(frame: Any, path: str | os.PathLike[str], format: str) -> int:
             return write_batches(schema, frame.toArrow().to_batches(), part, format)
 
         def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            rows = batches if counter is None else counter.counted(batches)
+            named = (batch.rename_columns(schema.names) for batch in batches)
+            rows = named if counter is None else counter.counted(named)
             result = outcome.of(lambda: write_batches(schema, rows, part, format))
             yield pa.RecordBatch.from_pydict({"outcome": [result]})
 
-        results = frame.coalesce(1).mapInArrow(run, "outcome binary").collect()
+        results = numbered(frame).coalesce(1).mapInArrow(run, "outcome binary").collect()
         # Spark calls no task for a query without partitions.
         return outcome.unpack(bytes(results[0][0])) if results else write_batches(schema, [], part, format)
 

@@ -13,6 +13,7 @@ from weft.columns import canonical_batch
 from weft.engine.progress import Counter
 from weft.engine.readers import RowReader, read_first
 from weft.spark_support import outcome
+from weft.spark_support.sessions import numbered
 from weft.systems.load import Counts, Load
 from weft.systems.sql import staging
 from weft.systems.sql.commit import BatchedRows, CarryOut, commit
@@ -108,4 +109,5 @@ def _written(
         result = outcome.of(lambda: write(prefetch(canonical)), finally_=tables.close)
         yield pa.RecordBatch.from_pydict({"outcome": [result]})
 
-    return [outcome.unpack(bytes(each)) for (each,) in frame.mapInArrow(run, "outcome binary").collect()]
+    plain = numbered(frame) if unpack is None else frame
+    return [outcome.unpack(bytes(each)) for (each,) in plain.mapInArrow(run, "outcome binary").collect()]

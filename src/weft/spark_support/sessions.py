@@ -164,3 +164,8 @@ def references(frame: Any, name: str) -> bool:
 def quoted(name: str) -> str:
     """Return a column's name in Spark SQL."""
     return "`" + name.replace("`", "``") + "`"
+
+
+def numbered(frame: Any) -> Any:
+    """Return the rows with numbers as names of columns: `mapInArrow` reads `a.b` as the field `b` of a column `a`."""
+    return frame.toDF(*(f"c{number}" for number in range(len(frame.columns))))
