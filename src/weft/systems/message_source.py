@@ -71,6 +71,16 @@ class MessageRows(FrameRows):
         parsed.close()
         return messages.struct_of(parsed.found)
 
+    def newest_until(self, latest: int) -> Mapping[str, int]:
+        if all(each <= latest for each in self.newest.values()):
+            return self.newest
+        if self.here is not None:
+            return messages.newest_of(self.here.filter(self.here["value"].is_valid()), latest)
+        valid = self.messages.where(F.col("value").isNotNull() & (F.unix_micros("timestamp") <= latest))
+        with outcome.explained(f"read the messages of {self.source}"):
+            found = valid.groupBy("partition").agg(F.max("timestamp").alias("timestamp")).toArrow()
+        return messages.newest_of(found)
+
     def with_offsets(self) -> DataFrame:
         """Return the rows with partition:offset of each: the messages are parsed again."""
         return messages.with_offsets(self.messages, self.parsed, OFFSET, self.here)

@@ -384,7 +384,7 @@ def parse_messages(
                     "good": _packed(good),
                     "columns": typed.drop_columns([EVENT_TIME]).schema.serialize().to_pybytes(),
                     "kinds": json.dumps(parsed.kinds, default=dict).encode(),
-                    "newest": json.dumps(_newest_of(messages)).encode(),
+                    "newest": json.dumps(newest_of(messages)).encode(),
                     "traceparents": json.dumps(_traceparents_of(messages)).encode(),
                     "bad": _packed(bad),
                     "good_rows": good.num_rows,
@@ -396,9 +396,14 @@ def parse_messages(
         )
 
 
-def _newest_of(messages: pa.RecordBatch) -> dict[str, int]:
-    moments = messages["timestamp"].cast(pa.timestamp("us", messages["timestamp"].type.tz)).cast(pa.int64())
-    by_partition = pa.table({"partition": messages["partition"], "at": moments}).group_by("partition")
+def newest_of(messages: pa.RecordBatch | pa.Table, latest: int | None = None) -> dict[str, int]:
+    """Return by partition the greatest time of messages that are not later than `latest`, in microseconds."""
+    times = messages["timestamp"]
+    moments = times.cast(pa.timestamp("us", times.type.tz)).cast(pa.int64())
+    timed = pa.table({"partition": messages["partition"], "at": moments})
+    if latest is not None:
+        timed = timed.filter(pc.less_equal(timed["at"], latest))
+    by_partition = timed.group_by("partition")
     return {str(each["partition"]): each["at_max"] for each in by_partition.aggregate([("at", "max")]).to_pylist()}
 
 

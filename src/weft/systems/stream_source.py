@@ -287,6 +287,10 @@ class FrameRows:
         """Return all rows, where they are few and this process has them."""
         return None
 
+    def newest_until(self, latest: int) -> Mapping[str, int]:
+        """Return `newest` without what is later than this: it may read the rows again."""
+        return self.newest
+
     def with_offsets(self) -> Any:
         """Return the rows again, with the column `OFFSET` where the source has offsets: it may read them again."""
         return self.data

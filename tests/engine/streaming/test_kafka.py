@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sqlite3
+import time
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -309,3 +310,26 @@ def test_messages_that_brokers_removed_after_the_target_had_them(kafka: Any, bro
     kafka.produce(topic, [b'{"id": 5}'])
     run_once(**pipeline)
     assert rows("copies", "id") == [(n,) for n in range(6)]
+
+
+def test_a_time_in_the_future_holds_up_no_window(kafka: Any, broker: Any, way: str) -> None:
+    """A producer whose clock is ahead may send a message with every batch."""
+    topic = kafka.create_topic(partitions=2, message_timestamp_after_max_ms=1 << 40)  # as brokers of before 4.0 do
+    options: dict[str, Any] = {
+        "name": "per_minute",
+        "source": broker,
+        "source_query": topic,
+        "target_table": (None, "counts"),
+        "dead_letter_table": "failed",
+        "window": weft.Window(
+            kind="tumbling", duration_ms=60_000, aggregations=[weft.Aggregation(agg="count", as_="n")]
+        ),
+    }
+    now = int(time.time() * 1000) // 60_000 * 60_000
+    for number, moment in enumerate((now - 300_000, now - 200_000, now - 100_000)):
+        for partition in (0, 1):
+            kafka.produce(topic, [b'{"id": 1}'], partition, timestamp=moment)
+        kafka.produce(topic, [b'{"id": 2}'] * number, timestamp=now + 10 * 86_400_000)
+        run_once(**options)
+    assert rows("counts", "n") == [(2,), (2,)]
+    assert len(rows("failed", "error")) == 3

@@ -222,9 +222,9 @@ class Stateful(ABC):
         newest = dict(reduced.newest)
         for each in rows:
             is_own = keeps_time and self._event_times[each.source] == EVENT_TIME
-            partitions = each.newest if is_own and isinstance(each, FrameRows) else {}
-            # A message that is too far in the future hides how far its partition has come.
-            if partitions and max(partitions.values()) <= self._latest:
+            # A message that is too far in the future says nothing about how far its partition has come.
+            partitions = each.newest_until(self._latest) if is_own and isinstance(each, FrameRows) else {}
+            if partitions:
                 newest.pop(each.source, None)
                 newest |= {f"{each.source}{PARTITION}{name}": moment for name, moment in partitions.items()}
         return replace(reduced, newest=newest)
