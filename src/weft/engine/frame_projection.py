@@ -43,7 +43,16 @@ def arrow_of(columns: StructType) -> pa.Schema:
 
 def schema_of(frame: Any) -> pa.Schema:
     """Return the canonical columns of a DataFrame."""
-    schema = arrow_of(frame.schema)
+    return _hinted(arrow_of(frame.schema), frame)
+
+
+def gathered(frame: Any) -> pa.Table:
+    """Return the rows of a DataFrame with what their texts are, UUIDs or JSON, which Spark leaves out."""
+    rows = frame.toArrow()
+    return pa.Table.from_arrays(rows.columns, schema=_hinted(rows.schema, frame))
+
+
+def _hinted(schema: pa.Schema, frame: Any) -> pa.Schema:
     hints = [(each.metadata or {}).get(_HINT) for each in frame.schema]
     if not any(hints) or _unites_others(frame):
         return schema

@@ -16,6 +16,7 @@ import weft
 from engine.streaming.conftest import declare, forget_last_commit, rows, run_once
 from engine.streaming.letters import letters_of, put, replay_all
 from servers import wait_until
+from weft.engine.readers import opened_tables, stored_columns
 from weft.engine.streaming.dead_letters import stream_of
 from weft.engine.streaming.query import Query
 from weft.engine.streaming.spark_engine import SparkEngine
@@ -144,6 +145,38 @@ def test_sql_that_passes_json_on_leaves_it_as_it_was_sent(
     expected = {n: each.replace(", ", ",") for n, each in enumerate(DOCS) if each != "null"}
     assert dict(rows("copies", "id, v", lite)) == expected
     assert not [each for each in caplog.messages if "keys of all" in each]
+
+
+@pytest.mark.brief("driver-dlq", "tasks-drop")
+@pytest.mark.parametrize("on_error", ["dlq", "drop"])
+def test_sql_that_fails_for_a_row_leaves_json_as_it_was_sent(
+    kafka: Any, broker: Any, shared_server: Any, way: str, on_error: Any
+) -> None:
+    """Also that of the row itself, once it is replayed under other SQL, and where no batch has seen its object."""
+    topic = kafka.create_topic()
+    declared: dict[str, Any] = {"name": "docs", "source": broker, "source_query": topic, "dead_letter_stream": "failed"}
+    declared |= {"target_table": (None, "copies"), "transform_on_error": on_error}
+    failing, mended = (f"SELECT id, doc, list, 6 DIV ({each}) AS part FROM source" for each in ("id - 1", "id + 1"))
+    texts = [each.replace(", ", ",") for each in DOCS]
+    expected = {n: (None if each == "null" else each, f"[{each}]") for n, each in enumerate(texts)}
+    with shared_server("postgres").database() as url:
+        declared["target"] = warehouse = weft.connect(name="warehouse", url=url)
+
+        def found() -> dict[int, tuple[str | None, str]]:
+            return {id: (doc, list) for doc, id, list in rows("copies", "doc, id, list", warehouse)}
+
+        for numbers in ([1], [n for n in expected if n != 1]):
+            sent = [f'{{"id":{n},"doc":{DOCS[n]},"list":[{DOCS[n]}]}}' for n in numbers]
+            kafka.produce(topic, [each.encode() for each in sent])
+            run_once(**declared, transform_sql=failing)
+            if on_error == "dlq" and numbers == [1]:
+                (letter,) = letters_of(make(**declared, transform_sql=mended))
+                assert letter.payload.startswith(f'{{"id": 1, "doc": {texts[1]}, "list": [{texts[1]}], ')
+                assert replay_all(make(**declared, transform_sql=mended)).again == 0
+        assert found() == {n: each for n, each in expected.items() if n != 1 or on_error == "dlq"}
+        with opened_tables(warehouse) as tables:
+            kinds = {each.name: each.sql for each in stored_columns(tables, None, "copies") or ()}
+        assert (kinds["doc"], kinds["list"]) == ("json", "json")
 
 
 def test_what_gives_objects_the_keys_of_others_is_said_once(

@@ -205,8 +205,6 @@ class Batches:
         """Chooses columns that every target keeps as JSON, of those that come there as the one source has them."""
         pipeline = self.pipeline
         is_plain = pipeline.cdc is None and pipeline.step is None
-        # Letters of rows that SQL fails for have the types that it was given.
-        is_plain &= pipeline.transform_sql is None or pipeline.transform_on_error == "fail"
         return self._documents if is_plain and len(pipeline.sources) == 1 else None
 
     def _documents(self, names: Collection[str]) -> Collection[str]:

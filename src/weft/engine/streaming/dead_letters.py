@@ -137,15 +137,20 @@ class DeadLetterBox:
 # ----------------------------------------------------------------------------------------------- letters of rows
 
 
-def letter_of(row: dict[str, Any], why: str) -> DeadLetter:
-    """Return the letter of a row that `transform_sql` failed for; the row has the column of its origin."""
+def letter_of(row: dict[str, Any], why: str, documents: Collection[str] = ()) -> DeadLetter:
+    """Return the letter of a row that `transform_sql` failed for; the row has the column of its origin. A text in a
+    column of `documents` is JSON: no batch may have noted that, if others of its rows have none there."""
     row = dict(row)
     extra = row.pop(EXTRA, None)
     # Without `_event_ts` the same SQL over it could not be run again.
     shown = {name: value for name, value in row.items() if not name.startswith(RESERVED_PREFIX)}
     if extra is not None:
         shown |= json.loads(extra)
-    return DeadLetter("transform", why, payload=as_json(shown), **json.loads(row[ORIGIN]))
+    texts = (
+        f"{as_json(name)}: {each if name in documents and isinstance(each, str) else as_json(each)}"
+        for name, each in shown.items()
+    )
+    return DeadLetter("transform", why, payload=f"{{{', '.join(texts)}}}", **json.loads(row[ORIGIN]))
 
 
 # ---------------------------------------------------------------------------------------------- rows that were rejected

@@ -14,6 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from weft.engine.frame_projection import gathered
 from weft.errors import ConnectionFailedError, WeftError
 from weft.spark_support import outcome
 from weft.spark_support.sessions import java_class, of_plan
@@ -32,7 +33,7 @@ class FailingRows:
         """Return what the SQL makes of rows."""
         result = self._transform(self._frame(rows))
         with outcome.explained(self._what):
-            return result.toArrow()
+            return gathered(result)
 
     def split(self, rows: pa.Table, *, is_known: bool = False) -> tuple[pa.Table, dict[int, str]]:
         """Return what the SQL makes of the rows that it does not fail for, and the numbers of the others, each with the

@@ -256,7 +256,7 @@ class Replay:
         # Rows of letters are JSON, whichever source had them.
         batches.targets.reads_json |= self.pipeline.transform_sql is not None
         rows, numbers, bad = _source_rows(
-            self.pipeline, self._columns(), letters, _documents_of(batches), partial(_growing, batches)
+            self.pipeline, self._columns(), letters, batches.documents, partial(_growing, batches)
         )
         failed = [_again(letters[number], "read", why) for number, why in bad.items()]
         if self.pipeline.cdc is not None and len(rows):
@@ -362,20 +362,15 @@ def _source_rows(
     return rows, numbers, bad
 
 
-def _documents_of(batches: Batches) -> Documents | None:
-    """Return what chooses columns that stay as they were sent, of letters that no SQL is run over."""
-    return batches.documents if batches.pipeline.transform_sql is None else None
-
-
 def _growing(batches: Batches, names: Collection[str]) -> Collection[str]:
     """Return those of these columns of the sources whose objects may have keys that those before did not have, as in a
     batch: a table whose own objects lack one would refuse all rows."""
     if batches.pipeline.cdc is not None:
         return ()
-    if (documents := _documents_of(batches)) is not None:
-        return documents(names)
     stored = batches.targets.stored()
-    return names if stored and all(each.makes_documents for each in stored) else ()
+    if stored and all(each.makes_documents for each in stored):
+        return names
+    return () if batches.documents is None else batches.documents(names)
 
 
 def _source_columns(pipeline: StreamingPipeline, columns: Columns) -> tuple[list[pa.Field], bool]:

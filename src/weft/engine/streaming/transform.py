@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from weft.columns import python_rows
 from weft.engine import frames, inputs, reader_frames
-from weft.engine.frame_projection import arrow_of
+from weft.engine.frame_projection import arrow_of, gathered
 from weft.engine.inputs import Input
 from weft.engine.streaming import dead_letters, fan_in, functions
 from weft.engine.streaming.failing_rows import FailingRows, without_rows
@@ -96,7 +96,7 @@ class Transform:
             rows = self._with_origins(parts, spark, is_small, query_id)
             result = rows if sql is None else self._transformed(rows, functions.selecting_also(sql, ORIGIN))
             with outcome.explained(f"read the batch of {self._pipeline.name}"):
-                return result.toArrow()
+                return gathered(result)
 
         if len(parts) == 1 and sql is None and (as_is := self._as_is(parts[0], is_small, query_id)) is not None:
             return Transformed(as_is, [], with_origins)
@@ -107,9 +107,9 @@ class Transform:
             return Transformed(self._materialized(result, is_small, now=True), [], with_origins)
         except WeftError:
             with outcome.explained(f"read the batch of {self._pipeline.name}"):
-                source = self._with_origins(parts, spark, is_small, query_id).toArrow()
+                source = gathered(self._with_origins(parts, spark, is_small, query_id))
             self._count = source.__len__
-            return self._split(source, sql, spark)
+            return self._split(source, sql, spark, _documents_of(parts))
 
     def reduced(
         self,
@@ -149,7 +149,7 @@ class Transform:
             named, rows = [], 0
             for each in parts:
                 with outcome.explained(f"read the batch of {self._pipeline.name}"):
-                    source = self._with_origins([each], spark, is_small, query_id).toArrow()
+                    source = gathered(self._with_origins([each], spark, is_small, query_id))
                 split = self._split(source, sql, spark)
                 assert isinstance(split.rows, inputs.Memory)
                 good.append((each.source, frames.from_memory(spark, split.rows)))
@@ -221,11 +221,11 @@ class Transform:
             lambda frame: self._transformed(frame, sql),
         )
 
-    def _split(self, source: pa.Table, sql: str, spark: Any) -> Transformed:
-        """Return what the SQL makes of the rows that it does not fail for."""
+    def _split(self, source: pa.Table, sql: str, spark: Any, documents: Collection[str] = ()) -> Transformed:
+        """Return what the SQL makes of the rows that it does not fail for. `documents`: see `letter_of`."""
         result, bad = self.over(sql, spark).split(source.drop_columns([ORIGIN]), is_known=True)
         rows = python_rows(source.take(pa.array(bad, pa.int64())))
-        rejected = [dead_letters.letter_of(row, why) for row, why in zip(rows, bad.values(), strict=True)]
+        rejected = [dead_letters.letter_of(row, why, documents) for row, why in zip(rows, bad.values(), strict=True)]
         named = self.over(functions.selecting_also(sql, ORIGIN), spark)
         return Transformed(memory_of(result), rejected, lambda: named.attempt(without_rows(source, bad)))
 
@@ -349,7 +349,7 @@ class Transform:
         arrow_of(result.schema)  # refuses by its name a column that no table can hold
         with outcome.explained(f"run the batch of {self._pipeline.name}"):
             if is_small:
-                return memory_of(result.toArrow())
+                return memory_of(gathered(result))
             if now or len(self._pipeline.targets) > 1:
                 result = result.persist()
             if now:
@@ -363,6 +363,14 @@ class Transform:
 
 def _is_small(parts: Sequence[TypedRows]) -> bool:
     return all(each.size is not None for each in parts) and sum(each.size or 0 for each in parts) <= SMALL
+
+
+def _documents_of(parts: Sequence[TypedRows]) -> set[str]:
+    """Return the columns that are objects and lists in messages. A text in such a column is JSON as it was sent."""
+    from pyspark.sql.types import ArrayType, StructType
+
+    found = [each for rows in parts if isinstance(rows, FrameRows) for each in rows.found or ()]
+    return {each.name for each in found if isinstance(each.dataType, StructType | ArrayType)}
 
 
 def _observed_rows(observation: Any, rows: Any) -> int:
