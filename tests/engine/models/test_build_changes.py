@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from contextlib import closing
 from typing import Any
 
@@ -11,6 +12,9 @@ import pytest
 import weft
 from conftest import System
 from tests.engine.models.built import ORDERS, build, query, run, why
+from weft.engine.models.inputs import Observer
+from weft.engine.models.planning import make_plan
+from weft.engine.models.survey import Survey
 from weft.engine.readers import open_tables
 from weft.errors import DeclarationError, LoadRefusedError
 from weft.pipelines.models import Model
@@ -137,6 +141,52 @@ def test_full_build_of_an_incremental_model(orders: object) -> None:
     build(kept, full=True)
 
     assert len(query("SELECT order_id FROM kept")) == 4
+
+
+def test_change_of_code_that_was_undone_leaves_rows_of_it(orders: object) -> None:
+    def a(orders):  # type: ignore[no-untyped-def]
+        return "SELECT 'a' AS made_by FROM orders"
+
+    def b(orders):  # type: ignore[no-untyped-def]
+        return "SELECT 'b' AS made_by FROM orders"
+
+    def c(orders):  # type: ignore[no-untyped-def]
+        return "SELECT 'c' AS made_by FROM orders"
+
+    def declared(function: Callable[..., str]) -> Model:
+        weft.project.current().pipelines.pop("kept", None)
+        return weft.model(name="kept", materialise="incremental")(function)
+
+    def is_mixed(function: Callable[..., str]) -> bool:
+        weft.publish_sync("orders", ORDERS[:1])
+        return any("other code" in each for each in build(declared(function)).counts.warnings)
+
+    def planned() -> list[str]:
+        with Observer() as observer:
+            return [each.change for each in make_plan(Survey(observer))]
+
+    assert [is_mixed(each) for each in (a, a, b, a, b, c, b)] == [False, False, *[True] * 5]
+    assert planned() == ["changed"]
+    build(declared(b), full=True)
+    assert not is_mixed(b)
+    assert planned() == []
+
+
+def test_value_that_no_column_takes_says_what_a_model_can_do(orders: object, system: System) -> None:
+    weft.publish_sync("orders", ORDERS)
+    build(redeclare("kept", materialise="incremental"))
+    weft.project.current().pipelines.pop("kept")
+
+    @weft.model(materialise="incremental")
+    def kept(orders):  # type: ignore[no-untyped-def]
+        return "SELECT order_id, 'x' AS total FROM orders"
+
+    weft.publish_sync("orders", ORDERS[:1])
+    with pytest.raises(LoadRefusedError, match=r"rejected 1 row(.|\n)*weft run kept --full") as caught:
+        build(kept)
+    assert "on_bad_rows" not in str(caught.value)
+    build(kept, full=True)
+    assert query("SELECT DISTINCT total FROM kept") == [("x",)]
 
 
 def test_dropped_table_is_built_of_everything(orders: object) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import cached_property
@@ -24,7 +25,7 @@ from weft.engine.models.inputs import ModelSource, Observer, Span
 from weft.engine.models.lake import Lake
 from weft.engine.models.state import LeftOuts, State, StoredModel
 from weft.engine.readers import SqlReader, StreamReader, read_all
-from weft.errors import DeclarationError, WeftError
+from weft.errors import DeclarationError, LoadRefusedError, WeftError
 from weft.pipelines.execution import Loaded, Step
 from weft.pipelines.models import THIS, Model, ModelInput
 from weft.pipelines.shared_tables import refuse_shared_tables
@@ -65,12 +66,26 @@ class ModelRun:
         name = self.model.target.name
         try:
             with tracing.span(f"load {name}", "client", {"weft.target": name, "weft.commit_key": self.key}):
-                counts, engine = self._build(observer)
+                with self._in_words_of_models():
+                    counts, engine = self._build(observer)
                 tracing.note({"weft.engine": engine, "weft.replayed": counts.replayed})
         finally:
             if self._observer is None:
                 observer.close()
         self.loaded.append(Loaded(name, counts, engine, time.perf_counter() - started))
+
+    @contextmanager
+    def _in_words_of_models(self) -> Iterator[None]:
+        """Change what an error advises where a model cannot do it: it puts no rows aside."""
+        try:
+            yield
+        except LoadRefusedError as error:
+            if not error.can_quarantine:
+                raise
+            hint = "Change what the model makes of them"
+            if not self.full:
+                hint += f", or let a new table take what it returns: weft run {self.model.name} --full"
+            raise LoadRefusedError(error.what, hint=f"{hint}.") from error.__cause__
 
     def _build(self, observer: Observer) -> tuple[Counts, str]:
         model = self.model
@@ -140,9 +155,7 @@ class ModelRun:
     def _advised(self, counts: Counts, ready: PreparedBuild) -> Counts:
         warnings = list(counts.warnings)
         if ready.state.rows_of:
-            warnings.append(
-                f"the code has changed, and older rows are of the old one: weft run {self.model.name} --full"
-            )
+            warnings.append(f"the code has changed, and some rows are of other code: weft run {self.model.name} --full")
         if self._left_out and not counts.replayed:
             lines = left_out.described(self._left_out)
             warnings += lines
@@ -177,7 +190,7 @@ class ModelRun:
             fingerprint=model.fingerprint,
             materialise=model.materialise,
             inputs={each.input.name: each.mark for each in sources},
-            rows_of="" if is_full or last is None or last.built_by == model.fingerprint else last.built_by,
+            rows_of="" if is_full or last is None else last.rows_not_of(model.fingerprint),
         )
         if self.span is not None and last is not None:
             # A backfill reads some input again, which does not change how far the model has read.

@@ -53,14 +53,18 @@ class State(msgspec.Struct, frozen=True, omit_defaults=True):
     query: str = ""
     """For a view, a hash of its query."""
     rows_of: str = ""
-    """The fingerprint of the last full build, where a later one only added rows."""
+    """The fingerprint of rows that other code built, where later builds only added rows."""
     left_out: LeftOuts = msgspec.field(default_factory=dict)
     """What the rows leave out of the events that were read for them."""
 
     @property
     def built_by(self) -> str:
-        """The fingerprint under which the oldest rows were built."""
+        """The fingerprint of rows that other code built, if there are any; else of all rows."""
         return self.rows_of or self.fingerprint
+
+    def rows_not_of(self, fingerprint: str) -> str:
+        """Return the fingerprint of rows that were not built under this one, also after a change of code was undone."""
+        return next((each for each in (self.built_by, self.fingerprint) if each != fingerprint), "")
 
 
 @dataclass(frozen=True)
