@@ -55,6 +55,18 @@ def test_range_is_merged_again(call: Call) -> None:
     assert "~ changed   sums" in call("plan").stdout
 
 
+def test_older_rows_of_a_range_do_not_replace_newer_ones(call: Call) -> None:
+    declare("sums", f"{MERGE}-- deduplicate_by: _weft_rowid\nSELECT id, total, _weft_rowid FROM orders")
+    weft.publish_sync("orders", {"id": 1, "total": 2.0})
+    call("run", "sums")
+    refused = call("backfill", "sums", "--since", "2026-01-01", "--until", "2026-01-02", code=1)
+    assert "its rows would replace theirs" in refused.stderr
+    assert "0 read" in call("backfill", "sums", "--since", "2025-01-01", "--until", "2025-01-02").stdout
+    declare("sums", f"{MERGE}-- deduplicate_by: _weft_rowid\nSELECT id, total * 10 AS total, _weft_rowid FROM orders")
+    call("backfill", "sums", "--since", "2026-01-01")
+    assert totals() == [20.0, 10.0, 10.0]
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -251,6 +251,12 @@ class Observer:
                 read = (last.get(each.input.name) or {}).get("upto", 0)
                 upto = min(read, log.head(read) if until is None else log.first_since(until, read) - 1)
                 after = max(reader.after, log.first_since(since) - 1)
+                if after < upto < read and (ordered := model.target.options.get("deduplicate_by")):
+                    raise DeclarationError(
+                        f"The model {model.name} keeps the greatest row of each key by {', '.join(ordered)}, and has "
+                        "read events that came after this range: its rows would replace theirs.",
+                        hint="Leave out --until: then all events since then are read again.",
+                    )
                 each = replace(each, reader=replace(reader, after=min(after, upto), upto=upto), has_new=upto > after)
             spans.append(each)
         return spans
