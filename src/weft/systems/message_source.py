@@ -100,10 +100,6 @@ class Messages(UntypedRows):
         self._source, self._frame, self._few = source, frame, few
         self._rows: MessageRows | None = None
 
-    @property
-    def is_json(self) -> bool:
-        return isinstance(self._source.codec, JsonCodec)
-
     @cached_property
     def _here(self) -> pa.Table | None:
         return self._few()
@@ -150,6 +146,10 @@ class MessageSource(StreamSource):
     def codec(self) -> Codec:
         """What parses the messages."""
         return codec_of(self.connection.resolved().payload_format)
+
+    @property
+    def sends_json(self) -> bool:
+        return isinstance(self.codec, JsonCodec)
 
     def payload_text(self, value: bytes) -> str:
         """Return a message that is no row as the text that a dead letter holds."""

@@ -92,6 +92,11 @@ class StreamSource(ABC):
         """Whether rows may bring columns that `stored_schema` does not have yet."""
         return False
 
+    @property
+    def sends_json(self) -> bool:
+        """Whether its rows are objects of JSON, whose types nobody has written down."""
+        return False
+
     def declared_columns(self) -> frozenset[str] | None:
         """Return which columns of `stored_schema` are declared; `None` where all of them count as such."""
         return None
@@ -314,11 +319,6 @@ class UntypedRows(ABC):
     bad: tuple[DeadLetter, ...] = ()
     documents: Documents | None = None
     """Chooses columns of objects and lists that are read as the JSON that they are, where the source can."""
-
-    @property
-    def is_json(self) -> bool:
-        """Whether the rows are objects of JSON, whose types nobody has written down."""
-        return False
 
     def __init__(self, source: str, files: Collection[str] = ()) -> None:
         self.source, self.files = source, files

@@ -306,9 +306,6 @@ class Batches:
         """Return the rows of all sources under their types, and those of the sources that have any."""
         self._columns.begin()
         self._box.origins.clear()
-        # Changes of a stream are JSON too.
-        self.targets.reads_json |= self.pipeline.cdc is not None and any(isinstance(each, EventRows) for each in parts)
-        self.targets.reads_json |= any(isinstance(each, UntypedRows) and each.is_json for each in parts)
         typed = list(self._reader.read(parts, batch.query_id))
         for each in typed:
             self._check_unparsed(each)

@@ -253,8 +253,6 @@ class Replay:
             rows, numbers, bad = _rejected_rows(letters, targets[0])
             placed = _with_origins(rows, [letters[number] for number in numbers])
             return rows, [_again(letters[number], "store", why) for number, why in bad.items()], lambda: placed
-        # Rows of letters are JSON, whichever source had them.
-        batches.targets.reads_json |= self.pipeline.transform_sql is not None
         rows, numbers, bad = _source_rows(
             self.pipeline, self._columns(), letters, batches.documents, partial(_growing, batches)
         )

@@ -27,6 +27,7 @@ from weft.engine.streaming.cdc.applying import ChangeBatch
 from weft.engine.streaming.cdc.json_rows import StoredTable
 from weft.engine.streaming.cdc.routing import Routed
 from weft.engine.streaming.dead_letters import NO_STORE
+from weft.engine.streaming.log_source import LogSource
 from weft.engine.streaming.source_state import Written
 from weft.engine.streaming.sources import open_source, show_position
 from weft.engine.streaming.spans import commit_span, note_counts
@@ -95,11 +96,17 @@ class Targets:
         self._takes_keys = is_open and any(open_source(each).brings_keys for each in pipeline.sources)
         self._left_out: set[tuple[str, str]] = set()
         """Tables and the columns that they do not get, of which a warning was written."""
-        self.reads_json = False
-        """Whether a source sends objects of JSON, whose types nobody has written down."""
         self._said_of_keys: set[tuple[str, str]] = set()
         self.dropped: list[Collection[str]] = []
         """The columns of the current batch that each of its tables does not get."""
+
+    @functools.cached_property
+    def _reads_json(self) -> bool:
+        """Whether a source sends objects of JSON, whose types nobody has written down, as nobody has of changes."""
+        opened = map(open_source, self._pipeline.sources)
+        return any(
+            each.sends_json or (self._pipeline.cdc is not None and isinstance(each, LogSource)) for each in opened
+        )
 
     def close(self) -> None:
         for tables in self._tables.values():
@@ -265,7 +272,7 @@ class Targets:
         place = place_of(target, connection)
         if target.table is not None and present is None:
             self._refuse_gone(target, connection)
-        if self.reads_json and tables is not None:
+        if self._reads_json and tables is not None:
             object_keys.warn(rows, load, connection, tables, present, self._said_of_keys)
         # A batch that is tried again puts the same rows aside, whatever columns the table has got meanwhile.
         before = self._written.at_first(place, batch, present)

@@ -45,10 +45,6 @@ class FileRows(UntypedRows):
         self._connection, self._spark = source.connection, spark
         self._declared = tuple(source.settings.columns)
 
-    @property
-    def is_json(self) -> bool:
-        return self._connection.format_of(self.source) in ("json", "json_lines")
-
     def read(self, known: Mapping[str, DataType], *, widens: bool, again: bool = False) -> TypedFileRows | None:
         dated = self._read(known, widens=widens) if self.files else None
         if dated is None:
@@ -131,6 +127,10 @@ class FileSource(StreamSource):
         self._upto = -1
         self._digest: tuple[str, int, str] | None = None
         """The last files that were planned: their log, its number, and their digest."""
+
+    @property
+    def sends_json(self) -> bool:
+        return self.connection.format_of(self.name) in ("json", "json_lines")
 
     def follow(self, spark: SparkSession, start: str) -> DataFrame:
         self.connection.configure(spark)
