@@ -21,6 +21,7 @@ from weft.systems.file import MEMORY
 from weft.systems.load import Load
 from weft.systems.sql.driver import Role, Session, SqlDriver
 from weft.systems.sql.literals import literal
+from weft.systems.sql.spellings import pattern_between
 from weft.systems.sql.tables import ROW, Column, Slice, SqlTables, Suspect, bare_rows, causes, subquery
 from weft.systems.sql.tokens import quote_name
 
@@ -192,10 +193,11 @@ class DuckDBTables(SqlTables):
     def _cast(self, expression: str, field: pa.Field, column: Column, cast: str = "CAST") -> tuple[str, str | None]:
         """A value as a column's type, and the condition that it is the same then, where it may not be."""
         there, same = self._converted(expression, field, column, cast)
-        if self.sql_type(field) == "VARCHAR" and column.sql.startswith(("DATE", "TIMESTAMP")):
-            # No words: infinity is no time elsewhere.
-            is_time = rf"regexp_matches(CAST({expression} AS VARCHAR), '^\s*[0-9]')"
-            same = is_time if same is None else f"({is_time} AND {same})"
+        if pattern := pattern_between(field, column.field):
+            if column.sql == "TIMESTAMP_NS":
+                pattern = pattern.replace("{1,6}0*", "{1,9}")
+            is_spelled = f"regexp_matches(CAST({expression} AS VARCHAR), '{pattern}')"
+            same = is_spelled if same is None else f"({is_spelled} AND {same})"
         return there, same
 
     def _converted(self, expression: str, field: pa.Field, column: Column, cast: str) -> tuple[str, str | None]:

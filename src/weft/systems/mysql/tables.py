@@ -28,6 +28,7 @@ from weft.systems.sql.constraints import breaking
 from weft.systems.sql.driver import Role, Session, SqlDriver, closed_on_error
 from weft.systems.sql.literals import literal
 from weft.systems.sql.prefetch import prefetch
+from weft.systems.sql.spellings import pattern_between
 from weft.systems.sql.tables import ROW, Column, Slice, SqlTables, Suspect, bare_rows, causes, subquery
 
 # Keys in the index of a staging table. An index takes 3,072 bytes, four a letter.
@@ -76,7 +77,7 @@ class MySQLLoadSessions(MySQLSessions):
             # Use the normalizer's own words: the server's error does not have the value.
             field = unread[2].replace("''", "'")
             return SchemaError(f"MySQL ({self.connection.target}): {unread[1]} the value.", field=field)
-        checked = re.search(rf"'{types.TOO_LARGE} \+ (\w+)\(.*`([^`]+)`\)'", explained.what)
+        checked = re.search(rf"'{types.TOO_LARGE} \+ \((\w+)\(.*`([^`]+)`\) \+ 1\)'", explained.what)
         if checked is None:
             return SchemaError(explained.what)
         if checked[1].lower() == "char_length":
@@ -363,9 +364,11 @@ class MySQLTables(SqlTables):
 
     def cast(self, expression: str, field: pa.Field, column: Column) -> str:
         """The value itself, checked where strict mode would round it."""
-        if pa.types.is_string(field.type) and hint_of(field) is None:
+        text, pattern = expression, pattern_between(field, column.field)
+        if pattern is not None:
             expression = types.readable(expression, column.field)
-        return types.of_hint(expression, types.cast(expression, field, column.sql), field, column.field)
+        there = types.of_hint(expression, types.cast(expression, field, column.sql), field, column.field)
+        return there if pattern is None else types.spelled(text, there, pattern)
 
     def update_from(self, table: str, source: str, on: str, assignments: dict[str, str]) -> str:
         """UPDATE … JOIN. A value may not use a column that is assigned before it: that one is new already."""

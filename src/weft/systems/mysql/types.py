@@ -239,9 +239,7 @@ def cast(expression: str, field: pa.Field, sql: str) -> str:
 def readable(text: str, stored: pa.Field) -> str:
     """A text as a column takes it: MySQL knows no words for true and false, and no zones."""
     if pa.types.is_boolean(stored.type):
-        words = " ".join(f"WHEN '{word}' THEN '{value}'" for word, value in _BOOLEANS.items())
-        # It would store 2 too, which nobody reads as a boolean.
-        return f"CASE LOWER({text}) {words} ELSE CONCAT('no boolean: ', {text}) END"
+        return f"IF(LOWER({text}) IN ('true', 't', '1'), '1', IF({text} IS NULL, NULL, '0'))"
     is_time = pa.types.is_timestamp(stored.type) or pa.types.is_date(stored.type)
     return _without_zone(text) if is_time else text
 
@@ -257,9 +255,15 @@ def _without_zone(text: str) -> str:
     return f"CASE WHEN {text} REGEXP '{_INSTANT}' THEN {converted} ELSE {text} END"
 
 
-_BOOLEANS = {"true": 1, "t": 1, "1": 1, "false": 0, "f": 0, "0": 0}
 _ZONE = "([Zz]|[+-][0-9]{2}(:?[0-9]{2})?)"
 _INSTANT = f"^[0-9]{{4}}-[0-9]{{2}}-[0-9]{{2}}[Tt ][0-9]{{2}}:[0-9]{{2}}(:[0-9]{{2}}([.][0-9]+)?)?{_ZONE}$"
+
+
+def spelled(text: str, there: str, pattern: str) -> str:
+    """A text as it is `there`, or an error where it does not match a pattern. As in other databases, capitals are no
+    small letters, and it ends at the end of the text, not before the end of its last line."""
+    is_spelled = f"{text} REGEXP '(?-i){pattern.removesuffix('$')}(?!.|[^.])'"
+    return f"CASE WHEN {text} IS NULL OR {is_spelled} THEN {there} ELSE {_beyond('CHAR_LENGTH', text)} END"
 
 
 def of_hint(expression: str, converted: str, field: pa.Field, stored: pa.Field) -> str:
@@ -268,8 +272,7 @@ def of_hint(expression: str, converted: str, field: pa.Field, stored: pa.Field) 
     if hint not in ("json", "uuid") or hint_of(field) == hint or is_nested(field.type):
         return converted
     fits = f"JSON_VALID({expression})" if hint == "json" else f"{expression} REGEXP '{_UUID}'"
-    # Errors tell it by its function from a value that would be altered.
-    wrong = f"{TOO_LARGE} + CHAR_LENGTH({expression})"
+    wrong = _beyond("CHAR_LENGTH", expression)
     return f"CASE WHEN {expression} IS NULL OR {fits} THEN {converted} ELSE {wrong} END"
 
 
@@ -314,9 +317,14 @@ def as_stored(expression: str, sql: str) -> str:
     return f"CONVERT({expression} USING utf8mb4)" if "collate" in sql else expression
 
 
+def _beyond(function: str, expression: str) -> str:
+    """A number beyond the largest: an error wherever it is computed, not only where it is stored. A text may be empty.
+    Errors tell by the function what is wrong with it."""
+    return f"{TOO_LARGE} + ({function}({expression}) + 1)"
+
+
 def _checked(expression: str, same: str, kind: str | None = None) -> str:
-    # A number beyond the largest: an error wherever it is computed, not only where it is stored.
-    wrong = f"{TOO_LARGE} + LENGTH({expression})"
+    wrong = _beyond("LENGTH", expression)
     if kind is not None:
         wrong = f"CAST({wrong} AS {kind})"
     return f"CASE WHEN {expression} IS NULL OR {same} THEN {expression} ELSE {wrong} END"

@@ -18,6 +18,7 @@ from weft.systems.postgres import constraints, copy, types
 from weft.systems.postgres.sessions import PostgresSessions
 from weft.systems.sql.constraints import breaking
 from weft.systems.sql.driver import Session, SqlDriver
+from weft.systems.sql.spellings import pattern_between
 from weft.systems.sql.tables import ROW, Column, Slice, SqlTables, Suspect, causes, check_event_time, subquery
 
 # The keys of our advisory locks: "load" in ASCII, then a hash of the table's name.
@@ -344,7 +345,10 @@ class PostgresTables(SqlTables):
 
     def cast(self, expression: str, field: pa.Field, column: Column) -> str:
         """A value that the type would round or cut off is an error."""
-        return types.cast(expression, field, column.sql)
+        there, pattern = types.cast(expression, field, column.sql), pattern_between(field, column.field)
+        if pattern is None:
+            return there
+        return types.checked(expression, there, f"CAST({expression} AS text) ~ '{pattern}'", column.sql)
 
     def row_hash(self, expressions: Sequence[str]) -> str:
         """Hash the row's text, in which nulls are empty and empty texts quoted."""

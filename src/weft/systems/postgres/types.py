@@ -153,16 +153,15 @@ def cast(expression: str, field: pa.Field, sql: str) -> str:
         expression = f"CASE {expression} WHEN 'true' THEN '1' WHEN 'false' THEN '0' ELSE {expression} END"
     there = f"CAST({expression} AS {sql})"
     if own == "text" and base in _MOMENTS:
-        same, in_utc = _begins_with_digit(expression), f"CAST({expression} AS timestamp with time zone)"
-        if base != "timestamp with time zone":
+        whole, kind = f"CAST({expression} AS timestamp with time zone)", "timestamp with time zone"
+        if base != kind:
             # PostgreSQL would leave the zone of a text out.
-            in_utc = f"CAST({in_utc} AS timestamp)"
-            there = f"CAST({in_utc} AS {sql})"
-        if base == "date":
-            same += f" AND CAST({there} AS timestamp) = {in_utc}"
-        return _checked(expression, there, same, sql)
+            whole, kind = f"CAST({whole} AS timestamp)", "timestamp"
+        there = f"CAST({whole} AS {sql})"
+        is_cut = base == "date" or numbers
+        return checked(expression, there, f"CAST({there} AS {kind}) = {whole}", sql) if is_cut else there
     if base == "character":
-        return _checked(expression, there, f"CAST({there} AS text) = rtrim(CAST({expression} AS text), ' ')", sql)
+        return checked(expression, there, f"CAST({there} AS text) = rtrim(CAST({expression} AS text), ' ')", sql)
     back = own
     if own == "text":
         back = "numeric" if base == "numeric" else ""
@@ -175,18 +174,14 @@ def cast(expression: str, field: pa.Field, sql: str) -> str:
     same = f"CAST({there} AS {back}) = CAST({expression} AS {back})"
     if base == "numeric" and numbers:
         same += f" AND {there} <> 'NaN'"  # which decimals of Arrow lack: nobody could read the table
-    return _checked(expression, there, same, sql)
+    return checked(expression, there, same, sql)
 
 
 _MOMENTS = ("date", "timestamp without time zone", "timestamp with time zone")
 
 
-def _begins_with_digit(expression: str) -> str:
-    """The condition that a text is no word: today is another day each time, and infinity is none elsewhere."""
-    return rf"CAST({expression} AS text) ~ '^\s*[0-9]'"
-
-
-def _checked(expression: str, there: str, same: str, sql: str) -> str:
+def checked(expression: str, there: str, same: str, sql: str) -> str:
+    """A value as it is `there`, or an error where the condition that it is the `same` does not hold."""
     wrong = f"CAST(CAST({expression} AS text) || ' does not fit {sql}' AS {sql.partition('(')[0]})"
     if sql.startswith(("character", "text")):
         # These types take every text: fail on the way, by casting a text that is not a number.

@@ -7,6 +7,7 @@ staged one go through it.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from datetime import UTC, datetime, time, timedelta
 from decimal import Decimal, InvalidOperation
@@ -18,6 +19,7 @@ from uuid import UUID
 import pyarrow as pa
 
 from weft.columns import UTC_TIME, hint_of, is_nested
+from weft.systems.sql.spellings import pattern_of
 
 
 def code(field: pa.Field) -> str:
@@ -39,6 +41,8 @@ def cast(value: Any, source: str, target: str) -> Any:
     if value is None:
         return None
     try:
+        if source == "string" and (spelled := _SPELLED.get(target.partition(" ")[0])) and not spelled(value):
+            raise ValueError
         return _TARGETS[target.partition(" ")[0]](value, source, target)
     except (ValueError, ArithmeticError):
         shown = repr(value) if len(repr(value)) < 100 else repr(value)[:100] + "…"
@@ -92,14 +96,12 @@ def _float(value: Any, source: str, target: str) -> float:
     return number
 
 
-_TRUE, _FALSE = ("true", "t", "1"), ("false", "f", "0")
-
-
 def _bool(value: Any, source: str, target: str) -> int:
-    text = str(value).lower() if isinstance(value, str) else str(int(value)) if value in (0, 1) else ""
-    if text not in _TRUE + _FALSE:
+    if isinstance(value, str):
+        return int(value.lower() in ("true", "t", "1"))
+    if value not in (0, 1):
         raise ValueError
-    return int(text in _TRUE)
+    return int(value)
 
 
 def _moment(value: Any) -> datetime:
@@ -132,6 +134,12 @@ def _json(value: Any, source: str, target: str) -> str:
     return text
 
 
+_KINDS = {
+    **dict.fromkeys(("decimal", "numeric"), pa.decimal128(38, 9)),
+    **dict.fromkeys(("timestamp", "local"), UTC_TIME),
+    **dict.fromkeys(("json", "uuid", "time"), pa.string()),
+    "date": pa.date32(),
+}
 _TARGETS: dict[str, Callable[[Any, str, str], Any]] = {
     **dict.fromkeys(("int8", "int16", "int32", "int64"), _int),
     **dict.fromkeys(("float32", "float64"), _float),
@@ -147,6 +155,14 @@ _TARGETS: dict[str, Callable[[Any, str, str], Any]] = {
     "uuid": lambda value, source, target: str(UUID(bytes=value) if isinstance(value, bytes) else UUID(value)),
     "time": lambda value, source, target: time.fromisoformat(value).isoformat(),
 }
+
+
+_SPELLED = {
+    name: re.compile(pattern).fullmatch
+    for name in _TARGETS
+    if (pattern := pattern_of(_KINDS.get(name) or pa.type_for_alias(name))) is not None
+}
+"""What finds whether a text is spelled as a value of a type."""
 
 
 def row_hash(*values: Any) -> str:
