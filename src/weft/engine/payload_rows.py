@@ -21,11 +21,14 @@ def parsed_rows(
     known: Mapping[str, pa.Field],
     types: Mapping[str, pa.DataType] | None = None,
     growing: Collection[str] = (),
+    *,
+    widens: bool = False,
 ) -> tuple[pa.Table, Sequence[int], dict[int, str]]:
     """Return payloads as columns, the numbers of those that are rows, and what is wrong with the others.
 
     Values are of these types; without any they are of the types that JSON has, and where a column is of another one (a
-    time, a decimal, bytes) of that one. Objects of the columns `growing` may have more keys.
+    time, a decimal, bytes) of that one. In the columns `growing` objects may have more keys, and integers may
+    be wider numbers if it `widens`.
     """
     if types is None:
         types = {name: each.type for name, each in known.items() if not is_of_json(each.type)}
@@ -46,8 +49,8 @@ def parsed_rows(
         else:
             texts.append(row.encode("utf-8", "surrogatepass"))
     parsed = JsonDecoder(types).parse(pa.array(texts, pa.binary()))
-    objects = {name.lower(): types[name] for name in growing if name in types}
-    if wider := settled({name: each for name, each in parsed.kinds.items() if name in objects}, objects, widens=False):
+    before = {name.lower(): types[name] for name in growing if name in types}
+    if wider := settled({name: each for name, each in parsed.kinds.items() if name in before}, before, widens=widens):
         parsed = JsonDecoder({**types, **wider}).parse(pa.array(texts, pa.binary()))
     parsed = parsed._replace(bad={**parsed.bad, **refused})
     names = {name.lower(): name for name in known}

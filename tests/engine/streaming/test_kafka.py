@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import weft
-from engine.streaming.conftest import declare, forget_last_commit, rows, run_once
+from engine.streaming.conftest import declare, forget_last_commit, rows, rows_in_lake, run_once
 from engine.streaming.letters import letters_of, put, replay_all
 from servers import wait_until
 from weft.engine.readers import opened_tables, stored_columns
@@ -131,6 +131,33 @@ def test_a_replayed_object_may_have_new_keys(kafka: Any, broker: Any, tmp_path: 
         assert rows("docs", "n, doc")[1:] == [(2, '{"b":2}'), (3, '{"in":[{"y":3}]}')]
     else:
         assert len(rows("docs", "n", target)) == (1 if where == "duckdb" else 3)
+
+
+@pytest.mark.brief("wide", "lake")
+@pytest.mark.parametrize("where", ["wide", "narrow", "lake", "frozen"])
+def test_a_replayed_number_may_be_wider(kafka: Any, broker: Any, tmp_path: Path, where: str) -> None:
+    """As one of a batch. A table that does not take it rejects its row alone."""
+    lite = weft.SQLiteConnection(str(tmp_path / "copies.db"), name="lite")
+    topic = kafka.create_topic()
+    declared: dict[str, Any] = {"source": broker, "source_query": topic, "target": lite, "target_table": (None, "sums")}
+    declared |= {"dead_letter_table": "failed", "dead_letter_connection": "default"}
+    if where in ("wide", "frozen"):
+        with closing(sqlite3.connect(lite.path)) as db:
+            db.execute("CREATE TABLE sums (n BIGINT, x DOUBLE, y NUMERIC(38, 0))")
+    if where == "frozen":
+        declared["on_drift"] = "ignore"
+    if where == "lake":
+        declared |= {"target": weft.DeltaLocalConnection("lake", name="lake"), "target_table": "sums"}
+    pipeline = make(name="sums", **declared)
+    kafka.produce(topic, [b'{"n": 1, "x": 1, "y": 1}'])
+    run_once(name="sums", **declared)
+    payloads = ['{"n": 2, "x": 2, "y": 2}', '{"n": 3, "x": 2.5, "y": 3}', f'{{"n": 4, "x": 4, "y": {10**20}}}']
+    put(pipeline, [DeadLetter("read", "No", topic, each, f"0:{9 + n}") for n, each in enumerate(payloads)])
+    stored = [(1, 1, 1), (2, 2, 2), (3, 2.5, 3), (4, 4, 10**20)]
+    assert replay_all(pipeline).again == (0 if where == "wide" else 2)
+    found = rows_in_lake("sums", "n", "x", "y") if where == "lake" else rows("sums", "n, x, y", lite)
+    assert found == (stored if where == "wide" else stored[:2])
+    assert {each.stage for each in letters_of(pipeline)} <= {"store" if where == "narrow" else "read"}
 
 
 def test_sql_that_passes_json_on_leaves_it_as_it_was_sent(

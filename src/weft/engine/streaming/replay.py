@@ -15,7 +15,7 @@ from __future__ import annotations
 import fcntl
 import json
 import logging
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -320,10 +320,10 @@ def _source_rows(
     columns: Columns,
     letters: Sequence[StoredLetter],
     documents: Documents | None,
-    growing: Documents,
+    growing: Callable[[Mapping[str, pa.DataType]], Collection[str]],
 ) -> tuple[pa.Table, Sequence[int], dict[int, str]]:
     """Return the table `source` of the SQL: the rows of letters, the numbers of these letters, and why the others
-    cannot be parsed. `growing` chooses the columns whose objects may have more keys."""
+    cannot be parsed. `growing` chooses the columns whose types may become wider."""
     schemas, are_exact = _source_columns(pipeline, columns)
     known = {each.name: each for each in schemas}
     types = _source_types(pipeline, columns)
@@ -338,8 +338,8 @@ def _source_rows(
         more = {name: row.pop(name) for name in list(row) if name not in known} if row and are_exact else {}
         extras.append(encode(more).decode() if more else None)
         payloads.append(letter.payload if row is None else row)
-    objects = [name for name, kind in types.items() if is_nested(kind)]
-    rows, numbers, bad = parsed_rows(payloads, known, types, growing(objects) if objects else ())
+    widens = pipeline.on_drift == "evolve"
+    rows, numbers, bad = parsed_rows(payloads, known, types, growing(types), widens=widens)
     nested = [each.name for each in rows.schema if is_nested(each.type)]
     if documents is not None and nested:
         good = [payloads[number] for number in numbers]
@@ -360,15 +360,20 @@ def _source_rows(
     return rows, numbers, bad
 
 
-def _growing(batches: Batches, names: Collection[str]) -> Collection[str]:
-    """Return those of these columns of the sources whose objects may have keys that those before did not have, as in a
-    batch: a table whose own objects lack one would refuse all rows."""
-    if batches.pipeline.cdc is not None:
+def _growing(batches: Batches, types: Mapping[str, pa.DataType]) -> Collection[str]:
+    """Return those of these columns of the sources whose objects may have more keys than before, or wider numbers, as
+    in a batch. A table whose own objects lack a key would refuse all rows; so would one of Spark with its numbers."""
+    declared = {name for each in batches.pipeline.sources for name in each.columns}
+    objects = [name for name, kind in types.items() if is_nested(kind) and name not in declared]
+    numbers = [name for name, kind in types.items() if kind.equals(pa.int64()) and name not in declared]
+    if batches.pipeline.cdc is not None or not (objects or numbers):
         return ()
     stored = batches.targets.stored()
-    if stored and all(each.makes_documents for each in stored):
-        return names
-    return () if batches.documents is None else batches.documents(names)
+    if not stored or not all(each.refuses_rows for each in stored):
+        return ()
+    if not all(each.makes_documents for each in stored):
+        return [*numbers, *(batches.documents(objects) if batches.documents is not None and objects else ())]
+    return [*numbers, *objects]
 
 
 def _source_columns(pipeline: StreamingPipeline, columns: Columns) -> tuple[list[pa.Field], bool]:
