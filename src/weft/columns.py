@@ -234,13 +234,15 @@ def nested_to_json(array: pa.Array) -> pa.Array:
     return pa.array([None if value is None else _encode(_plain(value)) for value in values], pa.string())
 
 
-def documents_of(values: Sequence[Any], array: pa.Array) -> pa.Array:
+def documents_of(values: Sequence[Any], array: pa.Array | None) -> pa.Array:
     """Values of Python as JSON texts, as `nested_to_json` writes their canonical array, but objects with the keys that
-    each was given, in their order: those of one Arrow type have the keys of all."""
-    if _has_other_json(array.type):
+    each was given, in their order: those of one Arrow type have the keys of all. `array` is `None` where no type holds
+    all of them."""
+    if array is None or _has_other_json(array.type):
         values = [_given(value) for value in values]
     lines = _encoder.encode_lines(values).decode().split("\n")[: len(values)]
-    return pc.if_else(array.is_valid(), pa.array(lines, pa.string()), pa.scalar(None, pa.string()))
+    is_there = pa.array([value is not None for value in values]) if array is None else array.is_valid()
+    return pc.if_else(is_there, pa.array(lines, pa.string()), pa.scalar(None, pa.string()))
 
 
 def _has_other_json(kind: pa.DataType) -> bool:

@@ -153,6 +153,35 @@ def test_json_is_stored_as_it_was_given(connection: Any, form: str, monkeypatch:
     assert [row["docs"] for row in found] == [f"[{each or 'null'}]" for each in TEXTS_OF]
 
 
+MIXED = [{"a": 2**70}, {"a": "x", "b": [1, "y", None]}, None, [{"a": 1}, True], {"a": b"k", "c": Decimal("1E+3")}]
+MIXED_TEXTS = [
+    *('{"a":1180591620717411303424}', '{"a":"x","b":[1,"y",null]}', None, '[{"a":1},true]'),
+    '{"a":"6b","c":1000}',
+]
+
+
+@pytest.mark.parametrize("form", ["list", "iterator", "pieces"])
+def test_json_may_have_values_that_no_type_holds(connection: Any, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the column is one of JSON. One of structs takes none of them."""
+    monkeypatch.setattr(inputs, "BATCH_ROWS", 2)
+    rows = [{"n": n, "doc": doc} for n, doc in enumerate(MIXED)]
+    made: dict[str, Callable[[], Any]] = {
+        "list": lambda: rows,
+        "iterator": lambda: iter(rows),
+        "pieces": lambda: iter([rows[:1], rows[1:]]),
+    }
+    if system_for(connection.kind).kind == "duckdb":
+        with pytest.raises(weft.DeclarationError, match="of no one type"):
+            weft.load(made[form](), target="t", connection=connection)
+        columns = pa.schema([("n", pa.int64()), hinted("doc", "json")])
+        weft.load(columns.empty_table(), target="t", connection=connection)
+    weft.load(made[form](), target="t", connection=connection)
+    assert [row["doc"] for row in stored_rows(connection, "t")] == MIXED_TEXTS
+    for odd in ("\ud800", {1: 2}, object(), datetime.min.replace(tzinfo=timezone(timedelta(hours=2)))):
+        with pytest.raises(weft.DeclarationError, match="doc"):
+            weft.load([{"n": 1, "doc": {"a": 2**70}}, {"n": 2, "doc": {"a": odd}}], target="t", connection=connection)
+
+
 def test_a_key_that_came_too_late_for_the_type_of_objects_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

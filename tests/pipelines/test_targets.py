@@ -75,6 +75,25 @@ def test_each_target_keeps_objects_in_its_way(
     assert [row["doc"] for row in table_rows("t", connection=duck)] == [{"a": None, "b": None, **doc} for doc in docs]
 
 
+@pytest.mark.brief("sqlite-False", "sqlite-True")
+@pytest.mark.parametrize("lazily", [False, True])
+def test_each_target_keeps_objects_that_no_type_holds(
+    database: Database, tmp_path: Path, lazily: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inputs, "BATCH_ROWS", 2)
+    places = [weft.SQLiteConnection(str(tmp_path / f"{name}.db"), name=name) for name in ("one", "two")]
+    docs: list[Any] = [{"a": 2**70}, {"b": 2}, {"b": "x"}, {"b": 3}]
+    rows = [{"n": n, "doc": doc} for n, doc in enumerate(docs)]
+
+    @weft.pipeline(targets=[weft.target("t", connection=each) for each in places], source_connection=places[0])
+    def both() -> Any:
+        return iter(rows) if lazily else rows
+
+    database.execute(both)
+    for each in places:
+        assert [json.loads(row["doc"]) for row in table_rows("t", connection=each)] == docs
+
+
 @pytest.mark.parametrize("goes_on", [False, True])
 def test_one_fails_and_the_run_is_repeated(raw: Database, goes_on: bool) -> None:
     broken = weft.target("second", expectations=[row_count(min=4)])

@@ -89,6 +89,8 @@ class Memory:
     with_documents: Callable[[Collection[str]], Memory] | None = None
     """Makes the same rows with these columns as JSON, in which objects have the keys that each was given; `None` where
     they are of one type already."""
+    why_refused: str | None = None
+    """Why the rows cannot be read, unless some of these columns are JSON."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +119,7 @@ def understand(data: object, *, has_source: bool, is_read_again: bool = False) -
             f"A load cannot read a value of type {type(data).__name__}.", hint="Give it a Spark DataFrame."
         )
     rows = _memory(data, is_read_again)
-    return replace(rows, batches=list(rows.batches)) if is_read_again else rows
+    return replace(rows, batches=list(rows.batches)) if is_read_again and rows.why_refused is None else rows
 
 
 def for_connection(data: Input, connection: Connection) -> Input:
@@ -221,8 +223,8 @@ def _of_pieces(head: Memory, pieces: Iterable[Any], documents: Collection[str] =
 
     make = head.with_documents
     if make is None:
-        return Memory(head.schema, batches())
-    return Memory(head.schema, batches(), lambda names: _of_pieces(make(names), pieces, names))
+        return Memory(head.schema, batches(), why_refused=head.why_refused)
+    return Memory(head.schema, batches(), lambda names: _of_pieces(make(names), pieces, names), head.why_refused)
 
 
 def _of_given(
@@ -239,8 +241,11 @@ def _of_given(
         column = _documents(name, values_of(name), table.column(at).combine_chunks())
         table = table.set_column(at, hinted(name, "json"), column)
     schema = canonical_schema(table.schema)
+    refused = next((each.metadata[_REFUSED].decode() for each in table.schema if each.type == _OF_NO_TYPE), None)
 
     def batches() -> Iterator[pa.RecordBatch]:
+        if refused:
+            raise DeclarationError(refused)
         for batch in table.to_batches(max_chunksize=BATCH_ROWS):
             yield canonical_batch(batch, schema)
         rest = iter(more)
@@ -249,8 +254,8 @@ def _of_given(
                 yield canonical_batch(batch, schema)
 
     if documents or not any(map(is_nested, table.schema.types)):
-        return Memory(schema, batches())
-    return Memory(schema, batches(), lambda names: _of_given(typed, values_of, more, names))
+        return Memory(schema, batches(), why_refused=refused)
+    return Memory(schema, batches(), lambda names: _of_given(typed, values_of, more, names), refused)
 
 
 def rows_to_table(rows: Iterable[dict[str, Any]], schema: pa.Schema | None = None) -> pa.Table:
@@ -276,7 +281,38 @@ def rows_to_table(rows: Iterable[dict[str, Any]], schema: pa.Schema | None = Non
     return pa.Table.from_arrays(arrays, schema=pa.schema(fields))
 
 
+_OF_NO_TYPE, _REFUSED = pa.struct([("of no one type", pa.string())]), b"weft.refused"
+"""Stands for the type of objects and lists that have none together, and in the metadata of their column why. As JSON
+they can be stored."""
+
+
+class _NoOneTypeError(DeclarationError):
+    """Values of one column are of no one type."""
+
+
 def _array(name: str, values: list[Any], field: pa.Field | None) -> tuple[pa.Array, pa.Field]:
+    is_document = field is not None and hint_of(field) == "json"
+    try:
+        return _typed(name, values, field)
+    except _NoOneTypeError as error:
+        is_nested = all(value is None or isinstance(value, dict | list | tuple) for value in values)
+        if not (is_document or field is None) or not is_nested or not all(map(_is_json, values)):
+            raise
+        if is_document:
+            return _documents(name, values, None), hinted(name, "json")
+        return pa.nulls(len(values), _OF_NO_TYPE), pa.field(name, _OF_NO_TYPE, metadata={_REFUSED: error.what})
+
+
+def _is_json(value: Any) -> bool:
+    """Return whether JSON has a value, or a text in its place."""
+    if isinstance(value, dict):
+        return all(isinstance(name, str) and _is_json(each) for name, each in value.items())
+    if isinstance(value, list | tuple):
+        return all(map(_is_json, value))
+    return value is None or type(value) in _FAMILIES
+
+
+def _typed(name: str, values: list[Any], field: pa.Field | None) -> tuple[pa.Array, pa.Field]:
     _refuse_mixed(name, values, None if field is None or hint_of(field) else field.type)
     is_document = field is not None and hint_of(field) == "json"
     if any(isinstance(value, UUID) for value in values):
@@ -284,11 +320,9 @@ def _array(name: str, values: list[Any], field: pa.Field | None) -> tuple[pa.Arr
     try:
         array = pa.array(values) if field is None or is_document else pa.array(values, field.type)
     except UnicodeEncodeError:
-        raise DeclarationError(
-            f"A value of column {name!r} has a lone surrogate, which no encoding can store."
-        ) from None
+        raise _lone_surrogate(name) from None
     except (pa.ArrowException, OverflowError, TypeError) as error:
-        raise DeclarationError(f"The values of column {name!r} are of no one type: {error}") from None
+        raise _NoOneTypeError(f"The values of column {name!r} are of no one type: {error}") from None
     # Nanoseconds may be cut off here: only the range matters.
     in_microseconds = UTC_TIME if getattr(array.type, "tz", None) else LOCAL_TIME
     if pa.types.is_timestamp(array.type) and leaves_calendar(array.cast(in_microseconds, safe=False)):
@@ -298,17 +332,26 @@ def _array(name: str, values: list[Any], field: pa.Field | None) -> tuple[pa.Arr
     return array, pa.field(name, array.type) if field is None else field
 
 
-def _documents(name: str, values: Sequence[Any], array: pa.Array) -> pa.Array:
-    column = pa.field(name, array.type)
-    batch = pa.RecordBatch.from_arrays([array], schema=pa.schema([column]))
-    # What no table can hold is refused, as nanoseconds are.
-    canonical = canonical_batch(batch, pa.schema([canonical_field(column)]))
+def _documents(name: str, values: Sequence[Any], array: pa.Array | None) -> pa.Array:
+    """Return values as JSON. `array`: the same values of one type, if they have one."""
+    canonical = None
+    if array is not None and array.type != _OF_NO_TYPE:
+        column = pa.field(name, array.type)
+        batch = pa.RecordBatch.from_arrays([array], schema=pa.schema([column]))
+        # What no table can hold is refused, as nanoseconds are.
+        canonical = canonical_batch(batch, pa.schema([canonical_field(column)])).column(0)
     try:
-        return documents_of(values, canonical.column(0))
+        return documents_of(values, canonical)
+    except UnicodeEncodeError:
+        raise _lone_surrogate(name) from None
     except OverflowError:
         raise DeclarationError(f"A time of column {name!r} is outside of the years 1 to 9999 in UTC.") from None
     except RecursionError:
         raise DeclarationError(f"A value of column {name!r} is nested too deeply.") from None
+
+
+def _lone_surrogate(name: str) -> DeclarationError:
+    return DeclarationError(f"A value of column {name!r} has a lone surrogate, which no encoding can store.")
 
 
 # What Arrow would make one type of, by altering some of the values: it cuts the time off, takes True for 1.0.
@@ -343,7 +386,7 @@ def _refuse_mixed(name: str, values: Collection[Any], kind: pa.DataType | None =
         families |= {"times without a zone" if each else "times with a zone" for each in zones}
     families |= {family for matches, family in _OF_ARROW if kind is not None and families and matches(kind)}
     if len(families) > 1:
-        raise DeclarationError(f"The values of column {name!r} are of no one type: {' and '.join(sorted(families))}.")
+        raise _NoOneTypeError(f"The values of column {name!r} are of no one type: {' and '.join(sorted(families))}.")
     if list in kinds:
         inner = [each for value in values if type(value) is list for each in value]
         _refuse_mixed(name, inner, kind.value_type if kind is not None and pa.types.is_list(kind) else None)

@@ -179,7 +179,11 @@ class Job:
         if data.with_documents is None:
             return data
         documents = self._documents(data.schema, tables)
-        return data.with_documents(documents) if documents else data
+        data = data.with_documents(documents) if documents else data
+        if data.why_refused is not None:
+            # Before a table is made.
+            raise DeclarationError(data.why_refused, hint="A column of JSON or of texts takes them.")
+        return data
 
     def _documents(self, source: pa.Schema, tables: SqlTables | None) -> list[str]:
         """Return the columns of objects and lists that are none in the target, and that SQL passes on as they are."""
