@@ -17,7 +17,7 @@ from weft.systems.sql.checks import condition, is_broken, refuse_broken, refuse_
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-_HINT = "weft.type"
+HINT = "weft.type"
 """In the metadata of a Spark column: what its texts are. Spark keeps it where it changes no value."""
 _DIGITS = {pa.int8(): 3, pa.int16(): 5, pa.int32(): 10, pa.int64(): 19}
 
@@ -53,7 +53,7 @@ def gathered(frame: Any) -> pa.Table:
 
 
 def _hinted(schema: pa.Schema, frame: Any) -> pa.Schema:
-    hints = [(each.metadata or {}).get(_HINT) for each in frame.schema]
+    hints = [(each.metadata or {}).get(HINT) for each in frame.schema]
     if not any(hints) or _unites_others(frame):
         return schema
     return pa.schema(
@@ -71,7 +71,7 @@ def columns_of(schema: pa.Schema) -> Any:
     columns = from_arrow_schema(schema, prefer_timestamp_ntz=True)
     for column, field in zip(columns, schema, strict=True):
         if hint := hint_of(field):
-            column.metadata = {_HINT: hint}
+            column.metadata = {HINT: hint}
     return columns
 
 
@@ -91,7 +91,7 @@ def _unites_others(frame: Any) -> bool:
 
 def _hints_of(attributes: Any) -> list[str | None]:
     metadata = [attributes.apply(number).metadata() for number in range(attributes.size())]
-    return [each.getString(_HINT) if each.contains(_HINT) else None for each in metadata]
+    return [each.getString(HINT) if each.contains(HINT) else None for each in metadata]
 
 
 def cast_to(frame: Any, schema: pa.Schema, *, with_hints: bool = False) -> Any:
@@ -115,7 +115,7 @@ def cast_to(frame: Any, schema: pa.Schema, *, with_hints: bool = False) -> Any:
         if name in other:
             column = column.cast(other[name]).alias(name)
         elif name in times:
-            column = column.alias(name, metadata={_HINT: "time"})
+            column = column.alias(name, metadata={HINT: "time"})
         chosen.append(column)
     return frame.select(*chosen)
 

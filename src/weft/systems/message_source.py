@@ -219,6 +219,7 @@ class MessageSource(StreamSource):
             packed,
             None if parsed.found is None else messages.struct_of(parsed.found),
             parsed.newest,
+            parsed.documents,
             messages=frame,
             here=here,
             parsed=parsed,

@@ -281,6 +281,8 @@ class FrameRows:
     newest: Mapping[str, int] = field(default_factory=dict)
     """By partition, the greatest `EVENT_TIME` in microseconds since 1970, where a source has partitions: one that is
     behind the others holds the watermark."""
+    documents: Collection[str] = ()
+    """The columns, in small letters, that are JSON as it was sent."""
     time_is_costly: ClassVar[bool] = False
     """Whether `frame(timed=False)` is cheaper."""
 

@@ -206,6 +206,43 @@ def test_sql_that_fails_for_a_row_leaves_json_as_it_was_sent(
         assert (kinds["doc"], kinds["list"]) == ("json", "json")
 
 
+@pytest.mark.brief("tasks-plain", "driver-sql")
+@pytest.mark.parametrize("sql", [None, "SELECT * FROM source WHERE 6 DIV (id - 9) < 9"], ids=["plain", "sql"])
+def test_json_of_several_topics_is_stored_as_it_was_sent(
+    kafka: Any, broker: Any, shared_server: Any, way: str, sql: str | None
+) -> None:
+    """Also where one of them has no objects, or none in a batch; and that of letters."""
+    topics = [kafka.create_topic() for _ in range(3)]
+    with shared_server("postgres").database() as url:
+        warehouse = weft.connect(name="warehouse", url=url)
+        declared: dict[str, Any] = {"name": "docs", "target": warehouse, "target_table": (None, "copies")}
+        declared |= {
+            "sources": [weft.Source(connection=broker, query=each) for each in topics],
+            "dead_letter_stream": "failed",
+        }
+        declared |= {"transform_sql": sql, "transform_on_error": "dlq"} if sql else {}
+        pipeline = make(**declared)
+        for first in (0, 20):
+            for at, topic in enumerate(topics):
+                # Messages of the second batch have no objects in the first topic.
+                docs = [] if at == 2 else DOCS[at * 3 : at * 3 + 3] if first == 0 or at == 1 else ["null"]
+                sent = [f'{{"id": {first + at * 3 + n}, "doc": {each}}}' for n, each in enumerate(docs)]
+                kafka.produce(topic, [each.encode() for each in (sent or [f'{{"id": {first + 9}}}'])])
+            supervise(SparkEngine(pipeline), Running(once=True))
+        texts = [None if each == "null" else each.replace(", ", ",") for each in DOCS]
+        expected = {**dict(enumerate(texts[:6])), 20: None, 29: None, **dict(enumerate(texts[3:6], 23))}
+        expected |= {} if sql else {9: None}
+        assert dict(rows("copies", "id, doc", warehouse)) == expected
+        with opened_tables(warehouse) as tables:
+            assert {each.sql for each in stored_columns(tables, None, "copies") or () if each.name == "doc"} == {"json"}
+        put(pipeline, [DeadLetter("read", "No", topics[0], '{"id": 40, "doc": {"new": 1e2}}', "0:9")])
+        put(pipeline, [DeadLetter("read", "No", topics[1], '{"id": 41, "doc": {"x": {}}}', "0:9")])
+        if sql:
+            declared["transform_sql"] = sql.replace("9)", "8)")
+        assert replay_all(make(**declared)).again == 0
+        assert dict(rows("copies", "id, doc", warehouse)) == expected | {9: None, 40: '{"new":1e2}', 41: '{"x":{}}'}
+
+
 def test_what_gives_objects_the_keys_of_others_is_said_once(
     kafka: Any, broker: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import pyarrow as pa
@@ -27,6 +27,7 @@ from weft.engine.streaming.log_source import EventRows
 from weft.engine.streaming.progress import OpenedSource
 from weft.engine.streaming.sessions import Sessions
 from weft.engine.streaming.source_state import Columns, Written
+from weft.engine.streaming.sources import open_source
 from weft.engine.streaming.spans import note_read, process_span
 from weft.engine.streaming.state import open_state
 from weft.engine.streaming.stateful import Stateful
@@ -49,6 +50,7 @@ from weft.spark_support.sessions import union_of
 from weft.systems.dead_letter_store import DeadLetter
 from weft.systems.load import Counts
 from weft.systems.log import EXTRA
+from weft.systems.message_source import MessageSource
 from weft.systems.sql.quarantine import payload
 from weft.systems.state_store import StateStore
 from weft.systems.stream_source import BatchRows, Documents, FrameRows, UntypedRows
@@ -200,12 +202,16 @@ class Batches:
             for each in {id(each): each for each in (*parts, *opened)}.values():
                 each.close()
 
-    @property
+    @cached_property
     def documents(self) -> Documents | None:
-        """Chooses columns that every target keeps as JSON, of those that come there as the one source has them."""
+        """Chooses columns that every target keeps as JSON, of those that come there as the sources have them: as one
+        column of texts, which no rows have but those of messages."""
         pipeline = self.pipeline
         is_plain = pipeline.cdc is None and pipeline.step is None
-        return self._documents if is_plain and len(pipeline.sources) == 1 else None
+        if is_plain and len(pipeline.sources) > 1:
+            opened = map(open_source, pipeline.sources)
+            is_plain = all(isinstance(each, MessageSource) and each.sends_json for each in opened)
+        return self._documents if is_plain else None
 
     def _documents(self, names: Collection[str]) -> Collection[str]:
         passed = passed_columns(self.pipeline.transform_sql, names)
@@ -250,8 +256,9 @@ class Batches:
             return self._run_step(parts, spark, batch)
         counts: dict[str, Counts] = {}
         rows_read = None
-        if isinstance(parts[0], UntypedRows):
-            parts[0].documents = self.documents
+        for each in parts:
+            if isinstance(each, UntypedRows):
+                each.documents = self.documents
         typed, filled = self._typed(parts, batch)
         rejected = sum(len(each.bad) for each in typed)
         cdc = self.pipeline.cdc

@@ -138,8 +138,8 @@ class DeadLetterBox:
 
 
 def letter_of(row: dict[str, Any], why: str, documents: Collection[str] = ()) -> DeadLetter:
-    """Return the letter of a row that `transform_sql` failed for; the row has the column of its origin. A text in a
-    column of `documents` is JSON: no batch may have noted that, if others of its rows have none there."""
+    """Return the letter of a row that `transform_sql` failed for; the row has the column of its origin. The columns
+    `documents` (in small letters) are JSON: no batch may have noted that, if others of its rows have none there."""
     row = dict(row)
     extra = row.pop(EXTRA, None)
     # Without `_event_ts` the same SQL over it could not be run again.
@@ -147,7 +147,7 @@ def letter_of(row: dict[str, Any], why: str, documents: Collection[str] = ()) ->
     if extra is not None:
         shown |= json.loads(extra)
     texts = (
-        f"{as_json(name)}: {each if name in documents and isinstance(each, str) else as_json(each)}"
+        f"{as_json(name)}: {each if name.lower() in documents and each is not None else as_json(each)}"
         for name, each in shown.items()
     )
     return DeadLetter("transform", why, payload=f"{{{', '.join(texts)}}}", **json.loads(row[ORIGIN]))

@@ -10,11 +10,12 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from weft.engine.frame_projection import HINT
 from weft.engine.streaming.target_columns import is_own
 from weft.errors import DeclarationError
 from weft.pipelines.streaming.spec import StreamingPipeline
 from weft.pipelines.streaming.windows import Window
-from weft.spark_support.lazy import T
+from weft.spark_support.lazy import F, T
 from weft.spark_support.sessions import union_of
 from weft.systems.stream_source import FrameRows, ReaderRows
 
@@ -204,7 +205,23 @@ def rows_of_all(parts: Sequence[tuple[str, Any]], is_read: IsRead, *, first_deci
     rows, gone = [frame for _, frame in parts], {name.lower() for name in unread}
     if gone:
         rows = [each.drop(*(name for name in each.columns if name.lower() in gone)) for each in rows]
-    return union_of(rows)
+    return union_of(_all_hinted(rows))
+
+
+def _all_hinted(frames: Sequence[Any]) -> list[Any]:
+    """Return DataFrames that all have the columns of JSON and UUIDs that some have, with nulls: what the texts of a
+    column are is known only where all say so."""
+    hinted = {each.name.lower(): each for frame in frames for each in frame.schema if HINT in (each.metadata or {})}
+    alike = []
+    for frame in frames:
+        others = {each.name.lower(): each for each in frame.schema}
+        nulls = {
+            others.get(name, each).name: F.lit(None).cast(each.dataType).alias(each.name, metadata=each.metadata)
+            for name, each in hinted.items()
+            if name not in others or isinstance(others[name].dataType, T.NullType)
+        }
+        alike.append(frame.withColumns(nulls) if nulls else frame)
+    return alike
 
 
 def types_of(schema: StructType) -> dict[str, DataType]:

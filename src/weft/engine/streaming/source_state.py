@@ -21,6 +21,7 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 
+from weft.engine.frame_projection import HINT
 from weft.engine.streaming.batch_id import BatchId
 from weft.errors import DeclarationError
 from weft.pipelines.streaming.spec import Source, StreamingPipeline
@@ -278,8 +279,11 @@ class Columns(CheckpointFile):
         """By source, the types of columns that another source decides for the current batch."""
         self._declared = {each.name: dict(each.columns) for each in sources}
 
-    def complete(self, frame: Any, source: str, query_id: str, columns: Any = None) -> Any:
-        """A batch with all columns that its source has had. One of nulls alone has the type that it had before."""
+    def complete(
+        self, frame: Any, source: str, query_id: str, columns: Any = None, documents: Collection[str] = ()
+    ) -> Any:
+        """A batch with all columns that its source has had. One of nulls alone has the type that it had before, or is
+        JSON, if it is one of `documents` (in small letters)."""
         from pyspark.sql import functions as F
         from pyspark.sql.types import NullType
 
@@ -294,6 +298,8 @@ class Columns(CheckpointFile):
             spelled = here.get(name.lower(), name)
             if spelled not in fields or isinstance(fields[spelled].dataType, NullType):
                 missing[spelled] = F.lit(None).cast(_storable(kind))
+                if name.lower() in documents:
+                    missing[spelled] = F.lit(None).cast("string").alias(spelled, metadata={HINT: "json"})
         # Each step over a DataFrame takes as long as to write some thousand rows.
         return frame.withColumns(missing) if missing else frame
 

@@ -109,7 +109,8 @@ class Transform:
             with outcome.explained(f"read the batch of {self._pipeline.name}"):
                 source = gathered(self._with_origins(parts, spark, is_small, query_id))
             self._count = source.__len__
-            return self._split(source, sql, spark, _documents_of(parts))
+            documents = {name for each in parts if isinstance(each, FrameRows) for name in each.documents}
+            return self._split(source, sql, spark, documents)
 
     def reduced(
         self,
@@ -320,7 +321,7 @@ class Transform:
     ) -> Any:
         if isinstance(rows, FrameRows):
             frame = rows.with_offsets() if with_offsets else rows.frame(timed=timed)
-            return self._columns.complete(frame, rows.source, query_id, rows.found)
+            return self._columns.complete(frame, rows.source, query_id, rows.found, rows.documents)
         gathered = rows.gather() if is_small else None
         if gathered is not None:
             return frames.from_memory(spark, _memory(gathered))
@@ -363,14 +364,6 @@ class Transform:
 
 def _is_small(parts: Sequence[TypedRows]) -> bool:
     return all(each.size is not None for each in parts) and sum(each.size or 0 for each in parts) <= SMALL
-
-
-def _documents_of(parts: Sequence[TypedRows]) -> set[str]:
-    """Return the columns that are objects and lists in messages. A text in such a column is JSON as it was sent."""
-    from pyspark.sql.types import ArrayType, StructType
-
-    found = [each for rows in parts if isinstance(rows, FrameRows) for each in rows.found or ()]
-    return {each.name for each in found if isinstance(each.dataType, StructType | ArrayType)}
 
 
 def _observed_rows(observation: Any, rows: Any) -> int:
