@@ -87,6 +87,45 @@ def test_pipelines_with_their_last_runs(server: Callable[..., Any]) -> None:
     assert (shown["pipelines"], shown["complete"]) == ([], False)
 
 
+SEEN = """
+from weft.operate.runlog import open_run_log
+from weft.project import current
+from weft.server.overview import read_pipelines
+
+current().load_modules(["served_streams"])
+timelines = {}
+
+def seen():
+    (pipeline,) = read_pipelines(log, (), timelines)
+    return [each["status"] for each in pipeline["runs"]]
+
+def run(name, status):
+    log.finish(log.claim(name, resume=False), status)
+
+with open_run_log() as log:
+    for status in ("succeeded", "failed", "succeeded"):
+        run("nightly", status)
+    for _ in range(501):
+        run("every_second", "succeeded")
+    print(*seen())
+    run("nightly", "failed")
+    print(*seen())
+    for _ in range(501):
+        run("every_second", "succeeded")
+    print(*seen())
+"""
+
+
+def test_runs_of_a_pipeline_that_seldom_runs(server: Callable[..., Any]) -> None:
+    """Those of others are the newest, and more than are read at once."""
+    served = server(PIPELINES)
+    assert run(SEEN, served.folder).splitlines() == [
+        "succeeded failed succeeded",
+        "succeeded failed succeeded failed",
+        "succeeded failed succeeded failed",
+    ]
+
+
 def test_one_answer_for_all_watchers_of_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
     """The longer a reading took, the longer its answer is given, so that watching costs no more than a share."""
     clock = SimpleNamespace(monotonic=lambda: now)

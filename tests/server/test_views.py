@@ -132,7 +132,7 @@ def test_from_a_pipeline_to_its_run_and_back(service: Any, run_id: str, open_pag
     expect(page.locator("#view h1")).to_have_text("nightly")
     expect(page.locator("#view .code").first).to_have_text(HOSTILE)
     expect(page.locator("#view")).to_contain_text("SELECT 1 AS id")
-    page.locator("#view .timeline a").last.click()
+    page.locator("#view .timeline a").first.click()
     expect(page).to_have_url(re.compile(f"#/runs/{run_id}$"))
     expect(page.locator("#view")).to_contain_text("what the log says")
     assert page.title() == f"{run_id} · Weft"
@@ -283,12 +283,17 @@ def never(conn):
 @weft.pipeline(target=Target, mode="merge", schedule="0 0 1 1 *")
 def yearly(conn):
     return "SELECT 1 AS id"
+
+@weft.pipeline(target=Target, mode="merge", schedule="0 0 1 * *")
+def monthly(conn):
+    return "SELECT 1 AS id"
 """
 SUCCEED = """
 from weft.operate.runlog import open_run_log
 
 with open_run_log() as log:
-    log.finish(log.claim("never", resume=False), "succeeded")
+    for _ in range(60):
+        log.finish(log.claim("never", resume=False), "succeeded")
 """
 
 
@@ -301,17 +306,40 @@ def test_the_first_page_says_how_all_stands(server: Callable[..., Any], open_pag
         served.client.post("/api/v1/streams/clicks/consume", json=taken).raise_for_status()
     page = open_page(served.url)
     expect(page.locator("#tile-runs")).to_have_text("none ran yet")
-    expect(page.locator("#tile-runs-note")).to_have_text("2 pipelines")
+    expect(page.locator("#tile-runs-note")).to_have_text("3 pipelines")
     expect(page.locator("#tile-lag")).to_have_text("1,999")
     expect(page.locator("#tile-lag-note")).to_have_text("slower, on clicks")
     wrong = page.get_by_role("region", name="Needs attention").get_by_role("listitem")
     expect(wrong).to_have_count(3)
-    expect(wrong.nth(0)).to_contain_text(re.compile("yearly overdue *since .*: no scheduler started it"))
+    expect(wrong.nth(0)).to_contain_text(re.compile("2 pipelines overdue *No scheduler started them: yearly, monthly"))
     expect(wrong.nth(1)).to_contain_text(re.compile("clicks behind *slower: 1,999 events behind"))
     expect(wrong.nth(2)).to_contain_text(re.compile("clicks behind *slow: 1,990 events behind"))
     warm_python.run([sys.executable, "-c", SUCCEED], cwd=served.folder, check=True)
     expect(page.locator("#tile-runs")).to_have_text("none failing")
-    expect(page.locator("#tile-runs-note")).to_have_text("2 pipelines, 1 never ran")
+    expect(page.locator("#tile-runs-note")).to_have_text("3 pipelines, 2 never ran")
+    # On a phone there is no room for 50 runs: the newest is seen.
+    page.set_viewport_size({"width": 360, "height": 740})
+    page.goto(f"{served.url}/#/pipelines/never")
+    newest: Any = page.locator("#view .timeline a").first.bounding_box()
+    assert newest["x"] + newest["width"] < 360
+    page.goto(f"{served.url}/#/schedule")
+    expect(page.locator("#queue + .note")).to_have_text("2, and no scheduler that starts them")
+
+
+@pytest.mark.usefixtures("run_id")
+def test_long_texts_have_a_line_of_their_own_on_a_phone(service: Any, open_page: Callable[..., Page]) -> None:
+    page = open_page(service.url, viewport={"width": 360, "height": 740})
+    page.goto(f"{service.url}/#/streams/orders")
+    reason = page.get_by_role("row", name="field 'n'").get_by_role("rowheader")
+    box: Any = reason.bounding_box()
+    assert box["width"] > 300
+    expect(page.get_by_role("cell", name="2 events")).to_be_visible()
+    page.goto(f"{service.url}/docs")
+    for each in page.locator(".operation > summary").all()[:40]:
+        method, path = each.locator(".method").bounding_box(), each.locator("code").bounding_box()
+        assert method is not None
+        assert path is not None
+        assert abs(method["y"] - path["y"]) < 6, each.inner_text()
 
 
 ENDS_OF_LINES = """(element) => {

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from weft.operate.records import COUNTS, Attempt
+from weft.operate.records import COUNTS, Attempt, PipelineState
 from weft.project import current
 from weft.server.bodies import encode
 from weft.server.cached_probe import CachedProbe
@@ -34,6 +34,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("weft.server")
 
+Timelines = dict[str, "tuple[Attempt | None, list[Attempt]]"]
+"""The last attempts of pipelines that run less often than others, the newest first, each with the last one when they
+were read."""
+
 # A request waits no longer than this for a database that hangs, and then shows what was last known of it.
 _ANSWER_SECONDS = 1.0
 # How long an answer is shown; longer if reading takes long, so that reading takes no more than a share of the
@@ -50,6 +54,8 @@ _COUNT_SHARE = 20
 _TAIL = 25
 _RUNS_READ = 500
 _RUNS_SHOWN = 12
+# Of so many pipelines at once the last runs are read one by one, where others ran more often.
+_READ_ALONE = 20
 _FAILED = "Its database failed; the log of the service has the reason."
 
 
@@ -125,7 +131,8 @@ class Overview:
         """When a database last answered, by `time.monotonic`: it may hold more streams than it shows in a second."""
         self._read: dict[str | Connection | None, float] = defaultdict(lambda: float("-inf"))
         """When all streams of a database were last read."""
-        self._pipelines = CachedProbe(_read_pipelines, fresh_seconds=_RUNS_FRESH_SECONDS)
+        self._pipelines = CachedProbe(self._read_pipelines, fresh_seconds=_RUNS_FRESH_SECONDS)
+        self._timelines: Timelines = {}
         self._known: tuple[float, list[dict[str, Any]]] = float("-inf"), []
         """The pipelines that were read last, and when."""
         self._answer: tuple[float, bytes] | None = None
@@ -195,14 +202,14 @@ class Overview:
             problem = "The run log cannot be read; the log of the service has the reason."
         return {"pipelines": [_described(name, None, []) for name in sorted(current().pipelines)], "problem": problem}
 
+    def _read_pipelines(self) -> list[dict[str, Any]]:
+        with open_log() as log:
+            return read_pipelines(log, (), self._timelines)
 
-def _read_pipelines() -> list[dict[str, Any]]:
-    with open_log() as log:
-        return read_pipelines(log)
 
-
-def read_pipelines(log: RunLog, names: Sequence[str] = ()) -> list[dict[str, Any]]:
-    """Return how these pipelines stand, or all, with their last runs."""
+def read_pipelines(log: RunLog, names: Sequence[str] = (), timelines: Timelines | None = None) -> list[dict[str, Any]]:
+    """Return how these pipelines stand, or all, with their last runs. `timelines`: those that earlier calls read of
+    each pipeline alone."""
     from weft.operate.due import Planner
 
     planner = Planner(log)
@@ -210,7 +217,24 @@ def read_pipelines(log: RunLog, names: Sequence[str] = ()) -> list[dict[str, Any
     by_name: dict[str, list[Attempt]] = defaultdict(list)
     for run in log.runs(names[0] if len(names) == 1 else None, limit=_RUNS_READ):
         by_name[run.pipeline].append(run)
+    if timelines is not None:
+        _complete(log, [each.state for each in due], by_name, timelines)
     return [_described(each.pipeline.name, (each, now), by_name[each.pipeline.name]) for each in due]
+
+
+def _complete(
+    log: RunLog, states: Sequence[PipelineState], runs: dict[str, list[Attempt]], timelines: Timelines
+) -> None:
+    """Add the runs of pipelines of which the newest of all have too few: models may run every second, others each
+    night. They are read again when the pipeline has run since."""
+    few = [each for each in states if each.last is not None and len(runs[each.pipeline]) < _RUNS_SHOWN]
+    outdated = [each for each in few if timelines.get(each.pipeline, (None,))[0] != each.last]
+    for state in outdated[:_READ_ALONE]:
+        timelines[state.pipeline] = state.last, log.runs(state.pipeline, limit=_RUNS_SHOWN)
+    for state in few:
+        last, known = timelines.get(state.pipeline, (None, []))
+        if last == state.last and known:
+            runs[state.pipeline] = known
 
 
 def _described(name: str, known: tuple[Due, datetime] | None, runs: list[Attempt]) -> dict[str, Any]:

@@ -22,13 +22,13 @@ export class Audit extends View {
     return html`
       <${Title} name="Audit log" about="Every action over HTTP, the newest first: who, when, and what came of it." />
       <section class="panel">
-        <form class="head controls" onSubmit=${(event) => event.preventDefault()}>
+        <form class="head controls lines" onSubmit=${(event) => event.preventDefault()}>
           ${FILTERS.map(([name, label]) => html`<label key=${name} class="field">${label} <input list=${`audit-${name}`} value=${this.state[name] || ""} size="14" autocomplete="off" spellcheck=${false} onChange=${filter(name)} /><datalist id=${`audit-${name}`}>${[...new Set(actions.map((each) => (name === "key" ? each.key_name || each.key_id : name === "object" ? each.object.split(" ")[0] : each[name])))].map((value) => html`<option key=${value} value=${value} />`)}</datalist></label>`)}
           ${this.state.before && html`<button type="button" onClick=${() => this.setState({ before: null }, () => this.poll.now())}>The newest</button>`}
         </form>
         ${actions.length
           ? html`
-              <${Table} label="Actions" head=${[["When"], ["Who"], ["Did"], ["What came of it", "medium"]]}>
+              <${Table} stacked label="Actions" head=${[["When"], ["Who"], ["Did"], ["What came of it", "medium"]]}>
                 ${actions.map((each) => html`
                   <tr key=${each.id}>
                     <th scope="row"><${Time} at=${each.at} /></th>

@@ -53,7 +53,7 @@ function operationBox(each) {
   const box = make(
     "details",
     { class: "operation" },
-    make("summary", {}, make("span", { class: `method ${method}` }, method.toUpperCase()), make("code", {}, path), make("span", { class: "note" }, operation.summary)),
+    make("summary", {}, make("span", { class: `method ${method}` }, method.toUpperCase()), make("code", {}, ...path.split(/(?<=\/)/).flatMap((part) => [part, make("wbr")])), make("span", { class: "note" }, operation.summary)),
   );
   // Made when it is first opened: there may be hundreds of streams.
   box.addEventListener("toggle", () => box.open && box.children.length === 1 && box.append(operationForm(each)));

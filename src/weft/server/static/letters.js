@@ -81,11 +81,12 @@ export class PipelineLetters extends View {
           ["Newest", letters.newest && html`<${Time} relative at=${letters.newest} now=${now} />`],
           ["Where", letters.place],
           ["Replayed into", targets.join(", ")],
+          ["Who did what", html`<a href=${to("audit", pipeline)}>the audit log</a>`],
         ]} />
       <//>
       ${groups.length > 0 && html`
         <${Panel} id="groups" title="By error" note=${letters.more ? `of ${plural(letters.count, "letter")} that were looked at` : ""}>
-          <${Table} label="Dead letters by error" head=${[["Error"], ["Rows", "number"], ["Stage", "medium"], ["Newest", "number medium"], ["Do", "end"]]}>
+          <${Table} stacked label="Dead letters by error" head=${[["Error"], ["Rows", "number"], ["Stage", "medium"], ["Newest", "number medium"], ["Do", "end"]]}>
             ${groups.map((each) => html`<${GroupRow} key=${each.group} group=${each} pipeline=${pipeline} now=${now} />`)}
           <//>
         <//>
@@ -118,7 +119,7 @@ function GroupRow({ group, pipeline, now }) {
   return html`
     <tr>
       <th scope="row">${group.error}<details class="why"><summary>One of them</summary><pre>${group.payload}</pre><a href=${to("letters", pipeline, group.letter_id)}>All of it</a></details></th>
-      <td class="number">${count(group.count)}</td>
+      <td class="number" data-unit=${group.count === 1 ? "row" : "rows"}>${count(group.count)}</td>
       <td class="medium"><${Chip}>${group.stage}<//></td>
       <td class="number medium"><${Time} relative at=${group.newest} now=${now} /></td>
       <td class="end"><${Replay} pipeline=${pipeline} body=${body} words=${words} label="Replay" of=${`the letters with ${group.error}`} small /> <${Purge} pipeline=${pipeline} body=${body} words=${words} label="Purge" of=${`the letters with ${group.error}`} small /></td>

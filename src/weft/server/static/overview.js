@@ -164,11 +164,21 @@ function streamRow({ name }) {
 }
 
 const MOST = 6;
+const MOST_OPENED = 200;
 // A scheduler starts what is due within seconds; a pool that is full may keep it waiting.
 const OVERDUE_SECONDS = 300;
 // Who has at least so many events to read, and more than come in a minute, does not just read the last ones.
 const BEHIND = 1000;
 const BEHIND_SECONDS = 60;
+
+const Wrong = ({ items }) =>
+  items.map(([place, name, kind, word, why, who]) => html`<li key=${[place, name, word, who]}><${NameLink} href=${place === "schedule" ? to(place) : to(place, name)} name=${name} /> <${Chip} kind=${kind}>${word}<//><span class="note block cut">${why}</span></li>`);
+
+// One line for all, since one cause keeps all of them: nothing starts what is due.
+function overdue(late) {
+  if (late.length < 2) return late.map((each) => ["pipelines", each.name, "bad", "overdue", html`since <${Time} at=${each.due_since} />: no scheduler started it`]);
+  return [["schedule", plural(late.length, "pipeline"), "bad", "overdue", `No scheduler started them: ${late.map((each) => each.name).join(", ")}`]];
+}
 
 // What is wrong, and what runs now: each a link to where it is mended.
 function Attention({ streams, pipelines, streaming, letters, quarantines }) {
@@ -177,7 +187,7 @@ function Attention({ streams, pipelines, streaming, letters, quarantines }) {
   const wrong = [
     ...streams.filter((each) => each.problem).map((each) => ["streams", each.name, "bad", "not answering", each.problem]),
     ...pipelines.filter((each) => ["failed", "interrupted"].includes(each.status)).map((each) => ["pipelines", each.name, "bad", each.status, (each.last?.error || "").split("\n")[0]]),
-    ...late.map((each) => ["pipelines", each.name, "bad", "overdue", html`since <${Time} at=${each.due_since} />: no scheduler started it`]),
+    ...overdue(late),
     ...slow.map(({ place, name, lag, who, where }) => [place, name, "warn", "behind", `${who}${plural(lag, "event")} behind${where}`, who]),
     ...streams.filter((each) => each.dead_letters || each.quarantined).map((each) => ["streams", each.name, "warn", "rejected", aside(each)]),
     ...letters.filter((each) => each.count).map((each) => ["letters", each.pipeline, "warn", "dead letters", `${count(each.count)}: ${each.groups[0]?.error.split("\n")[0] ?? ""}`]),
@@ -195,10 +205,8 @@ function Attention({ streams, pipelines, streaming, letters, quarantines }) {
       ${wrong.length > 0 && html`
         <section class="panel" aria-labelledby="wrong-title">
           <div class="head"><h2 id="wrong-title">Needs attention</h2><p class="note">${count(wrong.length)}</p></div>
-          <ul class="list">
-            ${wrong.slice(0, MOST).map(([place, name, kind, word, why, who]) => html`<li key=${[place, name, word, who]}><${NameLink} href=${to(place, name)} name=${name} /> <${Chip} kind=${kind}>${word}<//><span class="note block cut">${why}</span></li>`)}
-            ${wrong.length > MOST && html`<li class="note">and ${count(wrong.length - MOST)} more</li>`}
-          </ul>
+          <ul class="list"><${Wrong} items=${wrong.slice(0, MOST)} /></ul>
+          ${wrong.length > MOST && html`<details class="rest"><summary class="note">and ${count(wrong.length - MOST)} more</summary><ul class="list"><${Wrong} items=${wrong.slice(MOST, MOST_OPENED)} /></ul></details>`}
         </section>
       `}
       ${running.length > 0 && html`

@@ -91,7 +91,7 @@ export class Pipeline extends View {
         ${pipeline.status !== "running" && html`<${Action} key="run" primary label=${FAILED.includes(pipeline.status) ? "Retry" : "Run now"} path=${`${this.path()}/run`} command=${`weft run ${quoted(name)}`} what=${RUNS(name, ` It writes to ${pipeline.targets.join(", ")}.`)} />`}
       <//>
       <${ActionsOff} commands=${[`weft run ${quoted(name)}`, `weft ${pipeline.paused_at ? "resume" : "pause"} ${quoted(name)}`]} />
-      ${last?.error && pipeline.status !== "succeeded" && html`<${Panel} id="error" title="Why it failed"><pre class="code bad-text">${last.error}</pre><p class="foot top-gap"><a href=${to("runs", last.run_id)}>The run and its log</a> <${Command} text=${`weft logs ${name}`} /></p><//>`}
+      ${last?.error && pipeline.status !== "succeeded" && html`<${Panel} id="error" title="Why it failed"><pre class="code bad-text">${last.error}</pre><p class="foot top-gap"><a href=${to("runs", last.run_id)}>The run and its log</a> <span class="note">Once the cause is mended:</span> <${Command} text=${`weft run ${quoted(name)}`} /></p><//>`}
       <${Panel} id="stands" title="How it stands">
         <${Facts} facts=${[
           ["Now", pipeline.state],
@@ -136,11 +136,11 @@ const Aside = ({ table, count: number, groups, pipeline }) =>
   html`
     <${Panel} id=${`aside-${table}`} title="Quarantined rows" note=${`${count(number)} in ${table}`}>
       <${ActionsOff} commands=${[`weft quarantine replay ${quoted(pipeline)} --all`]} />
-      <${Table} label=${`Rows in ${table} by error`} head=${[["Error"], ["Rows", "number"], ["Do", "end"]]}>
+      <${Table} stacked label=${`Rows in ${table} by error`} head=${[["Error"], ["Rows", "number"], ["Do", "end"]]}>
         ${groups.map((each) => html`
           <tr key=${each.group}>
             <th scope="row">${each.error}<details class="why"><summary>One of them</summary><pre>${each.payload}</pre></details></th>
-            <td class="number">${count(each.count)}</td>
+            <td class="number" data-unit=${each.count === 1 ? "row" : "rows"}>${count(each.count)}</td>
             <td class="end"><${ReplayRows} pipeline=${pipeline} group=${each} /> <${PurgeRows} pipeline=${pipeline} group=${each} /></td>
           </tr>
         `)}
@@ -241,6 +241,7 @@ export class Run extends View {
               ...TOOK.map((name) => [name === "rows_read" ? "Read" : name[0].toUpperCase() + name.slice(1), each[name] ? count(each[name]) : null]),
             ]} />
             ${(each.error || each.reason) && html`<pre class="code bad-text">${each.error || each.reason}</pre>`}
+            ${retryable && each === last && html`<p class="foot top-gap"><span class="note">Once the cause is mended:</span> <${Command} text=${`weft run ${quoted(pipeline)}`} /></p>`}
             ${each.targets.length > 0 &&
             html`<${Table} label="Targets" head=${[["Target"], ["Read", "number"], ["Inserted", "number"], ["Updated", "number medium"], ["Deleted", "number medium"], ["Took", "number medium"]]}>
               ${each.targets.map((one) => html`<tr key=${one.target}><th scope="row">${one.target}</th><td class="number">${count(one.rows_read)}</td><td class="number">${count(one.inserted)}</td><td class="number medium">${count(one.updated)}</td><td class="number medium">${count(one.deleted)}</td><td class="number medium">${duration(one.seconds)}</td></tr>`)}

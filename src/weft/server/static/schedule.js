@@ -47,16 +47,16 @@ export class Schedule extends View {
           <//>
         <//>
       `}
-      <${Panel} id="queue" title="Queue" note=${queue.length ? count(queue.length) : "Nothing is due now."}>
+      <${Panel} id="queue" title="Queue" note=${!queue.length ? "Nothing is due now." : nobody ? `${count(queue.length)}, and no scheduler that starts them` : count(queue.length)}>
         ${queue.length > 0 && html`
-          <${Table} label="Queue" head=${[["Pipeline"], ["State"], ["Waits for", "medium"], ["Pool", "medium"], ["Due since", "number medium"]]}>
+          <${Table} label="Queue" head=${[["Pipeline"], ["State"], ["Waits for", "medium"], ["Pool", "medium"], ["Due since", "number"]]}>
             ${queue.slice(0, MOST).map((each) => html`
               <tr key=${each.pipeline}>
                 <th scope="row"><${Name} name=${each.pipeline} /></th>
-                <td><${Chip} kind=${each.is_due ? "busy" : "warn"}>${each.waits_for.length ? "waiting on upstream" : each.why}<//></td>
+                <td><${Chip} kind=${each.is_due && !nobody ? "busy" : "warn"}>${each.waits_for.length ? "waiting on upstream" : each.why}<//></td>
                 <td class="medium">${each.waits_for.map((name, index) => html`${index ? ", " : ""}<a href=${to("pipelines", name)}>${name}</a>`)}</td>
                 <td class="medium">${each.pool}</td>
-                <td class="number medium"><${Time} at=${each.slot} /></td>
+                <td class="number"><${Time} relative at=${each.slot} now=${now} /></td>
               </tr>
             `)}
           <//>

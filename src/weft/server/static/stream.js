@@ -81,6 +81,7 @@ export class StreamView extends View {
           ["Retention", retention(stream.retention)],
           ["New fields", stream.on_schema_drift],
           ["Owner", stream.owner],
+          ["Who did what", me().may_act && html`<a href=${to("audit", stream.name)}>the audit log</a>`],
           ...aside.map(([title, number, name]) => [title, html`<a href=${to("streams", name)}>${count(number)}</a>`]),
         ]} />
         <${Chart} title="Events per second" lines=${[{ name: "Events", points: this.series.points() }]} now=${at} />
@@ -123,11 +124,11 @@ export class StreamView extends View {
         <${Panel} id="rejected" title="Rejected events" note="by their reasons, of the newest 2,000">
           ${aside.filter(([, number]) => number > 0).map(([title, number, place]) => html`<p key=${place} class="foot">${title}: ${count(number)} <${ReplayPlace} place=${place} label="Replay all" /> <${PurgePlace} place=${place} label="Purge all" /></p>`)}
           <${ActionsOff} commands=${aside.filter(([, number]) => number > 0).map(([, , place]) => `weft streams replay ${quoted(place)}`)} />
-          <${Table} label="Rejected events by reason" head=${[["Reason"], ["Events", "number"], ["What", "medium"], ["Newest", "number medium"], ["Do", "end"]]}>
+          <${Table} stacked label="Rejected events by reason" head=${[["Reason"], ["Events", "number"], ["What", "medium"], ["Newest", "number medium"], ["Do", "end"]]}>
             ${rejected.map((each) => html`
               <tr key=${each.group}>
                 <th scope="row">${each.reason}<details class="why"><summary>One of them</summary><pre>${each.payload}</pre></details></th>
-                <td class="number"><a href=${to("streams", each.stream)}>${count(each.count)}</a></td>
+                <td class="number" data-unit=${each.count === 1 ? "event" : "events"}><a href=${to("streams", each.stream)}>${count(each.count)}</a></td>
                 <td class="medium"><${Chip} kind="warn">${each.kind}<//> <span class="note">${each.of}</span></td>
                 <td class="number medium"><${Time} relative at=${each.newest} /></td>
                 <td class="end"><${ReplayPlace} place=${each.stream} group=${each} /> <${PurgePlace} place=${each.stream} group=${each} /></td>

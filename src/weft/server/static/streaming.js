@@ -170,7 +170,7 @@ export class StreamingPipeline extends View {
             ["Watermark", watermark.watermark ? html`<${Time} at=${watermark.watermark} />` : "none yet"],
             ["Held by", watermark.held_by.join(", ")],
             [pipeline.step === "join" ? "Oldest rows kept until" : "Next window ends", watermark.next_window_ends && html`<${Time} at=${watermark.next_window_ends} />`],
-            ["Closes with a row at", watermark.next_window_ends && html`<${Time} at=${closes(watermark, watermark.next_window_ends)} />`],
+            ["Closes with a row at", watermark.next_window_ends && html`<${Time} at=${closes(watermark, watermark.next_window_ends)} /> ${watermark.held_by.length > 0 && html`<span class="note">or later, of ${watermark.held_by.join(" and of ")}</span>`}`],
             ["Windows open", state?.windows == null ? null : count(state.windows)],
             ["Rows in the state", count(state?.rows)],
           ]} />`}
@@ -280,11 +280,11 @@ const Letters = ({ letters, name }) => html`
     ${letters.problem && html`<p class="foot note">${letters.problem}</p>`}
     ${letters.count === 0 && html`<p class="foot note">There are none.</p>`}
     ${letters.groups.length > 0 && html`
-      <${Table} label="Dead letters by error" head=${[["Error"], ["Rows", "number"], ["Stage", "medium"], ["Newest", "number medium"]]}>
+      <${Table} stacked label="Dead letters by error" head=${[["Error"], ["Rows", "number"], ["Stage", "medium"], ["Newest", "number medium"]]}>
         ${letters.groups.map((each) => html`
           <tr key=${`${each.stage} ${each.error}`}>
             <th scope="row">${each.error}<details class="why"><summary>One of them</summary><pre>${each.payload}</pre><${Command} text=${`weft dlq show ${name} ${each.letter_id.slice(0, 12)}`} /></details></th>
-            <td class="number">${count(each.count)}</td>
+            <td class="number" data-unit=${each.count === 1 ? "row" : "rows"}>${count(each.count)}</td>
             <td class="medium">${each.stage}</td>
             <td class="number medium"><${Time} relative at=${each.newest} /></td>
           </tr>

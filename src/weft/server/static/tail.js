@@ -169,19 +169,34 @@ function lost(message) {
 // One line a row: the time, the offset and the fields. All of the event below it when somebody asks; at hundreds a second few are asked for.
 const blank = () => make("li", {}, make("button", { type: "button", "aria-expanded": "false" }, make("time"), make("span", { class: "offset" }), make("span", { class: "fields" })));
 
+// Hundreds of events are of one second.
+let second = "";
+let secondText = "";
+function clockTime(at) {
+  if (at.slice(0, 19) !== second) [second, secondText] = [at.slice(0, 19), clock.format(new Date(at))];
+  return secondText;
+}
+
+// A text that a row has already stays: a new one costs style and layout. One that differs takes its place in the same node.
+function put(element, text) {
+  const { firstChild } = element;
+  if (!firstChild) element.append(text);
+  else if (firstChild.data !== text) firstChild.data = text;
+}
+
 function filled(row, message) {
   const { event } = (row.message = parseJson(message.data));
   const [time, offset, fields] = row.firstChild.children;
-  const at = new Date(event._weft_published_at);
-  time.dateTime = at.toISOString();
-  time.textContent = clock.format(at);
-  offset.textContent = message.lastEventId;
+  const at = event._weft_published_at;
+  put(time, clockTime(at));
+  time.dateTime = at;
+  put(offset, message.lastEventId);
   let next = fields.firstChild;
   for (const [name, value] of Object.entries(event)) {
     // A stream has a column for every field that ever came: those that this event lacks would hide the ones it has.
     if (value === null || name.startsWith("_weft_")) continue;
     next ??= fields.appendChild(make("span", { class: "name" }));
-    next.textContent = name;
+    put(next, name);
     next = next.nextSibling ?? fields.appendChild(new Text());
     next.data = typeof value === "string" ? value : JSON.stringify(value);
     next = next.nextSibling;

@@ -54,9 +54,10 @@ export const Facts = ({ facts }) => html`
   </dl>
 `;
 
-export const Table = ({ label, head, children, id }) => html`
+// `stacked`: on a narrow screen the heading of a row, a long text, has a line of its own.
+export const Table = ({ label, head, children, id, stacked = false }) => html`
   <div class="scroll" role="group" aria-label=${label} tabindex="0">
-    <table>
+    <table class=${stacked ? "stacked" : ""}>
       <thead><tr>${head.map(([text, kind]) => html`<th scope="col" class=${kind} key=${text}>${text}</th>`)}</tr></thead>
       <tbody id=${id}>${children}</tbody>
     </table>
@@ -97,13 +98,13 @@ export const Title = ({ kind, name, about, children }) => html`
   </div>
 `;
 
-// Runs as bars, the newest last: as high as they took long, each a link to its run.
+// Runs as bars, the newest on the right, which is seen where not all have room: as high as they took long, each a link to its run.
 export function Timeline({ runs, small = false }) {
   const longest = Math.max(...runs.map((run) => run.seconds || 0), 0.001);
   const height = (run) => `${Math.round(Math.max(0.16, Math.sqrt((run.seconds || 0) / longest)) * 100)}%`;
   return html`
     <ol class=${`timeline ${small ? "small" : ""}`}>
-      ${runs.map(
+      ${[...runs].reverse().map(
         (run) => html`
           <li key=${`${run.run_id} ${run.attempt ?? run.started_at}`}>
             <a href=${to("runs", run.run_id)} title=${`${run.status}, ${new Date(run.started_at).toLocaleString()}, ${duration(run.seconds)}`} aria-label=${`${run.status} ${new Date(run.started_at).toLocaleString()}, ${duration(run.seconds)}`}>
