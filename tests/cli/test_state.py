@@ -93,6 +93,30 @@ def test_what_waits_and_why(call: Any, events: Any) -> None:
     assert (activity["windows"]["open"], activity["windows"]["emitted"]) == (2, 1)
 
 
+def test_a_watermark_before_the_year_1(call: Any, local: Project) -> None:
+    ancient = weft.stream(name="ancient", fields={"at": "timestamp"})(lambda: None)
+
+    @weft.streaming_pipeline(
+        source=ancient,
+        target="default",
+        target_table="counts",
+        window=weft.Window(
+            kind="tumbling",
+            duration_ms=60_000,
+            event_time_column="at",
+            aggregations=[weft.Aggregation(agg="count", as_="n")],
+        ),
+        watermark=weft.Watermark(lateness_ms=30 * 86_400_000),
+    )
+    def per_minute() -> None:
+        pass
+
+    weft.publish_sync(ancient, {"at": datetime(1, 1, 5, tzinfo=UTC)})
+    run()
+    assert "watermark: 1-01-01 00:00 UTC" in call("state", "why", "per_minute").stdout
+    assert listed(call, "state", "list")[0]["watermark"] == "0001-01-01T00:00:00+00:00"
+
+
 def test_earlier_states_are_removed(call: Any, events: Any) -> None:
     left, right = events
     publish(left, 1)

@@ -23,10 +23,9 @@ from weft.cli.common import (
 from weft.cli.consume import find_pipeline
 from weft.engine.readers import opened_tables
 from weft.engine.streaming.checkpoint import Checkpoint
-from weft.engine.streaming.state import checkpoint_place
+from weft.engine.streaming.state import checkpoint_place, is_in_memory
 from weft.engine.streaming.status import (
     current_state,
-    is_in_memory,
     opened_state,
     refuse_without_state,
     states_in,
@@ -132,7 +131,7 @@ def why(what: str, output: str) -> None:
     "--all",
     "every",
     is_flag=True,
-    help="All of this name: those of other checkpoints, and that of its own.",
+    help="All of this name: those of other checkpoints, and that of its own, which then needs a reset.",
 )
 @click.option("--connection", metavar="NAME", help="All of this name in this database, of a pipeline that is gone.")
 @yes_option

@@ -310,6 +310,33 @@ def test_a_state_that_is_elsewhere(project: Path) -> None:
     assert minutes() == [(0, "ann", 1)]
 
 
+@pytest.mark.parametrize("place", ["database", "files"])
+@pytest.mark.brief("database")
+@pytest.mark.usefixtures("plain_spark", "here")
+def test_a_state_that_is_gone(place: str, project: Path) -> None:
+    """The rows of open windows are nowhere else: without an error nobody would notice that they are missing."""
+    events = declare(user="string", at="timestamp")
+    options: dict[str, Any] = {"name": "per_minute", "source": events, "target_table": "counts", "window": window()}
+    kept = project / "other.db"
+    store = weft.StateStore(kind="files")
+    if place == "database":
+        store = weft.StateStore(connection=weft.SQLiteConnection(str(kept)))
+    else:
+        kept = project / ".weft" / "checkpoints" / "per_minute" / "state"
+    run_once(**options, state_store=store)  # no rows, and no state
+    publish(events, ("ann", 1))
+    run_once(**options, state_store=store)
+    kept.rename(project / "aside")
+    publish(events, ("ann", 61))
+    with pytest.raises(DeclarationError, match=r"The state of per_minute is gone from .*(other\.db|state)"):
+        run_once(**options, state_store=store)
+    if kept.is_dir():
+        shutil.rmtree(kept)
+    (project / "aside").rename(kept)
+    run_once(**options, state_store=store)
+    assert minutes() == [(0, "ann", 1)]
+
+
 @pytest.mark.usefixtures("plain_spark", "here")
 def test_an_old_checkpoint_that_is_brought_back(project: Path) -> None:
     events = declare(user="string", at="timestamp")

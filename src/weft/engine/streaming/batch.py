@@ -26,10 +26,10 @@ from weft.engine.streaming.joins import Joins
 from weft.engine.streaming.log_source import EventRows
 from weft.engine.streaming.progress import OpenedSource
 from weft.engine.streaming.sessions import Sessions
-from weft.engine.streaming.source_state import Columns, Written
+from weft.engine.streaming.source_state import Columns, StatePlace, Written
 from weft.engine.streaming.sources import open_source
 from weft.engine.streaming.spans import note_read, process_span
-from weft.engine.streaming.state import open_state
+from weft.engine.streaming.state import is_in_memory, open_state
 from weft.engine.streaming.stateful import Stateful
 from weft.engine.streaming.targets import Targets
 from weft.engine.streaming.transform import (
@@ -373,9 +373,20 @@ class Batches:
     def _opened_step(self, query_id: str) -> Stateful:
         """Return the windows or the join of the pipeline, over its state."""
         if self._stateful is None:
-            self._stateful = _stateful(self.pipeline, open_state(self.pipeline, query_id, self._columns.home))
-            self._owes_tick = self._stateful.last is not None and self._stateful.last.is_tick
+            step = _stateful(self.pipeline, open_state(self.pipeline, query_id, self._columns.home))
+            try:
+                self._check_begun(step, query_id)
+            except BaseException:
+                step.close()
+                raise
+            self._stateful = step
+            self._owes_tick = step.last is not None and step.last.is_tick
         return self._stateful
+
+    def _check_begun(self, step: Stateful, query_id: str) -> None:
+        if not is_in_memory(self.pipeline):
+            is_there = step.last is not None
+            StatePlace(self._columns.home).check_begun(self.pipeline.name, query_id, is_there=is_there)
 
     def tick(self, spark: Any, query_id: str) -> BatchResult | None:
         """Emit what an idle source held up; `None` where there is nothing."""
@@ -473,7 +484,10 @@ class Batches:
         read = None
         with suppress(Exception):  # its rows go uncounted
             read = self.transform.rows_read() if filled else 0
+        is_first = step.last is None
         step.add(batch.number, replace(reduced, rows=read or 0), spark)
+        if is_first and step.last is not None:
+            self._check_begun(step, batch.query_id)
         return rejected
 
     def _put_failed(self, letters: Sequence[DeadLetter], batch: BatchId) -> None:

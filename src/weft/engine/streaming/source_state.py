@@ -262,6 +262,19 @@ class StatePlace(CheckpointFile):
         if noted is None or noted["checkpoint"] != query_id:
             self._write({"checkpoint": query_id, "place": place})
 
+    def check_begun(self, pipeline: str, query_id: str, *, is_there: bool) -> None:
+        """Remember that the state is there; raise where it was there and is no more: its rows would be in no window,
+        and nobody would notice."""
+        noted = self._read()
+        if noted is None or noted["checkpoint"] != query_id or bool(noted.get("begun")) == is_there:
+            return
+        if not is_there:
+            raise DeclarationError(
+                f"The state of {pipeline} is gone from {noted['place']}, and with it the rows that waited there.",
+                hint=f"Restore it. Or begin again: weft checkpoints reset {pipeline}.",
+            )
+        self._write({**noted, "begun": True})
+
 
 class Columns(CheckpointFile):
     """By source, the columns of all batches that were carried out, with the type that each had last; those that are

@@ -20,9 +20,14 @@ from weft.systems.state_store import StateStore
 _FILE, _FOLDER = "state.sqlite", "state"
 
 
+def is_in_memory(pipeline: StreamingPipeline) -> bool:
+    """Return whether the state is in the memory of the process that runs the pipeline."""
+    return pipeline.state_store is not None and pipeline.state_store.place == IN_MEMORY
+
+
 def open_state(pipeline: StreamingPipeline, query_id: str, home: Location) -> StateStore:
     """Open the state of a pipeline's checkpoint, which is at `home`."""
-    if pipeline.state_store is not None and pipeline.state_store.place == IN_MEMORY:
+    if is_in_memory(pipeline):
         return InMemoryState()
     connection = state_connection(pipeline, home)
     if connection is None:

@@ -13,15 +13,18 @@ import pyarrow.compute as pc
 
 from weft.engine.readers import open_tables, opened_tables
 from weft.engine.streaming.checkpoint import Checkpoint, CheckpointState
-from weft.engine.streaming.state import checkpoint_place, files_state, state_connection
+from weft.engine.streaming.state import checkpoint_place, files_state, is_in_memory, state_connection
 from weft.engine.streaming.stateful import NEVER, PARTITION
 from weft.errors import DeclarationError, NotFoundError
 from weft.pipelines.streaming.spec import StreamingPipeline
-from weft.pipelines.streaming.windows import IN_MEMORY, Watermark
+from weft.pipelines.streaming.windows import Watermark
 from weft.systems.base import Connection
 from weft.systems.sql.state_store import SqlState, StoredState, stored_states
 from weft.systems.sql.tables import SqlTables
 from weft.systems.state_store import Selection, StateStore
+
+_FIRST_MOMENT = -62_135_596_800_000_000
+"""The beginning of the year 1."""
 
 # ---------------------------------------------------------------------------------------------------------- checkpoints
 
@@ -50,11 +53,6 @@ def offsets_by_source(state: CheckpointState, pipeline: StreamingPipeline | None
 
 
 # ---------------------------------------------------------------------------------------------------------------- state
-
-
-def is_in_memory(pipeline: StreamingPipeline) -> bool:
-    """Return whether the state is in the memory of the process that runs the pipeline."""
-    return pipeline.state_store is not None and pipeline.state_store.place == IN_MEMORY
 
 
 def refuse_without_state(pipeline: StreamingPipeline) -> None:
@@ -221,5 +219,5 @@ def watermark_status(pipeline: StreamingPipeline, stored: StateStore) -> dict[st
 
 
 def moment(microseconds: int) -> datetime:
-    """Return the time that a watermark stands for."""
-    return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=microseconds)
+    """Return the time that a watermark stands for, or the first one there is: it can be before the year 1."""
+    return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=max(microseconds, _FIRST_MOMENT))
