@@ -219,9 +219,8 @@ def read_arrow() -> None:
 
 
 def load_into_a_table(folder: str) -> None:
-    step("Load the stream into a table of another database, with Spark; again, and nothing changes")
+    step("Load the stream into a table of another database; again, and nothing changes")
     warehouse = weft.SQLiteConnection(f"{folder}/warehouse.db", name="warehouse")
-    say("the first use starts Spark, on the Java that its package brings")
     for expected in ((100, 0), (0, 100)):
         result = weft.load(payments, target="payments", connection=warehouse, mode="merge", keys=["_weft_rowid"])
         say(
@@ -359,7 +358,7 @@ for number in range(first, first + 1000, 50):
 
 
 def stream_into_a_table() -> None:
-    step("A streaming pipeline on Spark: clean, enrich and merge events as they come, and be killed in the middle")
+    step("A streaming pipeline on Spark, with the Java that its package brings: clean, enrich and merge events as they come, and be killed in the middle")
     Path("my_shop.py").write_text(SHOP)
     Path("publisher.py").write_text(PUBLISHER)
     weft.load([{"code": "NL", "name": "Netherlands"}, {"code": "BE", "name": "Belgium"}], target="countries")
