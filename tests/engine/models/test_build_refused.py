@@ -20,6 +20,7 @@ from weft.engine.run import PipelineRun
 from weft.engine.streaming.validate import validate as validate_streaming
 from weft.engine.validate import validate
 from weft.errors import DeclarationError, EventsLostError, LoadRefusedError, WeftError
+from weft.pipelines.models import Model
 from weft.project import Project, current
 
 
@@ -260,6 +261,34 @@ def test_table_that_a_pipeline_writes_too(orders: object) -> None:
         PipelineRun(loaded, "key", datetime.now(UTC)).execute()
     with Observer() as observer, pytest.raises(DeclarationError, match="write one table"):
         make_plan(Survey(observer))
+
+
+@pytest.mark.every_system
+def test_names_that_differ_in_case_alone(orders: object) -> None:
+    """SQLite has one table for both, which each would build again after the other."""
+
+    @weft.model(name="daily")
+    def first(orders):  # type: ignore[no-untyped-def]
+        return orders.select("order_id")
+
+    @weft.model(name="Daily")
+    def second(orders):  # type: ignore[no-untyped-def]
+        return orders.select("total")
+
+    weft.publish_sync("orders", ORDERS)
+    weft.model(name="Orders", schema="events", dependencies=["orders"])(first.function)
+    of_stream = current().pipelines.pop("Orders")
+    assert isinstance(of_stream, Model)
+    if current().connection().kind == "sqlite":
+        with pytest.raises(DeclarationError, match="'Orders' would write the table of the stream 'orders'"):
+            build(of_stream)
+        with pytest.raises(DeclarationError, match="the model 'daily' and the model 'Daily' write one table"):
+            build(first)
+        return
+    build(of_stream)
+    build(first)
+    build(second)
+    assert why(first) is None and sorted(query("SELECT * FROM daily")) == [("a",), ("b",)]
 
 
 def test_table_of_the_same_name_elsewhere(orders: object) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import re
 import sys
 import threading
 import traceback
@@ -31,6 +32,8 @@ _STORED_UNSIGNED = {
     "UInt32": pa.int64(),
     "UInt64": pa.decimal128(20, 0),
 }
+_SURROGATE = re.compile("[\ud800-\udfff]")
+"""Half of a character, as JSON may have it: UTF-8 has none."""
 _pickling = threading.Lock()
 
 
@@ -393,5 +396,14 @@ def _one_line_error(name: str) -> Iterator[None]:
     except Exception as error:
         theirs = [each for each in traceback.extract_tb(error.__traceback__) if each.filename != __file__]
         where = f" in line {theirs[0].lineno} of {Path(theirs[0].filename).name}" if theirs else ""
-        what = " ".join(f"{type(error).__name__}: {error}".split())
-        raise WeftError(f"The {name} failed{where}: {what}") from error
+        what = _SURROGATE.sub("\ufffd", " ".join(f"{type(error).__name__}: {_text_of(error)}".split()))
+        # A worker of Spark's never ends if it cannot encode its report, which has the causes too.
+        is_plain = _SURROGATE.search("".join(traceback.format_exception(error))) is None
+        raise WeftError(f"The {name} failed{where}: {what}") from (error if is_plain else None)
+
+
+def _text_of(error: Exception) -> str:
+    try:
+        return str(error)
+    except Exception as failure:
+        return f"its text cannot be read, by {type(failure).__name__}"
