@@ -43,6 +43,7 @@ class DuckDBTables(SqlTables):
     savepoints: ClassVar[bool] = False
     clock: ClassVar[str | None] = "now()"
     enforces_lengths: ClassVar[bool] = False
+    folds_tables: ClassVar[bool] = True
 
     connection: DuckDBConnection
     driver: DuckDBSessions

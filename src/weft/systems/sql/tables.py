@@ -110,6 +110,8 @@ class SqlTables(ABC):
     """Whether decimals, dates and times are stored as such; else as texts."""
     folds_columns: ClassVar[bool] = True
     """Whether names of columns that differ in upper and lower case alone are one name, also quoted ones."""
+    folds_tables: ClassVar[bool] = False
+    """The same for names of tables and schemas."""
     enforces_lengths: ClassVar[bool] = True
     """Whether the database refuses a text that is longer than its column."""
 

@@ -89,6 +89,7 @@ class SqliteTables(SqlTables):
     native_decimals: ClassVar[bool] = False
     described_watermark: ClassVar[str] = "-9e999"
     enforces_lengths: ClassVar[bool] = False
+    folds_tables: ClassVar[bool] = True
 
     driver: SqliteLoadSessions
 
