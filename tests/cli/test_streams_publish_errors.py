@@ -110,6 +110,16 @@ def test_names_the_nearest_field(local, call, name: str) -> None:
 BAD = '{"n": 1}\n{"n": "x"}\n{"n": 2\n{"n": 3}\n{"z": 4}\n{"n": 5}\n'
 
 
+@pytest.mark.parametrize(("name", "text"), [("a.ndjson", '{"n": 0}\n'), ("a.csv", "n\n0\n"), ("a.json", '[{"n": 0}]')])
+def test_stream_that_cannot_be_opened_is_no_fault_of_an_event(local, call, name: str, text: str) -> None:
+    weft.load([{"n": 1}], target="events.numbers")
+    declare("numbers", fields={"n": "int64"})
+    Path(name).write_text(text)
+    failed = call("streams", "publish", "numbers", name, "--on-error", "skip", code=1)
+    assert "events.numbers is a table in this database, but not a stream" in failed.stderr
+    assert "rejected" not in failed.stderr and "line 1" not in failed.stderr
+
+
 def test_skip_prints_what_is_left_out(numbers, call) -> None:
     done = call("streams", "publish", "numbers", "-", "--on-error", "skip", stdin=BAD)
     assert done.stdout == "published 3 events to numbers, 3 rejected\n"

@@ -354,6 +354,8 @@ def _event_of_line(content: bytes, raw: str, columns: Callable[[], Mapping[str, 
     except UnicodeDecodeError as error:
         raise _BadRecordError(f", column {error.start + 1}: {_not_utf8(error)}") from None
     except (ValueError, RecursionError) as error:
+        if isinstance(error, WeftError):  # of the stream, when its columns are looked up: no event is to blame
+            raise
         raise _BadRecordError(_json_problem(error)) from None
 
 

@@ -133,7 +133,8 @@ class ModelOptions(TypedDict, total=False):
         str | None,
         Option(
             "A column of the tables among the inputs, whose values only grow: an incremental model reads what is above "
-            "the greatest one that it has read. Streams need none: they are read by their offsets.",
+            "the greatest one that it has read. Rows with a null there, and rows that come late, are neither read nor "
+            "reported. Streams need none: they are read by their offsets.",
             check=text_option,
         ),
     ]
