@@ -188,6 +188,17 @@ def test_value_that_no_column_takes_says_what_a_model_can_do(orders: object, sys
     build(kept, full=True)
     assert query("SELECT DISTINCT total FROM kept") == [("x",)]
 
+    @weft.model
+    def replaced(orders):  # type: ignore[no-untyped-def]
+        return [{"number": float("nan")}]
+
+    if system.kind == "sqlite":  # which has no NaN
+        with pytest.raises(
+            LoadRefusedError, match=r"rejected 1 row(.|\n)*Change what the model makes of them\."
+        ) as caught:
+            build(replaced)
+        assert "--full" not in str(caught.value)
+
 
 def test_dropped_table_is_built_of_everything(orders: object) -> None:
     @weft.model(materialise="incremental")

@@ -83,7 +83,7 @@ class ModelRun:
             if not error.can_quarantine:
                 raise
             hint = "Change what the model makes of them"
-            if not self.full:
+            if self.model.is_incremental and not self.full:  # the others get a new table where their columns change
                 hint += f", or let a new table take what it returns: weft run {self.model.name} --full"
             raise LoadRefusedError(error.what, hint=f"{hint}.") from error.__cause__
 
