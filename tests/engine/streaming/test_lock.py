@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -116,16 +117,28 @@ def test_two_machines_and_one_checkpoint(machine: Callable[..., Machine], projec
 
 @pytest.mark.timing
 @pytest.mark.usefixtures("plain_spark")
-@pytest.mark.parametrize("when", ["idle", "batch"])
+@pytest.mark.parametrize("when", ["idle", "batch", "commit"])
 def test_what_another_took_is_ended(when: str, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the next beat where there is nothing to do; else before Spark writes the batch to its log."""
+    """By the next beat where there is nothing to do; else before Spark writes the batch to its log, or as it does."""
     monkeypatch.setattr(leases, "BEAT_SECONDS", 0.05 if when == "idle" else 5.0)
     events = declare(n="int64")
     place = project / "shared" / "copy"
+    claims = project / "shared" / "copy~lock"
     batches: list[int] = []
 
     def written(batch: Any) -> None:
         batches.append(batch.batch_id)
+        if batch.batch_id == 1:  # stopped here, and continued when the other had done this batch
+            shutil.copy(place / "commits" / "0", place / "commits" / "1")
+            take()
+
+    def take() -> None:
+        """As if this process had been stopped for a while."""
+        LocalFolder().create(str(claims / f"{1:020}.released"), b"")
+        LocalFolder().create(str(claims / f"{2:020}.claim"), json.dumps({"owner": ["elsewhere:1:1:other"]}).encode())
+        if when != "idle":
+            assert query.checkpoint.lock._lease is not None
+            query.checkpoint.lock._lease._renewed -= 60  # nor did it look since
 
     pipeline = make(
         name="copy", source=events, target="default", target_table="copies", checkpoint=f"file://{place}", every="10ms"
@@ -134,18 +147,15 @@ def test_what_another_took_is_ended(when: str, project: Path, monkeypatch: pytes
     query.start()
     weft.publish_sync(events, {"n": 1})
     wait_until(lambda: batches == [0], "a batch")
-    claims = project / "shared" / "copy~lock"
-    # As if this process had been stopped for a while.
-    LocalFolder().create(str(claims / f"{1:020}.released"), b"")
-    LocalFolder().create(str(claims / f"{2:020}.claim"), json.dumps({"owner": ["elsewhere:1:1:other"]}).encode())
-    if when == "batch":
-        assert query.checkpoint.lock._lease is not None
-        query.checkpoint.lock._lease._renewed -= 60  # nor did it look since
+    if when != "commit":
+        take()
+    if when != "idle":
         weft.publish_sync(events, {"n": 2})
     with pytest.raises(weft.BusyError, match="no longer holds its checkpoint"):
         query.wait(60)
-    assert rows("copies", "n") == [(1,)]
-    assert sorted(each.name for each in (place / "commits").glob("[0-9]*")) == ["0"]
+    if when != "commit":
+        assert rows("copies", "n") == [(1,)]
+        assert sorted(each.name for each in (place / "commits").glob("[0-9]*")) == ["0"]
     # Not taken away from the other, nor is it let go by us.
     assert not (claims / f"{2:020}.released").exists()
 

@@ -163,6 +163,8 @@ class Query:
                     ended = self._query.awaitTermination(seconds)
                 except PySparkException as error:
                     if not isinstance(self._failure, StoppedError):
+                        if self._failure is None:
+                            self.checkpoint.lock.check()  # Spark reports what a successor wrote in its own words
                         for each in self.sources:
                             each.source.check(self.pipeline.name, str(error))
                         raise self._failure or error from None
