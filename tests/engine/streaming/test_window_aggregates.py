@@ -21,6 +21,7 @@ from weft.errors import DeclarationError, LoadRefusedError
 from weft.pipelines.streaming import toml
 from weft.pipelines.streaming.declare import make
 from weft.pipelines.streaming.execution import Report
+from weft.pipelines.streaming.windows import aggregate_in
 
 START = datetime(2026, 11, 1, 12, tzinfo=UTC)
 COUNT = weft.Aggregation(agg="count", as_="n")
@@ -368,3 +369,22 @@ def test_aggregates_in_a_file() -> None:
     own = window(aggregations=[weft.Aggregation(agg=Weighted, column=("a", "b"))])
     with pytest.raises(DeclarationError, match="UDFs, which a TOML file cannot hold"):
         toml.to_toml(make(target_table="counts", window=own, **options))
+
+
+def test_every_aggregate_of_spark_is_known(plain_spark: Any) -> None:
+    """Over the rows of one batch its result would be wrong, without an error."""
+    jvm = plain_spark._jvm
+    registry = jvm.org.apache.spark.sql.catalyst.analysis.FunctionRegistry.builtin()
+    names = [name for (name,) in plain_spark.sql("SHOW SYSTEM FUNCTIONS").collect()]
+    identifier = jvm.org.apache.spark.sql.catalyst.FunctionIdentifier
+    found = {name: registry.lookupFunction(identifier(name)) for name in names}
+    aggregates = [name for name, each in found.items() if each.isDefined() and each.get().getGroup() == "agg_funcs"]
+    assert len(aggregates) > 80
+
+    def is_unknown(name: str) -> bool:
+        calls = (f"SELECT {name}({arguments}) FROM source" for arguments in ("a", "a, b"))
+        return all(aggregate_in(sql) is None for sql in calls)  # sqlglot knows how many arguments some take
+
+    assert list(filter(is_unknown, aggregates)) == []
+    assert aggregate_in("SELECT a FROM source WHERE a LIKE ANY ('x', 'y')") is None
+    assert aggregate_in("SELECT a FROM source OFFSET 1") == "OFFSET"

@@ -410,23 +410,11 @@ def keeps_column(sql: str | None, column: str) -> bool:
 
 # Aggregates of Spark's that sqlglot does not know as such.
 _MORE_AGGREGATES = {
-    "try_sum",
-    "try_avg",
-    "some",
-    "any",
-    "every",
-    "bool_and",
-    "bool_or",
-    "listagg",
-    "string_agg",
-    "mode",
-}
-_MORE_AGGREGATES |= {
-    "hll_sketch_agg",
-    "hll_union_agg",
-    "kll_sketch_agg_bigint",
-    "kll_sketch_agg_double",
-    "bitmap_or_agg",
+    *("try_sum", "try_avg", "mean", "std", "some", "every", "bool_and", "bool_or", "listagg", "string_agg", "mode"),
+    *("histogram_numeric", "count_min_sketch", "bitmap_or_agg", "bitmap_and_agg", "measure"),
+    *("hll_sketch_agg", "hll_union_agg", "theta_sketch_agg", "theta_union_agg", "theta_intersection_agg"),
+    *(f"kll_{step}_agg_{kind}" for step in ("sketch", "merge") for kind in ("bigint", "float", "double")),
+    *(f"tuple_{step}_agg_{kind}" for step in ("sketch", "union", "intersection") for kind in ("double", "integer")),
 }
 
 
@@ -443,6 +431,7 @@ def aggregate_in(sql: str, aggregate_udfs: Iterable[str] = (), lookups: Iterable
     of_many_rows: dict[Any, str] = {
         exp.Group: "GROUP BY",
         exp.Limit: "LIMIT",
+        exp.Offset: "OFFSET",
         exp.Except: "EXCEPT",
         exp.Intersect: "INTERSECT",
         exp.Window: "OVER",
@@ -462,6 +451,9 @@ def aggregate_in(sql: str, aggregate_udfs: Iterable[str] = (), lookups: Iterable
             return "UNION, which is not UNION ALL"
         if isinstance(node, exp.Distinct) and isinstance(node.parent, exp.Select):
             return "DISTINCT"
+        # `any(x)`, and not `x LIKE ANY (…)`.
+        if isinstance(node, exp.Any) and not isinstance(node.parent, exp.Like | exp.ILike):
+            return "any"
         if isinstance(node, exp.AggFunc) or (isinstance(node, exp.Anonymous) and node.name.lower() in known):
             return node.name if isinstance(node, exp.Anonymous) else node.sql_name().lower()
     return None
