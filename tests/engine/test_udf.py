@@ -273,6 +273,19 @@ def broken(x: Any) -> Any:
     raise ZeroDivisionError("of\nmine")
 
 
+def garbled(x: Any) -> Any:
+    raise ValueError("no emoji: \ud83d") from KeyError("\ud83d")
+
+
+class Silent(Exception):
+    def __str__(self) -> str:
+        raise TypeError
+
+
+def silent(x: Any) -> Any:
+    raise Silent
+
+
 BROKEN = rf"failed in line {broken.__code__.co_firstlineno + 1} of test_udf.py: ZeroDivisionError: of mine"
 
 
@@ -290,8 +303,11 @@ BROKEN = rf"failed in line {broken.__code__.co_firstlineno + 1} of test_udf.py: 
         (identity("Int64", lambda x: x.to_numpy()), "f(n)", "The UDF 'f' gave numpy.ndarray, and an array of Int64"),
         (identity("Int64", lambda x: None), "f(n)", "The UDF 'f' gave NoneType, and"),
         (identity("Int64", broken), "f(n)", f"The UDF 'f' {BROKEN}"),
+        (identity("Int64", garbled), "f(n)", "ValueError: no emoji: \ufffd"),
+        (identity("Int64", silent), "f(n)", "Silent: its text cannot be read, by TypeError"),
     ],
 )
+@pytest.mark.timeout(60)  # a worker of Spark's may wait for good
 def test_what_goes_wrong_is_told_in_a_line(plain_spark: SparkSession, function: Any, call: str, says: str) -> None:
     with pytest.raises(weft.WeftError, match=says) as caught:
         run(plain_spark, pa.table({"n": [5]}), f"SELECT {call} FROM source", [function])
