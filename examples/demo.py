@@ -358,7 +358,10 @@ for number in range(first, first + 1000, 50):
 
 
 def stream_into_a_table() -> None:
-    step("A streaming pipeline on Spark, with the Java that its package brings: clean, enrich and merge events as they come, and be killed in the middle")
+    step(
+        "A streaming pipeline on Spark, with the Java that its package brings: clean, enrich and merge events as they "
+        "come, and be killed in the middle"
+    )
     Path("my_shop.py").write_text(SHOP)
     Path("publisher.py").write_text(PUBLISHER)
     weft.load([{"code": "NL", "name": "Netherlands"}, {"code": "BE", "name": "Belgium"}], target="countries")
