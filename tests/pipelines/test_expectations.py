@@ -114,9 +114,10 @@ def test_how_many_rows(database: Database) -> None:
     with pytest.raises(LoadRefusedError, match=r"row_count\(min=5\): 4 rows"):
         database.execute(pipeline(row_count(min=5)))
     database.project.pipelines.clear()
-    with pytest.raises(LoadRefusedError, match=r"row_count\(max=3\): 4 rows"):
+    with pytest.raises(LoadRefusedError, match=r"row_count\(max=3\): 4 rows") as caught:
         # All rows together: there is none to put aside.
         database.execute(pipeline(row_count(max=3), on_quality_failure="quarantine"))
+    assert str(caught.value).endswith('on_quality_failure="warn" loads them all the same.')
 
 
 def test_how_fresh(database: Database) -> None:

@@ -142,7 +142,9 @@ class Checks:
                 self.warnings.append(f"{check}: {problem}")
             elif problem is not None:
                 failed.append((check, f"{check}: {problem}"))
-        hint = 'on_quality_failure="warn" loads them all the same, "quarantine" puts them aside.'
+        hint = 'on_quality_failure="warn" loads them all the same'
+        # Where all rows together are not as expected, none of them is to be put aside.
+        hint += ', "quarantine" puts them aside.' if all(check.is_about_rows for check, _ in failed) else "."
         are_too_long = all(check.kind == "length" for check, _ in failed)
         if are_too_long:
             hint = 'Texts are longer than their column: on_bad_rows="quarantine" puts such rows aside.'
