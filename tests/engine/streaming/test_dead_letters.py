@@ -584,3 +584,22 @@ def _letters(place: str, project: Path) -> list[dict[str, Any]]:
 
 def _of_stream() -> list[dict[str, Any]]:
     return list(weft.consume_sync(stream_of("failed", None), "me"))
+
+
+@pytest.mark.brief("sqlite", "postgres")
+@pytest.mark.usefixtures("plain_spark", "streams")
+def test_bytes_that_are_no_text() -> None:
+    """Spark casts any bytes to a text, also those that are not UTF-8."""
+    events = declare(n="int64", body="bytes")
+    weft.publish_sync(events, [{"n": 1, "body": b"good"}, {"n": 2, "body": b"\xff\xfe"}, {"n": 3, "body": b"fine"}])
+    sql = "SELECT n, CAST(body AS STRING) AS body FROM source"
+    with pytest.raises(WeftError, match=r"UTF-?8|Incorrect string value"):
+        run_once(name="failing", source=events, target_table=(None, "failing"), transform_sql=sql)
+    options: dict[str, Any] = {
+        "source": events,
+        "target_table": (None, "copies"),
+        "dead_letter_table": (None, "failed"),
+    }
+    run_once(name="copies", transform_sql=sql, **options)
+    assert rows("copies", "n, body") == [(1, "good"), (3, "fine")]
+    assert [json.loads(payload) for (payload,) in rows("failed", "payload")] == [{"n": 2, "body": "\\xff\\xfe"}]

@@ -43,7 +43,14 @@ def stored(array: pa.Array, field: pa.Field) -> list[Any]:
         array = pc.ascii_lower(array)
     elif not pa.types.is_binary(kind):
         array = array.cast(pa.string())
-    values: list[Any] = array.to_numpy(zero_copy_only=False).tolist()
+    try:
+        values: list[Any] = array.to_numpy(zero_copy_only=False).tolist()
+    except pa.ArrowException:  # bytes that Spark took for a text
+        raise SchemaError(
+            f"Column {field.name!r} has a text that is not UTF-8.",
+            field=field.name,
+            hint="In Spark's SQL: CASE WHEN is_valid_utf8(…) THEN … END, or make_valid_utf8(…).",
+        ) from None
     return values
 
 
