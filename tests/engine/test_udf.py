@@ -304,6 +304,11 @@ BROKEN = rf"failed in line {broken.__code__.co_firstlineno + 1} of test_udf.py: 
         (identity("Int64", lambda x: None), "f(n)", "The UDF 'f' gave NoneType, and"),
         (identity("Int64", broken), "f(n)", f"The UDF 'f' {BROKEN}"),
         (identity("Int64", garbled), "f(n)", "ValueError: no emoji: \ufffd"),
+        (
+            identity("Int64", lambda x: sys.exit(3)),
+            "f(n)",
+            r"The UDF 'f' failed in line \d+ of test_udf.py: SystemExit: 3",
+        ),
         (identity("Int64", silent), "f(n)", "Silent: its text cannot be read, by TypeError"),
     ],
 )

@@ -393,7 +393,7 @@ def _one_line_error(name: str) -> Iterator[None]:
     """Raise an error of the user's code in one line: the driver shows the last line of what a worker reports."""
     try:
         yield
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         theirs = [each for each in traceback.extract_tb(error.__traceback__) if each.filename != __file__]
         where = f" in line {theirs[0].lineno} of {Path(theirs[0].filename).name}" if theirs else ""
         what = _SURROGATE.sub("\ufffd", " ".join(f"{type(error).__name__}: {_text_of(error)}".split()))
@@ -402,7 +402,7 @@ def _one_line_error(name: str) -> Iterator[None]:
         raise WeftError(f"The {name} failed{where}: {what}") from (error if is_plain else None)
 
 
-def _text_of(error: Exception) -> str:
+def _text_of(error: BaseException) -> str:
     try:
         return str(error)
     except Exception as failure:
