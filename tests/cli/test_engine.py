@@ -68,6 +68,24 @@ def leave():
     return [{"views": found[0], "partitions": found[1], "application": spark.sparkContext.applicationId}]
 
 
+@weft.pipeline(target="called", target_connection="target")
+def called():
+    calls = []
+
+    def carry_out(frame, number):
+        calls.append(number)
+        # What Spark called in the command before has ended with it. Now the JVM tells that it needs it no more.
+        frame.sparkSession._jvm.System.gc()
+        frame.sparkSession._jvm.System.runFinalization()
+
+    rows = weft.spark().readStream.format("rate").load()
+    query = rows.writeStream.foreachBatch(carry_out).start()
+    while len(calls) < 3 and query.isActive:
+        query.awaitTermination(0.1)
+    query.stop()
+    return [{"error": str(query.exception())}]
+
+
 def _slow(path):
     def beat(_):
         for number in range(3000):
@@ -264,6 +282,13 @@ def test_each_command_has_its_own_code_and_environment(engine: Engine) -> None:
         assert "&#233;" in engine.run("run", "look", **({"COLOR": color} if color else {}))
         assert engine.rows("SELECT * FROM seen") == [(value, color, value, color)]
     assert engine.status()["pid"] == pid
+
+
+def test_spark_calls_what_the_command_has_beside_that_of_one_before(engine: Engine) -> None:
+    engine.ready()
+    for _ in range(2):
+        engine.run("run", "called")
+    assert engine.rows("SELECT DISTINCT error FROM called") == [("None",)]
 
 
 @pytest.mark.full

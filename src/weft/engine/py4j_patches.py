@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import time
 from typing import Any
 
 
@@ -50,6 +51,13 @@ def _patch_converters() -> None:
 
     NumpyScalarConverter.can_convert = is_scalar  # type: ignore[method-assign, assignment]
     NumpyArrayConverter.can_convert = is_array  # type: ignore[method-assign, assignment]
+
+
+def use_own_numbers(gateway: Any) -> None:
+    """Number the objects that the JVM calls as no other process does. Each process begins with 0, and a JVM that serves
+    several, one after another, tells the last of them which objects of the others it needs no more: a streaming query
+    would lose what it calls for each batch."""
+    gateway.gateway_property.pool.next_id = time.time_ns()
 
 
 def keep_classes(view: Any) -> None:

@@ -433,6 +433,7 @@ def _open_gateway(port: int, secret: str) -> Any:
     try:
         SparkContext._ensure_initialized(gateway=gateway)
         py4j_patches.keep_classes(gateway.jvm)
+        py4j_patches.use_own_numbers(gateway)
     except BaseException:
         _forget_gateway(gateway)
         raise
