@@ -15,7 +15,7 @@ def kept_open(url: str, request: pytest.FixtureRequest) -> Iterator[str]:
     To open a file takes DuckDB 25 ms of processor time, unless the process has it open already. A load opens it several
     times. Tests of faults and of Spark open it in other processes, for which it must be closed.
     """
-    is_shared = "faults" in request.path.parts or request.node.get_closest_marker("spark") is not None
+    is_shared = request.path.parent.name == "faults" or request.node.get_closest_marker("spark") is not None
     with nullcontext() if is_shared else opened(url):
         yield url
 
