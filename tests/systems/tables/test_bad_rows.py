@@ -291,8 +291,9 @@ def test_many_bad_rows_are_found_by_few_statements(tables: SqlTables, mode: str,
     driver.execute = lambda *arguments: (said.append(arguments[1]), execute(*arguments))[1]  # type: ignore[method-assign]
     count, bad = 4096, tuple(range(100, 4096, 256))
     assert load(tables, rows(bad, count), mode=mode, keys=keys, on_bad_rows="quarantine").quarantined == len(bad)
-    # Those before it, it alone, those behind it: halving took 70 statements for each.
-    assert len(said) < len(bad) * 20 + 100
+    # Those before it, it alone, those behind it: halving took 70 statements for each. PostgreSQL also checks what is
+    # deferred.
+    assert len(said) < len(bad) * 25 + 100
     # Tries are not compared one by one: the rows of those that failed would be in the way.
     assert len([sql for sql in said if "LEFT JOIN" in sql and "_weft_stage" in sql]) == (1 if keys else 0)
 
