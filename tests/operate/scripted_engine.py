@@ -66,6 +66,7 @@ class ScriptedEngine:
         self.once: bool | None = None
         self.starts = self.batches = self.refused = 0
         self.forgotten: list[Exception] = []
+        self.failures: list[str] = []
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
@@ -118,6 +119,9 @@ class ScriptedEngine:
     @property
     def is_stopping(self) -> bool:
         return self._stopping.is_set()
+
+    def note_failure(self, text: str) -> None:
+        self.failures.append(text)
 
     def forget(self, error: Exception) -> None:
         self.forgotten.append(error)

@@ -119,6 +119,7 @@ def test_started_again_until_it_works() -> None:
     # No other process may run it between two starts, and each start that failed lets go of what it holds.
     assert locked == [True] * 4
     assert engine.forgotten == [error for error, _ in witness.failures]
+    assert engine.failures == [str(error) for error, _ in witness.failures]
     assert not engine.is_locked
     # One failed before it ran.
     assert (engine.starts, witness.starts) == (5, 4)

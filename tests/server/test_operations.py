@@ -181,6 +181,7 @@ def test_what_a_streaming_pipeline_did(log: RunLog, http: Any, streams: Project)
         done.note(Report("loader", 0, 5, {"clean": 4}, 1, False, 0.5, datetime.now(UTC), windows))
     (listed,) = http.get("/api/v1/streaming").json()["pipelines"]
     assert (listed["activity"]["rows_in"], listed["activity"]["last"]["rows_out"]) == (5, 4)
+    assert listed["activity"]["failure"] is None
     assert history.read_flows() == {"loader": Flow(5, 4, 1, 500, 1, None, 9, 1_700_000_000_000)}
     minute = datetime.now(UTC).replace(second=0, microsecond=0) - timedelta(minutes=5)
     HistoryTable(STREAMING, 7).write(minute, history.read_flows())

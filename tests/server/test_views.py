@@ -156,6 +156,7 @@ checkpoint.path.mkdir(parents=True)
 done = Activity(checkpoint)
 with done.kept(SimpleNamespace(now=dict)):
     done.note(Report("loader", 7, 1200, {"clean": 1100}, 100, False, 0.25, datetime.now(UTC)))
+    done.note_failure("The target is away.\\nStart it.")
 table, now = HistoryTable(STREAMING, 7), datetime.now(UTC).replace(second=0, microsecond=0)
 for minute in range(60, 0, -1):
     read = now - timedelta(minutes=minute + 4)
@@ -184,6 +185,8 @@ def test_a_chart_is_looked_at_closer(service: Any, open_page: Callable[..., Page
     page.goto(f"{service.url}/#/streaming/loader")
     expect(page.locator("#view .tiles")).to_contain_text("250 ms")
     expect(page.locator("#view .tiles")).to_contain_text("1,200 in all")
+    expect(page.locator("#view")).to_contain_text("Why it failed")
+    expect(page.locator("#view pre.bad-text")).to_have_text("The target is away.\nStart it.")
     chart = page.locator("#view .charts .chart").first
     drawn = chart.get_by_role("img", name=re.compile("Rows per second over the last day; now In"))
     expect(drawn.locator("canvas")).to_be_visible()

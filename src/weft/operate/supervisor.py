@@ -50,6 +50,7 @@ class Supervisor:
                     break
                 except Exception as error:
                     pause = self._pause_after(error)
+                    self.engine.note_failure(described(error))
                     self._notify("failed", error, pause)
                     if pause is None:
                         raise

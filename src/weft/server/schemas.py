@@ -364,6 +364,7 @@ SCHEMAS: dict[str, Schema] = {
         last=nullable(_object(batch=_WHOLE, rows_in=_WHOLE, rows_out=_WHOLE, seconds=_NUMBER, ended_at=_TIME)),
         windows=nullable({"type": "object"}),
         cdc=nullable({"type": "object"}),
+        failure=nullable(_object("Why it failed, if it has done no batch since.", at=_TIME, error=_TEXT)),
     ),
     "StreamingHistory": _object(
         "Points: seconds since 1970, rows in, rows out, batches, milliseconds of batches, dead letters, all since the "

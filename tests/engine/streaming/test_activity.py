@@ -59,6 +59,26 @@ def test_batches_are_counted_over_restarts(checkpoint: Checkpoint) -> None:
     assert (found["windows"], found["cdc"]) == (None, None)
 
 
+def test_why_it_failed_stays_until_it_goes_on(checkpoint: Checkpoint) -> None:
+    def failure(activity: Activity) -> Any:
+        activity._write()
+        return (read_activity(checkpoint) or {}).get("failure")
+
+    first = Activity(checkpoint)
+    with first.kept(Behind()):
+        first.note_failure("no such table")
+        assert failure(first)["error"] == "no such table"
+    second = Activity(checkpoint)
+    with second.kept(Behind()):
+        assert failure(second)["error"] == "no such table"
+        second.note(report(0, 5))
+        assert failure(second) is None
+        second.note_failure("away")
+        assert failure(second)["error"] == "away"
+        second.note_success()
+    assert failure(second) is None
+
+
 def test_it_is_written_while_the_pipeline_runs(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(activity, "_SECONDS", 0.01)
     monkeypatch.setattr(activity, "_LAG_SECONDS", 0.0)

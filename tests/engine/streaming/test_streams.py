@@ -14,6 +14,7 @@ from conftest import System
 from engine.streaming.conftest import declare, forget_last_commit, rows, run_once
 from servers import wait_until
 from weft.engine import frames
+from weft.engine.streaming.activity import read_activity
 from weft.engine.streaming.checkpoint import Checkpoint
 from weft.engine.streaming.query import Query
 from weft.errors import BusyError, DeclarationError, LoadRefusedError, WeftError
@@ -228,9 +229,13 @@ def test_an_error_is_ours_and_the_batch_comes_again() -> None:
     pipeline: dict[str, Any] = {"name": "wrong", "source": events, "target_table": (None, "copies")}
     with pytest.raises(WeftError, match=r"understand transform_sql.*`m`"):
         run_once(**pipeline, transform_sql="SELECT m FROM source")
+    failed = read_activity(Checkpoint("wrong"))
+    assert failed is not None and "understand transform_sql" in failed["failure"]["error"]
     weft.publish_sync(events, {"n": 2})
     run_once(**pipeline, transform_sql="SELECT n FROM source")
     assert rows("copies") == [(1,), (2,)]
+    done = read_activity(Checkpoint("wrong"))
+    assert done is not None and done["failure"] is None
 
 
 @pytest.mark.usefixtures("here")

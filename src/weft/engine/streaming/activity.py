@@ -39,7 +39,7 @@ def read_activity(checkpoint: Checkpoint) -> dict[str, Any] | None:
         with path.open("rb") as file:
             activity = json.loads(file.read(_MOST_BYTES))
         activity["at"] = datetime.fromisoformat(activity["at"])
-        return dict(activity) | {name: int(activity[name]) for name in _COUNTS}
+        return {"failure": None} | dict(activity) | {name: int(activity[name]) for name in _COUNTS}
     except (OSError, ValueError, KeyError, TypeError):  # not there; or a power cut left half of it
         return None
 
@@ -63,7 +63,7 @@ class Activity:
         if self._path is None:
             yield
             return
-        nothing: dict[str, Any] = {"lag": {}, "last": None, "windows": None, "cdc": None}
+        nothing: dict[str, Any] = {"lag": {}, "last": None, "windows": None, "cdc": None, "failure": None}
         self._known = nothing | dict.fromkeys(_COUNTS, 0) | (read_activity(self._checkpoint) or {})
         self._ended.clear()
         thread = threading.Thread(target=self._keep, args=(lag,), name="weft activity", daemon=True)
@@ -77,9 +77,20 @@ class Activity:
                 self._known["lag"] = {}  # it grows from now on, and nobody counts
             self._write()
 
+    def note_failure(self, error: str) -> None:
+        """Say why the pipeline failed, until a batch is done or a run ends well."""
+        with self._lock:
+            self._known["failure"] = {"at": datetime.now(UTC).isoformat(), "error": error}
+
+    def note_success(self) -> None:
+        """Note that a run ended well."""
+        with self._lock:
+            self._known["failure"] = None
+
     def note(self, report: Report) -> None:
         """Count a batch."""
         with self._lock:
+            self._known["failure"] = None
             known, last = self._known, self._known.get("last")
             if report.replayed and last is not None and last["batch"] == report.batch_id:
                 return  # it was counted before the crash
@@ -120,7 +131,7 @@ class Activity:
         """Without a wait for the disk: what a power cut loses is counted again."""
         assert self._path is not None
         with self._lock:
-            if not self._known.get("batches"):
+            if not (self._known.get("batches") or self._known.get("failure")):
                 return
             text = json.dumps({**self._known, "at": datetime.now(UTC).isoformat()})
             draft = self._path.with_name(f".{NAME}.{os.getpid()}")

@@ -74,6 +74,7 @@ class SparkEngine:
         with self._watching_jvm("ran"), self.checkpoint.naming_full_disk():
             while not self._query.wait(_WAIT_SECONDS):
                 pass
+        self._activity.note_success()
 
     @contextmanager
     def _watching_jvm(self, what: str) -> Iterator[None]:
@@ -96,6 +97,9 @@ class SparkEngine:
         if (query := self._query) is not None:
             self._spark, self._query = query.spark, None
             query.forget(error)
+
+    def note_failure(self, text: str) -> None:
+        self._activity.note_failure(text)
 
     def _report(self, query: Query, batch: BatchResult) -> Report:
         counts = batch.counts.values()

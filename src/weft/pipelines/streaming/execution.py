@@ -116,5 +116,8 @@ class StreamingEngine(Protocol):
     def stop(self) -> None:
         """Finish the current batch, and end."""
 
+    def note_failure(self, text: str) -> None:
+        """Show why it failed to those who look at the pipeline, until it goes on."""
+
     def forget(self, error: Exception) -> None:
         """Release what the start that failed with this error holds, before the next one."""

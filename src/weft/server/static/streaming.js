@@ -6,7 +6,10 @@ import { poll } from "./status.js";
 import { Chip, Code, Command, Empty, Facts, NameLink, Panel, Table, Tile, Time, Title, View, html, to } from "./ui.js";
 
 const places = (list) => list.map((each) => each.name).join(", ");
-const Running = ({ pid }) => (pid ? html`<${Chip} kind="good">●${"\u00a0"}running<//>` : html`<${Chip}>not${"\u00a0"}running here<//>`);
+function Standing({ running, activity }) {
+  if (activity?.failure) return html`<${Chip} kind="bad">failed${running && ", tries again"}<//>`;
+  return running ? html`<${Chip} kind="good">●${"\u00a0"}running<//>` : html`<${Chip}>not${"\u00a0"}running here<//>`;
+}
 
 // Rates of a pipeline, by what it wrote about itself.
 class Flow {
@@ -68,7 +71,7 @@ export class StreamingPipelines extends View {
                   return html`
                     <tr key=${each.name}>
                       <th scope="row"><${NameLink} href=${to("streaming", each.name)} name=${each.name} />${each.step && html` <${Chip}>${each.step}<//>`}<span class="note block">${each.description}</span></th>
-                      <td><${Running} pid=${each.running} />${each.problem && html`<span class="note block">${each.problem}</span>`}</td>
+                      <td><${Standing} ...${each} />${each.problem && html`<span class="note block">${each.problem}</span>`}${activity?.failure && html`<span class="note block cut medium">${activity.failure.error.split("\n")[0]}</span>`}</td>
                       <td class="wide">${places(each.sources)}</td>
                       <td class="wide">${places(each.targets)}</td>
                       <td class="number medium">${flow.say(flow.in)}</td>
@@ -115,8 +118,9 @@ export class StreamingPipeline extends View {
     const partitions = pipeline.lag.flatMap((each) => Object.entries(each.partitions ?? {}).map(([partition, behind]) => ({ ...each, partition, behind })));
     this.flow.stands(pipeline);
     return html`
-      <${Title} kind="Streaming pipeline" name=${name} about=${pipeline.description}><${Running} pid=${pipeline.running} /><//>
+      <${Title} kind="Streaming pipeline" name=${name} about=${pipeline.description}><${Standing} ...${pipeline} /><//>
       ${pipeline.problem && html`<p class="banner">${pipeline.problem}</p>`}
+      ${activity?.failure && html`<${Panel} id="error" title="Why it failed" note=${html`<${Time} relative at=${activity.failure.at} now=${now} />`}><pre class="code bad-text">${activity.failure.error}</pre><//>`}
       <section class="tiles" aria-label="In short">
         <${Tile} title="Rows in per second" note=${activity ? `${count(activity.rows_in)} in all` : "nothing recorded yet"}>${this.flow.say(this.flow.in)}<//>
         <${Tile} title="Rows out per second" note=${activity ? `${count(activity.rows_out)} in all` : ""}>${this.flow.say(this.flow.out)}<//>
