@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import weft
-from engine.streaming.conftest import declare, forget_last_commit, rows, rows_in_lake, run_once
+from engine.streaming.conftest import declare, forget_last_commit, rows, run_once
 from engine.streaming.letters import letters_of, put, replay_all
 from servers import wait_until
 from weft.engine.readers import opened_tables, stored_columns
@@ -133,8 +133,8 @@ def test_a_replayed_object_may_have_new_keys(kafka: Any, broker: Any, tmp_path: 
         assert len(rows("docs", "n", target)) == (1 if where == "duckdb" else 3)
 
 
-@pytest.mark.brief("wide", "lake")
-@pytest.mark.parametrize("where", ["wide", "narrow", "lake", "frozen"])
+@pytest.mark.brief("wide", "files")
+@pytest.mark.parametrize("where", ["wide", "narrow", "files", "frozen"])
 def test_a_replayed_number_may_be_wider(kafka: Any, broker: Any, tmp_path: Path, where: str) -> None:
     """As one of a batch. A table that does not take it rejects its row alone."""
     lite = weft.SQLiteConnection(str(tmp_path / "copies.db"), name="lite")
@@ -146,8 +146,10 @@ def test_a_replayed_number_may_be_wider(kafka: Any, broker: Any, tmp_path: Path,
             db.execute("CREATE TABLE sums (n BIGINT, x DOUBLE, y NUMERIC(38, 0))")
     if where == "frozen":
         declared["on_drift"] = "ignore"
-    if where == "lake":
-        declared |= {"target": weft.DeltaLocalConnection("lake", name="lake"), "target_table": "sums"}
+    files = weft.ObjectStoreLocalConnection(str(tmp_path / "files"), name="files")
+    if where == "files":
+        del declared["target"], declared["target_table"]
+        declared["targets"] = [weft.Target(connection=files, prefix="sums")]
     pipeline = make(name="sums", **declared)
     kafka.produce(topic, [b'{"n": 1, "x": 1, "y": 1}'])
     run_once(name="sums", **declared)
@@ -155,7 +157,12 @@ def test_a_replayed_number_may_be_wider(kafka: Any, broker: Any, tmp_path: Path,
     put(pipeline, [DeadLetter("read", "No", topic, each, f"0:{9 + n}") for n, each in enumerate(payloads)])
     stored = [(1, 1, 1), (2, 2, 2), (3, 2.5, 3), (4, 4, 10**20)]
     assert replay_all(pipeline).again == (0 if where == "wide" else 2)
-    found = rows_in_lake("sums", "n", "x", "y") if where == "lake" else rows("sums", "n, x, y", lite)
+    if where == "files":
+        found = sorted(
+            tuple(each[name] for name in "nxy") for each in weft.read("sums", source=files).toArrow().to_pylist()
+        )
+    else:
+        found = rows("sums", "n, x, y", lite)
     assert found == (stored if where == "wide" else stored[:2])
     assert {each.stage for each in letters_of(pipeline)} <= {"store" if where == "narrow" else "read"}
 

@@ -366,12 +366,10 @@ def _growing(batches: Batches, types: Mapping[str, pa.DataType]) -> Collection[s
     declared = {name for each in batches.pipeline.sources for name in each.columns}
     objects = [name for name, kind in types.items() if is_nested(kind) and name not in declared]
     numbers = [name for name, kind in types.items() if kind.equals(pa.int64()) and name not in declared]
-    if batches.pipeline.cdc is not None or not (objects or numbers):
+    if batches.pipeline.cdc is not None or not batches.targets.are_in_databases:
         return ()
-    stored = batches.targets.stored()
-    if not stored or not all(each.refuses_rows for each in stored):
-        return ()
-    if not all(each.makes_documents for each in stored):
+    # A target that is away is not asked for what only objects need: the others get the rows.
+    if objects and not all(each.makes_documents for each in batches.targets.stored()):
         return [*numbers, *(batches.documents(objects) if batches.documents is not None and objects else ())]
     return [*numbers, *objects]
 

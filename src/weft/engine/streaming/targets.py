@@ -219,10 +219,17 @@ class Targets:
             stored.append(StoredTable(known, refuses_rows=not is_lake, makes_documents=makes_documents))
         return stored
 
+    @property
+    def are_in_databases(self) -> bool:
+        """Whether all are tables of databases, none of Spark's, and none a stream."""
+        return all(
+            each.stream is None and system_for(current().connection(each.connection).kind).tables is not None
+            for each in self._pipeline.targets
+        )
+
     def documents(self, names: Collection[str]) -> set[str]:
         """Return those of these columns of objects and lists that every target keeps as JSON or as texts."""
-        connections = [current().connection(each.connection) for each in self._pipeline.targets]
-        if any(system_for(each.kind).tables is None for each in connections):
+        if not self.are_in_databases:
             return set()
         stored = self.stored()
 
