@@ -103,10 +103,8 @@ class Targets:
     @functools.cached_property
     def _reads_json(self) -> bool:
         """Whether a source sends objects of JSON, whose types nobody has written down, as nobody has of changes."""
-        opened = map(open_source, self._pipeline.sources)
-        return any(
-            each.sends_json or (self._pipeline.cdc is not None and isinstance(each, LogSource)) for each in opened
-        )
+        has_changes, opened = self._pipeline.cdc is not None, map(open_source, self._pipeline.sources)
+        return any(each.sends_json or (has_changes and isinstance(each, LogSource)) for each in opened)
 
     def close(self) -> None:
         for tables in self._tables.values():

@@ -7,7 +7,8 @@ import { Chip, Code, Command, Empty, Facts, NameLink, Panel, Table, Tile, Time, 
 
 const places = (list) => list.map((each) => each.name).join(", ");
 function Standing({ running, activity }) {
-  if (activity?.failure) return html`<${Chip} kind="bad">failed${running && ", tries again"}<//>`;
+  // Started again it may be well, and have no rows yet: only a batch says so.
+  if (activity?.failure) return running ? html`<${Chip} kind="warn">runs after a failure<//>` : html`<${Chip} kind="bad">failed<//>`;
   return running ? html`<${Chip} kind="good">●${"\u00a0"}running<//>` : html`<${Chip}>not${"\u00a0"}running here<//>`;
 }
 
