@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import functools
 import json
 import uuid
 from collections.abc import Iterator
@@ -281,6 +282,11 @@ def test_what_cannot_be_is_refused_before_anything_runs(project: Path, arguments
         ("  ", "empty text"),
         ("SELECT 1 AS a; SELECT 2 AS a;", "several statements"),
         ([{"a": 1}, {"a": "x"}], "'a' are of no one type"),
+        pytest.param(
+            [{"a": functools.reduce(lambda inner, _: {"a": inner}, range(5000), {})}, {"a": [1]}],
+            "'a' is nested too deeply",
+            id="deep",
+        ),
     ],
 )
 def test_what_is_no_source(warehouse: Any, data: Any, message: str) -> None:

@@ -296,8 +296,11 @@ def _array(name: str, values: list[Any], field: pa.Field | None) -> tuple[pa.Arr
         return _typed(name, values, field)
     except _NoOneTypeError as error:
         is_nested = all(value is None or isinstance(value, dict | list | tuple) for value in values)
-        if not (is_document or field is None) or not is_nested or not all(map(_is_json, values)):
-            raise
+        try:
+            if not (is_document or field is None) or not is_nested or not all(map(_is_json, values)):
+                raise
+        except RecursionError:
+            raise _too_deep(name) from None
         if is_document:
             return _documents(name, values, None), hinted(name, "json")
         return pa.nulls(len(values), _OF_NO_TYPE), pa.field(name, _OF_NO_TYPE, metadata={_REFUSED: error.what})
@@ -347,7 +350,11 @@ def _documents(name: str, values: Sequence[Any], array: pa.Array | None) -> pa.A
     except OverflowError:
         raise DeclarationError(f"A time of column {name!r} is outside of the years 1 to 9999 in UTC.") from None
     except RecursionError:
-        raise DeclarationError(f"A value of column {name!r} is nested too deeply.") from None
+        raise _too_deep(name) from None
+
+
+def _too_deep(name: str) -> DeclarationError:
+    return DeclarationError(f"A value of column {name!r} is nested too deeply.")
 
 
 def _lone_surrogate(name: str) -> DeclarationError:
