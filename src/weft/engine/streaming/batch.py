@@ -25,6 +25,7 @@ from weft.engine.streaming.dead_letters import NO_STORE, DeadLetterBox
 from weft.engine.streaming.joins import Joins
 from weft.engine.streaming.log_source import EventRows
 from weft.engine.streaming.progress import OpenedSource
+from weft.engine.streaming.restored import refuse_restored
 from weft.engine.streaming.sessions import Sessions
 from weft.engine.streaming.source_state import Columns, StatePlace, Written
 from weft.engine.streaming.sources import open_source
@@ -95,7 +96,7 @@ class Batches:
         self._owes_tick = False
         """Whether targets may not have what a tick emits, which the state has decided."""
         self._is_resumed = False
-        """Whether the targets were asked if they have more than the checkpoint."""
+        """Whether the targets were asked if they are of the same time as the checkpoint."""
 
     def close(self) -> None:
         """Release what batches share."""
@@ -113,7 +114,7 @@ class Batches:
         _steps.debug("begun")
         if not self._is_resumed:
             # Once: from here on each batch follows the one before.
-            self.targets.refuse_older_checkpoint(batch, self._columns.home.path)
+            refuse_restored(self.pipeline, self.targets, self._written, batch, self._columns.home.path)
             self._is_resumed = True
         try:
             result = self._attempted(frame, batch)
@@ -300,6 +301,8 @@ class Batches:
             for group in by_group:
                 if isinstance(group.rows, inputs.Frame):
                     group.rows.frame.unpersist()
+        if not counts:
+            self._written.note_without_rows(batch)
         self._keep_columns(typed, batch.query_id)
         rejected += sum(each.quarantined for each in counts.values())
         report = None

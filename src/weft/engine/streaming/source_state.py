@@ -157,7 +157,8 @@ def _begun(sources: Sequence[Source], known: dict[str, str]) -> list[Source]:
 class Written(CheckpointFile):
     """The tables that batches were written to, each with the number of columns that it got from them; and by query,
     what the current batch found when it was first tried. A table gets columns before its rows: a batch that is tried
-    again would put other rows aside, and add columns beyond the limit."""
+    again would put other rows aside, and add columns beyond the limit. And the newest batches that had no row for
+    them, which no ledger has."""
 
     NAME = "targets.json"
 
@@ -191,6 +192,28 @@ class Written(CheckpointFile):
             with self._changing(batch) as (tables, tried):
                 tables[table] = tables.get(table, 0) + (added if is_tried else 0)
                 tried["columns"].pop(table, None)
+
+    def last_loaded(self, batch: BatchId) -> int:
+        """Return the last batch before this one that the targets got; -1 where there is none, or none is known: an
+        earlier version did not note which batches had no rows."""
+        first, last = self._without_rows(batch)
+        if self._stored().get("without_rows") is None:
+            self._note_without_rows(batch, first, last)
+        return batch.number - 1 if last < batch.number - 1 else first - 1
+
+    def note_without_rows(self, batch: BatchId) -> None:
+        """Remember a batch that no target gets, because it has no row for them."""
+        first, last = self._without_rows(batch)
+        self._note_without_rows(batch, batch.number if last < batch.number - 1 else first, batch.number)
+
+    def _without_rows(self, batch: BatchId) -> tuple[int, int]:
+        """Return the first and the last of the newest batches without rows."""
+        noted = self._stored().get("without_rows") or {"first": 0, "last": batch.number - 1}
+        return int(noted["first"]), int(noted["last"])
+
+    def _note_without_rows(self, batch: BatchId, first: int, last: int) -> None:
+        with self._changing(batch):
+            self._stored()["without_rows"] = {"first": first, "last": last}
 
     def withdrawn(self, batch: BatchId) -> int:
         """Return how often letters of a batch were removed because it failed."""

@@ -134,8 +134,8 @@ class Stateful(ABC):
             return False
         if self.last.number == number and offsets in ("", self.last.offsets):
             return True
-        if self.last.number >= number:
-            # One of a checkpoint that was brought back: its rows are not in the state.
+        if self.last.number != number - 1:
+            # The checkpoint, or the state, was restored from a backup: rows of a batch would be in no window.
             raise overtaken(StateBatch(number, None, None))
         self._remove_closed()
         return False

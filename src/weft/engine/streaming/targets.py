@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -29,7 +28,7 @@ from weft.engine.streaming.cdc.routing import Routed
 from weft.engine.streaming.dead_letters import NO_STORE
 from weft.engine.streaming.log_source import LogSource
 from weft.engine.streaming.source_state import Written
-from weft.engine.streaming.sources import open_source, show_position
+from weft.engine.streaming.sources import open_source
 from weft.engine.streaming.spans import commit_span, note_counts
 from weft.engine.streaming.target_columns import DeclaredColumns, TargetColumns
 from weft.engine.streaming.target_streams import published, rejecting
@@ -410,47 +409,20 @@ class Targets:
         except WeftError:  # it cannot be read
             return unknown
 
-    def refuse_older_checkpoint(self, batch: BatchId, checkpoint: str) -> None:
-        """Refuse a batch whose number a target has with other rows, or which comes before what a target has: the
-        checkpoint is older than the target, and its next batches would count as done."""
-        if batch.positions is None:
-            return
-        for target in self._pipeline.targets:
-            with self._explained([target], batch):
-                last = self._last_batch(target, batch)
-            # An older version recorded no positions.
-            if last is None or (last[0] == batch.number and last[1] in (None, batch.positions)):
-                continue
-            name, label = self._pipeline.name, current().connection(target.connection).label
-            raise LoadRefusedError(
-                f"The checkpoint of {name} is older than its target {target.name} of {label}: that has batch {last[0]}"
-                f"{self._reach(last[1])}, and the checkpoint planned batch {batch.number}{self._reach(batch.positions)}"
-                ". Taken as done, its new rows would be lost.",
-                hint=f"Restore the newer checkpoint to {checkpoint}. Without one, have the rows since read again: weft "
-                f"checkpoints {'rewind' if self._pipeline.step is None else 'reset'} {name}. In the mode append remove "
-                "them from the table first, else they are there twice.",
-            )
-
-    def _last_batch(self, target: Target, batch: BatchId) -> tuple[int, str | None] | None:
-        """Return the last batch that a target's ledger has from this one on, and its positions."""
+    def last_batch(self, target: Target, batch: BatchId) -> tuple[int, str | None] | None:
+        """Return the last batch of this checkpoint that a target's ledger has, -1 if it has none, and its positions;
+        `None` where there is no ledger."""
         if target.stream is not None:
             return None
-        connection, load = self._planned(target, batch)
+        connection, load = self._planned(target, batch._replace(number=0))
         if not load.is_recorded or connection.is_missing():
             return None
-        with self._opened(connection) as tables:
+        with self._explained([target], batch), self._opened(connection) as tables:
             if tables is not None:
                 ledger.create(tables)
-                return ledger.last_batch(tables, load)
+                return ledger.last_batch(tables, load) or (-1, None)
             kept = files.last_load(connection, load)
-        return None if kept is None or kept.batch_id < batch.number else (kept.batch_id, kept.positions)
-
-    def _reach(self, positions: str | None) -> str:
-        """Return in words how far a batch reaches."""
-        if positions is None or not positions.startswith("["):
-            return "" if positions is None else f" ({positions})"
-        ends = zip(self._pipeline.sources, json.loads(positions), strict=False)
-        return f" up to {', '.join(f'{each.name} {show_position(end, source=each)}' for each, end in ends)}"
+        return (-1, None) if kept is None else (kept.batch_id, kept.positions)
 
     def finish(self, targets: Sequence[Target], batch: BatchId) -> bool:
         """Finish a batch that all of these targets have, without its rows; `False` where one does not have it."""
