@@ -1,14 +1,15 @@
-"""Dead letters for the tests of their replay: a pipeline to replay them, letters that somehow came to be."""
+"""Dead letters for tests: those that are kept, a pipeline to replay them, letters that somehow came to be."""
 
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import weft
-from engine.streaming.conftest import declare
+from engine.streaming.conftest import declare, rows
 from weft.engine.streaming.batch_id import BatchId
-from weft.engine.streaming.dead_letters import DeadLetterBox
+from weft.engine.streaming.dead_letters import DeadLetterBox, stream_of
 from weft.engine.streaming.replay import Replay, ReplayResult
 from weft.pipelines.streaming.declare import make
 from weft.systems.dead_letter_store import DeadLetter, StoredLetter
@@ -41,3 +42,20 @@ def letters_of(pipeline: Any) -> list[StoredLetter]:
 
 def replay_all(pipeline: Any, **options: Any) -> ReplayResult:
     return Replay(pipeline, lambda _: True, **options).run()
+
+
+def kept_letters(place: str, project: Path) -> list[dict[str, Any]]:
+    if place == "stream":
+        return letters_of_stream()
+    if place == "table":
+        names = ("offset", "payload", "pipeline", "stage", "source", "error")
+        return [
+            dict(zip(names, row, strict=True))
+            for row in rows("failed", '"offset", payload, pipeline, stage, source, error')
+        ]
+    frame = weft.read("failed", source=weft.ObjectStoreLocalConnection(str(project), name="project"))
+    return sorted(frame.toArrow().to_pylist(), key=lambda each: each["offset"])
+
+
+def letters_of_stream() -> list[dict[str, Any]]:
+    return list(weft.consume_sync(stream_of("failed", None), "me"))
