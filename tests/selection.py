@@ -2,15 +2,15 @@
 
 @pytest.mark.brief("sqlite", "postgres-merge")   of this test's parameters, `make test` runs these alone
 @pytest.mark.full                                `make test` does not run this test at all
-@pytest.mark.every_system                        of PostgreSQL, MariaDB, DuckDB and Redis, all that it has
+@pytest.mark.every_system                        of these databases, all that it has
 @pytest.mark.spark                               runs Spark in the test's own process
 @pytest.mark.delta                               uses Delta without the fixture `spark`: needs `spark` as well
 @pytest.mark.kafka                               uses the broker of the run, or its schema registry
 @pytest.mark.queues                              uses its RabbitMQ or Pub/Sub
 
-A test on several of PostgreSQL, MariaDB, DuckDB and Redis runs on one of them in `make test`, beside SQLite. Which one
-depends on its name and its other parameters: of hundreds of tests, each of the four has many. Where the database is
-what a test is about it has the mark `every_system`; a mark `brief` says itself what runs.
+A test on several of SQLite, PostgreSQL, MariaDB, DuckDB and Redis runs on one of them in `make test`. Which one depends
+on its name and its other parameters: of thousands of tests, each of the five has hundreds. Where the database is what a
+test is about it has the mark `every_system`; a mark `brief` says itself what runs.
 
 `--full` (make faults) runs what `make test` leaves out or runs in brief, in full: these tests, and those that take a
 count or examples of Hypothesis. Tests that use one of the fixtures of Spark or Kafka are marked by themselves. They
@@ -43,7 +43,7 @@ FIXTURES = {
     **dict.fromkeys(("kafka", "registry"), "kafka"),
     **dict.fromkeys(("rabbitmq", "pubsub"), "queues"),
 }
-DATABASES = ("duckdb", "mysql", "postgres", "redis")
+DATABASES = ("duckdb", "mysql", "postgres", "redis", "sqlite")
 SLOW = (
     *("tests/faults/", "tests/docs/", "tests/engine/", "tests/cli/test_consume.py", "tests/cli/test_stopping.py"),
     "tests/systems/tables/",

@@ -33,7 +33,7 @@ def run(server: servers.Server, statement: str) -> list[tuple]:
         return list(cursor.fetchall()) if cursor.description else []
 
 
-@pytest.mark.brief("postgres")
+@pytest.mark.full
 def test_committed_rows_survive_a_kill(server: servers.Server) -> None:
     url = server.create_database("crash")
     run(server, "CREATE TABLE t (n int)")
@@ -48,7 +48,7 @@ def test_committed_rows_survive_a_kill(server: servers.Server) -> None:
         assert sorted(run(server, "SELECT n FROM t")) == [(i,) for i in range(n + 1)]
 
 
-@pytest.mark.brief("postgres")
+@pytest.mark.full
 def test_stop_ends_every_process(server: servers.Server) -> None:
     with contextlib.closing(server.connect()):
         server.stop()
@@ -57,7 +57,7 @@ def test_stop_ends_every_process(server: servers.Server) -> None:
     assert server.is_running
 
 
-@pytest.mark.brief("postgres")
+@pytest.mark.full
 @pytest.mark.parametrize("kind", ["postgres", "mysql"])
 def test_servers_end_with_the_process_that_started_them(kind: str, need_server) -> None:
     need_server(kind)

@@ -77,6 +77,7 @@ def test_one_table_of_several(run: Any, mirror: str) -> None:
     assert run(*given, "--target", "people").stderr == "3 rows compared, 3 differ.\n"
 
 
+@pytest.mark.full
 def test_what_cannot_be_compared_is_said(run: Any, mirror: str) -> None:
     other = ("--source", "shop", "--table", "nobody")
     assert "There is no table nobody of the connection 'shop'" in run("cdc", "verify", mirror, *other).stderr

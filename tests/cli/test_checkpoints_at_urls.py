@@ -132,6 +132,7 @@ def test_a_crash_in_a_bucket(
         assert rows() == wanted
 
 
+@pytest.mark.full
 def test_the_lag_after_a_restart(
     call: Any, lake: weft.ObjectStoreS3Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -219,6 +219,7 @@ def handles(pid: int, number: signal.Signals) -> bool:
     return bool(int(caught[1], 16) >> (number - 1) & 1)
 
 
+@pytest.mark.full
 @pytest.mark.timing
 def test_stopped_while_it_starts(start: Any) -> None:
     process = start("consume", "copies")

@@ -255,6 +255,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config
             os.kill(pid, signal.SIGKILL)
 
 
+@pytest.mark.full
 def test_a_pushdown_run_starts_none_and_the_first_with_spark_does(engine: Engine) -> None:
     engine.run("engine", "stop")
     assert "pushdown" in engine.run("run", "push")
@@ -284,6 +285,7 @@ def test_each_command_has_its_own_code_and_environment(engine: Engine) -> None:
     assert engine.status()["pid"] == pid
 
 
+@pytest.mark.full
 def test_spark_calls_what_the_command_has_beside_that_of_one_before(engine: Engine) -> None:
     engine.ready()
     for _ in range(2):
@@ -397,6 +399,7 @@ print(spark.range(10).count(), spark.sparkContext.applicationId, spark.sparkCont
 """
 
 
+@pytest.mark.full
 def test_a_test_of_users_uses_the_engine_that_is_there(engine: Engine) -> None:
     served = engine.ready()["commands"]
     command = [sys.executable, "-c", "import pytest" + _PROGRAM]
@@ -408,6 +411,7 @@ def test_a_test_of_users_uses_the_engine_that_is_there(engine: Engine) -> None:
     assert engine.status()["commands"] == served + 2
 
 
+@pytest.mark.full
 def test_the_work_of_a_killed_program_ends(engine: Engine) -> None:
     engine.ready()
     beats = engine.folder / "beats"
@@ -471,7 +475,7 @@ def test_other_settings_start_another_engine(engine: Engine) -> None:
         settings.write_text(_SETTINGS)
 
 
-@pytest.mark.brief("pipe")
+@pytest.mark.full
 @pytest.mark.parametrize("stdin", ["pipe", "file"])
 def test_a_query_of_the_input_outlives_the_engine(tmp_path: Path, stdin: str) -> None:
     (tmp_path / ".weft").mkdir()

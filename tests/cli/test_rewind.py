@@ -152,6 +152,7 @@ def folder(local: Project) -> weft.Source:
     return weft.Source(connection="files", query="/", max_files=1)
 
 
+@pytest.mark.full
 def test_files(call: Any, checkpoints: Any, folder: weft.Source) -> None:
     declare(folder)
     now = time.time() - 10_000
@@ -256,6 +257,7 @@ def table(local: Project) -> weft.Source:
     return weft.Source(connection="delta", query="numbers")
 
 
+@pytest.mark.full
 def test_delta(call: Any, checkpoints: Any, table: weft.Source) -> None:
     declare(table)
     for n in range(3):

@@ -173,7 +173,7 @@ def copies(orders):
 """
 
 
-@pytest.mark.brief("postgres", "s3")
+@pytest.mark.brief("postgres")
 @pytest.mark.parametrize("kind", ["postgres", "mysql", "s3", "azure", "gcs"])
 def test_a_worker_waits_for_its_log(
     kind: str, project: Path, start: Any, run: Any, shared_server: Callable[[str], servers.Server]

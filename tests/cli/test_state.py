@@ -117,6 +117,7 @@ def test_a_watermark_before_the_year_1(call: Any, local: Project) -> None:
     assert listed(call, "state", "list")[0]["watermark"] == "0001-01-01T00:00:00+00:00"
 
 
+@pytest.mark.full
 def test_earlier_states_are_removed(call: Any, events: Any) -> None:
     left, right = events
     publish(left, 1)

@@ -76,7 +76,7 @@ def test_interrupt_in_the_middle_loses_and_repeats_nothing(run, start, shop) -> 
         assert count(run) == skip
 
 
-@pytest.mark.brief("a.csv")
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["a.ndjson", "a.csv"])
 def test_memory_does_not_grow_with_the_file(shop, name: str) -> None:
     text = "x" * 2000

@@ -63,7 +63,7 @@ async def test_restarted_without_its_data(own_server: servers.Server) -> None:
         assert consumer.recovered == 1
 
 
-@pytest.mark.brief("one")
+@pytest.mark.full
 @pytest.mark.timing
 @pytest.mark.parametrize("killed", [1, 3], ids=["one", "all"])
 async def test_nodes_of_a_cluster_killed(need_server: Callable[[str], None], killed: int) -> None:
@@ -89,6 +89,7 @@ async def test_nodes_of_a_cluster_killed(need_server: Callable[[str], None], kil
         own.kill()
 
 
+@pytest.mark.full
 @pytest.mark.timing
 async def test_failed_over(need_server: Callable[[str], None]) -> None:
     """A replica takes the place of the server that a member reads from."""
@@ -331,6 +332,7 @@ async def test_a_wrong_password_is_not_tried_again(own_server: servers.Server) -
         assert "wrong" not in str(raised.value).replace("WRONGPASS", "")
 
 
+@pytest.mark.full
 async def test_a_wrong_password_of_a_cluster(cluster: weft.RedisCluster) -> None:
     node = cluster.get_default_node()
     connection = weft.connect(url=f"redis://nobody:hunter2@{node.host}:{node.port}/?cluster=true")

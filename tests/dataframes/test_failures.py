@@ -272,6 +272,7 @@ def test_users_and_passwords(url: str, client: Any) -> None:
         client.execute_command("ACL", "DELUSER", "reader")
 
 
+@pytest.mark.full
 def test_tls(need_server: Callable[[str], None], tmp_path: Path) -> None:
     need_server("redis")
     with behind_tls(tmp_path) as (server, url, authority):
@@ -309,6 +310,7 @@ def test_streams_on_every_node_of_a_cluster(cluster: str, shared_server: Callabl
             assert found == {name.encode(): str(value).encode() for name, value in wanted.items()}
 
 
+@pytest.mark.full
 def test_a_bad_entry_of_a_cluster(cluster: str, shared_server: Callable[[str], Any]) -> None:
     with closing(shared_server("redis-cluster").connect()) as client:
         for i in range(12):
@@ -368,6 +370,7 @@ os.kill(os.getpid(), 9)
 """
 
 
+@pytest.mark.full
 def test_what_killed_consumers_had_is_claimed(url: str, client: Any, count: Callable[[int], int]) -> None:
     ids = fill(client, range(1000))
     for number in range(count(100)):
@@ -440,6 +443,7 @@ def test_memory_does_not_grow_while_iterating(
             client.xgroup_destroy("events", group)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("group", [None, "g"])
 def test_a_million_entries_are_a_million_rows(many: tuple[str, int], group: str | None) -> None:
     url, entries = many

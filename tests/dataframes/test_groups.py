@@ -169,6 +169,7 @@ def test_types_of_an_empty_read(url: str) -> None:
     assert frame.schema == {"_id": pl.String, "_ts": pl.Int64, "_deliveries": pl.Int64, "n": pl.Int64}
 
 
+@pytest.mark.full
 def test_claiming_does_not_give_what_this_read_was_given(url: str, add: Add) -> None:
     ids = add("events", *({"n": i} for i in range(60_000)))
     assert sorted(read(url, claim_idle=0)["_id"].to_list()) == sorted(ids)

@@ -391,6 +391,7 @@ async def test_nothing_is_fetched_after_a_cancelled_wait(url: str, add: Add, cap
     assert caplog.text == ""  # asyncio would log an error that nobody handled
 
 
+@pytest.mark.full
 @pytest.mark.timing
 @pytest.mark.parametrize("run", ["asyncio.run(read())", "asyncio.new_event_loop().run_until_complete(read())"])
 def test_ctrl_c_ends_an_asynchronous_iteration(url: str, client: Any, run: str) -> None:

@@ -37,6 +37,7 @@ def test_tasks_import_the_package_that_the_driver_runs(cluster: Cluster, python:
     assert lines[2].startswith("True")
 
 
+@pytest.mark.full
 def test_files_of_one_machine_are_refused(cluster: Cluster, python: Python, project: Path) -> None:
     (project / "weft.toml").write_text(cluster.settings)
     process = python(

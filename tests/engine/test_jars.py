@@ -73,6 +73,7 @@ def test_copy_of_the_cache_needs_neither_network_nor_a_place_to_write(
     assert content(jars.jars_for("test")) == CONTENT
 
 
+@pytest.mark.full
 def test_only_what_is_missing_or_damaged_comes_again(repository: Path) -> None:
     one, two = jars.jars_for("test")
     one.write_bytes(b"x" * one.stat().st_size)
@@ -112,6 +113,7 @@ def test_no_network(repository: Path, tmp_path: Path) -> None:
     assert "hunter2" not in str(caught.value)
 
 
+@pytest.mark.full
 @pytest.mark.timing
 def test_many_at_once_fetch_once(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []

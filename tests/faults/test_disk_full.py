@@ -259,12 +259,14 @@ def small_tablespace(server: servers.Server) -> Iterator[tuple[Disk, Publisher]]
             server.kill()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("server", ["postgres"], indirect=True)
 def test_postgres_tables_on_a_full_disk(server: servers.Server) -> None:
     with small_tablespace(server) as (disk, publisher):
         fill_and_free(publisher, lambda: disk.fill(leave=MB), disk.free, 8)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("server", ["postgres"], indirect=True)
 def test_postgres_trims_on_a_full_disk(server: servers.Server) -> None:
     """What is removed is free for others once PostgreSQL has vacuumed the table, which it does by itself."""
@@ -302,6 +304,7 @@ def test_postgres_log_on_a_full_disk(server: servers.Server) -> None:
             server.kill()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("server", ["mysql"], indirect=True)
 def test_mysql_tables_on_a_full_disk(server: servers.Server) -> None:
     server.start()

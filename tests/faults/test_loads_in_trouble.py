@@ -94,6 +94,7 @@ def test_the_target_is_locked(system: Any, monkeypatch: pytest.MonkeyPatch) -> N
     other.close()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", ["sqlite", "duckdb"])
 def test_the_disk_is_full(kind: str, tmp_path: Path) -> None:
     with mounted(tmp_path / "disk", 16) as disk:

@@ -49,7 +49,7 @@ def _rows(first: int, last: int, name: str) -> list[dict[str, Any]]:
     return [{"id": i, "name": f"{name} {i % 3}", "at": DAY + timedelta(hours=i % 5)} for i in range(first, last)]
 
 
-@pytest.mark.brief("sqlite-truncate", "postgres-scd2")
+@pytest.mark.brief("postgres-scd2")
 @pytest.mark.parametrize("mode", ["append", "truncate", "merge", "scd2"])
 def test_killed_at_each_step(
     tables: SqlTables,  # noqa: F811
@@ -90,7 +90,7 @@ def test_killed_at_each_step(
     assert not [name for name in all_tables(tables) if name.startswith("_weft")]
 
 
-@pytest.mark.brief("sqlite-append", "mysql-truncate")
+@pytest.mark.brief("sqlite-append")
 @pytest.mark.parametrize("mode", ["append", "truncate", "merge"])
 def test_killed_while_bad_rows_are_put_aside(
     tables: SqlTables,  # noqa: F811

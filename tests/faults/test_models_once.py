@@ -169,6 +169,7 @@ def stand_still(published: Published, workers: list[Worker]) -> None:
         stopped.process.send_signal(signal.SIGCONT)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("system", ["postgres"], indirect=True)
 def test_no_model_is_built_twice_at_once(
     published: Published, workers: list[Worker], count: Callable[..., int]
@@ -223,7 +224,7 @@ def other_commands() -> Iterator[Commands]:
     made.close()
 
 
-@pytest.mark.brief("sqlite")
+@pytest.mark.full
 def test_stopped_at_each_step_of_the_first_build(
     published: Published, place: Place, commands: Commands, other_commands: Commands, stopped: list[int]
 ) -> None:

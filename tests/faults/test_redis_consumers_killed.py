@@ -78,6 +78,7 @@ def url(request: pytest.FixtureRequest, shared_server: Callable[[str], servers.S
         yield found
 
 
+@pytest.mark.brief("redis")
 async def test_others_claim_what_the_dead_held(url: str, count: Callable[..., int]) -> None:
     choose = random.Random(7)
     ledger = Ledger()

@@ -109,7 +109,7 @@ MODES = ["append", "merge", "scd2"]
 # On the others the modes share the steps, see `picked`.
 
 
-@pytest.mark.brief("sqlite-append", "mysql-scd2")
+@pytest.mark.brief("mysql-scd2")
 @pytest.mark.parametrize("mode", MODES)
 def test_killed_between_any_two_steps(place: Place, commands: Commands, mode: str, count: Repeat) -> None:  # noqa: F811
     place.declare(PIPELINE)

@@ -59,6 +59,7 @@ def some(steps: list[str], count: Repeat) -> list[int]:
     return list(range(len(steps)))[:: 1 if count(10) > 1 else 5]
 
 
+@pytest.mark.full
 @pytest.mark.timing
 def test_the_target_goes_away(
     server: servers.Server,
@@ -136,6 +137,7 @@ def test_the_run_log_goes_away(
         assert log[-1] == (1, "succeeded"), steps[at]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 def test_the_source_is_away(place: Place, server: servers.Server, commands: Commands) -> None:  # noqa: F811
     """Nothing is written, and no Spark starts to find that out."""

@@ -202,6 +202,7 @@ class Load:
         assert not found, "events that nobody published"
 
 
+@pytest.mark.full
 def test_load_goes_on_after_a_crash(server: servers.Server, count: Callable[[int], int]) -> None:
     choose = random.Random(server.name)
     kills = count(30)
@@ -242,6 +243,7 @@ def test_load_goes_on_after_a_crash(server: servers.Server, count: Callable[[int
         close(project)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("ending", ["kill", "stop"])
 def test_a_restart_while_nothing_is_going_on_is_not_noticed(server: servers.Server, ending: str) -> None:
     """Connections that the server has closed are not used again: nobody meets an error, nor a publish in doubt."""

@@ -85,7 +85,7 @@ def test_the_database_of_the_state_is_down(step: dict[str, Any], server: servers
 
 @pytest.mark.timing
 @pytest.mark.parametrize("step", [WINDOW, JOIN], ids=["window", "join"])
-@pytest.mark.brief("join")
+@pytest.mark.full
 def test_the_database_of_the_state_is_killed_for_a_while(step: dict[str, Any], server: servers.Server) -> None:  # noqa: F811
     """A pipeline that runs goes on by itself: what the process remembers of its rows may not be what is stored."""
     store = weft.StateStore(connection=weft.PostgresConnection(server.create_database("state"), name="state"))
@@ -110,7 +110,7 @@ def consumed(witness: Witness) -> int:
 
 @pytest.mark.parametrize("kind", ["sqlite", "files"])
 @pytest.mark.parametrize("step", [WINDOW, JOIN], ids=["window", "join"])
-@pytest.mark.brief("window-sqlite")
+@pytest.mark.full
 def test_the_disk_of_the_state_is_full(step: dict[str, Any], kind: str, tmp_path: Path) -> None:
     with mounted(tmp_path / "disk", 4) as disk:
         if kind == "files":

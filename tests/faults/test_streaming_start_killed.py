@@ -98,6 +98,7 @@ def killed(project: Path) -> Callable[[Sequence[tuple[int | str, float]]], list[
     return run
 
 
+@pytest.mark.full
 def test_killed_while_it_starts(killed: Callable[..., list[str]], count: Callable[..., int]) -> None:
     """Before it answers, while the session is made, and while the query is started."""
     before = "Spark's JVM was ended by signal SIGKILL before it was ready. It said:"

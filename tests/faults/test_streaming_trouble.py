@@ -256,6 +256,7 @@ def test_the_topic_is_made_anew(kafka: Any, query: Callable[..., Query]) -> None
         query(name="copy", source=broker, source_query=topic).wait(PATIENCE)
 
 
+@pytest.mark.full
 @pytest.mark.timing
 def test_the_folder_is_removed(project: Path, query: Callable[..., Query]) -> None:
     """What was read is stored; a folder that comes back is followed again."""

@@ -68,6 +68,7 @@ class Publisher(threading.Thread):
             return
 
 
+@pytest.mark.full
 def test_worker_killed(tmp_path: Path, count: Callable[..., int]) -> None:
     served = start(tmp_path / "served", STREAMS, "--workers", "2")
     publishers = [Publisher(served, f"p{number}", keyed=number % 2 == 0) for number in range(PUBLISHERS)]

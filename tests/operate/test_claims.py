@@ -340,7 +340,7 @@ RACE = """
 """
 
 
-@pytest.mark.brief("sqlite", "postgres")
+@pytest.mark.full
 @pytest.mark.timing
 def test_eight_processes_and_each_slot_runs_once(
     log_url: str, count: Callable[..., int], monkeypatch: pytest.MonkeyPatch

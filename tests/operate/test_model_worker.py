@@ -115,6 +115,7 @@ def test_models_are_built_after_their_inputs(bench: Bench) -> None:
     assert query("SELECT rows FROM second") == [(2,)]
 
 
+@pytest.mark.full
 def test_burst_is_few_builds_and_the_last_is_complete(bench: Bench) -> None:
     chain()
     bench.rounds(3)

@@ -140,6 +140,7 @@ def test_memory_logs_are_apart() -> None:
         assert other.runs() == []
 
 
+@pytest.mark.brief("memory", "sqlite", "mysql")
 def test_old_runs_are_forgotten(log: RunLog) -> None:
     failed = log.claim("orders")
     assert isinstance(failed, ClaimedRun)

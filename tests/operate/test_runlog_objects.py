@@ -78,6 +78,7 @@ def test_old_runs_are_forgotten_in_the_archive_too(log: RunLog, small: None) -> 
     assert {each.key for each in objects_of(log).listing("runs/")} == {f"runs/{each.run_id}" for each in kept}
 
 
+@pytest.mark.full
 def test_a_page_of_runs_reads_the_documents_that_changed_last(log: RunLog, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(40):
         run_once(log, f"pipeline {number}")

@@ -420,6 +420,7 @@ def copies(numbers: Any, target: Any) -> SparkEngine:
     return SparkEngine(make(name="copies", source=numbers, target=target, target_table=("public", "copies")))
 
 
+@pytest.mark.full
 @pytest.mark.spark
 @pytest.mark.timing
 def test_a_target_that_is_down_for_a_while(numbers: Any, server: servers.Server) -> None:

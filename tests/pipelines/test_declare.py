@@ -138,6 +138,7 @@ def test_one_that_waits_for_itself() -> None:
         declare("a", "a")
 
 
+@pytest.mark.full
 def test_long_chains(local: Project) -> None:
     for number in range(3000):
         declare(f"p{number}", *([f"p{number - 1}"] if number else []))

@@ -488,6 +488,7 @@ def test_sessions(kafka: Any, src: KafkaConnection, postgres: str) -> None:
     assert len(ids) == 4
 
 
+@pytest.mark.full
 def test_a_partition_that_is_behind_the_others(kafka: Any, src: KafkaConnection, postgres: str) -> None:
     """Batches take a part of each: what one partition has of an hour ago is on time, however far the other is."""
     events = kafka.create_topic(partitions=2)

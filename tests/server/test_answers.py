@@ -112,6 +112,7 @@ def test_an_answer_that_nobody_takes_is_dropped(served: Any) -> None:
         assert got.startswith(b"HTTP/1.1 200")
 
 
+@pytest.mark.full
 @pytest.mark.timing
 @pytest.mark.parametrize("served", [{"page_bytes": LARGE, "send_seconds": 60}], indirect=True)
 def test_answers_that_are_not_taken_have_an_end_together(served: Any) -> None:

@@ -116,6 +116,7 @@ with open_run_log() as log:
 """
 
 
+@pytest.mark.full
 def test_runs_of_a_pipeline_that_seldom_runs(server: Callable[..., Any]) -> None:
     """Those of others are the newest, and more than are read at once."""
     served = server(PIPELINES)
@@ -245,6 +246,7 @@ def test_streams_by_their_tags(server: Callable[..., Any]) -> None:
     assert [each["tags"] for each in client.get("/api/v1/overview").json()["streams"]] == [["web", "odd"], ["web"]]
 
 
+@pytest.mark.full
 def test_many_streams_that_are_opened_at_once_are_no_trouble_of_the_database(server: Callable[..., Any]) -> None:
     served = server("for number in range(300):\n    weft.stream(f's{number}')(lambda: None)\n")
     while True:

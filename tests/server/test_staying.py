@@ -113,6 +113,7 @@ def test_a_key_that_expires_and_the_first_key(server: Callable[..., Any], folder
     assert datetime.now(UTC) >= end
 
 
+@pytest.mark.full
 def test_while_keys_cannot_be_read_nothing_is_sent(server: Callable[..., Any], folder: Path) -> None:
     """Whether the key is still good nobody knows. A subscriber who may stay goes on when they can be read again."""
     keys = PostgresServer()

@@ -186,6 +186,7 @@ def test_every_subscriber_gets_everything(service):
     assert found == [list(range(200))] * 8
 
 
+@pytest.mark.full
 @pytest.mark.timing
 def test_a_subscriber_that_does_not_read_takes_no_memory(service):
     """It is served from the log when it reads again, and misses nothing."""

@@ -329,6 +329,7 @@ def test_the_first_page_says_how_all_stands(server: Callable[..., Any], open_pag
     expect(page.locator("#queue + .note")).to_have_text("2, and no scheduler that starts them")
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("run_id")
 def test_long_texts_have_a_line_of_their_own_on_a_phone(service: Any, open_page: Callable[..., Page]) -> None:
     page = open_page(service.url, viewport={"width": 360, "height": 740})

@@ -245,6 +245,7 @@ def test_many_at_once(streams: Project) -> None:
         assert stored == [] or (stored[0], stored[-1]) == (result["first_rowid"], result["last_rowid"])
 
 
+@pytest.mark.full
 @pytest.mark.timing
 def test_many_processes(streams: Project) -> None:
     """Four of them publish the same keys in different orders: each key is stored exactly once."""

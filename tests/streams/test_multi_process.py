@@ -61,6 +61,7 @@ def in_order(events: list[tuple[int, int, int]]) -> bool:
     return all(numbers == sorted(numbers) for numbers in by_publisher.values())
 
 
+@pytest.mark.full
 def test_processes_share_a_stream(streams: Project, tmp_path: Path) -> None:
     declare(fields={"publisher": "int64", "n": "int64"})
     published, answers = run(tmp_path / "done")

@@ -50,6 +50,7 @@ asyncio.run(main())
 
 
 @pytest.mark.timing
+@pytest.mark.brief("mysql-consume", "redis-subscribe")
 @pytest.mark.parametrize("read", READERS.values(), ids=READERS)
 def test_ctrl_c_ends_a_reader(own_server: servers.Server, read: str) -> None:
     """Python joined the thread that asked the server, and closing waited for the one that watches for new events, which

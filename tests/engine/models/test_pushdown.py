@@ -249,6 +249,7 @@ def test_expressions(ev: pa.Schema) -> None:
     check_all(ev, weft.get_connection("default").kind, weft.model, None)
 
 
+@pytest.mark.full
 def test_expressions_of_duckdb(project: Path, tmp_path: Path) -> None:
     weft.connect(url=f"duckdb:///{tmp_path}/t.duckdb", name="duck")
     kinds = {name: FieldType.parse(kind) for name, kind in FIELDS.items()}

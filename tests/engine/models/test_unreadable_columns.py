@@ -29,6 +29,7 @@ def rows(sql: str) -> list[tuple[Any, ...]]:
         return [tuple(row) for row in session.rows(sql)]
 
 
+@pytest.mark.full
 def test_in_the_database_itself(arr: None) -> None:
     options: dict[str, Any] = {"connection": "duck", "dependencies": ["duck.main.arr"], "engine": "pushdown"}
 

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("spark", "here")
 MANY = {f"k{number}": number for number in range(101)}
 
 
-@pytest.mark.brief("mysql-made")
+@pytest.mark.full
 @pytest.mark.parametrize("table", ["there", "made"])
 def test_columns_that_a_table_got_before_its_rows(table: str, place: Place, kafka: Any) -> None:  # noqa: F811
     """They change neither which rows are put aside nor how many columns it gets."""
@@ -71,7 +71,7 @@ def test_letters_of_an_attempt_that_failed(store: str, kafka: Any, project: Path
     assert rows("copies") == [(0, 1), (1, 0), (3, 0), (4, 1)]
 
 
-@pytest.mark.brief("stream-killed")
+@pytest.mark.full
 @pytest.mark.parametrize("batch", ["first", "later", "killed"])
 @pytest.mark.parametrize("store", ["stream", "topic", "path"])
 def test_letters_of_an_attempt_under_other_sql(store: str, batch: str, kafka: Any, project: Path) -> None:

@@ -129,6 +129,7 @@ def test_a_wider_type_after_rows_were_removed(tmp_path: Path) -> None:
     assert again.read(Selection())["n"].to_pylist() == [0.5]
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("here")
 def test_as_in_plain_python(plain_spark: Any, tmp_path: Path, count: Callable[..., int]) -> None:
     for seed in range(5000, 5000 + count(100, 1)):

@@ -34,7 +34,7 @@ def execute(statement: str) -> None:
 
 
 @pytest.mark.parametrize("target", ["named", "declared"])
-@pytest.mark.brief("postgres-named")
+@pytest.mark.full
 @pytest.mark.usefixtures("streams")
 def test_sql(system: System, target: str) -> None:
     events = declare(n="int64")

@@ -53,7 +53,7 @@ supervise(SparkEngine(pipeline), Running(once=True))
 @pytest.mark.timeout(4 * 3600)  # sixty kills, each of which takes up to a minute with Delta beside other work
 @pytest.mark.parametrize("place", ["same", "two", "files", pytest.param("delta", marks=pytest.mark.delta)])
 @pytest.mark.parametrize("system", ["sqlite", "postgres"], indirect=True)
-@pytest.mark.brief("sqlite-same")
+@pytest.mark.full
 @pytest.mark.usefixtures("plain_spark", "streams")
 def test_the_driver_killed_at_each_step(place: str, project: Path, count: Callable[..., int]) -> None:
     declare("orders", id="int64", item="string", at="timestamp")

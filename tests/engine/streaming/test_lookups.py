@@ -102,6 +102,7 @@ def test_a_lookup_that_is_not_there_is_an_error() -> None:
     assert caught.value.__notes__ == ["lookup users", "pipeline names"]
 
 
+@pytest.mark.full
 def test_a_query_names_a_stream_by_its_own_name() -> None:
     events, users = declare(n="int64"), declare("users", id="int64", name="string")
     weft.publish_sync(users, {"id": 1, "name": "Ann"})

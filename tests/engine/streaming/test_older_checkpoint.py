@@ -69,6 +69,7 @@ def test_a_batch_with_other_rows_under_the_number_of_one_that_is_done(project: P
     assert rows("copies", "n") == [(1,), (2,), (3,), (3,), (4,), (5,)]
 
 
+@pytest.mark.full
 def test_files_and_streams(project: Path) -> None:
     """From files, whose positions are numbers in a log that is brought back too, to files and to a stream."""
     lake = weft.ObjectStoreLocalConnection(str(project / "lake"), name="lake", format="csv")

@@ -191,6 +191,7 @@ def test_rows_that_could_not_be_stored_are_not_remembered(monkeypatch: pytest.Mo
     state.close()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.usefixtures("here")
 def test_joins_as_in_plain_python(kind: str, count: Callable[..., int], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -122,7 +122,7 @@ POINTS = [
 
 
 @pytest.mark.timing
-@pytest.mark.brief("table")
+@pytest.mark.full
 @pytest.mark.usefixtures("here")
 @pytest.mark.parametrize("place", ["table", "stream", "path"])
 def test_killed_anywhere(place: str, count: Callable[[int], int]) -> None:

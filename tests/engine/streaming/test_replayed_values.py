@@ -22,7 +22,7 @@ from weft.systems.dead_letter_store import DeadLetter
 pytestmark = pytest.mark.spark
 
 
-@pytest.mark.brief("postgres")
+@pytest.mark.full
 @pytest.mark.usefixtures("plain_spark", "streams")
 def test_values_of_every_type() -> None:
     """A row that is replayed is the row that was published."""

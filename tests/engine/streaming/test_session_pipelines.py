@@ -139,6 +139,7 @@ def test_sessions_over_several_batches() -> None:
         run(("ann", 42), ("cid", 43))
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("plain_spark", "here")
 def test_a_bridged_session_whose_group_sql_changes() -> None:
     events = declare(user="string", at="timestamp")

@@ -270,6 +270,7 @@ def test_times_that_no_database_gives_back() -> None:
     assert letters[0].error == "The row has a time outside of the years 1 to 9999."
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("plain_spark", "here")
 def test_too_many_distinct_values_in_several_batches() -> None:
     events = declare(user="string", at="timestamp", v="int64")

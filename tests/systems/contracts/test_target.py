@@ -142,6 +142,7 @@ def frame(spark: Any, rows: list[tuple[int, str | None]] = ROWS) -> Any:
     return spark.createDataFrame(rows, "id long, name string")
 
 
+@pytest.mark.brief("files", "kinesis", "pubsub", "rabbitmq", "third_party", "topic")
 def test_a_load_and_the_same_load_again(spark: Any, written: Written) -> None:
     target, load = written.opened, written.load
     spark = connectors.ready(spark, written.connection)

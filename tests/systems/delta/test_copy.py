@@ -138,6 +138,7 @@ def test_files_are_passed_by(spark: Any, lake: DeltaLocalConnection) -> None:
     assert second.exists()
 
 
+@pytest.mark.full
 def test_append_and_truncate(spark: Any, lake: DeltaLocalConnection) -> None:
     counts = copy.copy(some(1, 2), lake, load(), spark=spark)
     assert (counts.rows_read, counts.inserted, counts.deleted) == (2, 2, 0)
@@ -257,6 +258,7 @@ def test_a_table_that_changes_meanwhile(spark: Any, lake: DeltaLocalConnection) 
     assert ids(spark, lake) == [1]
 
 
+@pytest.mark.full
 @pytest.mark.timing
 def test_loads_at_once(spark: Any, lake: DeltaLocalConnection) -> None:
     failed: list[BaseException] = []

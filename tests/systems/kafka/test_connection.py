@@ -104,7 +104,7 @@ def test_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
             made.check()
 
 
-@pytest.mark.brief("PLAIN", "SCRAM-SHA-512")
+@pytest.mark.brief("SCRAM-SHA-512")
 @pytest.mark.parametrize("mechanism", ["PLAIN", *SCRAM])
 def test_sign_in(kafka: Any, spark: Any, mechanism: str) -> None:
     """Both clients, with a password of the characters that configurations give a meaning to."""

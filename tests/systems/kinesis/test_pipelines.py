@@ -57,6 +57,7 @@ def test_a_source_and_its_dead_letters(kinesis: Any) -> None:
     assert [n for (n,) in rows("copies", "n")] == [1, 2, 2, 3, 3]
 
 
+@pytest.mark.full
 def test_a_shard_that_is_split_while_it_is_read(kinesis: Any) -> None:
     stream = kinesis.create_stream()
     connection = weft.KinesisConnection(**kinesis.fields(), name="events")

@@ -140,6 +140,7 @@ def test_a_shard_that_is_split_and_merged(kinesis: Any, connection: Any) -> None
     assert sorted(values(later.between(later.first(), position))) == list(range(48))
 
 
+@pytest.mark.full
 def test_a_split_at_any_moment(kinesis: Any, connection: Any) -> None:
     """A model: writes, splits, merges, reads and restarts in any order."""
     dice = random.Random(20)

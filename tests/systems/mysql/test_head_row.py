@@ -77,6 +77,7 @@ def test_offsets_are_not_used_again_after_a_trim(store: MySQLStore, make_store: 
     assert read(again, 0, again.head()) == [(3, 3)]
 
 
+@pytest.mark.full
 @pytest.mark.timing
 def test_eight_writers(make_store: Callable[..., MySQLStore], count: Callable[[int], int]) -> None:
     committed: list[list[int]] = [[] for _ in range(WRITERS)]

@@ -68,6 +68,7 @@ def file(name: str, text: str) -> None:
     path.write_text(text)
 
 
+@pytest.mark.full
 def test_keys_of_json_lines_that_are_one_column(spark: Any, here: Any) -> None:
     lake = ObjectStoreLocalConnection(str(Path("lake").resolve()), format="json_lines")
     twice, inside = '{"id": 10, "id": 11}', '{"id": 12, "o": {"x": 1, "x": 2}}'

@@ -135,6 +135,7 @@ def test_acks_that_wait_for_the_disk(url: str) -> None:
         assert session.row("SELECT current_setting('synchronous_commit')") == ("on",)
 
 
+@pytest.mark.full
 @pytest.mark.timing
 @pytest.mark.parametrize("own_server", ["postgres"], indirect=True)
 def test_store_survives_a_server_that_crashes(own_server: servers.Server, clock: Any) -> None:

@@ -186,6 +186,7 @@ def test_lease_stays_below_what_is_in_flight(store: PostgresStore, log: SqlLog) 
     assert (span.first, span.last, span.events) == (1, 2, 2)
 
 
+@pytest.mark.full
 @pytest.mark.timing
 def test_many_publishers_that_are_late_or_give_up(
     store: PostgresStore, log: SqlLog, make_store: Callable[..., PostgresStore], count: Callable[[int], int]

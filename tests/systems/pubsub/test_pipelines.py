@@ -50,6 +50,7 @@ def test_a_source_and_its_dead_letters(pubsub: Any) -> None:
     assert shown("dlq", "list", "copies") == []
 
 
+@pytest.mark.full
 def test_a_running_pipeline(pubsub: Any) -> None:
     """It receives what comes, and ends with a reason when the subscription is deleted."""
     topic, subscription = pubsub.create_queue()

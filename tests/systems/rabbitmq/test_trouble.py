@@ -164,6 +164,7 @@ offsets.stop()
 """
 
 
+@pytest.mark.full
 @pytest.mark.timing
 @pytest.mark.timeout(3600)
 def test_a_receiver_that_is_killed(rabbitmq: Any, connection: Any, here: Project, project: Path, count: Any) -> None:

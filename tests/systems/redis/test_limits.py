@@ -127,6 +127,7 @@ def test_nothing_is_left_of_what_was_settled(on_own_server: Any) -> None:
     assert on_own_server.keys("weft:{orders}:*:worker") == []
 
 
+@pytest.mark.full
 def test_scripts_take_little_memory_for_large_events(on_own_server: Any) -> None:
     """Scripts see entries with their values, but some at a time. Memory of Lua is not limited by maxmemory."""
     declare(fields={"body": "string"})

@@ -36,7 +36,7 @@ for number, batch in enumerate(batches[1:]):
 STEPS = ("begun", "claimed", "staged", "moved", "recorded", "committed")
 
 
-@pytest.mark.brief("postgres")
+@pytest.mark.full
 def test_the_mirror_after_a_crash(tables: SqlTables, database_url: str, count: Callable[..., int]) -> None:
     tests = str(Path(__file__).parents[2])
     if tables.one_host:

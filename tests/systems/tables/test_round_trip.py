@@ -97,6 +97,7 @@ def test_negative_zero(tables: SqlTables) -> None:
     assert str(found) == ("0.0" if tables.dialect in ("sqlite", "mysql") else "-0.0")
 
 
+@pytest.mark.full
 def test_more_rows_than_are_encoded_at_once(tables: SqlTables) -> None:
     count = 70_001
     numbers = pa.array(range(count), pa.int64())

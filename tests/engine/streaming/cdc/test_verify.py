@@ -65,7 +65,7 @@ def _fill(tables: Tables, rows: int) -> None:
         tables.run(each, f"CREATE TABLE {name} ({_columns(each)})", f"INSERT INTO {name} VALUES {values}")
 
 
-@pytest.mark.brief("postgres-duckdb", "sqlite-mysql")
+@pytest.mark.brief("sqlite-mysql")
 def test_differences_are_named_and_mended(tables: Tables, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verify, "ROWS_A_RANGE", 7)
     _fill(tables, 30)
