@@ -27,7 +27,7 @@ test: ## lint, types and all tests (ARGS="-k consume" narrows them)
 
 quick: ## the fast part of the tests, in less than a minute: no Spark, no waiting, SQLite alone
 	@tools/setup-venv dev
-	.venv/bin/python -m pytest -q -m "not spark and not timing" -k "not postgres and not mysql and not redis and not duckdb" \
+	.venv/bin/python -m pytest -q --on sqlite -m "not spark and not timing" -k "not postgres and not mysql and not redis and not duckdb" \
 		tests/settings tests/connections tests/streams tests/pipelines tests/testing tests/test_arrows.py $(ARGS)
 
 bench: ## measure speed, each number as a ratio to a yardstick of the same run

@@ -69,6 +69,7 @@ _HAD_SPARK, _HAD_KAFKA = pytest.StashKey[bool](), pytest.StashKey[bool]()
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--full", action="store_true", help="run what is run in brief else, in full")
+    parser.addoption("--on", choices=DATABASES, help="the database of each test that has it")
 
 
 @pytest.hookimpl(wrapper=True)
@@ -108,7 +109,7 @@ def pytest_pycollect_makeitem(collector: Any, name: str) -> Generator[None, Any,
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    others = _on_other_databases(items)
+    others = _on_other_databases(items, config.getoption("--on"))
     # A test that is named with its parameters is the one that is wanted, whatever else a run of this kind has.
     named = {each.rpartition("::")[2] for each in config.args if "::" in each and "[" in each}
 
@@ -150,8 +151,9 @@ def _turn(item: pytest.Item) -> int:
     return 1 if item.nodeid.startswith(SLOW) else 2
 
 
-def _on_other_databases(items: list[pytest.Item]) -> set[pytest.Item]:
-    """Tests that run on another database as well, which is the one that `make test` has."""
+def _on_other_databases(items: list[pytest.Item], wanted: str | None = None) -> set[pytest.Item]:
+    """Tests that run on another database as well, which is the one that `make test` has: the wanted one, or one of
+    them."""
     same: defaultdict[str, dict[str, pytest.Item]] = defaultdict(dict)
     for item in items:
         database, rest = _database(item)
@@ -159,7 +161,7 @@ def _on_other_databases(items: list[pytest.Item]) -> set[pytest.Item]:
             same[rest][database] = item
     left_out: set[pytest.Item] = set()
     for rest, by_database in same.items():
-        chosen = sorted(by_database)[zlib.crc32(rest.encode()) % len(by_database)]
+        chosen = wanted if wanted in by_database else sorted(by_database)[zlib.crc32(rest.encode()) % len(by_database)]
         left_out.update(item for database, item in by_database.items() if database != chosen)
     return left_out
 

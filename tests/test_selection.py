@@ -36,6 +36,9 @@ def test_each_test_has_one_database_and_each_database_many_tests() -> None:
         (one,) = left(items(f"test_{number}", *(f"{kind}-merge" for kind in KINDS)))
         chosen[one] += 1
     assert len(chosen) == 5 and min(chosen.values()) > 20
+    both = items("test", "redis-merge", "sqlite-merge")
+    assert selection._on_other_databases(both, "sqlite") == {both[0]}
+    assert len(selection._on_other_databases(both, "duckdb")) == 1
 
 
 def test_what_has_one_database_or_says_itself_which_keeps_it() -> None:
