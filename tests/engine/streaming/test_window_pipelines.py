@@ -439,6 +439,10 @@ url = "postgres://localhost/state"
         ({"aggregations": []}, "aggregations is empty"),
         ({"aggregations": [COUNT, COUNT]}, "two columns of the result are called 'n'"),
         ({"agregations": []}, "has no option 'agregations'"),
+        (
+            {"group_by": ("user", "_weft_publish_id")},
+            "group_by has the column '_weft_publish_id': names .* belong to Weft",
+        ),
         ({"group_by": "window_start"}, "two columns of the result are called 'window_start'"),
         ({"allowed_lateness_ms": 5}, 'is for late_data = "reopen"'),
         ({"kind": "session", "duration_ms": None}, 'kind = "session" requires gap_ms'),

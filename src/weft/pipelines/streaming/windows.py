@@ -273,6 +273,12 @@ class Window(Structure):
         object.__setattr__(self, "aggregations", tuple(aggregations))
         if self.emit_sql is not None:
             self._check_emit_sql(self.emit_sql)
+        own = next((name for name in self.group_by if name.lower().startswith(RESERVED_PREFIX)), None)
+        if own is not None:  # a target leaves such columns out, and the groups would be told apart by nothing
+            hint = f"Name it in transform_sql: SELECT *, {own} AS {own[len(RESERVED_PREFIX) :]} FROM source"
+            self._refuse(
+                f"group_by has the column {own!r}: names that begin with {RESERVED_PREFIX} belong to Weft.", hint
+            )
         names = [name.lower() for name in self.columns]
         if repeated := [name for name in names if names.count(name) > 1]:
             hint = "Name an aggregate by as_=…, and a column of group_by by transform_sql."
