@@ -23,7 +23,7 @@ from weft.errors import (
     WeftError,
 )
 from weft.operate.records import ClaimedRun, RefusedClaim
-from weft.operate.runlog import RunLog, open_run_log
+from weft.operate.runlog import RunLog, check_url, open_run_log
 from weft.operate.runlog_tables import LogTables, ddl
 from weft.project import Project, use
 from weft.systems.base import system_for
@@ -262,6 +262,21 @@ def test_a_folder_that_cannot_be_written(kind: str, tmp_path: Path, caplog: pyte
         rf"The run log {tmp_path}/file/runs\.db cannot be used, and this process keeps its own: .+",
         warning.getMessage(),
     )
+
+
+def test_a_bucket_without_credentials(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delenv("GOOGLE_APPLICATION_CREDENTIALS", raising=False)
+    monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path / "nothing"))
+    monkeypatch.setenv("NO_GCE_CHECK", "true")
+    check_url("gcs://bucket/prefix")
+    with pytest.raises(ConnectionFailedError, match=r"credentials were not found.*\n.*credentials of the environment"):
+        open_run_log("gcs://bucket/prefix", tmp_path)
+    with open_run_log("gcs://bucket/prefix", tmp_path, or_memory=True) as log:
+        assert log.finish(claimed(log), "succeeded")
+    (warning,) = [each for each in caplog.records if each.name == "weft.operate"]
+    assert "The run log gcs://bucket/prefix cannot be used, and this process keeps its own" in warning.getMessage()
 
 
 @pytest.fixture

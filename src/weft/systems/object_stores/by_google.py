@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
+from functools import cached_property
 from typing import Any
 
 from google.api_core.exceptions import Forbidden, NotFound, PreconditionFailed, Unauthorized
@@ -25,12 +26,17 @@ class GoogleObjects(Objects):
 
     def __init__(self, shown: str, prefix: str, bucket: str, endpoint: str | None) -> None:
         super().__init__(shown, prefix)
+        self._name, self._endpoint = bucket, endpoint
+
+    @cached_property
+    def _bucket(self) -> storage.Bucket:
+        """Opened at its first use: a client whose credentials are missing is an error, as of a store that is away."""
+        own: dict[str, Any] = {}
+        if self._endpoint is not None:
+            own = {"credentials": AnonymousCredentials(), "project": "none"}  # type: ignore[no-untyped-call]
+            own["client_options"] = {"api_endpoint": self._endpoint}
         with self._explained():
-            own: dict[str, Any] = {}
-            if endpoint is not None:
-                own = {"credentials": AnonymousCredentials(), "project": "none"}  # type: ignore[no-untyped-call]
-                own["client_options"] = {"api_endpoint": endpoint}
-            self._bucket = storage.Client(**own).bucket(bucket)
+            return storage.Client(**own).bucket(self._name)
 
     def get(self, key: str) -> StoredObject | None:
         blob = self._bucket.blob(self._prefix + key)
@@ -51,19 +57,22 @@ class GoogleObjects(Objects):
             return str(blob.generation)
 
     def overwrite(self, key: str, data: bytes) -> None:
+        blob = self._bucket.blob(self._prefix + key)
         with self._explained():
-            self._bucket.blob(self._prefix + key).upload_from_string(data, **_LIMITS)
+            blob.upload_from_string(data, **_LIMITS)
 
     def delete(self, key: str) -> None:
+        blob = self._bucket.blob(self._prefix + key)
         with self._explained():
             try:
-                self._bucket.blob(self._prefix + key).delete(**_LIMITS)
+                blob.delete(**_LIMITS)
             except NotFound:
                 return
 
     def listing(self, prefix: str) -> list[ListedObject]:
+        bucket = self._bucket
         with self._explained():
-            blobs = list(self._bucket.list_blobs(prefix=self._prefix + prefix, **_LIMITS))
+            blobs = list(bucket.list_blobs(prefix=self._prefix + prefix, **_LIMITS))
         start = len(self._prefix)
         return [ListedObject(each.name[start:], str(each.generation), each.updated) for each in blobs]
 
