@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import socket
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -101,3 +103,16 @@ def test_nobody_answers() -> None:
             made.check()
         assert "weft connections check broker" in str(told.value) and "hunter2" not in str(told.value)
         assert "nobody answers" in str(told.value)
+
+
+def test_a_command_says_once_that_nobody_answers(project: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        source = f'[source]\nkind = "rabbitmq"\namqp_url = "amqp://127.0.0.1:{taken.getsockname()[1]}"\nquery = "q"\n'
+        Path("pipeline.toml").write_text(f'pipeline_name = "p"\n{source}[target]\ntable = "t"\n')
+        command = [sys.executable, "-m", "weft", "consume", "pipeline.toml", "--once"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 1
+    first, hint = done.stderr.splitlines()
+    assert first.startswith("error: Cannot open a rabbitmq connection") and first.endswith("nobody answers")
+    assert hint == "  Check that the server runs and takes connections."
