@@ -51,6 +51,11 @@ def test_a_table(project: Path) -> None:
         checkpoint.rewind([1], {})
     run_once(**pipeline)
     assert rows("copies", "n", backup) == [(1,), (2,), (3,), (4,), (5,)]
+    # A target that was none for a while is a new one.
+    for n, targets in ((6, [weft.Target(table=(None, "others"))]), (7, pipeline["targets"])):
+        weft.publish_sync(events, {"n": n})
+        run_once(**pipeline | {"targets": targets})
+    assert rows("copies", "n", backup)[5:] == [(7,)]
 
 
 def test_batches_without_rows_are_in_no_ledger(project: Path) -> None:

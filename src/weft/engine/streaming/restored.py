@@ -21,12 +21,15 @@ def refuse_restored(
     as done. Refuse a batch before which a target lacks one that the checkpoint has finished: nobody would add it."""
     if batch.positions is None:
         return
+    connections = [each.connection_with_options(current().connection(each.connection)) for each in pipeline.targets]
+    places = [place_of(*each) for each in zip(pipeline.targets, connections, strict=True)]
+    loaded = -1
     # Of changes for several tables each has the batches with changes for it. Of a step the state has every batch, and
     # the targets have those that emit rows.
-    is_each_loaded = pipeline.step is None and (pipeline.cdc is None or pipeline.cdc.route is None)
-    loaded = written.last_loaded(batch) if is_each_loaded else -1
-    for target in pipeline.targets:
-        connection = target.connection_with_options(current().connection(target.connection))
+    if pipeline.step is None and (pipeline.cdc is None or pipeline.cdc.route is None):
+        written.keep(places, batch)
+        loaded = written.last_loaded(batch)
+    for target, connection, place in zip(pipeline.targets, connections, places, strict=True):
         last = targets.last_batch(target, batch)
         if last is None:
             continue
@@ -42,7 +45,7 @@ def refuse_restored(
                 f"{rewind if pipeline.step is None else f'weft checkpoints reset {pipeline.name}'}. In the mode append "
                 "remove them from the table first, else they are there twice.",
             )
-        if number < loaded and written.has(place_of(target, connection)):
+        if number < loaded and written.has(place):
             has = "no batch" if number < 0 else f"the last batch {number}{_reach(pipeline, positions)}"
             raise LoadRefusedError(
                 f"The {what} is older than the checkpoint of {pipeline.name}: the target has {has}, and the checkpoint "

@@ -193,6 +193,14 @@ class Written(CheckpointFile):
                 tables[table] = tables.get(table, 0) + (added if is_tried else 0)
                 tried["columns"].pop(table, None)
 
+    def keep(self, tables: Collection[str], batch: BatchId) -> None:
+        """Forget tables that are no targets now: one that becomes a target again is a new one, which gets the rows from
+        then on."""
+        if gone := self._stored()["tables"].keys() - set(tables):
+            with self._changing(batch) as (known, _):
+                for each in gone:
+                    known.pop(each, None)
+
     def last_loaded(self, batch: BatchId) -> int:
         """Return the last batch before this one that the targets got; -1 where there is none, or none is known: an
         earlier version did not note which batches had no rows."""
