@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from contextlib import closing
 from datetime import UTC, datetime
 from typing import Any
@@ -13,7 +14,6 @@ from tests.engine.models.built import ORDERS, build, query, run, why
 from weft.engine.missing_tables import creation_hint
 from weft.engine.models.inputs import Observer
 from weft.engine.models.planning import make_plan
-from weft.engine.models.replacing import NEW
 from weft.engine.models.survey import Survey
 from weft.engine.readers import open_tables
 from weft.engine.run import PipelineRun
@@ -206,19 +206,66 @@ def test_the_error_says_what_creates_an_input_that_is_not_there_yet(orders: obje
     }
 
 
-def test_failed_build_into_new_columns_leaves_no_table_behind(orders: object) -> None:
+@pytest.mark.every_system
+def test_failed_build_leaves_no_table_behind(orders: object) -> None:
+    columns = ["order_id", "total"]
+
     @weft.model(materialise="merge", key="order_id")
     def latest(orders):  # type: ignore[no-untyped-def]
-        return orders.select("order_id", "total")
+        return orders.select(*columns)
 
     weft.publish_sync("orders", [*ORDERS, ORDERS[0]])
+    for _ in range(2):
+        with pytest.raises(WeftError, match=r"of latest share a key"):
+            build(latest)
+        assert _tables_of("latest") == []
+    weft.trim_sync("orders", max_rows=0)
+    weft.publish_sync("orders", ORDERS)
+    build(latest)
+    columns.pop()
+    weft.publish_sync("orders", ORDERS)
+    # Its columns are others, so it has a table of its own.
     with pytest.raises(WeftError, match=r"of latest share a key"):
-        build(latest)
-    # Its table is there, so the next attempt has one of its own.
-    with pytest.raises(WeftError, match=r"of latest share a key"):
-        build(latest)
+        build(latest, full=True)
+    assert _tables_of("latest") == ["latest"]
+    assert sorted(query("SELECT order_id, total FROM latest")) == [("a", 12.5), ("b", 7.5)]
+
+
+@pytest.mark.every_system
+def test_nobody_sees_a_table_before_the_rows_of_its_first_build(orders: object) -> None:
+    @weft.model(schema="marts", materialise="scd2", key="order_id")
+    def kept(orders):  # type: ignore[no-untyped-def]
+        return orders.select("order_id", "total")
+
+    seen: list[bool] = []
+
+    class Looking(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if record.getMessage() == "committed":
+                with Observer() as observer:
+                    seen.append(observer.stored(kept).columns is not None)
+
+    weft.publish_sync("orders", ORDERS)
+    logger, handler = logging.getLogger("weft.commit"), Looking()
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.DEBUG)
+    try:
+        build(kept)
+        weft.publish_sync("orders", [{"order_id": "a", "total": 1.0}])
+        build(kept)
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+    assert seen == [False, True]
+    with Observer() as observer:
+        table = observer.tables(kept.target.connection).table("marts", "kept")
+    assert sorted(query(f"SELECT order_id, total FROM {table} WHERE is_current")) == [("a", 1.0), ("b", 7.5)]
+
+
+def _tables_of(name: str) -> list[str]:
     with closing(open_tables(current().connection())) as tables, tables.driver.session("read") as session:
-        assert [each for each in tables.names(session, None) if NEW in each] == []
+        return [each for each in tables.names(session, None) if each.startswith(name)]
 
 
 @pytest.mark.parametrize(

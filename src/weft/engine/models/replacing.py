@@ -1,4 +1,4 @@
-"""A full build over what is there: readers see the old rows or the new ones, never a mixture or nothing."""
+"""A full build: readers see what was there, or nothing where that was nothing, and then the new rows."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def refuse_foreign(tables: SqlTables, model: Model, stored: StoredModel) -> None
         return
     load = load_of(model)
     with tables.driver.session("read") as session:
-        # A build that ended before its commit leaves an empty table behind.
+        # A build that ended before its commit could leave an empty table behind.
         if session.row(f"SELECT 1 FROM {tables.table(load.schema, load.table)} LIMIT 1") is None:
             return
     raise LoadRefusedError(
@@ -46,28 +46,37 @@ def refuse_foreign(tables: SqlTables, model: Model, stored: StoredModel) -> None
 
 
 def replace_all(job: Job, data: Input, tables: SqlTables, stored: StoredModel, model: Model) -> tuple[Counts, str]:
-    """Load the result of a full build in place of all rows; in a new table, where the old one is another or a view."""
+    """Load the result of a full build in place of all rows; in a new table, where the old one is another or a view, or
+    where there is none: a build that fails leaves no empty table behind, and nobody reads one."""
     load, last = job.load, stored.state
     is_same = last is not None and last.materialise == model.materialise and last.key in (None, load.keys)
     if is_same and has_same_columns(tables, load, stored, schema_of(data)):
         job.load = replace(load, replaces_all=True)
         return job.run(data, tables)
     assert load.watermark is not None
-    _refuse_views(tables, model)
+    if stored.columns is None:
+        watermarks.prepare(tables)  # makes the database where there is none
+        watermarks.forget(tables, load)
+    else:
+        _refuse_views(tables, model)
     new = _new_name(tables, load)
     # Each attempt has a table of its own, so none of them may count as done.
     unnamed = f"{UNNAMED}{uuid4()}"
     job.load = replace(load, table=new, replaces=load.table, watermark=None, checkpoint_id=unnamed)
     try:
         counts, engine = job.run(data, tables)
+        with _exchanging(tables, load, load.watermark) as session:
+            drop_views(tables, session, model)
+            kind = None
+            if stored.columns is not None:
+                kind = "VIEW" if tables.is_view(session, load.schema, load.table) else "TABLE"
+            elif tables.columns(session, load.schema, load.table) is not None:
+                raise load.overtaken()
+            tables.replace_table(session, load.schema, load.table, new, kind)
     except Exception:
         with suppress(WeftError), tables.driver.session("publish") as session:
             session.run(f"DROP TABLE IF EXISTS {tables.table(load.schema, new)}")
         raise
-    with _exchanging(tables, load, load.watermark) as session:
-        drop_views(tables, session, model)
-        kind = "VIEW" if tables.is_view(session, load.schema, load.table) else "TABLE"
-        tables.replace_table(session, load.schema, load.table, new, kind)
     return counts, engine
 
 

@@ -272,10 +272,10 @@ class MySQLTables(SqlTables):
         is_so = f"collate {self._collation}" in column.sql
         return self.quote(column.name) if is_so else self.stream_column(column.field)
 
-    def replace_table(self, session: Session, schema: str | None, name: str, new: str, drop: str) -> None:
+    def replace_table(self, session: Session, schema: str | None, name: str, new: str, drop: str | None) -> None:
         """One RENAME exchanges two tables at once; each statement is a transaction of its own."""
         table, old = self.table(schema, name), self.table(schema, f"{name}__weft_old")
-        if drop == "VIEW":
+        if drop != "TABLE":
             super().replace_table(session, schema, name, new, drop)
             return
         session.run(f"DROP TABLE IF EXISTS {old}")

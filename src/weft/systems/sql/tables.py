@@ -285,9 +285,10 @@ class SqlTables(ABC):
             return f"{self.quote(self.default_schema)}.{self.quote(name)}"
         return self.table(schema, name)
 
-    def replace_table(self, session: Session, schema: str | None, name: str, new: str, drop: str) -> None:
-        """Put the table `new` in the place of `name`, which is a VIEW or a TABLE (`drop`)."""
-        session.run(f"DROP {drop} {self.table(schema, name)}")
+    def replace_table(self, session: Session, schema: str | None, name: str, new: str, drop: str | None) -> None:
+        """Put the table `new` in the place of `name`, which is a VIEW or a TABLE (`drop`), or is not there."""
+        if drop is not None:
+            session.run(f"DROP {drop} {self.table(schema, name)}")
         # With schemas a table keeps its own; without, the schema is a part of the name.
         renamed = self.quote(name) if self.driver.has_schemas else self.table(schema, name)
         session.run(f"ALTER TABLE {self.table(schema, new)} RENAME TO {renamed}")

@@ -287,7 +287,7 @@ class SqliteTables(SqlTables):
         )
         return [name.removeprefix(before) for (name,) in named if name.startswith(before)]
 
-    def replace_table(self, session: Session, schema: str | None, name: str, new: str, drop: str) -> None:
+    def replace_table(self, session: Session, schema: str | None, name: str, new: str, drop: str | None) -> None:
         """Without a look at the views of the database: those over the table have none between the two statements."""
         (before,) = session.row("PRAGMA legacy_alter_table") or (0,)
         session.run("PRAGMA legacy_alter_table = 1")
