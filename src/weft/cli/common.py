@@ -216,9 +216,8 @@ def log_to_stderr(line: str, level: int = logging.NOTSET) -> None:
     handler = _ToStderr()
     handler.setFormatter(log_format.JsonFormatter() if log_format.is_json() else logging.Formatter(line))
     handler.setLevel(level)
-    # Py4J raises the error of a call that was interrupted or lost its JVM, Pika that of a connection: both also log it,
-    # with tracebacks.
-    handler.addFilter(lambda record: not record.name.startswith(("py4j", "pika")))
+    # Py4J raises the error of a call that was interrupted or lost its JVM, and also logs it with a traceback.
+    handler.addFilter(lambda record: not record.name.startswith("py4j"))
     logging.basicConfig(handlers=[handler])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import ssl
 import struct
 from collections.abc import Callable, Iterator
@@ -53,6 +54,10 @@ def opened(connection: RabbitMQConnection) -> Any:
     """Return a blocking connection to a resolved connection's broker."""
     pika = require("pika", connection.kind)
     options = parameters(connection)
+    log = logging.getLogger("pika")
+    if log.level == logging.NOTSET:
+        # It logs each error that it raises, with its traceback: before the two lines of a command came seven more.
+        log.setLevel(logging.CRITICAL)
     with explained(connection):
         return pika.BlockingConnection(options, _impl_class=_tolerant())
 
