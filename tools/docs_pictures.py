@@ -1,7 +1,7 @@
 """Make the pictures of the page for the docs: a demo project under load, each view in both schemes.
 
     .venv/bin/python -m tools.docs_pictures                     the pictures of docs/dashboard.md
-    .venv/bin/python -m tools.docs_pictures --folder shots --all   every view, in two widths, to look at
+    .venv/bin/python -m tools.docs_pictures --folder shots --all   every view, in four widths, to look at
 
 It needs Chromium and Java.
 """
@@ -147,6 +147,7 @@ VIEWS = {
     "api": ("docs", "/api/v1/streams"),
 }
 DOCS = ("overview", "streaming-pipeline", "graph")
+WIDTHS = (360, 768, 1440, 2560)
 
 
 @contextmanager
@@ -267,7 +268,7 @@ def take(url: str, folder: Path, *, everything: bool, only: str | None = None) -
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         for scheme in ("light", "dark"):
-            for width in (1280, 360) if everything else (1280,):
+            for width in WIDTHS if everything else (1280,):
                 size = {"width": width, "height": 820}
                 context = browser.new_context(color_scheme=scheme, viewport=size, bypass_csp=everything)
                 if key is not None:
@@ -282,7 +283,7 @@ def take(url: str, folder: Path, *, everything: bool, only: str | None = None) -
                     page.goto("about:blank")
                     page.goto(f"{url}/{address.replace('RUN', run)}")
                     page.locator("main").get_by_text(text).first.wait_for(timeout=60_000)
-                    page.wait_for_timeout(3_000 if everything else 12_000)
+                    page.wait_for_timeout(1_500 if everything else 12_000)
                     if everything:  # what is below the window is not drawn otherwise
                         page.add_style_tag(content=".tail li { content-visibility: visible }")
                     file = folder / (f"{name}-{scheme}-{width}.png" if everything else f"{name}-{scheme}.png")
@@ -314,7 +315,7 @@ def _acted(url: str) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, default=PICTURES, help="where the pictures go")
-    parser.add_argument("--all", action="store_true", help="every view, in two widths, as it is in full")
+    parser.add_argument("--all", action="store_true", help="every view, in four widths, as it is in full")
     parser.add_argument("--only", help="the views with this in their names")
     options = parser.parse_args()
     folder = options.folder.absolute()

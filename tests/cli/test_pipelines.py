@@ -170,6 +170,8 @@ def test_streaming_pipelines_alone(run: Any, start: Any, project: Path) -> None:
 def test_a_run_log_needs_no_module(run: Any, shop: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch) -> None:
     assert run("run", "ingest").returncode == run("run", "counts").returncode == 0
     log = f"sqlite:///{Path('.weft/runs.db').absolute()}"
+    with open_run_log(log) as opened:
+        opened.attend("process:worker:1")  # is no pipeline
     Path("elsewhere").mkdir()
     monkeypatch.chdir("elsewhere")
     found = json.loads(run("status", "--run-log", log, "--format", "json").stdout)

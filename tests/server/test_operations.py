@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,8 +13,10 @@ from typing import Any
 
 import pytest
 
+import warm_python
 import weft
 from operations_project import declare_project, make_key, run_once
+from servers import wait_until
 from tests.engine.models.built import build
 from weft.engine.run import PipelineRun
 from weft.engine.streaming.activity import Activity
@@ -31,6 +35,16 @@ from workers import declare
 
 # Where streams are does not matter to any of it.
 pytestmark = pytest.mark.parametrize("system", ["sqlite"], indirect=True)
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from weft.engine.streaming.lock import Lock
+
+Lock("loader", Path(sys.argv[1]), "").take()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
 
 
 @pytest.fixture
@@ -171,6 +185,25 @@ def test_one_that_runs_says_its_lag(log: RunLog, http: Any) -> None:
     assert listed["lag"] == [{"source": "orders", "lag": 9}]
 
 
+def test_which_processes_run(log: RunLog, http: Any) -> None:
+    """The process that runs a streaming pipeline is known by the lock of its checkpoint."""
+    assert http.get("/api/v1/processes").json()["processes"] == []
+    log.attend("process:worker:1")
+    held = Checkpoint.of(find("loader")).lock
+    held.take()
+    wait_until(lambda: len(http.get("/api/v1/processes").json()["processes"]) == 2, "both to be known")
+    worker, loader = http.get("/api/v1/processes").json()["processes"]
+    assert (worker["kind"], worker["pid"], worker["lives"]) == ("worker", os.getpid(), True)
+    assert (loader["kind"], loader["pipeline"], loader["lives"]) == ("streaming", "loader", True)
+    held.release()
+    log.leave("process:worker:1")
+    wait_until(lambda: http.get("/api/v1/processes").json()["processes"] == [], "both to be gone")
+    warm_python.run([sys.executable, "-c", KILLED, str(held._file)])
+    wait_until(lambda: http.get("/api/v1/processes").json()["processes"] != [], "it to be seen")
+    (killed,) = http.get("/api/v1/processes").json()["processes"]
+    assert (killed["pipeline"], killed["lives"], killed["heard"]) == ("loader", False, killed["since"])
+
+
 def test_what_a_streaming_pipeline_did(log: RunLog, http: Any, streams: Project) -> None:
     """The process that runs it may be another one: what it wrote is shown, and kept over the day."""
     checkpoint = Checkpoint.of(find("loader"))
@@ -308,7 +341,8 @@ def test_the_graph(log: RunLog, http: Any) -> None:
 
 PATHS = (
     *("pipelines", "pipelines/nightly", "runs", "runs/x", "runs/x/log"),
-    *("streaming", "streaming/loader", "streaming/loader/history", "models/revenue", "state", "scheduler", "graph"),
+    *("streaming", "streaming/loader", "streaming/loader/history", "models/revenue", "state", "scheduler"),
+    *("processes", "graph"),
 )
 
 

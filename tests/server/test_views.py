@@ -78,6 +78,7 @@ VIEWS = {
     "#/streaming/loader": "Lag by source",
     "#/letters": "orders__quarantine",
     "#/schedule": "Due next",
+    "#/processes": "service",
     "#/graph": "A click opens a node",
     "#/graph/revenue": "Columns of revenue",
     "#/streams/orders": "Rejected events",
@@ -298,6 +299,12 @@ with open_run_log() as log:
     for _ in range(60):
         log.finish(log.claim("never", resume=False), "succeeded")
 """
+LEAVE = """
+from weft.operate.runlog import open_run_log
+
+with open_run_log() as log:
+    log.attend("process:scheduler:1")
+"""
 
 
 def test_the_first_page_says_how_all_stands(server: Callable[..., Any], open_page: Callable[..., Page]) -> None:
@@ -312,11 +319,14 @@ def test_the_first_page_says_how_all_stands(server: Callable[..., Any], open_pag
     expect(page.locator("#tile-runs-note")).to_have_text("3 pipelines")
     expect(page.locator("#tile-lag")).to_have_text("1,999")
     expect(page.locator("#tile-lag-note")).to_have_text("slower, on clicks")
+    # A scheduler that ends without a word, as one that is killed.
+    warm_python.run([sys.executable, "-c", LEAVE], cwd=served.folder, check=True)
     wrong = page.get_by_role("region", name="Needs attention").get_by_role("listitem")
-    expect(wrong).to_have_count(3)
-    expect(wrong.nth(0)).to_contain_text(re.compile("2 pipelines overdue *No scheduler started them: yearly, monthly"))
-    expect(wrong.nth(1)).to_contain_text(re.compile("clicks behind *slower: 1,999 events behind"))
-    expect(wrong.nth(2)).to_contain_text(re.compile("clicks behind *slow: 1,990 events behind"))
+    expect(wrong).to_have_count(4, timeout=15_000)
+    expect(wrong.nth(0)).to_contain_text(re.compile(r"scheduler silent *\S+, process \d+: last heard of"))
+    expect(wrong.nth(1)).to_contain_text(re.compile("2 pipelines overdue *No scheduler started them: yearly, monthly"))
+    expect(wrong.nth(2)).to_contain_text(re.compile("clicks behind *slower: 1,999 events behind"))
+    expect(wrong.nth(3)).to_contain_text(re.compile("clicks behind *slow: 1,990 events behind"))
     warm_python.run([sys.executable, "-c", SUCCEED], cwd=served.folder, check=True)
     expect(page.locator("#tile-runs")).to_have_text("none failing")
     expect(page.locator("#tile-runs-note")).to_have_text("3 pipelines, 2 never ran")

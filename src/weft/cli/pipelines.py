@@ -424,6 +424,7 @@ def status(names: tuple[str, ...], run_log: str | None, output: str) -> None:
 
     With --run-log and no declared pipeline it shows what the log knows of any.
     """
+    from weft.operate.presence import is_place
     from weft.operate.scheduler import LEADER
     from weft.operate.status import next_due, now_text, standing, streaming_standing
 
@@ -437,7 +438,7 @@ def status(names: tuple[str, ...], run_log: str | None, output: str) -> None:
         now = runner.now
         if is_known_by_log_only:
             states = runner.log.latest(None)
-            for name in names or sorted(states.keys() - {LEADER}):
+            for name in names or sorted(each for each in states if each != LEADER and not is_place(each)):
                 if name not in states:
                     raise unknown("pipeline", name, states, otherwise=f"{runner.log.shown} has no run of it.")
                 rows.append(standing(states[name]) | {"next_due": None, "now": "not declared here"})

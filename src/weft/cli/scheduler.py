@@ -88,6 +88,7 @@ def scheduler(
     from weft.operate.alerters import open_alerters
     from weft.operate.executors import open_executor
     from weft.operate.metrics import LEADS, open_metrics
+    from weft.operate.presence import present
     from weft.operate.runlog import project_log_url
     from weft.operate.scheduler import Scheduler
     from weft.operate.sinks import project_url
@@ -135,7 +136,7 @@ def scheduler(
             metrics=counted,
             alerters=own_alerters,
         )
-        with signalled(running.stop), _building_models(running):
+        with signalled(running.stop), present("scheduler", lambda: nullcontext(log)), _building_models(running):
             running.run()
 
 

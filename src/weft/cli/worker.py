@@ -7,7 +7,7 @@ import logging
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -66,6 +66,7 @@ def worker(
     from weft.engine.models.freshness import freshness_of
     from weft.engine.models.inputs import Observer
     from weft.operate.model_worker import ModelWorker
+    from weft.operate.presence import present
     from weft.operate.supervisor import signalled
     from weft.pipelines.models import models
 
@@ -94,7 +95,8 @@ def worker(
         running = ModelWorker(runner, declared, lambda each: freshness_of(each, observer), threads=threads, built=built)
         if while_stdin_is_open:
             threading.Thread(target=_stop_with, args=(stopping, running), daemon=True).start()
-        with signalled(running.stop), _watching(declared, running):
+        presence = nullcontext() if once else present("worker", lambda: nullcontext(runner.log))
+        with signalled(running.stop), _watching(declared, running), presence:
             if once:
                 left = running.run_once()
             else:

@@ -23,6 +23,12 @@ FREE_INTERRUPTIONS = 3
 """A killed attempt is not a failed one: so many of a run do not count. Beyond that it may be the run that kills."""
 
 
+PRESENCE_SECONDS = 60.0
+"""A service, worker or scheduler that is silent for so long counts as gone."""
+SILENT_DAYS = 3
+"""For which it is still spoken of: over a weekend."""
+
+
 def slot_id(pipeline: str, slot: datetime, *more: str) -> str:
     """Return the id of the run for a slot: the same in every process."""
     return blake2b("\0".join((pipeline, slot_text(slot), *more)).encode(), digest_size=12).hexdigest()
@@ -171,6 +177,25 @@ def cancel(records: LockedPipeline, run_id: str) -> Literal["asked", "cancelled"
     if claim.run_id == run_id:
         release(records, {})
     return "cancelled"
+
+
+def attend(records: LockedPipeline) -> bool:
+    """Note that this process lives, in a place that is its own or has nobody any more; else return `False`."""
+    claim, this = records.claim, process.this_process()
+    if claim.owner not in (None, this) and not _is_left(claim):
+        return False
+    # `succeeded_at`: since when it is there.
+    began = {} if claim.owner == this else {"succeeded_at": claim.now}
+    records.change({"owner": this, "expires_at": claim.now + timedelta(seconds=PRESENCE_SECONDS), **began})
+    return True
+
+
+def _is_left(claim: Claim) -> bool:
+    """Return whether the place of a process may be another's: it ended on this host, or nobody speaks of it now."""
+    if claim.is_live or claim.owner is None:
+        return False
+    is_old = claim.expires_at is None or claim.now - claim.expires_at > timedelta(days=SILENT_DAYS)
+    return is_old or process.host_of(claim.owner)[0] == process.host_of(process.this_process())[0]
 
 
 def holds(claim: Claim, run: ClaimedRun) -> bool:

@@ -150,6 +150,8 @@ class PipelineState:
     """When this was read, by the log's clock; `None` where the log does not know the pipeline."""
     expires_at: datetime | None = field(default=None, compare=False)
     """When the claim of the process that works on it ends, unless it is renewed."""
+    owner: str | None = field(default=None, compare=False)
+    """The process that works on it, or did and ended without a word."""
 
     @property
     def status(self) -> Status | None:

@@ -32,6 +32,7 @@ from weft.operate.runlog_tables import LogTables
 from weft.operate.runlog_urls import in_memory, parse
 from weft.operate.spool import Spool, record
 from weft.project import current
+from weft.systems import process
 from weft.systems.base import Connection, system_for
 from weft.systems.file import MEMORY
 
@@ -347,6 +348,19 @@ class RunLog:
             return True
 
         return self._book.locked(pipeline, note)
+
+    def attend(self, place: str) -> bool:
+        """Note that this process lives, in a place of `weft.operate.presence`; `False` where that is another's."""
+        return self._book.locked(place, claims.attend)
+
+    def leave(self, place: str) -> None:
+        """Leave the place of this process to others."""
+
+        def end(records: LockedPipeline) -> None:
+            if records.claim.owner == process.this_process():
+                claims.release(records, {})
+
+        self._book.locked(place, end)
 
     def note_rows(self, pipeline: str) -> int:
         """Note that rows came to a streaming pipeline; return how often it had failed since rows came before."""

@@ -199,6 +199,7 @@ class RunObjects(RunStore):
                 each.stale_at,
                 now,
                 each.expires_at,
+                each.owner,
             )
             for each in documents
         ]

@@ -279,7 +279,7 @@ class LogTables(RunStore):
             moment = instant(now)
             assert moment is not None
             live = is_live(owner, instant(expires_at), moment)
-            later = instant(paused_at), instant(watched_at), instant(stale_at), moment, instant(expires_at)
+            later = instant(paused_at), instant(watched_at), instant(stale_at), moment, instant(expires_at), owner
             states.append(PipelineState(name, last, scheduled, skipped, instant(succeeded_at), failures, live, *later))
         return states
 

@@ -30,6 +30,7 @@ from weft.server import (
     overview,
     pages,
     pipelines,
+    processes,
     quarantine,
     rejected,
     schedule,
@@ -141,6 +142,7 @@ def app(
             Route("/api/v1/models/{model}", models.model),
             Route("/api/v1/state", streaming.states),
             Route("/api/v1/scheduler", schedule.scheduler),
+            Route("/api/v1/processes", processes.processes),
             Route("/api/v1/graph", graph.graph),
             Route("/healthz", health.healthz),
             Route("/readyz", health.readyz),
@@ -162,6 +164,7 @@ def app(
     application.state.models = models.Models()
     application.state.plans = model_actions.Plans()
     application.state.scheduler = schedule.schedule_probe()
+    application.state.processes = processes.processes_probe()
     application.state.health = health.Health()
     application.state.metrics = metrics.ServerMetrics()
     application.add_middleware(Requests, guarded=guarded, origins=allowed)

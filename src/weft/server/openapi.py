@@ -378,6 +378,12 @@ def _operations() -> dict[str, Any]:
         ),
         "/api/v1/state": path("states", "List what windows and joins keep, and what holds their watermarks", "States"),
         "/api/v1/scheduler": path("scheduler", "Show who leads, what runs, waits and is due next", "Schedule"),
+        "/api/v1/processes": path(
+            "processes",
+            "Show which services, workers, schedulers and streaming pipelines run, and which are silent",
+            "Processes",
+            about="A streaming pipeline is shown if its checkpoint is on the machine of the service.",
+        ),
         "/api/v1/graph": path("graph", "Show what flows from where to where", "Graph"),
     }
 

@@ -484,6 +484,23 @@ SCHEMAS: dict[str, Schema] = {
         next=array(_object(pipeline=_TEXT, next_due=_TIME, schedule=_TEXT, state=_TEXT)),
         paused=array(_object(pipeline=_TEXT, paused_at=_TIME)),
     ),
+    "Processes": _object(
+        "`problem`: why none are shown.",
+        at=_TIME,
+        problem=nullable(_TEXT),
+        processes=array(
+            _object(
+                "`lives`: false for one that ended without a word, or is silent; `pipeline`: of a streaming pipeline.",
+                kind={"type": "string", "enum": ["service", "worker", "scheduler", "streaming"]},
+                pipeline=nullable(_TEXT),
+                host=_TEXT,
+                pid=_WHOLE,
+                since=nullable(_TIME),
+                heard=_TIME,
+                lives=_FLAG,
+            )
+        ),
+    ),
     "Action": _object(
         "What was done. `pid`: the process on this machine, of a command that was started; `action`: its id in the"
         " audit log, which says how it ended.",

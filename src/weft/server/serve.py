@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import msgspec
 
 from weft.errors import ConnectionFailedError, SettingsError, WeftError
-from weft.operate import runlog, sinks
+from weft.operate import presence, runlog, sinks
 from weft.operate.log_format import VARIABLE
 from weft.project import current
 from weft.server import cors, logs
@@ -95,7 +95,8 @@ def serve(
             began=time.time(),
             metrics=None if sink.scheme == "null" else metrics,
         )
-        asyncio.run(_Workers(task, listening, builder).run(workers))
+        with presence.present("service", lambda: runlog.open_run_log(runlog.project_log_url())):
+            asyncio.run(_Workers(task, listening, builder).run(workers))
 
 
 def _refuse_memory() -> None:

@@ -14,6 +14,7 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
 
@@ -109,12 +110,22 @@ class Lock:
 
     def holder(self) -> int | None:
         """Return the process of this machine that has it now."""
+        noted = self._noted()
+        return _pid(noted) if noted is not None and _is_there(noted) else None
+
+    def last_holder(self) -> tuple[str, datetime] | None:
+        """Return the name of the process that has it or ended without letting go of it, and since when."""
+        noted = self._noted()
+        with suppress(OSError):
+            return None if noted is None else (noted, datetime.fromtimestamp(self._file.stat().st_mtime, UTC))
+        return None
+
+    def _noted(self) -> str | None:
         try:
             with self._file.open() as file:
-                noted = _read_note(file).get("process")
+                return _read_note(file).get("process")
         except OSError:
             return None
-        return _pid(noted) if noted is not None and _is_there(noted) else None
 
     def _note(self) -> None:
         if self._held is None:

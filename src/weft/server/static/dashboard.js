@@ -6,6 +6,7 @@ import { keyDialog } from "./key.js";
 import { overview, reopen } from "./overview.js";
 import { DeadLetters, Letter, PipelineLetters } from "./letters.js";
 import { Pipeline, Pipelines, Run } from "./pipelines.js";
+import { Processes } from "./processes.js";
 import { Schedule } from "./schedule.js";
 import { banner, keyAskedBy, noticesShownBy, refreshAll } from "./status.js";
 import { StreamView } from "./stream.js";
@@ -24,6 +25,7 @@ const VIEWS = {
   },
   audit: { all: () => html`<${Audit} />`, one: (object) => html`<${Audit} key=${object} object=${object} />` },
   schedule: { all: () => html`<${Schedule} />` },
+  processes: { all: () => html`<${Processes} />` },
   // Its library is the largest file of the page.
   graph: { all: async () => (await import("./graph.js")).view(), one: async (model) => (await import("./graph.js")).view(model) },
 };

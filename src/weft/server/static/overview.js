@@ -14,7 +14,8 @@ let latest = { streams: [], pipelines: [] };
 let now = Date.now() / 1000; // by the server's clock
 let asked = false;
 // Streaming pipelines and their dead letters: of those who may read everything.
-let more = { streaming: [], letters: [], quarantines: [] };
+const NOTHING = { streaming: [], letters: [], quarantines: [], silent: [] };
+let more = NOTHING;
 let others = null;
 
 const draw = lineChart(find("chart"));
@@ -39,10 +40,20 @@ export const reopen = () => tail.stream && tail.open();
 // Not with a key that opens some of the streams: these would be refused.
 function askForMore() {
   const missing = () => {};
+  const add = (found) => {
+    more = { ...more, ...found };
+    sumUp(); // at once: who is behind is not up to date until the next overview
+  };
   others = [
-    poll("api/v1/streaming", ({ pipelines }) => (more.streaming = pipelines), { every: 6000, missing }),
-    poll("api/v1/dead-letters", ({ pipelines, quarantines }) => (more = { ...more, letters: pipelines, quarantines }), { every: 20000, missing }),
+    poll("api/v1/streaming", ({ pipelines }) => add({ streaming: pipelines }), { every: 6000, missing }),
+    poll("api/v1/processes", ({ processes }) => add({ silent: processes.filter((each) => !each.lives) }), { every: 10000, missing }),
+    poll("api/v1/dead-letters", ({ pipelines, quarantines }) => add({ letters: pipelines, quarantines }), { every: 20000, missing }),
   ];
+}
+
+function sumUp() {
+  tiles(latest);
+  render(html`<${Attention} ...${latest} ...${more} />`, find("attention"));
 }
 
 function leaveMore() {
@@ -55,7 +66,7 @@ function show(overview) {
   if (overview.complete && !others) askForMore();
   if (!overview.complete) {
     leaveMore();
-    more = { streaming: [], letters: [], quarantines: [] };
+    more = NOTHING;
   }
   latest = overview;
   now = new Date(overview.at) / 1000;
@@ -73,8 +84,7 @@ function show(overview) {
   chart();
   listStreams();
   render(html`<${PipelineRows} pipelines=${overview.pipelines} now=${now * 1000} />`, find("pipelines"));
-  tiles(overview);
-  render(html`<${Attention} ...${overview} ...${more} />`, find("attention"));
+  sumUp();
   empty("streams", overview.streams, overview.complete ? noStreams : hiddenStreams);
   empty("pipelines", overview.pipelines, overview.complete ? noPipelines : hiddenPipelines);
   say(find("streams-note"), overview.complete || !overview.streams.length ? "" : "More streams are hidden: another key may show them.");
@@ -171,8 +181,11 @@ const OVERDUE_SECONDS = 300;
 const BEHIND = 1000;
 const BEHIND_SECONDS = 60;
 
+// Views that have no part for each name.
+const WHOLE = ["schedule", "processes"];
+
 const Wrong = ({ items }) =>
-  items.map(([place, name, kind, word, why, who]) => html`<li key=${[place, name, word, who]}><${NameLink} href=${place === "schedule" ? to(place) : to(place, name)} name=${name} /> <${Chip} kind=${kind}>${word}<//><span class="note block cut">${why}</span></li>`);
+  items.map(([place, name, kind, word, why, who]) => html`<li key=${[place, name, word, who]}><${NameLink} href=${WHOLE.includes(place) ? to(place) : to(place, name)} name=${name} /> <${Chip} kind=${kind}>${word}<//><span class="note block cut">${why}</span></li>`);
 
 // One line for all, since one cause keeps all of them: nothing starts what is due.
 function overdue(late) {
@@ -181,13 +194,14 @@ function overdue(late) {
 }
 
 // What is wrong, and what runs now: each a link to where it is mended.
-function Attention({ streams, pipelines, streaming, letters, quarantines }) {
+function Attention({ streams, pipelines, streaming, letters, quarantines, silent }) {
   const late = pipelines.filter((each) => each.due_since && now - new Date(each.due_since) / 1000 > OVERDUE_SECONDS);
   const slow = readers(streams, streaming).filter(isFarBehind).sort((a, b) => b.lag - a.lag);
   const wrong = [
     ...streams.filter((each) => each.problem).map((each) => ["streams", each.name, "bad", "not answering", each.problem]),
     ...pipelines.filter((each) => ["failed", "interrupted"].includes(each.status)).map((each) => ["pipelines", each.name, "bad", each.status, (each.last?.error || "").split("\n")[0]]),
     ...streaming.filter((each) => each.activity?.failure).map((each) => ["streaming", each.name, ...(each.running ? ["warn", "runs after a failure"] : ["bad", "failed"]), each.activity.failure.error.split("\n")[0]]),
+    ...silent.map((each) => ["processes", each.pipeline ?? each.kind, "bad", "silent", html`${each.host}, process ${each.pid}: last heard of <${Time} at=${each.heard} />`, `${each.host} ${each.pid}`]),
     ...overdue(late),
     ...slow.map(({ place, name, lag, who, where }) => [place, name, "warn", "behind", `${who}${plural(lag, "event")} behind${where}`, who]),
     ...streams.filter((each) => each.dead_letters || each.quarantined).map((each) => ["streams", each.name, "warn", "rejected", aside(each)]),

@@ -95,7 +95,7 @@ export class Pipeline extends View {
       <${Panel} id="stands" title="How it stands">
         <${Facts} facts=${[
           ["Now", pipeline.state],
-          ["Next due", pipeline.next_due && html`<${Time} at=${pipeline.next_due} /> <span class="note">${until(pipeline.next_due)}</span>`],
+          ["Next due", pipeline.next_due && html`<${Time} at=${pipeline.next_due} /> <span class="note line-up">${until(pipeline.next_due)}</span>`],
           ["Last success", pipeline.succeeded_at ? html`<${Time} relative at=${pipeline.succeeded_at} />` : "never"],
           ["Failures in a row", pipeline.failures ? count(pipeline.failures) : null],
           ["Schedule", pipeline.schedule || (model ? "with its inputs" : "by hand")],
