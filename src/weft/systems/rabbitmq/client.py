@@ -27,6 +27,10 @@ _NOT_FOUND, _REFUSED, _OTHER = 404, 403, 406
 def parameters(connection: RabbitMQConnection) -> Any:
     """Return what pika needs for a resolved connection."""
     pika = require("pika", connection.kind)
+    log = logging.getLogger("pika")
+    if log.level == logging.NOTSET:
+        # It logs each error that it raises, with its traceback: before the two lines of a command came seven more.
+        log.setLevel(logging.CRITICAL)
     host, port, vhost = connection.address
     try:
         options = pika.URLParameters(connection.amqp_url)
@@ -54,10 +58,6 @@ def opened(connection: RabbitMQConnection) -> Any:
     """Return a blocking connection to a resolved connection's broker."""
     pika = require("pika", connection.kind)
     options = parameters(connection)
-    log = logging.getLogger("pika")
-    if log.level == logging.NOTSET:
-        # It logs each error that it raises, with its traceback: before the two lines of a command came seven more.
-        log.setLevel(logging.CRITICAL)
     with explained(connection):
         return pika.BlockingConnection(options, _impl_class=_tolerant())
 
