@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 import math
+import os
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -317,6 +319,20 @@ def test_what_goes_wrong_is_told_in_a_line(plain_spark: SparkSession, function: 
     with pytest.raises(weft.WeftError, match=says) as caught:
         run(plain_spark, pa.table({"n": [5]}), f"SELECT {call} FROM source", [function])
     assert len(str(caught.value).splitlines()) == 2, "what failed, and where more is"
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("end", [lambda x: os._exit(3), lambda x: ctypes.string_at(0)], ids=["exit", "crash"])
+def test_a_function_that_ends_its_process(plain_spark: SparkSession, end: Any) -> None:
+    rows, sql, functions = pa.table({"n": [5]}), "SELECT f(n) FROM source", [identity("Int64", end)]
+    with (
+        pytest.raises(weft.WeftError, match="the Python process ended that ran the UDFs f, g") as caught,
+        outcome.calling(["f", "g"]),
+    ):
+        run(plain_spark, rows, sql, functions)
+    assert "too little memory" in str(caught.value.hint)
+    with pytest.raises(weft.WeftError, match="Spark could not run the batch: a Python process ended"):
+        run(plain_spark, rows, sql, functions)
 
 
 def test_workers_need_not_have_the_users_module(

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import pickle
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 from weft.errors import WeftError
 
 # The class of an error of Java, before the condition by which Spark names it.
 _CLASS = re.compile(r"^[\w.$]+: (?=\[[A-Z_.]+\])")
+_ENDED = "Python worker exited unexpectedly"
+_called: ContextVar[Sequence[str]] = ContextVar("_called", default=())
 
 
 def of(work: Callable[[], Any], *, finally_: Callable[[], None] = lambda: None) -> bytes:
@@ -41,6 +44,16 @@ def unpack(outcome: bytes) -> Any:
 
 
 @contextmanager
+def calling(udfs: Sequence[str]) -> Iterator[None]:
+    """Say which UDFs are called in the block: one that ends its process cannot say so itself."""
+    token = _called.set(udfs)
+    try:
+        yield
+    finally:
+        _called.reset(token)
+
+
+@contextmanager
 def explained(what: str) -> Iterator[None]:
     """Turn an error of Spark's into a `WeftError`: its most useful line, and where the rest is."""
     from py4j.protocol import Py4JError
@@ -49,6 +62,12 @@ def explained(what: str) -> Iterator[None]:
     try:
         yield
     except (PySparkException, Py4JError) as error:
+        if _ENDED in str(error) and (udfs := _called.get()):
+            raise WeftError(
+                f"Spark could not {what}: the Python process ended that ran the UDF"
+                f"{'' if len(udfs) == 1 else 's'} {', '.join(udfs)}.",
+                hint="os._exit, a crash of native code or too little memory ends it. More is in .weft/spark.log.",
+            ) from error
         raise WeftError(
             f"Spark could not {what}: {_useful_line(str(error))}", hint="More is in .weft/spark.log."
         ) from error
@@ -59,6 +78,8 @@ def _useful_line(text: str) -> str:
     lines = [line.strip().removeprefix(": ") for line in text.splitlines() if line.strip()]
     lines = [_CLASS.sub("", line) for line in lines]
     lines = [line for line in lines if not line.startswith("An error occurred while calling ")] or lines
+    if _ENDED in text:
+        return "a Python process ended, as too little memory makes it or a crash of native code"
     ours = [
         line for line in lines if "Error" in line and not line.startswith(("at ", "File ", "org.apache", "Traceback"))
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -228,3 +229,31 @@ def test_bytes_that_are_no_text() -> None:
     run_once(name="copies", transform_sql=sql, **options)
     assert rows("copies", "n, body") == [(1, "good"), (3, "fine")]
     assert [json.loads(payload) for (payload,) in rows("failed", "payload")] == [{"n": 2, "body": "\\xff\\xfe"}]
+
+
+@weft.udf(args=("Int64",), returns="Int64")
+def fragile(n):  # type: ignore[no-untyped-def]
+    if 2 in n.to_pylist():
+        os._exit(3)
+    return n
+
+
+@weft.udf(args=("Int64",), returns="Int64")
+def unused(n):  # type: ignore[no-untyped-def]
+    return n
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.timeout(120)  # a worker of Spark's may wait for good
+def test_a_row_that_ends_the_process_of_a_function() -> None:
+    events = declare(n="int64")
+    weft.publish_sync(events, [{"n": 1}, {"n": 2}, {"n": 3}])
+    options: dict[str, Any] = {"source": events, "transform_sql": "SELECT fragile(n) AS n FROM source"}
+    options["udfs"] = [fragile, unused]
+    with pytest.raises(WeftError, match=r"batch of failing: the Python process ended that ran the UDF fragile\."):
+        run_once(name="failing", target_table=(None, "failing"), **options)
+    to = {"target_table": (None, "copies"), "dead_letter_stream": "failed"}
+    run_once(name="copies", transform_on_error="dlq", **to, **options)
+    assert rows("copies", "n") == [(1,), (3,)]
+    (letter,) = letters_of_stream()
+    assert json.loads(letter["payload"])["n"] == 2 and "UDF fragile" in letter["error"]

@@ -16,6 +16,7 @@ import pyarrow as pa
 from weft import tracing
 from weft.engine import inputs
 from weft.engine.passed_columns import passed_columns
+from weft.engine.streaming import functions
 from weft.engine.streaming.batch_id import BatchId
 from weft.engine.streaming.batch_reader import BatchReader
 from weft.engine.streaming.cdc.applying import ChangeBatch, changes_of, tombstones
@@ -47,6 +48,7 @@ from weft.pipelines.streaming.endpoints import label_of
 from weft.pipelines.streaming.execution import CdcReport, WindowReport
 from weft.pipelines.streaming.spec import StreamingPipeline, Target
 from weft.project import current
+from weft.spark_support import outcome
 from weft.spark_support.sessions import union_of
 from weft.systems.dead_letter_store import DeadLetter
 from weft.systems.load import Counts
@@ -107,8 +109,12 @@ class Batches:
 
     def run(self, frame: Any, batch: BatchId) -> BatchResult:
         """Carry out the batch that Spark made of all sources."""
-        with tracing.span(*process_span(self.pipeline, self.sources, batch)):
+        with tracing.span(*process_span(self.pipeline, self.sources, batch)), outcome.calling(self._called):
             return self._carried_out(frame, batch)
+
+    @cached_property
+    def _called(self) -> list[str]:
+        return functions.called_by(self.pipeline)
 
     def _carried_out(self, frame: Any, batch: BatchId) -> BatchResult:
         _steps.debug("begun")

@@ -22,6 +22,7 @@ import pyarrow as pa
 
 from weft.engine import frames
 from weft.errors import DeclarationError, WeftError
+from weft.pipelines.streaming.spec import StreamingPipeline
 from weft.udfs import Udaf, Udf, arrow_type, declared_udaf, declared_udf
 
 _PREFIX = "__weft_"
@@ -140,6 +141,17 @@ def check_calls(sql: str, udfs: Sequence[Any], aggregate_udfs: Sequence[Any]) ->
     if declared:
         for _ in _calls(_tokens(sql), declared):
             pass
+
+
+def called_by(pipeline: StreamingPipeline) -> list[str]:
+    """Return the names of the user's functions that the batches of a pipeline call."""
+    window, udfs = pipeline.window, [declared_udf(each) for each in pipeline.udfs]
+    declared = [*udfs, *(declared_udaf(each) for each in pipeline.aggregate_udfs)]
+    aggregates = [] if window is None else [each.udaf for each in window.aggregations if each.udaf is not None]
+    emit_sql = None if window is None else window.emit_sql
+    calls = [_calls(_tokens(sql), declared) for sql in (pipeline.transform_sql, emit_sql) if sql and declared]
+    called = [*aggregates, *(call[0] for call in itertools.chain(*calls))]
+    return sorted({each.sql_name for each in called})
 
 
 def _tokens(sql: str) -> list[Any]:
