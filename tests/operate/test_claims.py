@@ -200,6 +200,23 @@ def test_a_claim_that_the_clock_made_long(log: RunLog) -> None:
 
 
 @pytest.mark.every_system
+def test_a_lease_is_as_long_as_its_holder_says(log: RunLog) -> None:
+    """Of two schedulers with other leases, the one that waits does not take the lead from one that lives."""
+    run = granted(log, lease_seconds=300)
+
+    def ends() -> timedelta:
+        return log._book.locked(PIPELINE, lambda records: (records.claim.expires_at or SLOT) - records.claim.now)
+
+    for seconds in (1, 60, 3600):
+        assert refused(log, lease_seconds=seconds).why == "running"
+        assert timedelta(seconds=240) < ends() <= timedelta(seconds=300)
+    assert log.finish(run, "succeeded")
+    # What follows is not held for as long.
+    assert isinstance(log.claim(PIPELINE, slot=NEXT, lease_seconds=30), ClaimedRun)
+    assert ends() <= timedelta(seconds=30)
+
+
+@pytest.mark.every_system
 def test_a_process_that_lives_while_the_clock_is_set_back(log: RunLog) -> None:
     claimed = claimed_before_the_clock_went_back(log, PIPELINE, slot=SLOT)
     for _ in range(3):

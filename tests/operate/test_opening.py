@@ -378,7 +378,7 @@ def test_a_log_of_before(log_url: str, caplog: pytest.LogCaptureFixture) -> None
     """Pauses came later: its columns are added by who writes, and who may not does without."""
     with open_run_log(log_url) as log:
         run = claimed(log)
-        drop(log, "paused_at", "cancelled", "watched_at", "stale_at")
+        drop(log, "paused_at", "cancelled", "watched_at", "stale_at", "lease_seconds")
     with open_run_log(log_url, read_only=True) as log:
         assert log.latest(None)[run.pipeline].paused_at is None
     with open_run_log(f"{log_url}?create_tables=false") as log:

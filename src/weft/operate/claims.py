@@ -2,7 +2,7 @@
 
 Two callers never decide at once: a store locks the records, or refuses the change of who was slower. Leases are judged
 by the store's clock alone, so hosts need not agree about the time. Where that clock was set back, the first
-process that looks shortens the lease to its usual length; an owner that lives renews it. Each
+process that looks shortens the lease to the length that its owner gave it; an owner that lives renews it. Each
 grant increments `fence`: a process with an older one has lost the claim and changes nothing.
 """
 
@@ -127,6 +127,7 @@ def _begin(records: LockedPipeline, run: ClaimedRun) -> None:
         "attempt": run.attempt,
         "owner": run.owner,
         "expires_at": run.started_at + timedelta(seconds=run.lease_seconds),
+        "lease_seconds": run.lease_seconds,
         # A pipeline that runs is not skipped any more. Start and skip may have the same time, so that cannot decide.
         "skip_run_id": None,
         "cancelled": None,
@@ -153,14 +154,16 @@ def _interrupt(records: LockedPipeline, last: Attempt) -> Attempt:
 
 
 def release(records: LockedPipeline, changes: dict[str, Any]) -> None:
-    records.change({"owner": None, "expires_at": None, "cancelled": None, **changes})
+    records.change({"owner": None, "expires_at": None, "lease_seconds": None, "cancelled": None, **changes})
 
 
 def shorten(records: LockedPipeline, lease_seconds: float) -> None:
-    """Let a lease that is longer than it can be end as one that is renewed now: the store's clock was set back."""
+    """Let a lease that is longer than it can be end as one that is renewed now: the store's clock was set back.
+    `lease_seconds` is for claims of older versions, which do not say how long theirs is."""
     claim = records.claim
-    if claim.is_live and is_too_long(claim.expires_at, claim.now, lease_seconds):
-        records.change({"expires_at": claim.now + timedelta(seconds=lease_seconds)})
+    seconds = lease_seconds if claim.lease_seconds is None else claim.lease_seconds
+    if claim.is_live and is_too_long(claim.expires_at, claim.now, seconds):
+        records.change({"expires_at": claim.now + timedelta(seconds=seconds)})
 
 
 def cancel(records: LockedPipeline, run_id: str) -> Literal["asked", "cancelled", "ended"]:

@@ -32,6 +32,8 @@ class Claim:
     """The attempt that is to end, as `attempt_text` writes it."""
     watched_at: datetime | None = None
     stale_at: datetime | None = None
+    lease_seconds: float | None = None
+    """How long its owner holds it from a renewal on; `None` where that is not known."""
 
     @property
     def is_live(self) -> bool:

@@ -100,8 +100,8 @@ class RunLog:
         that was killed or was silent for longer than its lease does not count: its attempt is recorded as interrupted.
         Up to three such attempts of a slot are not counted among those allowed. A pipeline that is paused runs only
         `by_hand`, which is without a slot unless it is said. `again`: the answer to the last claim of this process was
-        lost, and if that was granted, it does not stand in the way. All who claim a pipeline have the same
-        `lease_seconds`: a claim for much longer was made before the log's clock was set back, and is shortened.
+        lost, and if that was granted, it does not stand in the way. A claim that lasts longer than its own
+        `lease_seconds` was made before the log's clock was set back, and is shortened to them.
         """
         if slot is not None and slot.tzinfo is None:
             raise DeclarationError("A slot needs a time zone.", hint="Use what Schedule.latest gives.")

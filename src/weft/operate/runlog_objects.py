@@ -62,6 +62,7 @@ class Document(msgspec.Struct):
     cancelled: str | None = None
     watched_at: datetime | None = None
     stale_at: datetime | None = None
+    lease_seconds: float | None = None
     attempts: list[Attempt] = []
     """The newest ones, in the order in which they began."""
     is_archived: bool = False
@@ -308,6 +309,7 @@ class _Records(LockedPipeline):
             document.cancelled,
             document.watched_at,
             document.stale_at,
+            document.lease_seconds,
         )
         self.begun: list[str] = []
         self.is_changed = False

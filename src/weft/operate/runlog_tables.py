@@ -36,10 +36,11 @@ _RUNS = pa.schema(
     pa.field(name, _ARROW_TYPES.get(variants(hint)[0], pa.string()), nullable=NoneType in get_args(hint))
     for name, hint in get_type_hints(Attempt).items()
 )
-# Logs that are older do not have these: the oldest none, those of the version before this one the controls alone.
+# Logs that are older do not have these: the oldest none, later ones the first of them.
 _CONTROLS = (pa.field("paused_at", _INSTANT), pa.field("cancelled", pa.string()))
 _NOTES = (pa.field("watched_at", _INSTANT), pa.field("stale_at", _INSTANT))
-_LATER = (*_CONTROLS, *_NOTES)
+_LEASES = (pa.field("lease_seconds", pa.float64()),)
+_LATER = (*_CONTROLS, *_NOTES, *_LEASES)
 _CLAIMS = pa.schema(
     [
         pa.field("pipeline", pa.string(), nullable=False),
@@ -128,11 +129,8 @@ class LogTables(RunStore):
             missing = [each for each in missing if not self._add_column(each)]
         self._missing = missing
         if write and missing:
-            what = [
-                each
-                for each, fields in (("pauses and cancels", _CONTROLS), ("what is stale", _NOTES))
-                if any(field in missing for field in fields)
-            ]
+            notes = {"pauses and cancels": _CONTROLS, "what is stale": _NOTES, "how long leases are": _LEASES}
+            what = [each for each, fields in notes.items() if any(field in missing for field in fields)]
             text = "The run log %s cannot note %s. %s"
             _log.warning(text, self.shown, " and ".join(what), self._alterations())
 
@@ -216,7 +214,8 @@ class LogTables(RunStore):
         )
         if row is None:
             return None
-        fence, run_id, attempt, owner, expires_at, failures, now, paused_at, cancelled, watched_at, stale_at = row
+        fence, run_id, attempt, owner, expires_at, failures, now, *later = row
+        paused_at, cancelled, watched_at, stale_at, lease_seconds = later
         moment = instant(now)
         assert moment is not None
         return Claim(
@@ -232,6 +231,7 @@ class LogTables(RunStore):
             cancelled,
             instant(watched_at),
             instant(stale_at),
+            lease_seconds,
         )
 
     def _add(self, pipeline: str) -> None:
@@ -272,7 +272,7 @@ class LogTables(RunStore):
         for name, owner, expires_at, succeeded_at, failures, now, *rest in rows:
             if names is not None and name not in names:
                 continue
-            (paused_at, _, watched_at, stale_at, is_same), attempts = rest[:5], rest[5:]
+            (paused_at, _, watched_at, stale_at, _, is_same), attempts = rest[:6], rest[6:]
             width = len(attempts) // 3
             last, scheduled, skipped = (attempt_of(attempts[at : at + width]) for at in (0, width, 2 * width))
             scheduled = last if is_same else scheduled
