@@ -8,6 +8,7 @@ Arrow type of its own (UUID, JSON, time of day) travels as a string whose field 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Any
@@ -70,7 +71,8 @@ def in_calendar(column: pa.ChunkedArray) -> pa.ChunkedArray | None:
 
 
 def python_rows(rows: pa.Table | pa.RecordBatch) -> list[dict[str, Any]]:
-    """Return rows as values of Python. Times that it does not have are texts."""
+    """Return rows as values of Python. Times that it does not have are texts; of texts that are not UTF-8 the bytes are
+    shown, as `\\xff`."""
     try:
         return list(rows.to_pylist())
     except (OverflowError, ValueError):
@@ -79,7 +81,8 @@ def python_rows(rows: pa.Table | pa.RecordBatch) -> list[dict[str, Any]]:
 
 
 def python_values(column: pa.Array | pa.ChunkedArray) -> list[Any]:
-    """Return values as those of Python. The times of one that holds a time which Python does not have are texts."""
+    """Return values as those of Python. The times of one that holds a time which Python does not have are texts, and so
+    are bytes that are no text."""
     try:
         return list(column.to_pylist())
     except (OverflowError, ValueError):
@@ -87,10 +90,55 @@ def python_values(column: pa.Array | pa.ChunkedArray) -> list[Any]:
 
 
 def _python_value(value: pa.Scalar, text: pa.Scalar) -> Any:
+    for each in (value, text):
+        with suppress(OverflowError, ValueError):
+            return each.as_py()
+    return _with_bytes_shown(text)
+
+
+def _with_bytes_shown(value: pa.Scalar) -> Any:
+    if not value.is_valid:
+        return None
+    if isinstance(value, pa.StringScalar):
+        return value.as_buffer().to_pybytes().decode(errors="backslashreplace")
+    if isinstance(value, pa.StructScalar):
+        return {name: _with_bytes_shown(each) for name, each in value.items()}
+    if isinstance(value, pa.MapScalar):
+        return [tuple(map(_with_bytes_shown, each.values())) for each in value.values]
+    return list(map(_with_bytes_shown, value.values)) if isinstance(value, pa.ListScalar) else value.as_py()
+
+
+def not_utf8(rows: pa.Table | pa.RecordBatch) -> dict[int, str]:
+    """Return the numbers of the rows with a text that is not UTF-8, as Spark makes of bytes, each with the column."""
+    bad: dict[int, str] = {}
+    if is_utf8(rows):
+        return bad
+    for name, column in zip(rows.schema.names, rows.columns, strict=True):
+        for number, value in enumerate(() if is_utf8(column) else column):
+            try:
+                value.as_py()
+            except UnicodeDecodeError:
+                bad.setdefault(number, name)
+            except (OverflowError, ValueError):
+                pass  # a time that Python does not have
+    return bad
+
+
+def is_utf8(rows: pa.Table | pa.RecordBatch | pa.ChunkedArray | pa.Array) -> bool:
+    """Return whether all texts are UTF-8."""
     try:
-        return value.as_py()
-    except (OverflowError, ValueError):
-        return text.as_py()
+        rows.validate(full=True)
+    except pa.ArrowInvalid:
+        return False
+    return True
+
+
+def with_bytes_shown(rows: pa.Table) -> pa.Table:
+    """Return rows with texts in which bytes that are not UTF-8 are shown, as `python_rows` does."""
+    for at, field in enumerate(() if is_utf8(rows) else rows.schema):
+        if pa.types.is_string(field.type):
+            rows = rows.set_column(at, field, pa.array(python_values(rows.column(at)), field.type))
+    return rows
 
 
 def _times_as_texts(kind: pa.DataType) -> pa.DataType:

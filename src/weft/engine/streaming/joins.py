@@ -21,9 +21,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.lib.stride_tricks import sliding_window_view
 
-from weft.columns import hint_of, hinted, in_calendar, python_rows
+from weft.columns import hint_of, hinted, in_calendar, not_utf8, python_rows
 from weft.engine import frame_projection, inputs
 from weft.engine.streaming import new_columns
+from weft.engine.streaming.failing_rows import without_rows
 from weft.engine.streaming.sources import open_source
 from weft.engine.streaming.stateful import (
     LATE,
@@ -128,13 +129,13 @@ class Joins(Stateful):
         for name, hint in hints.items():
             at = table.schema.get_field_index(name)
             table = table.set_column(at, hinted(name, hint), table[name])
-        rows, outside = _in_calendar(table.filter(kept).drop_columns([REASON]))
+        rows, unheld = _storable(table.filter(kept).drop_columns([REASON]))
         rows, aside = self._limited(self._fragments(rows))
         return Reduced(
             rows,
             {self._sides[each[SIDE]].source: each[f"{TIME}_max"] for each in newest},
             {each["values"]: each["counts"] for each in counts},
-            aside=[*outside, *aside],
+            aside=[*unheld, *aside],
         )
 
     def add(self, number: int, reduced: Reduced, spark: Any) -> None:
@@ -325,17 +326,21 @@ def _stored_field(field: pa.Field) -> pa.Field:
     return stored_field(field).with_nullable(True)
 
 
-def _in_calendar(rows: pa.Table) -> tuple[pa.Table, list[tuple[dict[str, Any], str]]]:
-    """Return rows without those that have a time outside of the years 1 to 9999, which no database gives back."""
+def _storable(rows: pa.Table) -> tuple[pa.Table, list[tuple[dict[str, Any], str]]]:
+    """Return rows without those that have a time outside of the years 1 to 9999, which no database gives back, or a
+    text that is not UTF-8."""
     is_inside = pa.chunked_array([pa.repeat(pa.scalar(True), len(rows))])
     for column in rows.columns:
         if (fits := in_calendar(column)) is not None:
             is_inside = pc.and_(is_inside, fits)
-    if pc.all(is_inside, min_count=0).as_py():
+    reasons = {number: f"Column {name!r} has a text that is not UTF-8." for number, name in not_utf8(rows).items()}
+    if not reasons and pc.all(is_inside, min_count=0).as_py():
         return rows, []
-    outside = rows.filter(pc.invert(is_inside)).select([name for name in rows.column_names if name not in _OWN])
-    why = "It has a time outside of the years 1 to 9999."
-    return rows.filter(is_inside), [(row, why) for row in python_rows(outside)]
+    for number in pc.indices_nonzero(pc.invert(is_inside)).to_pylist():
+        reasons.setdefault(number, "It has a time outside of the years 1 to 9999.")
+    named = [name for name in rows.column_names if name not in _OWN]
+    unheld = python_rows(rows.select(named).take(pa.array(reasons, pa.int64())))
+    return without_rows(rows, reasons), list(zip(unheld, reasons.values(), strict=True))
 
 
 def _key(texts: Sequence[str]) -> str:

@@ -18,7 +18,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from weft.columns import python_rows
+from weft.columns import python_rows, with_bytes_shown
 from weft.systems.dead_letter_store import DeadLetter
 
 ORIGIN = "_weft_origin"
@@ -35,7 +35,7 @@ def with_origins(letters: Sequence[DeadLetter], rows: pa.Table) -> list[DeadLett
     # SQL that gives all columns has it twice.
     others = [number for number, name in enumerate(rows.column_names) if name != ORIGIN]
     where = max(number for number, name in enumerate(rows.column_names) if name == ORIGIN)
-    rows = rows.select(others).append_column(ORIGIN, rows.column(where))
+    rows = with_bytes_shown(rows.select(others).append_column(ORIGIN, rows.column(where)))
     payloads = [json.loads(each.payload) for each in letters]
     comparable = {
         field.name: convert

@@ -34,9 +34,9 @@ from weft.systems.stream_source import EVENT_TIME, FrameRows, counted
 REASON = "_weft_reason"
 MILLISECOND = 1000
 LATE, _FUTURE, _UNDATED, _ANCIENT = "late", "future", "undated", "ancient"
-_NO_NUMBER, _OUTSIDE = "no number", "outside"
+_NO_NUMBER, _OUTSIDE, _NO_TEXT = "no number", "outside", "no text"
 _FINGERPRINT, _VOID = b"weft.window", {b"weft.void": b"1"}
-_BAD = (_UNDATED, _FUTURE, _ANCIENT, _NO_NUMBER, _OUTSIDE)
+_BAD = (_UNDATED, _FUTURE, _ANCIENT, _NO_NUMBER, _OUTSIDE, _NO_TEXT)
 # The first and last day of the years 1 to 9999, counted from 1970, and the microseconds of a day.
 _FIRST_DAY, _LAST_DAY, _DAY = -719_162, 2_932_896, 86_400_000_000
 # The second day of the year 1, in microseconds: databases hold no time before that year.
@@ -57,6 +57,7 @@ _WHY = {
     _UNDATED: "has no event time",
     _NO_NUMBER: "has a text that is no number in {numbers}",
     _OUTSIDE: "has a time outside of the years 1 to 9999",
+    _NO_TEXT: "has a text that is not UTF-8 in {texts}",
 }
 NEVER = (1 << 63) - 1
 _WHOLE = pa.decimal128(19, 0)
@@ -95,6 +96,8 @@ class Stateful(ABC):
     """The columns that must be numbers."""
     _kept: Sequence[str] = ()
     """The columns whose values are kept as they are."""
+    _texts: Sequence[str] = ()
+    """The columns of which rows with a text that is not UTF-8 are left out."""
     probe: Probe | None = None
     """What fails for a row that `reduce` fails for; `None` where no row can make it fail."""
 
@@ -205,6 +208,8 @@ class Stateful(ABC):
         for name in self._kept:
             if (moment := _CALENDAR.get(frame.schema[name].dataType.typeName())) is not None:
                 reasons[moment.format(quoted(name))] = _OUTSIDE
+        for name in self._texts:
+            reasons[f"NOT is_valid_utf8({quoted(name)})"] = _NO_TEXT
         for name in self._numbers:
             if frame.schema[name].dataType.typeName() == "string":
                 reasons[f"{quoted(name)} IS NOT NULL AND try_cast({quoted(name)} AS DOUBLE) IS NULL"] = _NO_NUMBER
@@ -263,7 +268,8 @@ class Stateful(ABC):
         return letters
 
     def _why(self, reason: str) -> str:
-        return _WHY[reason].format(late=self.LATE_SINCE, numbers=" or ".join(self._numbers))
+        named = {"numbers": " or ".join(self._numbers), "texts": " or ".join(self._texts)}
+        return _WHY[reason].format(late=self.LATE_SINCE, **named)
 
     def _rejected_reasons(self) -> list[str]:
         return [*_BAD, *([LATE] if self._late_data == "dlq" else [])]

@@ -6,7 +6,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -15,12 +15,13 @@ from typing import Any
 
 import pyarrow as pa
 
-from weft.columns import hint_of, is_nested, python_rows, python_values
+from weft.columns import hint_of, is_nested, not_utf8, python_rows, python_values
 from weft.engine import connectors, frames, inputs
 from weft.engine.inputs import Input
 from weft.engine.readers import read_all
 from weft.engine.streaming.batch_id import BatchId
 from weft.engine.streaming.dead_letters import NO_STORE
+from weft.engine.streaming.failing_rows import without_rows
 from weft.errors import SchemaError
 from weft.pipelines.streaming.spec import StreamingPipeline, Target
 from weft.project import current
@@ -94,7 +95,16 @@ def _published_events(target: Target, connection: Connection, rows: Input, key: 
     fields = ready.log.fields()
     documents = {name for name, kind in fields.items() if kind.base == "json"}
     known = ready.stream.fields if ready.stream.validate_schema else fields
-    parts = _events(rows, documents, known, keeps_time=EVENT_TIME in ready.stream.fields)
+    aside: list[int] = []
+
+    def unread(some: pa.Table, bad: Mapping[int, str]) -> None:
+        reasons = [f"Column {name!r} has a text that is not UTF-8." for name in bad.values()]
+        if put is None:
+            raise SchemaError(reasons[0], field=next(iter(bad.values())), hint=NO_STORE)
+        put(list(zip(python_rows(some.take(pa.array(bad, pa.int64()))), reasons, strict=True)))
+        aside.append(len(bad))
+
+    parts = _events(rows, documents, known, unread, keeps_time=EVENT_TIME in ready.stream.fields)
     first = list(itertools.islice(parts, 2))
     once = f"{key} {target.name}" if len(first) == 1 else None
     read = stored = refused = 0
@@ -105,7 +115,7 @@ def _published_events(target: Target, connection: Connection, rows: Input, key: 
         read += len(events)
         stored += counts.inserted
         refused += counts.quarantined
-    return Counts(rows_read=read, inserted=stored, quarantined=refused)
+    return Counts(rows_read=read + sum(aside), inserted=stored, quarantined=refused + sum(aside))
 
 
 def _stored(ready: OpenedStream, events: list[dict[str, Any]], key: str | None, put: PutRefused | None) -> Counts:
@@ -133,10 +143,16 @@ def _stored(ready: OpenedStream, events: list[dict[str, Any]], key: str | None, 
 
 
 def _events(
-    rows: Input, documents: Collection[str], known: Collection[str], *, keeps_time: bool
+    rows: Input,
+    documents: Collection[str],
+    known: Collection[str],
+    unread: Callable[[pa.Table, Mapping[int, str]], None],
+    *,
+    keeps_time: bool,
 ) -> Iterator[list[dict[str, Any]]]:
     """Yield rows as events. A text for one of the fields in `documents` is JSON. A null in a column that is no `known`
-    field is no value: another row brought the column."""
+    field is no value: another row brought the column. `unread` takes rows with the numbers of those that are no events,
+    since a text is not UTF-8."""
     gathered: list[dict[str, Any]] = []
     for batch in _batches(rows):
         names = [
@@ -144,7 +160,12 @@ def _events(
             for name in batch.schema.names
             if not name.startswith(RESERVED_PREFIX) and (keeps_time or name != EVENT_TIME)
         ]
-        events = python_rows(batch.select(names))
+        batch = batch.select(names)
+        if bad := not_utf8(batch):
+            some = pa.Table.from_batches([batch])
+            unread(some, bad)
+            batch = without_rows(some, bad)
+        events = python_rows(batch)
         for name in names:
             if (as_published := _published(batch.schema.field(name), is_document=name in documents)) is not None:
                 for event, value in zip(events, as_published(batch.column(name)), strict=True):

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from weft.columns import python_rows, without_voids
+from weft.columns import is_utf8, python_rows, without_voids
 from weft.engine import frames
 from weft.engine.streaming import fan_in, functions
 from weft.engine.streaming.aggregates import OF_NUMBERS, OF_VALUES, Steps, lost, plain, steps
@@ -37,7 +37,7 @@ from weft.engine.streaming.stateful import (
 from weft.errors import DeclarationError, LoadRefusedError
 from weft.pipelines.streaming.execution import WindowReport
 from weft.pipelines.streaming.spec import StreamingPipeline
-from weft.pipelines.streaming.windows import WINDOW_END, WINDOW_START, WINDOWS
+from weft.pipelines.streaming.windows import WINDOW_END, WINDOW_START, WINDOWS, Aggregation
 from weft.spark_support import outcome
 from weft.spark_support.sessions import quoted
 from weft.systems.dead_letter_store import DeadLetter
@@ -70,6 +70,8 @@ class Windows(Stateful):
         self._hop = (window.hop_ms or 0) * MILLISECOND or self._length
         self._numbers = self._aggregated(OF_NUMBERS)
         self._kept = list(dict.fromkeys([*window.group_by, *self._aggregated(OF_VALUES)]))
+        made = [name for e in window.aggregations if _is_json(e) or e.udaf is not None for name in e.columns]
+        self._read_as_texts = list(dict.fromkeys([*self._kept, *made]))
         times = {each.name: window.event_time_column for each in pipeline.sources}
         super().__init__(pipeline, store, window.late_data, window.allowed_lateness_ms, times)
         self._stored = self._counted()
@@ -96,9 +98,24 @@ class Windows(Stateful):
 
     def reduce(self, rows: Sequence[tuple[str, Any]]) -> Reduced:
         """Return what the windows get of rows, which are a DataFrame for each source."""
-        with outcome.explained(f"run the batch of {self.pipeline.name}"):
-            table = self._keyed(self._grouped(rows)).toArrow()
+        self._texts = ()
+        table = self._table(rows)
+        if self._has_bytes(table):
+            # Only now: to look at each text takes time, and almost all are UTF-8.
+            texts = {name for _, frame in rows for name, kind in frame.dtypes if kind.startswith("string")}
+            self._texts = [name for name in self._read_as_texts if name in texts]
+            table = self._table(rows)
         return self._split(table, rows)
+
+    def _table(self, rows: Sequence[tuple[str, Any]]) -> pa.Table:
+        with outcome.explained(f"run the batch of {self.pipeline.name}"):
+            return self._keyed(self._grouped(rows)).toArrow()
+
+    def _has_bytes(self, table: pa.Table) -> bool:
+        """Return whether bytes that are not UTF-8 have come into what a batch makes of its rows."""
+        # Spark puts this character in their place where it makes JSON.
+        texts = (table[each.name] for each in self.window.aggregations if _is_json(each))
+        return not is_utf8(table) or any(pc.any(pc.match_substring(text, "\ufffd")).as_py() for text in texts)
 
     def _grouped(self, rows: Sequence[tuple[str, Any]]) -> Any:
         frame, is_one = self._timed(rows), len(rows) == 1
@@ -507,6 +524,11 @@ class Windows(Stateful):
         if window.gap_ms is not None:
             named |= {"gap": window.gap_ms, "limit": window.max_session_duration_ms}
         return hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()
+
+
+def _is_json(each: Aggregation) -> bool:
+    """Return whether an aggregate keeps its values in JSON."""
+    return each.agg == "collect" or (each.agg == "count_distinct" and each.mode == "exact")
 
 
 def _before(last: StateBatch) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import pyarrow as pa
 
@@ -194,7 +194,7 @@ class BadRows:
             return True
 
         def aside(number: int) -> None:
-            row = _row_of(batch.slice(number, 1))
+            (row,) = python_rows(batch.slice(number, 1))
             row.pop(ROW, None)
             self.count += 1
             self._store([(quarantine.NOWHERE, row, self._reason)])
@@ -550,17 +550,3 @@ class BadRows:
             keep(self.transaction)
         elif not self._is_trial:
             quarantine.insert(self.transaction, rows, rows_of=self._rows_of)
-
-
-def _row_of(alone: pa.RecordBatch) -> dict[str, Any]:
-    """Return a row that is put aside; of a text that is not UTF-8 the bytes are shown, as `\\xff`."""
-    try:
-        (row,) = python_rows(alone)
-    except UnicodeDecodeError:
-        for at, field in enumerate(alone.schema):
-            if pa.types.is_string(field.type):
-                (value,) = alone.column(at).cast(pa.binary()).to_pylist()
-                text = None if value is None else value.decode(errors="backslashreplace")
-                alone = alone.set_column(at, field, pa.array([text], field.type))
-        (row,) = python_rows(alone)
-    return row
