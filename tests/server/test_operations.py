@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import logging
 import os
+import sqlite3
 import sys
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,7 +30,7 @@ from weft.operate.scheduler import LEADER
 from weft.pipelines.streaming.declare import find
 from weft.pipelines.streaming.execution import Report, WindowReport
 from weft.project import Project, current
-from weft.server import history, pipelines, streaming
+from weft.server import changes, history, pipelines, streaming
 from weft.server.history_table import STREAMING, Flow, HistoryTable
 from weft.streams.rejected import common
 from workers import declare
@@ -275,6 +277,40 @@ def test_what_a_model_leaves_out_of_a_stream(log: RunLog, http: Any) -> None:
     ]
 
 
+def test_what_changed_within_a_day(log: RunLog, http: Any, streams: Project) -> None:
+    run_once(log, "nightly")
+    run_once(log, "nightly", "failed", error="no luck\nat all")
+    last = run_once(log, "nightly", "failed", error="no luck again")
+    run_once(log, "customers", "failed", error="once")
+    run_once(log, "customers")
+    log.pause("customers")
+    cancelled: Any = log.claim("revenue", resume=False)
+    log.finish(cancelled, "cancelled")
+    log.attend("process:worker:1")
+    answer = http.get("/api/v1/changes").json()
+    assert answer["problem"] is None
+    assert [each["at"] for each in answer["changes"]] == sorted(
+        (each["at"] for each in answer["changes"]), reverse=True
+    )
+    shown = {(each["what"], each["name"]): each for each in answer["changes"]}
+    assert shown.keys() == {
+        ("began to fail", "nightly"),
+        ("recovered", "customers"),
+        ("paused", "customers"),
+        ("cancelled", "revenue"),
+        ("started", "worker"),
+    }
+    failing = shown["began to fail", "nightly"]
+    assert (failing["failures"], failing["note"], failing["run_id"]) == (2, "no luck again", last)
+    assert shown["recovered", "customers"]["failures"] == 1
+    # What fails for longer than a day is no news, and needs attention all the same.
+    with closing(sqlite3.connect(streams.root / ".weft/runs.db")) as database, database:
+        database.execute(
+            "UPDATE \"weft.runs\" SET started_at = datetime('now', '-2 days') WHERE error LIKE 'no luck%at all'"
+        )
+    assert ("began to fail", "nightly") not in {(each["what"], each["name"]) for each in changes.read_changes()}
+
+
 def test_the_scheduler(log: RunLog, http: Any) -> None:
     shown = http.get("/api/v1/scheduler").json()
     assert shown["leader"] == {"leads": False, "host": None, "pid": None, "since": None}
@@ -342,7 +378,7 @@ def test_the_graph(log: RunLog, http: Any) -> None:
 PATHS = (
     *("pipelines", "pipelines/nightly", "runs", "runs/x", "runs/x/log"),
     *("streaming", "streaming/loader", "streaming/loader/history", "models/revenue", "state", "scheduler"),
-    *("processes", "graph"),
+    *("processes", "changes", "graph"),
 )
 
 

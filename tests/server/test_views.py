@@ -327,6 +327,8 @@ def test_the_first_page_says_how_all_stands(server: Callable[..., Any], open_pag
     expect(wrong.nth(1)).to_contain_text(re.compile("2 pipelines overdue *No scheduler started them: yearly, monthly"))
     expect(wrong.nth(2)).to_contain_text(re.compile("clicks behind *slower: 1,999 events behind"))
     expect(wrong.nth(3)).to_contain_text(re.compile("clicks behind *slow: 1,990 events behind"))
+    changed = page.get_by_role("region", name="Changed within a day").get_by_role("listitem")
+    expect(changed.last).to_contain_text(re.compile(r"service started *[\w ]+: \S+, process"))
     warm_python.run([sys.executable, "-c", SUCCEED], cwd=served.folder, check=True)
     expect(page.locator("#tile-runs")).to_have_text("none failing")
     expect(page.locator("#tile-runs-note")).to_have_text("3 pipelines, 2 never ran")

@@ -18,6 +18,7 @@ from starlette.routing import Match, Route
 
 from weft.server import (
     actions,
+    changes,
     consuming,
     cors,
     dead_letters,
@@ -142,6 +143,7 @@ def app(
             Route("/api/v1/models/{model}", models.model),
             Route("/api/v1/state", streaming.states),
             Route("/api/v1/scheduler", schedule.scheduler),
+            Route("/api/v1/changes", changes.changes),
             Route("/api/v1/processes", processes.processes),
             Route("/api/v1/graph", graph.graph),
             Route("/healthz", health.healthz),
@@ -164,6 +166,7 @@ def app(
     application.state.models = models.Models()
     application.state.plans = model_actions.Plans()
     application.state.scheduler = schedule.schedule_probe()
+    application.state.changes = changes.changes_probe()
     application.state.processes = processes.processes_probe()
     application.state.health = health.Health()
     application.state.metrics = metrics.ServerMetrics()

@@ -378,6 +378,12 @@ def _operations() -> dict[str, Any]:
         ),
         "/api/v1/state": path("states", "List what windows and joins keep, and what holds their watermarks", "States"),
         "/api/v1/scheduler": path("scheduler", "Show who leads, what runs, waits and is due next", "Schedule"),
+        "/api/v1/changes": path(
+            "changes",
+            "Show what began to fail, recovered, was cancelled or paused, or started within a day",
+            "Changes",
+            about="By the run log, of the last 500 attempts that failed. Actions over HTTP are in `/api/v1/audit`.",
+        ),
         "/api/v1/processes": path(
             "processes",
             "Show which services, workers, schedulers and streaming pipelines run, and which are silent",

@@ -14,8 +14,7 @@ from weft.pipelines.streaming.spec import StreamingPipeline
 from weft.project import current
 from weft.server.cached_probe import CachedProbe
 from weft.server.consuming import query_of_all
-from weft.server.problems import Problem
-from weft.server.run_log import answered, open_log
+from weft.server.run_log import answered_or_not, open_log
 from weft.server.service import json_response
 from weft.systems import process
 
@@ -28,12 +27,7 @@ async def processes(request: Request) -> Response:
     """Show what runs, since when and when it was last heard of, and what is silent."""
     await query_of_all(request)
     known: CachedProbe[list[dict[str, Any]]] = request.app.state.processes
-    shown: list[dict[str, Any]] = []
-    problem = None
-    try:
-        shown = await answered(known, "The run log")
-    except Problem as error:  # the first page asks for it too, which has the streams all the same
-        problem = error.body["detail"]
+    shown, problem = await answered_or_not(known, "The run log")
     return json_response({"at": datetime.now(UTC), "processes": shown, "problem": problem})
 
 

@@ -72,6 +72,14 @@ async def answered(probe: CachedProbe[T], what: str) -> T:
         raise _unavailable(f"{what} cannot be used. The log of the service has the reason.") from None
 
 
+async def answered_or_not(probe: CachedProbe[list[T]], what: str) -> tuple[list[T], str | None]:
+    """Do the same for a part of a page that shows more: return nothing and why, where the other system is away."""
+    try:
+        return await answered(probe, what), None
+    except Problem as error:
+        return [], str(error)
+
+
 def as_problems(work: Callable[[], T]) -> Callable[[], T]:
     """Return `work` with its errors as problems that the client gets, in the words of the command."""
 

@@ -484,6 +484,22 @@ SCHEMAS: dict[str, Schema] = {
         next=array(_object(pipeline=_TEXT, next_due=_TIME, schedule=_TEXT, state=_TEXT)),
         paused=array(_object(pipeline=_TEXT, paused_at=_TIME)),
     ),
+    "Changes": _object(
+        "`problem`: why none are shown.",
+        at=_TIME,
+        problem=nullable(_TEXT),
+        changes=array(
+            _object(
+                "`at`: of one that recovered, when it failed last; `name`: of a pipeline, or the kind of a process.",
+                at=_TIME,
+                what={"type": "string", "enum": ["began to fail", "recovered", "cancelled", "paused", "started"]},
+                name=_TEXT,
+                note=_TEXT,
+                run_id=nullable(_TEXT),
+                failures=nullable(_WHOLE),
+            )
+        ),
+    ),
     "Processes": _object(
         "`problem`: why none are shown.",
         at=_TIME,

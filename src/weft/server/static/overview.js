@@ -1,9 +1,10 @@
 // The first page: asks for the overview every two seconds and shows it in place, so that focus and selection stay.
 
 import { Series, lineChart, sparkline, sum } from "./chart.js";
+import { Changes } from "./changes.js";
 import { count, find, make, plural, rate, say } from "./dom.js";
 import { PipelineRows } from "./pipelines.js";
-import { poll } from "./status.js";
+import { me, onMe, poll } from "./status.js";
 import { behind } from "./streaming.js";
 import { Tail } from "./tail.js";
 import { Chip, NameLink, Time, html, render, to } from "./ui.js";
@@ -14,9 +15,10 @@ let latest = { streams: [], pipelines: [] };
 let now = Date.now() / 1000; // by the server's clock
 let asked = false;
 // Streaming pipelines and their dead letters: of those who may read everything.
-const NOTHING = { streaming: [], letters: [], quarantines: [], silent: [] };
+const NOTHING = { streaming: [], letters: [], quarantines: [], silent: [], changes: null, actions: [] };
 let more = NOTHING;
 let others = null;
+let acted = null;
 
 const draw = lineChart(find("chart"));
 const standing = (name) => latest.streams.find((stream) => stream.name === name) || { head: 0, floor: 0 };
@@ -47,8 +49,16 @@ function askForMore() {
   others = [
     poll("api/v1/streaming", ({ pipelines }) => add({ streaming: pipelines }), { every: 6000, missing }),
     poll("api/v1/processes", ({ processes }) => add({ silent: processes.filter((each) => !each.lives) }), { every: 10000, missing }),
+    poll("api/v1/changes", ({ changes }) => add({ changes }), { every: 30000, missing }),
     poll("api/v1/dead-letters", ({ pipelines, quarantines }) => add({ letters: pipelines, quarantines }), { every: 20000, missing }),
   ];
+  const watch = () => {
+    if (!me().may_act || acted) return;
+    acted = poll("api/v1/audit", ({ actions }) => add({ actions }), { every: 30000, missing });
+    others.push(acted);
+  };
+  others.push({ stop: onMe(watch) });
+  watch();
 }
 
 function sumUp() {
@@ -58,7 +68,7 @@ function sumUp() {
 
 function leaveMore() {
   others?.forEach((each) => each.stop());
-  others = null;
+  others = acted = null;
 }
 
 function show(overview) {
@@ -194,7 +204,7 @@ function overdue(late) {
 }
 
 // What is wrong, and what runs now: each a link to where it is mended.
-function Attention({ streams, pipelines, streaming, letters, quarantines, silent }) {
+function Attention({ streams, pipelines, streaming, letters, quarantines, silent, changes, actions }) {
   const late = pipelines.filter((each) => each.due_since && now - new Date(each.due_since) / 1000 > OVERDUE_SECONDS);
   const slow = readers(streams, streaming).filter(isFarBehind).sort((a, b) => b.lag - a.lag);
   const wrong = [
@@ -214,7 +224,7 @@ function Attention({ streams, pipelines, streaming, letters, quarantines, silent
     ...pipelines.filter((each) => each.status === "running").map((each) => [to("runs", each.last.run_id), each.name, html`since <${Time} at=${each.last.started_at} />`]),
     ...streaming.filter((each) => each.running).map((each) => [to("streaming", each.name), each.name, `streaming${behind(each) === null ? "" : `, lag ${count(behind(each))}`}`]),
   ];
-  if (!wrong.length && !running.length) return null;
+  if (!wrong.length && !running.length && !changes) return null;
   return html`
     <div class="two">
       ${wrong.length > 0 && html`
@@ -224,6 +234,7 @@ function Attention({ streams, pipelines, streaming, letters, quarantines, silent
           ${wrong.length > MOST && html`<details class="rest"><summary class="note">and ${count(wrong.length - MOST)} more</summary><ul class="list"><${Wrong} items=${wrong.slice(MOST, MOST_OPENED)} /></ul></details>`}
         </section>
       `}
+      ${(running.length > 0 || changes) && html`<div class="view">
       ${running.length > 0 && html`
         <section class="panel" aria-labelledby="running-title">
           <div class="head"><h2 id="running-title">Running now</h2><p class="note">${count(running.length)}</p></div>
@@ -233,6 +244,8 @@ function Attention({ streams, pipelines, streaming, letters, quarantines, silent
           </ul>
         </section>
       `}
+      ${changes && html`<${Changes} changes=${changes} actions=${actions} now=${now * 1000} />`}
+      </div>`}
     </div>
   `;
 }
