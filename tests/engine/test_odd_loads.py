@@ -160,7 +160,7 @@ MIXED_TEXTS = [
 ]
 
 
-@pytest.mark.parametrize("form", ["list", "iterator", "pieces"])
+@pytest.mark.parametrize("form", ["list", "iterator", "pieces", "pandas", "frames"])
 def test_json_may_have_values_that_no_type_holds(connection: Any, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the column is one of JSON. One of structs takes none of them."""
     monkeypatch.setattr(inputs, "BATCH_ROWS", 2)
@@ -169,6 +169,8 @@ def test_json_may_have_values_that_no_type_holds(connection: Any, form: str, mon
         "list": lambda: rows,
         "iterator": lambda: iter(rows),
         "pieces": lambda: iter([rows[:1], rows[1:]]),
+        "pandas": lambda: pd.DataFrame(rows),
+        "frames": lambda: iter([pd.DataFrame(rows[:1]), pd.DataFrame(rows[1:])]),
     }
     if system_for(connection.kind).kind == "duckdb":
         with pytest.raises(weft.DeclarationError, match="of no one type"):
@@ -180,6 +182,23 @@ def test_json_may_have_values_that_no_type_holds(connection: Any, form: str, mon
     for odd in ("\ud800", {1: 2}, object(), datetime.min.replace(tzinfo=timezone(timedelta(hours=2)))):
         with pytest.raises(weft.DeclarationError, match="doc"):
             weft.load([{"n": 1, "doc": {"a": 2**70}}, {"n": 2, "doc": {"a": odd}}], target="t", connection=connection)
+
+
+def test_columns_of_pandas_stay_where_they_are(tmp_path: Path) -> None:
+    """Beside objects of several types, in their order, also where a name is a number or a value is missing."""
+    lake = weft.SQLiteConnection(str(tmp_path / "lake.db"), name="lake")
+    docs = {"doc": [{"a": 1}, float("nan"), {"a": "x"}], 7: [4, 5, 6], "docs": [[1], [], None], "n": [1, 2, 3]}
+    frame = pd.DataFrame(docs)
+    weft.load(frame, target="t", connection=lake)
+    with pytest.raises(weft.DeclarationError, match="column 'doc' are of no one type: dicts and texts"):
+        weft.load(frame.assign(doc=[{"a": 1}, "x", None]), target="t", connection=lake)
+    rows = stored_rows(lake, "t")
+    assert [list(row.values()) for row in rows] == [
+        ['{"a":1}', 4, "[1]", 1],
+        [None, 5, "[]", 2],
+        ['{"a":"x"}', 6, None, 3],
+    ]
+    assert list(rows[0]) == ["doc", "7", "docs", "n"]
 
 
 def test_a_key_that_came_too_late_for_the_type_of_objects_is_refused(

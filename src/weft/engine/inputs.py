@@ -162,7 +162,7 @@ def _memory(data: Any, is_read_again: bool = False) -> Memory:
     if isinstance(data, pa.RecordBatchReader):
         return _of_batches(data.schema, data)
     if type(data).__module__.partition(".")[0] == "pandas" and hasattr(data, "columns"):
-        return _of_given(pa.Table.from_pandas(data, preserve_index=False), lambda name: data[name].tolist())
+        return _of_pandas(data)
     if hasattr(data, "collect_schema") and hasattr(data, "collect"):  # a LazyFrame of polars
         data = data.collect()
     if hasattr(data, "__arrow_c_stream__"):
@@ -189,6 +189,23 @@ def _of_table(table: pa.Table) -> Memory:
 def _of_batches(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Memory:
     wanted = canonical_schema(schema)
     return Memory(wanted, (canonical_batch(batch, wanted) for batch in batches))
+
+
+def _of_pandas(frame: Any) -> Memory:
+    """Return the rows of a frame. Objects and lists are read as those of dicts, because pandas gives them no type."""
+    nested: dict[str, list[Any]] = {}
+    for name, column in frame.items():
+        if column.dtype == object and not {*map(type, column)}.isdisjoint((dict, list, tuple)):
+            # A value that is missing may be NaN.
+            pairs = zip(column.tolist(), column.isna(), strict=True)
+            nested[str(name)] = [None if is_missing else value for value, is_missing in pairs]
+    is_plain = [str(name) not in nested for name in frame.columns]
+    plain = pa.Table.from_pandas(frame.loc[:, is_plain], preserve_index=False)
+    columns = [_array(name, values, None) for name, values in nested.items()]
+    typed = pa.Table.from_arrays([each for each, _ in columns], schema=pa.schema([field for _, field in columns]))
+    both = [(plain if flag else typed).field(str(name)) for name, flag in zip(frame.columns, is_plain, strict=True)]
+    arrays = [(typed if each.name in nested else plain).column(each.name) for each in both]
+    return _of_given(pa.Table.from_arrays(arrays, schema=pa.schema(both)), nested.__getitem__)
 
 
 def _of_iterator(pieces: Iterator[Any], is_read_again: bool) -> Memory:
