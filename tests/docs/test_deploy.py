@@ -158,6 +158,9 @@ def test_the_container_runs_without_rights() -> None:
     words = [word for word, _ in lines]
     assert set(words) <= {"FROM", "RUN", "COPY", "WORKDIR", "USER", "ENV", "ENTRYPOINT", "CMD"}
     assert ["USER", "10001"] in lines and words.index("USER") < words.index("ENTRYPOINT")
+    # Else it belongs to root, and the project cannot make its folder .weft in it.
+    (makes,) = (at for at, (word, rest) in enumerate(lines) if word == "RUN" and "--owner weft /project" in rest)
+    assert makes < lines.index(["WORKDIR", "/project"])
     values = {word: rest for word, rest in lines if word in ("ENTRYPOINT", "CMD")}
     assert json.loads(values["ENTRYPOINT"]) == ["weft"]
     check_command(json.loads(values["CMD"]))
