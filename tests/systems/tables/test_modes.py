@@ -173,6 +173,20 @@ def test_scd2_of_one_key_over_time(tables: SqlTables) -> None:
         check(tables, [(options, first), (options, late), (options, late), (options, first + late)], how)
 
 
+def test_scd2_of_events_in_a_version_that_its_ttl_has_closed(tables: SqlTables) -> None:
+    """They end where it ended, also those that are young enough; what comes after that end is current."""
+    options = {"mode": "scd2", "keys": ["id"], "event_timestamp_column": "at", "ttl_seconds": 86_400 * 30}
+    days = [DAY + timedelta(days=day) for day in (60, 85, 89, 95)]  # loaded on the hundredth day
+    loads = [[_row(at=days[0], name="a")], [_row(at=days[1], name="b")], [_row(at=days[3], name="c")]]
+    check(tables, [(options, rows) for rows in [*loads, [_row(at=days[2], name="d")], *loads]])
+    name = f"target_{next(_numbers)}"
+    for rows in (loads[0], loads[1], loads[2]):
+        run(tables, Load.declare(target=name, moment=DAY + timedelta(days=100), **options), rows)
+    versions = sorted(rows_of(tables, name), key=lambda row: row["valid_from"])
+    closed = days[0] + timedelta(days=30)
+    assert [(each["name"], each["valid_to"]) for each in versions] == [("a", days[1]), ("b", closed), ("c", None)]
+
+
 def test_scd2_of_many_columns(tables: SqlTables) -> None:
     """More than a function of SQLite takes as its arguments."""
     schema = pa.schema([(f"c{at}", pa.int64()) for at in range(300)])
