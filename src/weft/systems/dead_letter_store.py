@@ -112,7 +112,8 @@ class DeadLetterStore(Protocol):
     function that returns a Spark session with the connection's jars: `(connection, place, pipeline, spark)`.
 
     `needs_spark = True` says that Spark reads it, and `takes_messages = True` that nobody else can remove letters while
-    somebody reads them: the service reads neither.
+    somebody reads them: the service reads neither. One that makes no place itself has `check()`, which raises where the
+    place is missing, so that a pipeline does not start and fail with its first bad row.
     """
 
     name: str

@@ -6,6 +6,7 @@ bucket.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 import weft
 from systems.contracts.conftest import by_name
 from weft.engine.streaming.dead_letters import open_store
+from weft.engine.streaming.validate import validate
 from weft.pipelines.streaming.declare import make
 from weft.project import Project
 from weft.systems.dead_letter_store import DeadLetterStore, StoredLetter
@@ -75,16 +77,22 @@ STORES: dict[str, Callable[[pytest.FixtureRequest, Path], dict[str, Any]]] = {
     "third_party": _queue,
 }
 
+# Others make their place with the first letter.
+NEVER_MADE = ("topic", "kinesis", "pubsub")
+
 
 @pytest.fixture(params=by_name(STORES))
 def declared(request: pytest.FixtureRequest, here: Project, project: Path) -> dict[str, Any]:
     return STORES[request.param](request, project)
 
 
-def opened(declared: dict[str, Any]) -> DeadLetterStore:
+def options(declared: dict[str, Any]) -> dict[str, Any]:
     events = weft.stream(name="events", fields={"n": "int64"})(lambda: None)
-    pipeline = make(name="copies", source=events, target="default", target_table="copies", **declared)
-    store = open_store(pipeline)
+    return {"name": "copies", "source": events, "target": "default", "target_table": "copies", **declared}
+
+
+def opened(declared: dict[str, Any]) -> DeadLetterStore:
+    store = open_store(make(**options(declared)))
     assert store is not None
     return store
 
@@ -128,3 +136,16 @@ def test_letters_that_are_removed(declared: dict[str, Any]) -> None:
     assert letters_of(opened(declared)) == [letter(0)]
     store.put([letter(2000)])
     assert letters_of(store) == [letter(0), letter(2000)]
+
+
+@pytest.mark.usefixtures("spark")
+@pytest.mark.parametrize("declared", by_name(NEVER_MADE), indirect=True)
+def test_a_place_that_is_missing(declared: dict[str, Any]) -> None:
+    there, missing = options(declared), options({**declared, "dead_letter_topic": "missing"})
+    *_, checked = validate(make(**there))
+    assert checked.problem is None
+    *_, checked = validate(make(**missing))
+    assert checked.problem is not None and re.search("There is no .*'missing'", checked.problem)
+    with pytest.raises(weft.NotFoundError, match=r"There is no .*'missing'"):
+        weft.run_streaming_pipeline(**missing, once=True)
+    weft.run_streaming_pipeline(**there, once=True)

@@ -12,6 +12,7 @@ from weft.engine import files, inputs, session
 from weft.engine.frames import from_memory, transformed
 from weft.engine.readers import opened_tables, stored_columns
 from weft.engine.streaming import fan_in, functions, lookups
+from weft.engine.streaming.dead_letters import open_store
 from weft.engine.streaming.target_columns import is_own
 from weft.engine.streaming.target_streams import topic_target
 from weft.errors import ConnectionFailedError, DeclarationError, WeftError, did_you_mean, nearest
@@ -64,6 +65,15 @@ def check_start(pipeline: StreamingPipeline, sources: Sequence[StreamSource], sp
                 continue
             # A window has a fixed set of columns.
             check_columns(target, columns, stored_names(target), grows=grows and pipeline.window is None)
+    with suppress(ConnectionFailedError):
+        check_letters(pipeline)
+
+
+def check_letters(pipeline: StreamingPipeline) -> None:
+    """Raise where the place of the dead letters is missing, and is not made with the first one."""
+    check = getattr(open_store(pipeline), "check", None)
+    if check is not None:
+        check()
 
 
 def known_schema(source: StreamSource) -> pa.Schema | None:

@@ -177,7 +177,9 @@ def _target(target: Target, columns: list[str] | None, cdc: CDC | None) -> str:
 def _letters(pipeline: StreamingPipeline, letters: DeadLetters) -> str:
     store = DeadLetterBox(pipeline).store
     if letters.path is None or letters.connection is not None:
-        return open_connection(current().connection(letters.connection))
+        there = open_connection(current().connection(letters.connection))
+        start_checks.check_letters(pipeline)
+        return there
     return store.name
 
 

@@ -21,6 +21,9 @@ class KafkaLetters:
         self._connection, self._topic = connection, place
         self.name = f"topic {place} of {connection.label}"
 
+    def check(self) -> None:
+        client.admin(self._connection).partitions(self._topic)
+
     def put(self, letters: Sequence[StoredLetter]) -> None:
         messages = [(each.letter_id.encode(), as_json(each.record()).encode()) for each in letters]
         client.send(self._connection, self._topic, messages)

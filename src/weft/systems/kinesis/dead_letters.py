@@ -23,6 +23,9 @@ class KinesisLetters:
         self._connection, self._stream = connection, place
         self.name = f"stream {place} of {connection.label}"
 
+    def check(self) -> None:
+        client(self._connection).shards(self._stream)
+
     def put(self, letters: Sequence[StoredLetter]) -> None:
         records = [(each.letter_id, as_json(each.record()).encode()) for each in letters]
         client(self._connection).send(self._stream, records)

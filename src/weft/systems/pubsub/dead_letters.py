@@ -51,8 +51,11 @@ class PubSubLetters:
             hint=f"Make it: gcloud pubsub subscriptions create {name} --topic={name} --expiration-period=never",
         )
 
-    def put(self, letters: Sequence[StoredLetter]) -> None:
+    def check(self) -> None:
         _ = self._subscription  # a topic without one keeps nothing
+
+    def put(self, letters: Sequence[StoredLetter]) -> None:
+        self.check()
         sent = [Outgoing(as_json(each.record()).encode(), {_LETTER: each.letter_id}) for each in letters]
         self._client.send(self._topic, sent)
 
