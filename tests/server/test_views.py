@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sqlite3
 import sys
@@ -224,6 +225,11 @@ def clicks_per_minute(): ...
 """
 
 
+TOO_WIDE = """() => [...document.querySelectorAll(".scroll, nav")]
+  .map((each) => [each.scrollWidth, each.clientWidth])
+  .filter(([needed, there]) => needed > there)"""
+
+
 @pytest.mark.full
 def test_what_does_not_run_is_behind(server: Callable[..., Any], open_page: Callable[..., Page]) -> None:
     """On a phone: on the first page, in the list, in the view of its stream and in the graph."""
@@ -246,11 +252,23 @@ def test_what_does_not_run_is_behind(server: Callable[..., Any], open_page: Call
     for width in (360, 768):
         page.set_viewport_size({"width": width, "height": 740})
         assert set(page.get_by_role("row").get_by_role("link").first.evaluate(ENDS_OF_LINES)) <= set("_")
+    # On a tablet the reason of a failure leaves room for the lag, and the names of all views are seen.
+    counts = dict.fromkeys(("batches", "rows_in", "rows_out", "busy_ms", "dead_letters"), 1)
+    at = "2026-01-01T00:00:00+00:00"
+    failure = {"at": at, "error": "Spark could not run the batch of clicks_per_minute. " * 5}
+    said = {"at": at, "lag": {}, "last": None, "windows": None, "cdc": None, "failure": failure}
+    (checkpoint / "activity.json").write_text(json.dumps(counts | said))
+    expect(row).to_contain_text("Spark could not run")
+    assert page.evaluate(TOO_WIDE) == []
+    page.goto(f"{served.url}/#/graph")
+    node = page.locator("a", has_text="clicks_per_minute").first
+    expect(node).to_contain_text("✕ failed · lag 1,250")
+    (checkpoint / "activity.json").unlink()
     page.set_viewport_size({"width": 360, "height": 740})
     page.goto(f"{served.url}/#/streams/clicks")
     expect(page.get_by_role("row", name="clicks_per_minute").locator("td.loud")).to_have_text("1,250")
     page.goto(f"{served.url}/#/graph")
-    expect(page.locator("a", has_text="clicks_per_minute").first).to_contain_text("not running · lag 1,250")
+    expect(node).to_contain_text("not running · lag 1,250")
     _skip_to(served, 61_299)
     page.goto(f"{served.url}/#/streaming")
     expect(row.locator("td.loud")).to_have_text("61,250")

@@ -180,8 +180,10 @@ def resume(names: tuple[str, ...], run_log: str | None) -> None:
 @contextmanager
 def _open_to_change(names: Sequence[str], run_log: str | None) -> Iterator[Runner]:
     """Open the log to change what it has of pipelines, which are declared or known to it."""
+    from weft.operate.presence import is_place
+
     with open_runner(run_log, or_memory=False) as runner:
-        known = {*current().pipelines, *runner.log.latest(None)}
+        known = {*current().pipelines, *(each for each in runner.log.latest(None) if not is_place(each))}
         for name in names:
             if name not in known:
                 raise unknown("pipeline", name, known)

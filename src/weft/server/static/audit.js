@@ -46,8 +46,8 @@ export class Audit extends View {
   }
 }
 
-export function Of({ action, object }) {
+export function Of({ action, object, kind = "" }) {
   const [name, ...rest] = object.split(" ");
   const view = { cancel: "runs", "streams replay": "streams", "streams purge": "streams", "dlq replay": "letters", "dlq purge": "letters" }[action] || "pipelines";
-  return html`<a href=${to(view, name)}>${name}</a> <span class="note">${rest.join(" ")}</span>`;
+  return html`<a class=${kind} href=${to(view, name)}>${name}</a> <span class="note">${rest.join(" ")}</span>`;
 }

@@ -26,7 +26,7 @@ function Change({ at, what, name, note, run_id: run, failures, now }) {
 }
 
 const Done = ({ at, action, object, key_name: who, key_id: id, outcome, now }) => html`
-  <li><${Of} action=${action} object=${object} /> <${Chip}>${action}<//><span class="note block cut"><${Time} relative at=${at} now=${now} />, by ${who || id}${outcome && `: ${outcome}`}</span></li>
+  <li><${Of} kind="strong" action=${action} object=${object} /> <${Chip}>${action}<//><span class="note block cut"><${Time} relative at=${at} now=${now} />, by ${who || id}${outcome && `: ${outcome}`}</span></li>
 `;
 
 export function Changes({ changes, actions, now }) {

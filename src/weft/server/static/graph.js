@@ -192,8 +192,10 @@ function standings({ streams, pipelines, at }, streaming, before, streamingBefor
     const seconds = now && last ? (new Date(now.at) - new Date(last.at)) / 1000 : 0;
     const perSecond = seconds > 0 && now.rows_in >= last.rows_in ? `${rate((now.rows_in - last.rows_in) / seconds)} rows/s` : null;
     const lag = behind(each);
-    const parts = [each.running ? (perSecond ?? "running") : "not running", lag > 0 && `lag ${count(lag)}`];
-    found.set(`streaming:${each.name}`, { kind: each.running ? "good" : each.committed !== null && lag > 0 ? "warn" : "", at: each.last_batch, text: parts.filter(Boolean).join(" · ") });
+    const failed = Boolean(each.activity?.failure);
+    const stands = failed ? (each.running ? "after a failure" : "✕ failed") : each.running ? (perSecond ?? "running") : "not running";
+    const parts = [stands, lag > 0 && `lag ${count(lag)}`];
+    found.set(`streaming:${each.name}`, { kind: failed ? (each.running ? "warn" : "bad") : each.running ? "good" : each.committed !== null && lag > 0 ? "warn" : "", at: each.last_batch, text: parts.filter(Boolean).join(" · ") });
   }
   return found;
 }

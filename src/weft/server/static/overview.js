@@ -211,7 +211,7 @@ function Attention({ streams, pipelines, streaming, letters, quarantines, silent
     ...streams.filter((each) => each.problem).map((each) => ["streams", each.name, "bad", "not answering", each.problem]),
     ...pipelines.filter((each) => ["failed", "interrupted"].includes(each.status)).map((each) => ["pipelines", each.name, "bad", each.status, (each.last?.error || "").split("\n")[0]]),
     ...streaming.filter((each) => each.activity?.failure).map((each) => ["streaming", each.name, ...(each.running ? ["warn", "runs after a failure"] : ["bad", "failed"]), each.activity.failure.error.split("\n")[0]]),
-    ...silent.map((each) => ["processes", each.pipeline ?? each.kind, "bad", "silent", html`${each.host}, process ${each.pid}: last heard of <${Time} at=${each.heard} />`, `${each.host} ${each.pid}`]),
+    ...silent.map((each) => ["processes", each.pipeline ?? each.kind, "bad", "silent", html`${each.host}, process ${each.pid}: last heard of <${Time} relative at=${each.heard} now=${now * 1000} />`, `${each.host} ${each.pid}`]),
     ...overdue(late),
     ...slow.map(({ place, name, lag, who, where }) => [place, name, "warn", "behind", `${who}${plural(lag, "event")} behind${where}`, who]),
     ...streams.filter((each) => each.dead_letters || each.quarantined).map((each) => ["streams", each.name, "warn", "rejected", aside(each)]),

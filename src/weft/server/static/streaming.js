@@ -72,7 +72,7 @@ export class StreamingPipelines extends View {
                   return html`
                     <tr key=${each.name}>
                       <th scope="row"><${NameLink} href=${to("streaming", each.name)} name=${each.name} />${each.step && html` <${Chip}>${each.step}<//>`}<span class="note block">${each.description}</span></th>
-                      <td><${Standing} ...${each} />${each.problem && html`<span class="note block">${each.problem}</span>`}${activity?.failure && html`<span class="note block cut medium">${activity.failure.error.split("\n")[0]}</span>`}</td>
+                      <td><${Standing} ...${each} />${each.problem && html`<span class="note block">${each.problem}</span>`}${activity?.failure && html`<span class="note two-lines medium">${activity.failure.error.split("\n")[0]}</span>`}</td>
                       <td class="wide">${places(each.sources)}</td>
                       <td class="wide">${places(each.targets)}</td>
                       <td class="number medium">${flow.say(flow.in)}</td>
