@@ -13,6 +13,7 @@ import json
 import math
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -110,6 +111,21 @@ def clicks_per_minute(): ...
     cdc=weft.CDC(envelope="debezium", key_field="after.id"),
 )
 def customers_mirror(): ...
+
+
+@weft.streaming_pipeline(
+    source=orders, target="default", target_table="shipments", description="What is to be sent.",
+    transform_sql="SELECT id, CAST(100 / (id % 7 - 3) AS DOUBLE) AS boxes FROM source",
+)
+def shipments(): ...
+"""
+# A scheduler that ends without a word, as one that is killed.
+KILLED = """
+from weft.operate.runlog import open_run_log
+from weft.project import Project, use
+
+with use(Project()), open_run_log() as log:
+    log.attend("process:scheduler:1")
 """
 MODELS = {
     "revenue": """-- What each city has bought.
@@ -137,6 +153,8 @@ VIEWS = {
     "streaming-window": ("#/streaming/clicks_per_minute", "Open windows"),
     "streaming-cdc": ("#/streaming/customers_mirror", "Change data capture"),
     "schedule": ("#/schedule", "Due next"),
+    "streaming-failed": ("#/streaming/shipments", "Why it failed"),
+    "processes": ("#/processes", "silent"),
     "streaming-pipeline": ("#/streaming/clean_orders", "The last day"),
     "graph": ("#/graph", "A click opens a node"),
     "graph-columns": ("#/graph/best_cities", "orders.total"),
@@ -170,9 +188,12 @@ def demo(folder: Path) -> Iterator[str]:
         subprocess.run([*weft_command, "run", "refunds"], check=True, stdout=subprocess.DEVNULL)
         for pipeline in ("clicks_per_minute", "customers_mirror"):
             subprocess.run([*weft_command, "consume", pipeline, "--once"], check=True, stdout=subprocess.DEVNULL)
+        subprocess.run([sys.executable, "-c", KILLED], check=True)
+        failing = [*weft_command, "consume", "shipments", "--restart-on-error", "--min-backoff-ms", "20000"]
         running: list[subprocess.Popen[Any]] = [
             subprocess.Popen([*weft_command, "consume", "clean_orders"], stdout=subprocess.DEVNULL),
             subprocess.Popen([*weft_command, "serve", "--port", "0"], stderr=subprocess.PIPE, text=True),
+            subprocess.Popen(failing, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL),
         ]
         stopped = threading.Event()
         publishing = threading.Thread(target=_publish, args=(weft, stopped), daemon=True)
@@ -278,7 +299,7 @@ def take(url: str, folder: Path, *, everything: bool, only: str | None = None) -
                 page.on("console", lambda message: print(message.type, message.text))
                 page.on("pageerror", lambda error: print("error", error))
                 for name, (address, text) in VIEWS.items():
-                    if (not everything and name not in DOCS) or (only and only not in name):
+                    if (not everything and name not in DOCS) or (only and not re.search(only, name)):
                         continue
                     page.goto("about:blank")
                     page.goto(f"{url}/{address.replace('RUN', run)}")
@@ -316,7 +337,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, default=PICTURES, help="where the pictures go")
     parser.add_argument("--all", action="store_true", help="every view, in four widths, as it is in full")
-    parser.add_argument("--only", help="the views with this in their names")
+    parser.add_argument("--only", help="the views whose names match this expression")
     options = parser.parse_args()
     folder = options.folder.absolute()
     with tempfile.TemporaryDirectory(prefix="weft-demo-") as temporary, demo(Path(temporary) / "shop") as url:
