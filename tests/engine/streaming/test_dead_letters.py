@@ -11,7 +11,7 @@ import pytest
 
 import weft
 from engine.streaming.conftest import declare, forget_last_commit, rows, run_once
-from engine.streaming.letters import kept_letters, letters_of, letters_of_stream
+from engine.streaming.letters import kept_letters, letters_of, letters_of_stream, replay_all
 from weft.engine.streaming.spark_engine import SparkEngine
 from weft.errors import WeftError
 from weft.operate.listener import RunListener
@@ -257,3 +257,7 @@ def test_a_row_that_ends_the_process_of_a_function() -> None:
     assert rows("copies", "n") == [(1,), (3,)]
     (letter,) = letters_of_stream()
     assert json.loads(letter["payload"])["n"] == 2 and "UDF fragile" in letter["error"]
+    declared = make(name="copies", target="default", transform_on_error="dlq", **to, **options)
+    assert replay_all(declared).again == 1
+    (again,) = letters_of(declared)
+    assert again.replays == 1 and "UDF fragile" in again.error

@@ -38,7 +38,7 @@ from weft.engine.streaming.cdc.routes import resolved
 from weft.engine.streaming.checkpoint import Checkpoint
 from weft.engine.streaming.dead_letters import DeadLetterBox, note_of
 from weft.engine.streaming.failing_rows import without_rows
-from weft.engine.streaming.functions import selecting_also
+from weft.engine.streaming.functions import called_by, selecting_also
 from weft.engine.streaming.lock import opened
 from weft.engine.streaming.row_origin import ORIGIN, origin_of
 from weft.engine.streaming.source_state import Columns
@@ -49,6 +49,7 @@ from weft.errors import BusyError, ConnectionFailedError, NotFoundError, WeftErr
 from weft.pipelines.streaming.endpoints import label_of
 from weft.pipelines.streaming.spec import StreamingPipeline, Target
 from weft.project import current
+from weft.spark_support import outcome
 from weft.systems.base import system_for
 from weft.systems.codecs.columns import WHOLE, message_type, storable
 from weft.systems.codecs.json import documents_of
@@ -106,7 +107,7 @@ class Replay:
         return self.done
 
     def run(self) -> ReplayResult:
-        with alone(self.pipeline):
+        with alone(self.pipeline), outcome.calling(called_by(self.pipeline)):
             self._finish()
             while waiting := nsmallest(_LETTERS, filter(self._is_next, self.box.letters()), key=self._order):
                 for _, group in groupby(waiting, key=self._together):
