@@ -309,3 +309,8 @@ def test_a_url_in_place_of_a_connections_name() -> None:
     error = refused(connection="postgresql://someone:hunter2@host/database")
     assert "weft.connect" in str(error)
     assert "hunter2" not in str(error)
+
+
+def test_an_unknown_type_is_refused_with_its_stream() -> None:
+    error = str(refused(name="orders", fields={"id": "int"}))
+    assert error.startswith("Stream 'orders': The type of field 'id' is 'int', ") and "'int64'" in error

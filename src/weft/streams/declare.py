@@ -323,7 +323,10 @@ def _fields(declared: object, where: str) -> dict[str, FieldType]:
         same = seen.setdefault(comparable(name), name)
         if same != name:
             raise DeclarationError(f"{where}: fields {same!r} and {name!r} are the same column to some databases.")
-        fields[name] = FieldType.parse(kind, field=name)
+        try:
+            fields[name] = FieldType.parse(kind, field=name)
+        except DeclarationError as error:
+            raise DeclarationError(f"{where}: {error.what}", hint=error.hint) from None
     return fields
 
 
