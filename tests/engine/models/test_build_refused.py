@@ -117,6 +117,24 @@ def test_incremental_of_a_table_needs_a_cursor(streams: Project) -> None:
     assert build(kept).engine == "none"
 
 
+def test_a_cursor_that_no_input_has(orders: object) -> None:
+    weft.load([{"user": "a", "since": 1}], target="users")
+
+    @weft.model(materialise="incremental", cursor="sinec")
+    def mistyped(orders, users):  # type: ignore[no-untyped-def]
+        return "SELECT o.order_id, u.since FROM orders o LEFT JOIN users u ON u.user = o.customer"
+
+    @weft.model(materialise="incremental", cursor="order_id")
+    def of_a_stream(orders):  # type: ignore[no-untyped-def]
+        return orders.select("order_id")
+
+    with pytest.raises(DeclarationError, match="The cursor 'sinec' of model 'mistyped' is not a column") as caught:
+        build(mistyped)
+    assert caught.value.hint == "Did you mean 'since'?"
+    with pytest.raises(DeclarationError, match="reads streams alone, which need no cursor"):
+        build(of_a_stream)
+
+
 def test_stream_that_is_deleted_and_created_again(orders: object) -> None:
     @weft.model(materialise="incremental")
     def kept(orders):  # type: ignore[no-untyped-def]

@@ -16,7 +16,7 @@ from weft.engine.models.lake import Lake, lake_of
 from weft.engine.models.state import Marks, Recorded, State, StoredModel
 from weft.engine.readers import SqlReader, StreamReader, open_tables, stream_reader
 from weft.engine.relations import Relation
-from weft.errors import DeclarationError, EventsLostError, WeftError
+from weft.errors import DeclarationError, EventsLostError, WeftError, did_you_mean
 from weft.pipelines.models import Model, ModelInput
 from weft.project import current
 from weft.streams import runtime
@@ -231,7 +231,9 @@ class Observer:
 
     def sources(self, model: Model, last: Marks | None) -> list[ModelSource]:
         """Return the inputs as a build reads them; with `last`, without what earlier builds have read of streams."""
-        return [self.source(model, each, last) for each in model.inputs]
+        sources = [self.source(model, each, last) for each in model.inputs]
+        _check_cursor(model, sources)
+        return sources
 
     def spanned(self, model: Model, last: Marks, span: Span) -> list[ModelSource]:
         """Return the inputs with the events of a range of time that earlier builds have read."""
@@ -305,6 +307,25 @@ class Observer:
             mark = {**(mark or {}), "cursor": known.text, "kind": known.kind, "column": model.cursor}
         reader = replace(reader, sql=new.sql)
         return ModelSource(each, relation, mark, reader, is_read_in_parts=True, has_new=not new.is_empty)
+
+
+def _check_cursor(model: Model, sources: list[ModelSource]) -> None:
+    """Raise for a cursor that no input has: all rows of its table would be read each time. Those of files are not known
+    here."""
+    if model.cursor is None or any(each.reader is None for each in sources):
+        return
+    columns = [name for each in sources if isinstance(each.reader, SqlReader) for name in each.reader.schema.names]
+    if model.cursor in columns:
+        return
+    if not columns:
+        raise DeclarationError(
+            f"Model {model.name!r} reads streams alone, which need no cursor: they are read by their offsets.",
+            hint=f"Leave cursor={model.cursor!r} out.",
+        )
+    hint = did_you_mean(model.cursor, columns, f"Columns: {', '.join(columns[:30])}.")
+    raise DeclarationError(
+        f"The cursor {model.cursor!r} of model {model.name!r} is not a column of its tables.", hint=hint
+    )
 
 
 def _mark_of(log: Log) -> Marks:
