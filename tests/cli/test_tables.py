@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from weft.cli.common import print_table
+
 PROGRAM = """
 from weft.cli.common import print_table
 rows = [
@@ -58,6 +60,12 @@ def test_elsewhere_nothing_is_wrapped_and_control_characters_are_visible(project
     assert lines[1] == f"first   {'word ' * 30}      5"
     assert lines[2] == f"second  {'[bold]' + chr(92) + 'x1b[31mred' + chr(92) + 'n':150}  12345"
     assert lines[3] == "name"
+
+
+def test_an_id_of_digits_is_no_number(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [{"letter": "8349", "group_id": "8349"}]
+    print_table(rows, ["letter", "group_id"], whole=["letter"])
+    assert capsys.readouterr().out.splitlines() == ["letter  group id", "8349        8349"]
 
 
 NOTES = """

@@ -254,15 +254,17 @@ def print_table(
     """Print the `columns` of `rows`: fitted to a terminal; elsewhere as lines that are never wrapped.
 
     The `seldom` columns are left out where no row has a value. In a terminal that is too narrow, the column `below` is
-    printed on its own lines under each row; then the `spare` columns are left out, the first of them first. Values in
-    `whole` columns are never broken, so that they can be copied. `is_data`: the columns are the user's own, and keep
+    printed on its own lines under each row; then the `spare` columns are left out, the first of them first. Ids, in
+    `whole` columns, are never broken, so that they can be copied. `is_data`: the columns are the user's own, and keep
     their names as titles.
     """
     columns = [each for each in columns if each not in seldom or any(row.get(each) for row in rows)]
     titles = {column: column if is_data else column.replace("_", " ") for column in columns}
     cells = {column: [(one_line if is_data else _cell)(row.get(column)) for row in rows] for column in columns}
     widths = {column: max(map(len, (titles[column], *cells[column]))) for column in columns}
-    right = {column for column in columns if any(cells[column]) and all(map(_NUMBER.fullmatch, cells[column]))}
+    # An id of digits alone is no number.
+    numbers = [each for each in columns if each not in whole and all(map(_NUMBER.fullmatch, cells[each]))]
+    right = {column for column in numbers if any(cells[column])}
     if sys.stdout.isatty():
         from rich.console import Console
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import AsyncExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -124,12 +124,11 @@ def test_subscribers_on_several_nodes(streams: Project, client: Any) -> None:
         declare(name, fields={"n": "int64"})
 
     async def listen() -> list[int]:
-        live = [weft.subscribe(name) for name in NAMES[:3]]
-        tasks = [asyncio.ensure_future(anext(each)) for each in live]
-        await asyncio.sleep(0)
-        for n, name in enumerate(NAMES[:3]):
-            await asyncio.to_thread(client.xadd, name, {"n": n})
-        return [event["n"] for event in await asyncio.wait_for(asyncio.gather(*tasks), 30)]
+        async with AsyncExitStack() as begun:  # before another client publishes
+            live = [await begun.enter_async_context(weft.subscribe(name)) for name in NAMES[:3]]
+            for n, name in enumerate(NAMES[:3]):
+                await asyncio.to_thread(client.xadd, name, {"n": n})
+            return [event["n"] for event in await asyncio.wait_for(asyncio.gather(*map(anext, live)), 30)]
 
     assert asyncio.run(listen()) == [0, 1, 2]
 
