@@ -329,7 +329,7 @@ def crash(call: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     return run
 
 
-@pytest.mark.brief("write 1", "write 7", "move_tree 1", "move_tree 2", "remove_tree 1")
+@pytest.mark.brief("move_tree 1", "remove_tree 1")
 @pytest.mark.parametrize("step", STEPS)
 def test_a_crash_during_a_rewind(call: Any, numbers: Any, crash: Any, step: str) -> None:
     """Before it is noted that the old checkpoint is moved aside the rewind is forgotten; after that the next start

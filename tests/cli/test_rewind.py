@@ -51,6 +51,7 @@ def topic(kafka: Any) -> str:
     return str(kafka.create_topic())
 
 
+@pytest.mark.full
 def test_a_topic(call: Any, checkpoints: Any, kafka: Any, topic: str) -> None:
     declare(weft.Source(connection="broker", query=topic))
     kafka.produce(topic, map(message, range(5)))

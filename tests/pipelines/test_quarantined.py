@@ -143,7 +143,7 @@ def test_rows_are_merged_and_nothing_else_is_removed(database: Database, mode: s
         assert all(row["is_current"] for row in database.rows("sales"))
 
 
-@pytest.mark.every_system
+@pytest.mark.brief("sqlite-merge", "postgres-scd2", "mysql-truncate", "duckdb-merge")
 @pytest.mark.parametrize("mode", ["merge", "scd2", "truncate"])
 def test_rows_that_each_run_reads_are_there_once(database: Database, mode: str) -> None:
     """With the reason of the last run."""

@@ -17,6 +17,7 @@ from weft.pipelines.streaming.declare import make
 pytestmark = pytest.mark.usefixtures("plain_spark")
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("here")
 def test_lines_of_files_that_are_no_rows(project: Path, count: Callable[..., int]) -> None:
     lake = weft.ObjectStoreLocalConnection("lake", name="lake")

@@ -33,6 +33,7 @@ def contents(store: Any) -> list[str]:
     return sorted(map(repr, store.read(Selection()).to_pylist()))
 
 
+@pytest.mark.brief("1")
 @pytest.mark.parametrize("seed", range(4))
 def test_as_in_memory(seed: int, tmp_path: Path, count: Callable[..., int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files_state, "_MOST_FILES", 5)

@@ -100,6 +100,7 @@ def test_a_source_is_one_query(tables: DuckDBTables, sql: str) -> None:
         tables.describe(sql)
 
 
+@pytest.mark.brief("doc0-docs0-append", "doc1-docs1-merge")
 @pytest.mark.parametrize("mode", ["append", "merge"])
 @pytest.mark.parametrize(
     ("doc", "docs"),

@@ -122,6 +122,7 @@ def fits(value: Any, kind: pa.DataType) -> bool:
     return value == int(value) and -bound <= value < bound
 
 
+@pytest.mark.brief("evolve-declared", "ignore-found")
 @pytest.mark.parametrize("declares", [False, True], ids=["found", "declared"])
 @pytest.mark.parametrize("widens", [True, False], ids=["evolve", "ignore"])
 def test_each_message_is_a_row_or_bad_once(widens: bool, declares: bool, count: Callable[..., int]) -> None:

@@ -105,6 +105,7 @@ def test_nobody_answers() -> None:
         assert "nobody answers" in str(told.value)
 
 
+@pytest.mark.full
 def test_a_command_says_once_that_nobody_answers(project: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

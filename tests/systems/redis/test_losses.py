@@ -54,6 +54,7 @@ def test_fields_that_events_brought_outlive_a_flush(streams: Project, client: An
 
 
 @pytest.mark.timing
+@pytest.mark.brief("redis-held")
 @pytest.mark.parametrize("lost", ["held", "leases", "ends", "returned", "reasons"])
 def test_no_event_is_lost_with_a_key_of_the_books(streams: Project, client: Any, lost: str) -> None:
     """Evicted, or deleted by hand: the group's pending entries are in Redis itself."""
