@@ -408,22 +408,19 @@ def _settle(ready: OpenedStream, consumer: str, events: Consumed, member: str | 
         acked = lease.acked if lease is not None and release is None else set()
         left = [rowid for rowid in rowids if rowid not in acked]
         token = None if lease is None else lease.token
-        again = lease is not None and not lease.is_original and release is None
-        try:
-            outcome = (
-                ready.log.settle(consumer, left, token=token, member=member, release=release, again=again)
-                if left
-                else 0
-            )
-        except ConnectionFailedError:
-            if lease is not None:  # they may be acknowledged, and only the answer is lost: then the next ack repeats it
-                lease.is_original = False
-            raise
+        again = lease is not None and release is None and (not lease.is_original or lease.unanswered > 0)
+        if lease is not None and left:
+            lease.unanswered += 1
+        outcome = (
+            ready.log.settle(consumer, left, token=token, member=member, release=release, again=again) if left else 0
+        )
         if isinstance(outcome, Refused):
             refused.append(replace(outcome, rowids=left))  # all of a delivery or nothing
         else:
             done += outcome
             acked.update(left)
+        if lease is not None and left:
+            lease.unanswered -= 1
     if refused:
         raise _lease_lost(ready, consumer, "ack" if release is None else "nack", refused)
     return done

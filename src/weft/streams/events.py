@@ -25,6 +25,9 @@ class Lease:
     acked: set[int] = field(default_factory=set)
     is_original: bool = False
     """Whether `acked` has all that was acknowledged of it; not of a copy in another process, or that went over HTTP."""
+    unanswered: int = 0
+    """How many acks of it wait for their answer, or never got one: the connection broke, or the task was cancelled and
+    its thread goes on. Who repeats one of these is not refused where it was done."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Lease, (self.stream, self.consumer, self.token, self.acked)
