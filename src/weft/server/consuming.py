@@ -125,6 +125,10 @@ async def consume(request: Request) -> Response:
         room = None
         with suppress(Problem):
             room = service.room(ready.stream)
+    if events and await request.is_disconnected():
+        # The client left while it waited for them: others have them at once, and max_deliveries does not count this.
+        await ready.hub.in_thread(consuming.return_undelivered, ready, asked.consumer, events)
+        events, page = [], AnswerPage(0)
     token = events[0].lease.token if events else None  # type: ignore[attr-defined]
     return service.answers.json(
         {
