@@ -43,7 +43,7 @@ faults: ## what the tests leave out or run in brief, in full: hours
 flaky: ## the tests that depend on processes, signals or time, 30 times each
 	@tools/setup-venv dev
 	@tools/setup-servers
-	.venv/bin/python -m pytest -m timing --repeat 30 --numprocesses 5 $(ARGS)
+	.venv/bin/python -m pytest -m timing --repeat 30 --processes 5 $(ARGS)
 
 coverage: ## which lines and branches of src/weft all tests reach, those of subprocesses too
 	@tools/setup-venv dev

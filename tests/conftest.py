@@ -61,7 +61,7 @@ from kinesis_streams import Kinesis
 if TYPE_CHECKING:
     from weft.project import Project
 
-pytest_plugins = ["selection", "reruns", "costs"]
+pytest_plugins = ["selection", "shares", "reruns", "costs"]
 
 # A shell without job control starts what runs in its background deaf to Ctrl-C, and so would be all that tests start.
 for _number, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGQUIT, signal.SIG_DFL)):

@@ -1,6 +1,6 @@
 """What each test costs: `pytest --costs FILE` adds a line of JSON to FILE for each test.
 
-{"test": "tests/…::test_it[sqlite]", "group": "spark", "worker": "gw1", "began": 12.5, "seconds": 1.2, "cpu": 0.8}
+{"test": "tests/…::test_it[sqlite]", "group": "spark", "worker": "process-1", "began": 12.5, "seconds": 1.2, "cpu": 0.8}
 
 `group` is what one process of a run has to run as a whole, `began` counts from the start of the process, and `cpu` is
 the processor time of that process and of all that it started, servers and JVMs too: the kernel counts it for a group of
@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 
 import selection
+import shares
 
 _CPUACCT = Path("/sys/fs/cgroup/cpuacct")
 
@@ -29,15 +30,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    is_sharing_out = config.getoption("numprocesses", None) and not hasattr(config, "workerinput")
-    if config.getoption("--costs") and not is_sharing_out:
+    if config.getoption("--costs"):
         config.pluginmanager.register(_Costs(config), "costs of tests")
 
 
 class _Costs:
     def __init__(self, config: pytest.Config) -> None:
         self._path = config.getoption("--costs")
-        self._worker = getattr(config, "workerinput", {}).get("workerid")
+        self._pid = 0
+
+    def _begin(self) -> None:
+        """Count for this process, which may be a fork of the one that has collected the tests."""
+        self._pid = os.getpid()
         self._began = time.monotonic()
         self._folder: Path | None = _CPUACCT / f"weft-tests-{os.getpid()}"
         for left in _CPUACCT.glob("weft-tests-*"):  # of runs that ended: their servers ended after them
@@ -54,6 +58,8 @@ class _Costs:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
+        if self._pid != os.getpid():
+            self._begin()
         cpu, began = self._cpu(), time.monotonic()
         try:
             return (yield)
@@ -62,7 +68,7 @@ class _Costs:
             line = {
                 "test": item.nodeid,
                 "group": selection.group(item),
-                "worker": self._worker,
+                "worker": item.config.stash.get(shares.PROCESS, None),
                 "began": round(began - self._began, 3),
                 "seconds": round(ended - began, 3),
                 "cpu": None if cpu is None or cpu_after is None else round(cpu_after - cpu, 3),

@@ -33,7 +33,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _again(item: pytest.Item, number: int) -> pytest.Item:
     copied = copy.copy(item)
     copied._initrequest()  # type: ignore[attr-defined]
-    # xdist tells tests apart by their names.
     copied._id = type(item.id).parse(f"{item.nodeid}#{number}")  # type: ignore[attr-defined]
     return copied
 
@@ -45,6 +44,5 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     path = session.config.getoption("--rerun-list")
-    is_worker = hasattr(session.config, "workerinput")
-    if path and not is_worker and 0 < len(_failed) <= MOST:
+    if path and 0 < len(_failed) <= MOST:
         Path(path).write_text("".join(f"{each}\n" for each in sorted(_failed)))

@@ -23,15 +23,11 @@ from __future__ import annotations
 import atexit
 import functools
 import gc
-import json
 import os
 import sys
-import tempfile
-import time
 import zlib
 from collections import defaultdict
 from collections.abc import Generator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -63,7 +59,6 @@ STREAMING = (
     "tests/systems/kafka/",
 )
 STREAMING_GROUP = "spark, streaming"
-_COLLECTING_SECONDS = 120.0
 _HAD_SPARK, _HAD_KAFKA = pytest.StashKey[bool](), pytest.StashKey[bool]()
 
 
@@ -75,7 +70,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
     """Keep the collector of garbage from the tests, which stay: to look at all of them takes a third of a second."""
-    _wait_for_the_first(session.config)
     gc.disable()
     try:
         return (yield)
@@ -187,67 +181,10 @@ def _is_shortened(item: Any) -> bool:
     return has_mark or "count" in item.fixturenames or getattr(item.obj, "is_hypothesis_test", False)
 
 
-# The process that shares out the tests does not collect them: one that does writes down the group of each.
-
-
-def _wait_for_the_first(config: pytest.Config) -> None:
-    """Let one process compile the files of tests, which takes it six seconds on a fresh clone, and not each of them."""
-    workerinput = getattr(config, "workerinput", {"workerid": "gw0"})
-    deadline = time.monotonic() + _COLLECTING_SECONDS
-    while workerinput["workerid"] != "gw0" and not os.path.exists(workerinput["groups"]):
-        if time.monotonic() > deadline:  # it has died
-            return
-        time.sleep(0.02)
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_configure_node(node: Any) -> None:
-    node.workerinput["groups"] = str(_groups())
-
-
-@pytest.hookimpl(tryfirst=True)  # before xdist reports that it has collected
-def pytest_collection_finish(session: pytest.Session) -> None:
-    workerinput = getattr(session.config, "workerinput", None)
-    if workerinput is not None and workerinput["workerid"] == "gw0":
-        groups = {item.nodeid: group(item) for item in session.items}
-        Path(workerinput["groups"]).write_text(json.dumps(groups))
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_node_collection_finished(node: Any) -> None:
-    """End the run where a file of tests cannot be imported: xdist would run all others before it fails."""
-    if node.config.pluginmanager.get_plugin("session").testsfailed:
-        pytest.exit("A file of tests cannot be imported.", returncode=2)
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    from xdist.scheduler import LoadScopeScheduling
-
-    class BySpark(LoadScopeScheduling):
-        @functools.cached_property
-        def groups(self) -> dict[str, str]:
-            return json.loads(_groups().read_text())  # type: ignore[no-any-return]
-
-        def _split_scope(self, nodeid: str) -> str:
-            return self.groups[nodeid]
-
-    config.option.loadscopereorder = False  # by the number of tests; they are in order
-    return BySpark(config, log)
-
-
-def _groups() -> Path:
-    return Path(tempfile.gettempdir(), f"weft-test-groups-{os.getpid()}.json")
-
-
-def pytest_sessionfinish() -> None:
-    _groups().unlink(missing_ok=True)
-
-
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     item.stash[_HAD_SPARK], item.stash[_HAD_KAFKA] = _has_spark(), _has_kafka()
-    if hasattr(item.config, "workerinput") and not _is_of_spark(item):
+    if item.config.getoption("--processes") > 1 and not _is_of_spark(item):
         _yield_to_spark()
 
 
@@ -262,7 +199,7 @@ def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, None, None]:
     """Fail a test that starts Spark without the mark: it would be a second session, in another process. The same of the
     broker, where the test is in another process than those of Kafka, and of Delta, where it is in that one."""
     is_new = _has_spark() and not item.stash[_HAD_SPARK]  # before the last test of a run stops it
-    is_one_of_many, is_of_kafka = hasattr(item.config, "workerinput"), group(item) == STREAMING_GROUP
+    is_one_of_many, is_of_kafka = item.config.getoption("--processes") > 1, group(item) == STREAMING_GROUP
     has_delta = is_one_of_many and is_of_kafka and _has_delta()
     yield
     if has_delta:
