@@ -28,7 +28,7 @@ from weft.streams.events import to_dicts
 from weft.streams.retention import aware
 from weft.streams.runtime import close, open_stream
 from weft.systems.base import AnyConnection, Connection
-from weft.systems.file import MEMORY
+from weft.systems.file_connection import MEMORY
 from weft.systems.log import PUBLISHED_AT
 from weft.types import to_json
 

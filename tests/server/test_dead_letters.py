@@ -18,8 +18,8 @@ from weft import expectations
 from weft.cli.dlq import dlq
 from weft.engine.run import PipelineRun
 from weft.engine.streaming.batch_id import BatchId
+from weft.engine.streaming.dead_letter_selection import summary
 from weft.engine.streaming.dead_letters import DeadLetterBox
-from weft.engine.streaming.letter_choice import summary
 from weft.pipelines.streaming.declare import find
 from weft.project import Project
 from weft.server.actions import Commands
@@ -312,7 +312,7 @@ def test_the_options_of_the_command(system: Any) -> None:
 
 
 def test_many_errors_do_not_fill_the_memory(system: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("weft.engine.streaming.letter_choice._SAMPLES", 5)
+    monkeypatch.setattr("weft.engine.streaming.dead_letter_selection._SAMPLES", 5)
     now = datetime.now(UTC)
 
     def letter(number: int, error: str) -> StoredLetter:

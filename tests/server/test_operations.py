@@ -23,7 +23,7 @@ from tests.engine.models.built import build
 from weft.engine.run import PipelineRun
 from weft.engine.streaming.activity import Activity
 from weft.engine.streaming.checkpoint import Checkpoint
-from weft.engine.streaming.source_state import Verified
+from weft.engine.streaming.checkpoint_files import Verified
 from weft.operate.logs import captured, log_file
 from weft.operate.runlog import RunLog, open_run_log
 from weft.operate.scheduler import LEADER

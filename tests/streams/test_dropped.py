@@ -19,7 +19,7 @@ import pytest
 import weft
 from weft.project import Project, use
 from weft.streams.runtime import close, open_stream
-from weft.systems.file import file_number, is_file
+from weft.systems.file_connection import file_number, is_file
 from weft.systems.sqlite import sessions
 from workers import declare, start
 

@@ -13,7 +13,7 @@ import servers
 import weft
 from servers import wait_until
 from weft.project import Project, use
-from weft.systems import patience
+from weft.systems import reader_retries
 from workers import declare
 
 pytestmark = pytest.mark.timing
@@ -22,16 +22,16 @@ pytestmark = pytest.mark.timing
 @pytest.fixture
 def waiting(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     """The threads that have met the outage. They wait for longer than a machine stands still that is moved."""
-    monkeypatch.setattr(patience, "PATIENCE_SECONDS", 600.0)
+    monkeypatch.setattr(reader_retries, "PATIENCE_SECONDS", 600.0)
     met: set[str] = set()
-    pause_after = patience.Patience.pause_after
+    pause_after = reader_retries.Patience.pause_after
 
-    def noted(self: patience.Patience, error: Any) -> float:
+    def noted(self: reader_retries.Patience, error: Any) -> float:
         pause = pause_after(self, error)
         met.add(threading.current_thread().name)
         return pause
 
-    monkeypatch.setattr(patience.Patience, "pause_after", noted)
+    monkeypatch.setattr(reader_retries.Patience, "pause_after", noted)
     return met
 
 

@@ -14,7 +14,7 @@ from weft.engine.readers import opened_tables
 from weft.engine.streaming.cdc.routes import resolved, source_table
 from weft.engine.streaming.cdc.verify import Comparison, Side, compare
 from weft.engine.streaming.checkpoint import Checkpoint
-from weft.engine.streaming.source_state import Verified
+from weft.engine.streaming.checkpoint_files import Verified
 from weft.errors import DeclarationError, WeftError
 from weft.pipelines.streaming.spec import table_name
 from weft.project import current

@@ -20,8 +20,8 @@ from weft.cli.common import (
 )
 from weft.cli.consume import find_pipeline
 from weft.engine.streaming.checkpoint import Checkpoint, stored
+from weft.engine.streaming.checkpoint_files import Sources
 from weft.engine.streaming.progress import SourceLag
-from weft.engine.streaming.source_state import Sources
 from weft.engine.streaming.sources import open_source, show_position
 from weft.engine.streaming.status import checkpoint_status, offsets_by_source
 from weft.errors import DeclarationError, StorageError, WeftError, unknown

@@ -29,9 +29,9 @@ from weft.cli.common import (
 )
 from weft.cli.consume import find_pipeline
 from weft.cli.pipelines import declared_streaming
+from weft.engine.streaming.dead_letter_selection import SHORT_ID, Wanted, named, passing, summary, wanted
+from weft.engine.streaming.dead_letter_selection import purge as remove
 from weft.engine.streaming.dead_letters import DeadLetterBox
-from weft.engine.streaming.letter_choice import SHORT_ID, Wanted, named, passing, summary, wanted
-from weft.engine.streaming.letter_choice import purge as remove
 from weft.engine.streaming.replay import MAX_REPLAYS, Replay
 from weft.errors import WeftError
 from weft.systems.dead_letter_store import STAGES

@@ -20,7 +20,7 @@ from weft.streams.runtime import OpenedStream, find, open_stream_async
 from weft.systems.base import Connection, system_for
 from weft.systems.entries import Membership, Part, StreamEntry, by_stream
 from weft.systems.log import ROWID, Member
-from weft.systems.patience import Patience
+from weft.systems.reader_retries import Patience
 
 T = TypeVar("T")
 

@@ -28,7 +28,7 @@ from weft.systems.base import Connection
 from weft.systems.entries import Membership
 from weft.systems.log import EXTRA, META_TYPES, PUBLISHED_AT, ROWID
 from weft.systems.pages import FeedPage, PageFeed, name_columns
-from weft.systems.patience import patiently
+from weft.systems.reader_retries import patiently
 from weft.types import PYTHON_TYPES, FieldType, check_column, dump_json
 
 _log = logging.getLogger("weft.dataframes")

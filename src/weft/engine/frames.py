@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from weft.columns import hint_of
-from weft.engine import files, frame_projection, inputs, queries, session
+from weft.engine import frame_projection, inputs, queries, session, spark_io
 from weft.engine.inputs import Input
 from weft.engine.reader_frames import from_reader
 from weft.engine.readers import RowReader, SqlReader, reader_for
@@ -77,7 +77,7 @@ def of(
         else:
             assert isinstance(data, inputs.Files)
             with outcome.explained(f"read {data.path}"):
-                frame = files.read(spark, data.path, source, documents)
+                frame = spark_io.read(spark, data.path, source, documents)
     return with_element_types(frame) if transform_sql is None else transformed(frame, transform_sql)
 
 

@@ -350,16 +350,16 @@ class Job:
 
     def _into_files(self, data: Input) -> Counts:
         """Load rows as they are where they fit, else as Spark makes them fit."""
-        from weft.engine import files, frame_projection, frames, session
+        from weft.engine import frame_projection, frames, session, spark_io
 
-        files.refuse(self.connection, self.load)
+        spark_io.refuse(self.connection, self.load)
         if self.engine == "pushdown":
             raise DeclarationError(f"A load into {self.connection.label} runs on Spark.", hint="Leave engine= out.")
         if isinstance(data, inputs.Memory):
             data = self.with_documents(data, None)
         with opened_reader(data, self.source, self.connection) as reader:
             session.refuse_one_host(reader is not None and reader.one_host, "The source of this load")
-            rows = files.rows_of(data, reader) if self.transform_sql is None else None
+            rows = spark_io.rows_of(data, reader) if self.transform_sql is None else None
             chosen = functools.partial(self._chosen, tables=None)
             frame = None
             if rows is None:
@@ -368,13 +368,13 @@ class Job:
                 schema = frame_projection.schema_of(frame) if rows is None else rows.schema
                 self.load = self.projection(self.load, schema, None)
             if rows is not None and self.load.projection is None and not self.load.checks:
-                counts = files.copy(rows, self.connection, self.load)
+                counts = spark_io.copy(rows, self.connection, self.load)
                 if counts is not None:
                     return counts
             frame = frames.of(data, reader, self.source) if frame is None else frame
             frame = frame_projection.projected(frame, self.load)
             with frame_projection.expected(frame, self.load) as (checked, warnings):
-                return replace(files.write(checked, self.connection, self.load, self.reject), warnings=warnings)
+                return replace(spark_io.write(checked, self.connection, self.load, self.reject), warnings=warnings)
 
 
 def _is_same(one: SqlTables, other: SqlTables) -> bool:

@@ -251,7 +251,7 @@ def explain(tables: SqlTables, sql: str) -> list[str]:
 
 def _preview_files(result: Preview, job: Job, data: Input, rows: int, trial: bool) -> None:
     from weft.engine import frame_projection, frames
-    from weft.engine.files import DryRun
+    from weft.engine.spark_io import DryRun
 
     reader = reader_for(data, job.source, job.connection)
     if isinstance(reader, SqlReader):

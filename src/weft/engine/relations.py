@@ -119,13 +119,13 @@ def schema_of(relation: Relation) -> pa.Schema:
 
 def frame_of(spark: Any, relation: Relation, columns: Sequence[str] | None = None) -> DataFrame:
     """Return a DataFrame of the rows, which reads these columns alone; filters on it reach the database."""
-    from weft.engine import files, reader_frames, session
+    from weft.engine import reader_frames, session, spark_io
     from weft.spark_support import outcome
 
     if isinstance(relation.data, inputs.Files):
         try:
             with outcome.explained(f"read {relation.name}"):
-                frame = files.read(spark, relation.data.path, relation.connection)
+                frame = spark_io.read(spark, relation.data.path, relation.connection)
         except NotFoundError as error:
             creation = creation_hint(relation.data.path.strip("/").replace("/", "."), relation.connection)
             raise NotFoundError(error.what, hint=creation or error.hint) from None

@@ -204,7 +204,7 @@ def _last_watermark(
 def _watermark_of_files(
     connection: Connection, load: Load, target: PipelineTarget, column: str
 ) -> LoadWatermark | None:
-    from weft.engine import files
+    from weft.engine import spark_io
 
     filled = [new for new, old in target.column_map.items() if old == column]
     stored = filled[0] if filled else column
@@ -213,7 +213,7 @@ def _watermark_of_files(
             f"{load.name} keeps {stored!r} normalized, so it cannot say how far the source was read.",
             hint="Leave the normalizers of the incremental column out, or use a SQL database.",
         )
-    last = files.last_watermark(connection, load, stored)
+    last = spark_io.last_watermark(connection, load, stored)
     # Where each row that was read has become one, those that the source has more of were never read.
     is_one_each = load.mode == "append" and not load.deduplicate_by
     return last and replace(last, column=column, seen=last.seen if is_one_each else UNKNOWN)

@@ -34,7 +34,7 @@ from weft.operate.spool import Spool, record
 from weft.project import current
 from weft.systems import process
 from weft.systems.base import Connection, system_for
-from weft.systems.file import MEMORY
+from weft.systems.file_connection import MEMORY
 
 logger = logging.getLogger("weft.operate")
 

@@ -11,7 +11,7 @@ from weft.operate.runlog_objects import RunObjects
 from weft.operate.runlog_tables import schemes
 from weft.project import build_connection, current
 from weft.systems.base import Connection, system_for_url, url_scheme
-from weft.systems.file import MEMORY
+from weft.systems.file_connection import MEMORY
 from weft.systems.object_stores.opening import SCHEMES, is_object_store, open_objects
 
 DEFAULT_FILE = ".weft/runs.db"

@@ -130,8 +130,8 @@ def _unknown(problem: str) -> dict[str, Any]:
 def read_letters(pipeline: StreamingPipeline) -> dict[str, Any] | None:
     """Return the dead letters of a pipeline by their errors, the commonest first; `None` where it has no place for
     them."""
+    from weft.engine.streaming.dead_letter_selection import summary
     from weft.engine.streaming.dead_letters import DeadLetterBox
-    from weft.engine.streaming.letter_choice import summary
 
     if pipeline.dead_letters is None:
         return None
@@ -207,7 +207,7 @@ async def pipeline_letters(request: Request) -> Response:
     letters: DeadLetterCache = request.app.state.dead_letters
 
     def read() -> list[StoredLetter]:
-        from weft.engine.streaming.letter_choice import passing
+        from weft.engine.streaming.dead_letter_selection import passing
 
         matching = islice(filter(passing(error, stage), _box(pipeline).letters(_RECORDS)), _LETTERS)
         return nlargest(limit, matching, key=lambda each: (each.failed_at, each.letter_id))
@@ -234,7 +234,7 @@ async def letter(request: Request) -> Response:
     pipeline, start = find(request.path_params["pipeline"]), request.path_params["letter_id"][:100]
 
     def read() -> StoredLetter:
-        from weft.engine.streaming.letter_choice import named
+        from weft.engine.streaming.dead_letter_selection import named
 
         return named(_box(pipeline), [start])[start]
 
@@ -289,7 +289,7 @@ async def _act(request: Request, action: str) -> Response:
 
 def _plan(pipeline: StreamingPipeline, action: str, asked: Chosen) -> dict[str, Any]:
     """Return what `--dry-run` says."""
-    from weft.engine.streaming.letter_choice import wanted
+    from weft.engine.streaming.dead_letter_selection import wanted
     from weft.engine.streaming.replay import Replay
 
     box, now = _box(pipeline), datetime.now(UTC)

@@ -265,7 +265,7 @@ def _read_state(pipeline: StreamingPipeline) -> dict[str, Any]:
 def _read_mirrors(pipeline: StreamingPipeline) -> dict[str, Any]:
     """Return what the last comparison of each mirror with its source found."""
     from weft.engine.streaming.checkpoint import Checkpoint
-    from weft.engine.streaming.source_state import Verified
+    from weft.engine.streaming.checkpoint_files import Verified
 
     if pipeline.cdc is None:
         return {"verified": None}

@@ -21,7 +21,7 @@ import weft
 from tests.engine.models.built import build, run
 from weft.columns import hinted
 from weft.engine.models import pushdown
-from weft.engine.models.forms import ibis_table
+from weft.engine.models.frame_kinds import ibis_table
 from weft.engine.readers import open_tables
 from weft.errors import DeclarationError, WeftError
 from weft.pipelines.models import Model

@@ -24,7 +24,7 @@ import weft
 from tests.conftest import System
 from weft.columns import canonical_schema
 from weft.engine.frame_projection import cast_to
-from weft.engine.models import forms, pushdown
+from weft.engine.models import frame_kinds, pushdown
 from weft.engine.models.build import _with_tables
 from weft.engine.models.inputs import Observer
 from weft.errors import WeftError
@@ -362,7 +362,7 @@ class Database(Oracle):
         (source,) = self.opened.sources(model, None)
         self.tables = self.opened.tables(name)
         self.schema = source.schema()
-        self.table = forms.ibis_table(self.schema, "ev")
+        self.table = frame_kinds.ibis_table(self.schema, "ev")
         self._rows = {self.tables.quote("ev"): source.select(self.tables, by_letters=True)}
 
     def why_not(self, of: Computed) -> str | None:
@@ -386,7 +386,7 @@ class Spark(Oracle):
         from pyspark.sql.pandas.types import from_arrow_schema
 
         self.session = session
-        self.table = forms.ibis_table(rows.schema, "oracle_ev")
+        self.table = frame_kinds.ibis_table(rows.schema, "oracle_ev")
         columns = from_arrow_schema(rows.schema, prefer_timestamp_ntz=True)
         session.createDataFrame(rows, columns).createOrReplaceTempView("oracle_ev")
 
@@ -471,7 +471,7 @@ def compared_tables(spark: Spark, found: Mapping[str, Database], made: Mapping[s
 
 def _pushed(found: Mapping[str, Database], made: Mapping[str, Computed]) -> dict[str, list[str]]:
     """Return, of each database, the names of what it computes itself."""
-    table = forms.ibis_table(pa.schema(KINDS), "ev")
+    table = frame_kinds.ibis_table(pa.schema(KINDS), "ev")
     known = {name: of for name, of in made.items() if _is_known(of, table)}
     return {
         each: [name for name, of in known.items() if database.why_not(of) is None] for each, database in found.items()

@@ -14,7 +14,7 @@ from engine.streaming.conftest import rows, run_once
 from weft.engine.load import open_tables
 from weft.engine.streaming.cdc import copying
 from weft.engine.streaming.checkpoint import Checkpoint
-from weft.engine.streaming.source_state import Sources
+from weft.engine.streaming.checkpoint_files import Sources
 from weft.engine.streaming.spark_engine import SparkEngine
 from weft.operate.supervisor import Supervisor
 from weft.pipelines.streaming.declare import make

@@ -13,8 +13,8 @@ import weft
 from engine.streaming.conftest import rows, run_once
 from weft.engine.load import open_tables
 from weft.engine.streaming.checkpoint import Checkpoint
+from weft.engine.streaming.checkpoint_files import Columns
 from weft.engine.streaming.dead_letters import stream_of
-from weft.engine.streaming.source_state import Columns
 from weft.errors import WeftError
 from weft.project import current
 

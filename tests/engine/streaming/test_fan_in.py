@@ -17,7 +17,7 @@ from weft.engine.streaming import batch as batches
 from weft.engine.streaming import fan_in
 from weft.engine.streaming.batch_id import BatchId
 from weft.engine.streaming.batch_reader import BatchReader
-from weft.engine.streaming.source_state import Columns
+from weft.engine.streaming.checkpoint_files import Columns
 from weft.errors import DeclarationError, WeftError
 from weft.systems.dead_letter_store import DeadLetter
 from weft.systems.stream_source import FrameRows, UntypedRows

@@ -18,8 +18,8 @@ from engine.streaming.conftest import rows, run_once
 from engine.streaming.test_column_types import Topic
 from weft.engine.load import open_tables
 from weft.engine.streaming.checkpoint import Checkpoint
+from weft.engine.streaming.checkpoint_files import Columns
 from weft.engine.streaming.dead_letters import stream_of
-from weft.engine.streaming.source_state import Columns
 from weft.errors import DeclarationError, LoadRefusedError
 from weft.project import current
 from weft.types import BigInt

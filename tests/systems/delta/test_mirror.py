@@ -19,7 +19,7 @@ from systems.tables.test_change_histories import Batches, Source, check_versions
 from systems.tables.test_changes import DEBEZIUM, MESSAGES, NOW, change, milliseconds
 from systems.tables.test_changes import row as whole_row
 from weft import CDC
-from weft.engine import files
+from weft.engine import spark_io
 from weft.engine.streaming.cdc.applying import ChangeBatch
 from weft.engine.streaming.cdc.envelopes import opened
 from weft.engine.streaming.cdc.newest import newest
@@ -192,7 +192,7 @@ class _Applied:
         load = replace(self.load, moment=NOW, checkpoint_id="one", batch_id=next(self.batches))
         rows, load = batch.planned(load, None)
         frame = self.spark.createDataFrame(pa.Table.from_batches(rows.batches, rows.schema))
-        return batch.report([files.write(frame, self.lake, load)])
+        return batch.report([spark_io.write(frame, self.lake, load)])
 
     def rows(self) -> list[dict[str, Any]]:
         return [each.asDict() for each in self.spark.sql(f"SELECT * FROM delta.`{self.path}` ORDER BY id").collect()]

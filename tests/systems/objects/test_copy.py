@@ -28,7 +28,7 @@ from systems.objects.test_sink import (  # noqa: F401
     write,
 )
 from weft import LoadRefusedError, ObjectStoreS3Connection
-from weft.engine import files, frames, inputs
+from weft.engine import frames, inputs, spark_io
 from weft.systems.load import Counts, Load
 from weft.systems.objects import source
 from weft.systems.objects.manifest import Manifest
@@ -73,7 +73,7 @@ def table(rows: list[tuple[Any, ...]] = EDGES, schema: pa.Schema = FLAT) -> pa.T
 
 
 def given(data: Any) -> Any:
-    return files.rows_of(inputs.understand(data, has_source=False), None)
+    return spark_io.rows_of(inputs.understand(data, has_source=False), None)
 
 
 def some(*numbers: int) -> Any:

@@ -20,7 +20,7 @@ from weft.columns import canonical_schema, hinted
 from weft.engine import inputs, relations, run
 from weft.engine.inputs import Input
 from weft.engine.load import Job
-from weft.engine.models import forms, left_out, replacing, state
+from weft.engine.models import frame_kinds, replacing, state, unseen_values
 from weft.engine.models.inputs import ModelSource, Observer, Span
 from weft.engine.models.lake import Lake
 from weft.engine.models.state import LeftOuts, State, StoredModel
@@ -145,13 +145,13 @@ class ModelRun:
         """Return a build that knows which values of its events the model does not see."""
         if ready.is_idle:
             return ready
-        self._left_out = left_out.count(observer, ready.result.sources)
+        self._left_out = unseen_values.count(observer, ready.result.sources)
         last = ready.stored.state
         known = self._left_out
         if last is not None and self.span is not None:
             known = last.left_out  # a range that is built again was counted
         elif last is not None and not ready.is_full:
-            known = left_out.merged(last.left_out, known)
+            known = unseen_values.merged(last.left_out, known)
         return replace(ready, state=msgspec.structs.replace(ready.state, left_out=known))
 
     def _advised(self, counts: Counts, ready: PreparedBuild) -> Counts:
@@ -159,7 +159,7 @@ class ModelRun:
         if ready.state.rows_of:
             warnings.append(f"the code has changed, and some rows are of other code: weft run {self.model.name} --full")
         if self._left_out and not counts.replayed:
-            lines = left_out.described(self._left_out)
+            lines = unseen_values.described(self._left_out)
             warnings += lines
             # A table reads all events again each time: the log has what is new.
             if ready.stored.state is None or ready.stored.state.left_out != ready.state.left_out:
@@ -352,7 +352,7 @@ class BuildResult:
     def query(self, *, all_rows: bool = False) -> str:
         """Return the query in the SQL of the database; raise where it cannot run there."""
         value = self._value()
-        if forms.is_ibis(value) and self.tables is not None:
+        if frame_kinds.is_ibis(value) and self.tables is not None:
             from weft.engine.models import pushdown
 
             value = pushdown.typed(value, self.tables)
@@ -360,18 +360,18 @@ class BuildResult:
         if compiled is None or compiled.engine == "spark":
             reason = self._why_spark or "a view is a query over tables of its own database"
             raise DeclarationError(f"Model {self.model.name!r} cannot be a view: {reason}.", hint='materialise="table"')
-        return self._bound(compiled.sql, all_rows=all_rows, by_letters=forms.is_ibis(value))
+        return self._bound(compiled.sql, all_rows=all_rows, by_letters=frame_kinds.is_ibis(value))
 
     def compiled(self) -> Compiled | None:
         """Return the query that the model is, without its rows being read; `None` where its function makes a frame."""
-        if any(forms.form_of(each.input.annotation) != "ibis" for each in self.sources if each.input.parameter):
+        if any(frame_kinds.form_of(each.input.annotation) != "ibis" for each in self.sources if each.input.parameter):
             return None
         if self.is_watched and self.model.sql is None and not self._named:
             return None
         return self._compiled(self._value())
 
     def _compiled(self, value: Any) -> Compiled | None:
-        if forms.is_ibis(value):
+        if frame_kinds.is_ibis(value):
             from weft.engine.models import pushdown
 
             value = pushdown.cleared(value)
@@ -405,21 +405,21 @@ class BuildResult:
         if isinstance(value, str):
             return tokens.without_end(value)
         # A number or a column of Ibis is a table of one row or column.
-        return value.as_table() if forms.is_ibis(value) else value
+        return value.as_table() if frame_kinds.is_ibis(value) else value
 
     def _argument(self, source: ModelSource) -> Any:
         """An input in the form that its parameter asks for."""
-        form = forms.form_of(source.input.annotation)
+        form = frame_kinds.form_of(source.input.annotation)
         assert source.input.parameter is not None
         if form == "ibis":
-            return forms.ibis_table(source.schema(), source.input.parameter)
+            return frame_kinds.ibis_table(source.schema(), source.input.parameter)
         if form == "spark":
             return self._frame(source)
         if source.reader is None:
             table = self._frame(source).toArrow()
         else:
             table = pa.Table.from_batches(list(read_all(source.reader)), source.reader.schema)
-        return forms.as_frame(table, form)
+        return frame_kinds.as_frame(table, form)
 
     @cached_property
     def _this(self) -> ModelSource | None:

@@ -141,9 +141,9 @@ class Lake:
         """Complete a build that was cut off after it was decided, so that this one follows it."""
         kept = self._kept(model, with_columns=False)
         if kept is not None and not kept.is_complete:
-            from weft.engine import files
+            from weft.engine import spark_io
 
-            files.has(self.connection, load_of(model))
+            spark_io.has(self.connection, load_of(model))
 
     def load(self, job: Job, data: Input, stored: StoredModel, *, is_full: bool) -> tuple[Counts, str]:
         """Load the result of a build: the commit of its rows has its state."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from weft.engine.models import freshness, left_out, lineage, state
+from weft.engine.models import freshness, lineage, state, unseen_values
 from weft.engine.models.build import BuildResult, Compiled
 from weft.engine.models.inputs import ModelSource, Observer
 from weft.engine.models.lake import lake_of
@@ -73,7 +73,7 @@ class ModelStatus:
     @property
     def left_out(self) -> list[str]:
         """What its rows leave out of the events that were read for them, in words."""
-        return [] if self.stored.state is None else left_out.described(self.stored.state.left_out)
+        return [] if self.stored.state is None else unseen_values.described(self.stored.state.left_out)
 
     @property
     def is_changed(self) -> bool:

@@ -22,18 +22,18 @@ from weft.engine.streaming.batch_reader import BatchReader
 from weft.engine.streaming.cdc.applying import ChangeBatch, changes_of, tombstones
 from weft.engine.streaming.cdc.routing import Routed, routed, well_formed
 from weft.engine.streaming.cdc.row_sql import RunSql
+from weft.engine.streaming.checkpoint_files import Columns, StatePlace, Written
 from weft.engine.streaming.dead_letters import NO_STORE, DeadLetterBox
 from weft.engine.streaming.joins import Joins
 from weft.engine.streaming.log_source import EventRows
 from weft.engine.streaming.progress import OpenedSource
 from weft.engine.streaming.restored import refuse_restored
 from weft.engine.streaming.sessions import Sessions
-from weft.engine.streaming.source_state import Columns, StatePlace, Written
 from weft.engine.streaming.sources import open_source
-from weft.engine.streaming.spans import note_read, process_span
 from weft.engine.streaming.state import is_in_memory, open_state
 from weft.engine.streaming.stateful import Stateful
 from weft.engine.streaming.targets import Targets
+from weft.engine.streaming.trace_spans import note_read, process_span
 from weft.engine.streaming.transform import (
     Reduction,
     Transform,

@@ -7,8 +7,8 @@ from contextlib import suppress
 from typing import Any
 
 from weft.engine.streaming import fan_in
+from weft.engine.streaming.checkpoint_files import Columns
 from weft.engine.streaming.log_source import EventRows
-from weft.engine.streaming.source_state import Columns
 from weft.engine.streaming.transform import TypedRows
 from weft.errors import WeftError
 from weft.pipelines.streaming.spec import StreamingPipeline

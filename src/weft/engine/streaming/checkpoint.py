@@ -16,8 +16,8 @@ from urllib.parse import quote, unquote
 from uuid import uuid4
 
 from weft.engine import connectors, session
+from weft.engine.streaming.checkpoint_files import Columns, Copies, Sources, Starts
 from weft.engine.streaming.lock import Lock
-from weft.engine.streaming.source_state import Columns, Copies, Sources, Starts
 from weft.errors import NotFoundError, StorageError, did_you_mean
 from weft.pipelines.streaming.spec import StreamingPipeline
 from weft.project import current

@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from weft.engine import connectors, files, session
+from weft.engine import connectors, session, spark_io
 from weft.engine.readers import opened_tables
 from weft.engine.streaming import row_origin
 from weft.engine.streaming.batch_id import BatchId
@@ -205,7 +205,7 @@ def open_store(pipeline: StreamingPipeline) -> DeadLetterStore | None:
     store_class = system_for(connection.kind).load_dead_letter_store()
 
     def spark() -> Any:
-        files.refuse_one_host(connection, "target")
+        spark_io.refuse_one_host(connection, "target")
         return connectors.ready(session.spark(), connection)
 
     store: DeadLetterStore = store_class(current().for_tables(connection), place, name, spark)

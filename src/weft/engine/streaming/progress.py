@@ -13,7 +13,7 @@ from hashlib import sha256
 from typing import Any, ClassVar
 
 from weft.engine.streaming.checkpoint import Checkpoint
-from weft.engine.streaming.source_state import Starts
+from weft.engine.streaming.checkpoint_files import Starts
 from weft.engine.streaming.sources import open_source
 from weft.errors import WeftError
 from weft.pipelines.streaming.spec import Source

@@ -18,8 +18,8 @@ from weft.engine.streaming.batch_id import BatchId
 from weft.engine.streaming.cdc.copying import copied
 from weft.engine.streaming.cdc.routes import resolved
 from weft.engine.streaming.checkpoint import Checkpoint, prepared_session
+from weft.engine.streaming.checkpoint_files import Columns, Sources, Starts
 from weft.engine.streaming.progress import OpenedSource, listen, planned, warn_of_removed
-from weft.engine.streaming.source_state import Columns, Sources, Starts
 from weft.engine.streaming.sources import open_source, refuse_unreachable
 from weft.engine.streaming.start_checks import check_start
 from weft.errors import NotFoundError

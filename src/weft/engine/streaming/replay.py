@@ -28,7 +28,7 @@ from uuid import uuid4
 import pyarrow as pa
 
 from weft.columns import hint_of, hinted, is_nested, without_voids
-from weft.engine import connectors, files, frame_projection, session
+from weft.engine import connectors, frame_projection, session, spark_io
 from weft.engine.payload_rows import is_of_json, parsed_rows, rejected_rows, row_of
 from weft.engine.readers import opened_tables, stored_columns, stream_reader
 from weft.engine.streaming.batch import Batches
@@ -36,12 +36,12 @@ from weft.engine.streaming.batch_id import BatchId
 from weft.engine.streaming.cdc import envelopes, routing
 from weft.engine.streaming.cdc.routes import resolved
 from weft.engine.streaming.checkpoint import Checkpoint
+from weft.engine.streaming.checkpoint_files import Columns
 from weft.engine.streaming.dead_letters import DeadLetterBox, note_of
 from weft.engine.streaming.failing_rows import without_rows
 from weft.engine.streaming.functions import called_by, selecting_also
 from weft.engine.streaming.lock import opened
 from weft.engine.streaming.row_origin import ORIGIN, origin_of
-from weft.engine.streaming.source_state import Columns
 from weft.engine.streaming.sources import open_source
 from weft.engine.streaming.target_streams import topic_target
 from weft.engine.streaming.transform import WithOrigins, memory_of
@@ -436,7 +436,7 @@ def _columns_of(target: Target) -> dict[str, pa.Field]:
     if system_for(connection.kind).tables is None:
         path = "/".join(part for part in target.table if part)
         with suppress(NotFoundError):  # a table whose first rows all were rejected
-            frame = files.read(session.spark(), path, connection)
+            frame = spark_io.read(session.spark(), path, connection)
             return {each.name: each for each in frame_projection.schema_of(frame) if each.name not in normalized}
         return {}
     with opened_tables(connection) as tables:

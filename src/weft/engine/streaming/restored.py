@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 
 from weft.engine.streaming.batch_id import BatchId
-from weft.engine.streaming.source_state import Written
+from weft.engine.streaming.checkpoint_files import Written
 from weft.engine.streaming.sources import show_position
 from weft.engine.streaming.targets import Targets, place_of
 from weft.errors import LoadRefusedError

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
-from weft.engine import files
+from weft.engine import spark_io
 from weft.engine.streaming.log_source import LogSource
 from weft.errors import DeclarationError, WeftError
 from weft.pipelines.streaming.spec import Source
@@ -42,7 +42,7 @@ def open_source(source: Source, wait_seconds: float = 0.0) -> StreamSource:
 def refuse_unreachable(source: StreamSource) -> None:
     """Refuse a source that Spark's workers are to read on other machines, and that only this one can open."""
     if source.read_by_workers:
-        files.refuse_one_host(source.opened_by_workers, "source")
+        spark_io.refuse_one_host(source.opened_by_workers, "source")
 
 
 def show_position(position: Any, source_log: Location | None = None, source: Source | None = None) -> str:

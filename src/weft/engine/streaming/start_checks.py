@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from weft.engine import files, inputs, session
+from weft.engine import inputs, session, spark_io
 from weft.engine.frames import from_memory, transformed
 from weft.engine.readers import opened_tables, stored_columns
 from weft.engine.streaming import fan_in, functions, lookups
@@ -239,7 +239,7 @@ def stored_names(target: Target) -> list[str] | None:
     if system_for(connection.kind).tables is None:
         if not target.primary_key:
             return None  # nothing is asked of it, and to look takes Spark
-        return files.columns(session.spark(), connection, Load.declare(target=target.table))
+        return spark_io.columns(session.spark(), connection, Load.declare(target=target.table))
     with opened_tables(connection) as tables:
         columns = stored_columns(tables, *target.table)
     return None if columns is None else [each.name for each in columns]

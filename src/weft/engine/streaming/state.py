@@ -5,8 +5,8 @@ from __future__ import annotations
 import socket
 
 from weft.engine.readers import open_tables
+from weft.engine.streaming.checkpoint_files import StatePlace
 from weft.engine.streaming.files_state import FilesState
-from weft.engine.streaming.source_state import StatePlace
 from weft.pipelines.streaming.spec import StreamingPipeline
 from weft.pipelines.streaming.windows import IN_FILES, IN_MEMORY
 from weft.project import current

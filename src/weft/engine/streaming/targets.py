@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from weft import tracing
 from weft.columns import hinted, is_nested
-from weft.engine import files, inputs, session
+from weft.engine import inputs, session, spark_io
 from weft.engine.frame_projection import schema_of
 from weft.engine.inputs import Input
 from weft.engine.load import Job
@@ -25,13 +25,13 @@ from weft.engine.streaming.batch_id import BatchId
 from weft.engine.streaming.cdc.applying import ChangeBatch
 from weft.engine.streaming.cdc.json_rows import StoredTable
 from weft.engine.streaming.cdc.routing import Routed
+from weft.engine.streaming.checkpoint_files import Written
 from weft.engine.streaming.dead_letters import NO_STORE
 from weft.engine.streaming.log_source import LogSource
-from weft.engine.streaming.source_state import Written
 from weft.engine.streaming.sources import open_source
-from weft.engine.streaming.spans import commit_span, note_counts
 from weft.engine.streaming.target_columns import DeclaredColumns, TargetColumns
 from weft.engine.streaming.target_streams import published, rejecting
+from weft.engine.streaming.trace_spans import commit_span, note_counts
 from weft.engine.streaming.transform import WithOrigins
 from weft.errors import LoadRefusedError, WeftError
 from weft.pipelines.streaming.cdc import SchemaEvolution
@@ -318,7 +318,7 @@ class Targets:
         new = columns.new(load, names, before or ())
         fields = functools.cache(lambda: {each.name: each for each in new_columns.schema_of(rows)})
         if tables is None:
-            refused = files.refused_columns(connection, load, [fields()[name] for name in new]) if new else {}
+            refused = spark_io.refused_columns(connection, load, [fields()[name] for name in new]) if new else {}
         else:
             refused = {name: why for name in new if (why := tables.refuses_name(name)) is not None}
         for name in names:
@@ -403,7 +403,7 @@ class Targets:
             return False
         try:
             with self._opened(connection) as tables:
-                return files.has(connection, load) if tables is None else ledger.is_committed(tables, load)
+                return spark_io.has(connection, load) if tables is None else ledger.is_committed(tables, load)
         except MissingTableError:  # no load has made the ledger
             return False
         except WeftError:  # it cannot be read
@@ -421,7 +421,7 @@ class Targets:
             if tables is not None:
                 ledger.create(tables)
                 return ledger.last_batch(tables, load) or (-1, None)
-            kept = files.last_load(connection, load)
+            kept = spark_io.last_load(connection, load)
         return (-1, None) if kept is None else (kept.batch_id, kept.positions)
 
     def finish(self, targets: Sequence[Target], batch: BatchId) -> bool:
@@ -559,14 +559,14 @@ def _selected(rows: Input, columns: TargetColumns | DeclaredColumns, load: Load)
 
 def _typed_columns(connection: Connection, load: Load) -> dict[str, Column | None] | None:
     """Return the columns of a table that Spark writes, with their types."""
-    frame = files.stored(session.spark(), connection, load)
+    frame = spark_io.stored(session.spark(), connection, load)
     return None if frame is None else {each.name.lower(): Column(each.name, each, "") for each in schema_of(frame)}
 
 
 def _columns(connection: Connection, tables: SqlTables | None, load: Load) -> dict[str, Column | None] | None:
     """Return the columns that a target has now, by their names in small letters; `None` where it is not there."""
     if tables is None:
-        names = files.columns(session.spark(), connection, load)
+        names = spark_io.columns(session.spark(), connection, load)
         return None if names is None else dict.fromkeys(map(str.lower, names))
     columns = None if connection.is_missing() else stored_columns(tables, load.schema, load.table)
     return None if columns is None else {each.name.lower(): each for each in columns}

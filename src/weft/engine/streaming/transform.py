@@ -17,11 +17,11 @@ from weft.engine import frames, inputs, reader_frames
 from weft.engine.frame_projection import arrow_of, gathered
 from weft.engine.inputs import Input
 from weft.engine.streaming import dead_letters, fan_in, functions
+from weft.engine.streaming.checkpoint_files import Columns
 from weft.engine.streaming.failing_rows import FailingRows, without_rows
 from weft.engine.streaming.log_source import SMALL
 from weft.engine.streaming.lookups import LookupTable
 from weft.engine.streaming.row_origin import ORIGIN
-from weft.engine.streaming.source_state import Columns
 from weft.errors import ConnectionFailedError, DeclarationError, WeftError
 from weft.pipelines.streaming.spec import StreamingPipeline
 from weft.spark_support import outcome

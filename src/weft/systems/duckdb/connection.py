@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from weft.systems.base import measured, require
-from weft.systems.file import FileConnection
+from weft.systems.file_connection import FileConnection
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ import duckdb
 
 from weft.errors import NOTHING_STORED, BusyError, ConnectionFailedError, SchemaError, StorageError, WeftError
 from weft.systems.base import Connection
-from weft.systems.file import MEMORY, FileConnection, file_number, is_file
+from weft.systems.file_connection import MEMORY, FileConnection, file_number, is_file
 from weft.systems.sql.driver import MissingTableError, Role, SqlDriver
 
 # Nothing is ever downloaded: what a query needs beyond the package itself is its user's to install.

@@ -17,7 +17,7 @@ from weft.errors import DeclarationError, SchemaError
 from weft.systems.duckdb import suspects
 from weft.systems.duckdb.connection import DuckDBConnection
 from weft.systems.duckdb.sessions import DuckDBSessions, is_rejection, waiting_turn
-from weft.systems.file import MEMORY
+from weft.systems.file_connection import MEMORY
 from weft.systems.load import Load
 from weft.systems.sql.driver import Role, Session, SqlDriver
 from weft.systems.sql.literals import literal

@@ -11,7 +11,7 @@ from weft.errors import DeclarationError
 from weft.systems.aws import check_keys
 from weft.systems.base import Connection, measured
 from weft.systems.endpoint import BrokerEndpoint
-from weft.systems.kinesis.places import SHARD_PLACES, TIME
+from weft.systems.kinesis.shard_positions import SHARD_PLACES, TIME
 
 FORMATS = ("json", "raw_bytes")
 _ENDPOINT = re.compile(r"https?://[^/@]+/?")

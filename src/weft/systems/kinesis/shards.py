@@ -21,10 +21,10 @@ import pyarrow as pa
 
 from weft.errors import StorageError
 from weft.spark_support.sessions import read_source
-from weft.systems.kinesis import places
+from weft.systems.kinesis import shard_positions
 from weft.systems.kinesis.client import ExpiredIteratorError, KinesisClient, client
 from weft.systems.kinesis.connection import KinesisConnection
-from weft.systems.kinesis.places import CLOSED, EARLIEST
+from weft.systems.kinesis.shard_positions import CLOSED, EARLIEST
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -104,7 +104,7 @@ class Shards:
     def first(self) -> Position:
         """Return where a new checkpoint begins."""
         parents = self.client.shards(self.stream)
-        named = {} if self.start == EARLIEST else places.parse(self.stream, self.start, parents)
+        named = {} if self.start == EARLIEST else shard_positions.parse(self.stream, self.start, parents)
         # A shard that is not named is read from its beginning: at once, or when its parents are done.
         roots = {shard: EARLIEST for shard, of in parents.items() if not any(each in parents for each in of)}
         return {"shards": {**roots, **named}}
@@ -188,10 +188,10 @@ class Shards:
     def _page(self, shard: str, iterator: str | None, place: str, limit: int) -> Page:
         """Read a page by an iterator, or from a place where there is none or it is too old."""
         try:
-            iterator = iterator or self.client.iterator(self.stream, shard, places.iterator_arguments(place))
+            iterator = iterator or self.client.iterator(self.stream, shard, shard_positions.iterator_arguments(place))
             answer = self.client.call("get_records", ShardIterator=iterator, Limit=limit)
         except ExpiredIteratorError:
-            iterator = self.client.iterator(self.stream, shard, places.iterator_arguments(place))
+            iterator = self.client.iterator(self.stream, shard, shard_positions.iterator_arguments(place))
             answer = self.client.call("get_records", ShardIterator=iterator, Limit=limit)
         records, following = answer["Records"], answer.get("NextShardIterator")
         is_last = following is None or (not answer.get("MillisBehindLatest") and len(records) < limit)
@@ -205,7 +205,7 @@ class Shards:
             first = before.get(shard, EARLIEST)
             if upto[shard] == first:
                 continue
-            last = places.sequence(upto[shard])
+            last = shard_positions.sequence(upto[shard])
             for page in self.pages(shard, first):
                 wanted = [each for each in page.records if last is None or int(each["SequenceNumber"]) <= last]
                 if wanted:
@@ -251,8 +251,8 @@ class Shards:
             if shard in open_shards:
                 iterator = self.client.iterator(self.stream, shard, {"ShardIteratorType": "LATEST"})
                 moment = self._page(shard, iterator, EARLIEST, 1).told_at - _RECENT
-                pages = [page for page in self.pages(shard, places.since(moment)) if page.records]
-                ends[shard] = _behind(pages[-1]) if pages else places.since(moment)
+                pages = [page for page in self.pages(shard, shard_positions.since(moment)) if page.records]
+                ends[shard] = _behind(pages[-1]) if pages else shard_positions.since(moment)
         return ends
 
     def first_since(self, shard: str, place: str) -> str | None:
@@ -262,7 +262,7 @@ class Shards:
 
 
 def _behind(page: Page) -> str:
-    return places.after(page.records[-1]["SequenceNumber"])
+    return shard_positions.after(page.records[-1]["SequenceNumber"])
 
 
 def as_arrow(shard: str, records: Sequence[Mapping[str, Any]]) -> pa.RecordBatch:

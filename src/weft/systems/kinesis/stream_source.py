@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from weft.errors import DeclarationError, NotFoundError, StorageError, WeftError
 from weft.spark_support.folder import Location
-from weft.systems.kinesis import places
+from weft.systems.kinesis import shard_positions
 from weft.systems.kinesis.client import client
-from weft.systems.kinesis.places import CLOSED, EARLIEST
+from weft.systems.kinesis.shard_positions import CLOSED, EARLIEST
 from weft.systems.kinesis.shards import Position, Shards, stream
 from weft.systems.message_source import Messages, MessageSource
 from weft.systems.messages import MOST_HERE
@@ -77,7 +77,7 @@ class KinesisSource(MessageSource):
     @classmethod
     def show(cls, position: Any, source_log: Location | None) -> str | None:
         if isinstance(position, Mapping) and set(position) == {"shards"}:
-            return places.show(position["shards"])
+            return shard_positions.show(position["shards"])
         return None
 
     def lag(self, position: Position | None, source_log: Location | None) -> int | None:
@@ -92,7 +92,7 @@ class KinesisSource(MessageSource):
         if start in (EARLIEST, "latest"):
             return
         for shard, place in self._shards().first()["shards"].items():
-            if place.startswith("@") and places.parse_time(place[1:]) > datetime.now(UTC):
+            if place.startswith("@") and shard_positions.parse_time(place[1:]) > datetime.now(UTC):
                 raise DeclarationError(
                     f"The stream {self.name!r} cannot start at {place[1:]}, which is in the future.",
                     hint="latest begins with what comes next.",
@@ -100,7 +100,7 @@ class KinesisSource(MessageSource):
             if place == CLOSED:
                 continue
             try:
-                client(self.connection).iterator(self.name, shard, places.iterator_arguments(place))
+                client(self.connection).iterator(self.name, shard, shard_positions.iterator_arguments(place))
             except StorageError as error:  # a number that is not of this shard
                 raise DeclarationError(
                     f"The stream {self.name!r} cannot start at {shard}:{place}: {error.what}",
@@ -108,7 +108,7 @@ class KinesisSource(MessageSource):
                 ) from None
 
     def end(self) -> str:
-        return places.show(self._shards().ends())
+        return shard_positions.show(self._shards().ends())
 
     def stay(self, position: Position | None, source_log: Location) -> Rewind:
         return Rewind(position, None if position is None else position["shards"])
@@ -116,22 +116,22 @@ class KinesisSource(MessageSource):
     def rewind_to_offset(self, position: Position | None, offset: str, source_log: Location) -> Rewind:
         """Return the position of a record in the only shard, or in those that are named."""
         at = self._places(position)
-        wanted = places.parse(self.name, offset, at)
+        wanted = shard_positions.parse(self.name, offset, at)
         for shard, place in wanted.items():
-            first, now = places.sequence(place), places.sequence(at[shard])
+            first, now = shard_positions.sequence(place), shard_positions.sequence(at[shard])
             if first is None:
                 raise DeclarationError(
                     f"{place!r} is not a sequence number of the stream {self.name}.", hint="For a time: --to-time."
                 )
             if at[shard] != CLOSED and (now is None or first > now):
-                raise self.after_position(places.show(at), f"{shard}:{place}")
+                raise self.after_position(shard_positions.show(at), f"{shard}:{place}")
         return self._from(at, wanted)
 
     def rewind_to_time(self, position: Position | None, moment: datetime, source_log: Location) -> Rewind:
         at, shards, wanted = self._places(position), self._shards(), {}
         for shard, place in at.items():
-            first = None if moment > datetime.now(UTC) else shards.first_since(shard, places.since(moment))
-            now = places.sequence(place)
+            first = None if moment > datetime.now(UTC) else shards.first_since(shard, shard_positions.since(moment))
+            now = shard_positions.sequence(place)
             if first is not None and (place == CLOSED or (now is not None and int(first) <= now)):
                 wanted[shard] = first
         if not wanted:
@@ -143,9 +143,9 @@ class KinesisSource(MessageSource):
         gone = {}
         for shard, place in wanted.items():
             first = shards.first_since(shard, EARLIEST)
-            if first is not None and int(first) > (places.sequence(place) or 0):
+            if first is not None and int(first) > (shard_positions.sequence(place) or 0):
                 gone[shard] = first
-        note = f"Kinesis removed the records of {self.name} before {places.show(gone)}." if gone else None
+        note = f"Kinesis removed the records of {self.name} before {shard_positions.show(gone)}." if gone else None
         # Child shards are read again too, after the records of their parents.
         again: set[str] = set()
         for shard, of in parents.items():
@@ -153,7 +153,7 @@ class KinesisSource(MessageSource):
                 again.add(shard)
         moved = {**at, **wanted, **gone}
         moved = {shard: place for shard, place in moved.items() if shard in wanted or shard not in again}
-        summary = f"{places.show(moved)} of {self.name}; it was at {places.show(at)}"
+        summary = f"{shard_positions.show(moved)} of {self.name}; it was at {shard_positions.show(at)}"
         return Rewind({"shards": moved}, moved, summary, note)
 
     def _places(self, position: Position | None) -> dict[str, str]:

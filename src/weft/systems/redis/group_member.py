@@ -13,7 +13,7 @@ from collections.abc import Generator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from weft.errors import NotFoundError, SettingsError
-from weft.systems import patience
+from weft.systems import reader_retries
 from weft.systems.entries import Membership
 
 T = TypeVar("T")
@@ -26,7 +26,7 @@ GROUP_GONE = ("NOGROUP", "UNBLOCKED")
 """How errors about a group that is gone begin. A request that waits while its stream is removed gets the second."""
 LOOK_SECONDS = 1.0
 """How often readers look for entries that were given back or became idle, and for streams that were created again."""
-PATIENCE_SECONDS = patience.PATIENCE_SECONDS
+PATIENCE_SECONDS = reader_retries.PATIENCE_SECONDS
 # A script that works on more would keep the server from its other clients.
 _MOST_AT_ONCE = 500
 _ID = re.compile(r"(\d{1,20})(?:-(\d{1,20}))?")

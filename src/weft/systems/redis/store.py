@@ -14,11 +14,11 @@ import msgspec
 import redis
 
 from weft.errors import ConnectionFailedError, DeclarationError, SchemaError, SettingsError, WeftError
-from weft.systems.declare import declare
 from weft.systems.log import EXTRA, QUARANTINE_SUFFIX, Appended, Batch, StreamSample, reused_key
 from weft.systems.redis import client, ids, scripts, values
 from weft.systems.redis.connection import RedisConnection
 from weft.systems.redis.log import RedisLog
+from weft.systems.stream_fields import declare
 from weft.types import FieldType
 
 _log = logging.getLogger("weft.streams")

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from weft.errors import ConnectionFailedError, DeclarationError, WeftError
 from weft.systems.base import Connection
-from weft.systems.declare import declare
 from weft.systems.log import (
     EXTRA,
     META_TYPES,
@@ -28,6 +27,7 @@ from weft.systems.log import (
 from weft.systems.sql import leases
 from weft.systems.sql.driver import MissingTableError, Session, SqlDriver
 from weft.systems.sql.log import SqlLog
+from weft.systems.stream_fields import declare
 from weft.types import FieldType
 
 if TYPE_CHECKING:

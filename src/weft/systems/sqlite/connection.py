@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from weft.systems.base import measured
-from weft.systems.file import MEMORY, FileConnection
+from weft.systems.file_connection import MEMORY, FileConnection
 from weft.systems.sql.tokens import quote_name
 
 # How long a check waits for another process that has locked the file.

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from weft.errors import ConnectionFailedError
-from weft.systems.file import MEMORY, file_number
+from weft.systems.file_connection import MEMORY, file_number
 
 # The suffixes of a database, its log and the log's index.
 SUFFIXES = ("", "-wal", "-shm")

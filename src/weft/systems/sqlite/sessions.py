@@ -23,7 +23,7 @@ from weft.errors import (
     WeftError,
 )
 from weft.systems.base import Connection
-from weft.systems.file import MEMORY, file_number, is_file
+from weft.systems.file_connection import MEMORY, file_number, is_file
 from weft.systems.sql.driver import MissingTableError, Role, Session, SqlDriver, closed_on_error
 from weft.systems.sqlite import reading
 from weft.systems.sqlite.connection import SQLiteConnection

@@ -18,8 +18,8 @@ from weft.engine.streaming.cdc import copying
 from weft.engine.streaming.cdc.copying import copied, tables_to_copy
 from weft.engine.streaming.cdc.routes import resolved
 from weft.engine.streaming.checkpoint import Checkpoint
+from weft.engine.streaming.checkpoint_files import Copies
 from weft.engine.streaming.query import Query
-from weft.engine.streaming.source_state import Copies
 from weft.engine.streaming.targets import place_of
 from weft.errors import BusyError, DeclarationError, LoadRefusedError, NotFoundError
 from weft.pipelines.streaming.declare import make

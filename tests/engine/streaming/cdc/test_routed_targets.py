@@ -13,8 +13,8 @@ import weft
 from weft.engine.streaming.batch_id import BatchId
 from weft.engine.streaming.cdc.routes import resolved
 from weft.engine.streaming.cdc.routing import well_formed
+from weft.engine.streaming.checkpoint_files import Written
 from weft.engine.streaming.dead_letters import DeadLetterBox
-from weft.engine.streaming.source_state import Written
 from weft.engine.streaming.targets import NOTHING, Targets
 from weft.normalize import regex_replace, supports, trim
 from weft.pipelines.streaming.declare import make

@@ -16,11 +16,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 from uuid import UUID
 
-from weft.engine import files, inputs, session
+from weft.engine import inputs, session, spark_io
 from weft.engine.load import Job
 from weft.engine.readers import open_tables, opened_tables, stored_columns
 from weft.engine.streaming.cdc.routes import source_table
-from weft.engine.streaming.source_state import Copies
+from weft.engine.streaming.checkpoint_files import Copies
 from weft.engine.streaming.targets import place_of
 from weft.errors import DeclarationError, LoadRefusedError, NotFoundError, did_you_mean
 from weft.pipelines.streaming.cdc import CDC
@@ -208,7 +208,7 @@ class _Copy:
         if connection.is_missing():
             return None
         if system_for(connection.kind).tables is None:
-            return files.columns(session.spark(), connection, Load.declare(target=self.target.table))
+            return spark_io.columns(session.spark(), connection, Load.declare(target=self.target.table))
         with opened_tables(connection) as tables:
             stored = stored_columns(tables, *self.target.table)
         return None if stored is None else [each.name for each in stored if not each.generated]
@@ -225,7 +225,7 @@ class _Copy:
                 )
             return
         if system_for(connection.kind).tables is None:
-            frame = files.stored(session.spark(), connection, Load.declare(target=self.target.table))
+            frame = spark_io.stored(session.spark(), connection, Load.declare(target=self.target.table))
             has_rows = frame is not None and not frame.isEmpty()
         else:
             with opened_tables(connection) as tables, tables.driver.session("read") as reading:

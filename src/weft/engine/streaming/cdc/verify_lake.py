@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import pyarrow as pa
 
 from weft.columns import canonical_batch
-from weft.engine import files, session
+from weft.engine import session, spark_io
 from weft.engine.frame_projection import schema_of
 from weft.engine.streaming.cdc import verify
 from weft.engine.streaming.cdc.verify import AT_ONCE, Key, Side, Values
@@ -39,7 +39,7 @@ class LakeSide(Side):
 
     def _stored(self) -> Any:
         with outcome.explained("read the mirror"):
-            return files.stored(session.spark(), self._connection, self._load)
+            return spark_io.stored(session.spark(), self._connection, self._load)
 
     def _there(self) -> Any:
         """The rows that are not soft deleted, as they are now."""
