@@ -11,6 +11,7 @@ import pytest
 import weft
 from weft.cli.events_out import to_ndjson
 from weft.project import Project
+from weft.streams.runtime import open_stream
 from workers import declare
 
 URL = "/api/v1/streams/orders"
@@ -64,6 +65,28 @@ def test_every_offset_is_a_text_too(orders: Any) -> None:
     assert stream["head_text"] == details["head_text"]
     refused = orders.post(f"{URL}/ack", json={"consumer": "c", "token": "x", "events": [{"_weft_rowid": 1}]}).json()
     assert (refused["rowids"], refused["rowids_text"]) == ([1], ["1"])
+
+
+def test_a_page_ends_before_what_is_removed_while_it_is_read(
+    streams: Project, http: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind the gap its reader would go on, and never learn of it."""
+    orders = declare("orders", fields={"n": "int64"})
+    weft.publish_sync(orders, [{"n": n} for n in range(100)])
+    log = open_stream(orders, to_read=True).log
+    read = log.read
+
+    def read_and_trim(*arguments: int) -> Any:
+        page = read(*arguments)
+        weft.trim_sync(orders, max_rows=50)
+        return page
+
+    monkeypatch.setattr(log, "read", read_and_trim)
+    page = http.get(f"{URL}/events", params={"limit": 100}).json()
+    numbers = [event["n"] for event in page["events"]]
+    assert numbers == list(range(len(numbers)))
+    told = http.get(f"{URL}/events", params={"after": page["next_text"]})
+    assert (told.status_code, told.json()["lost"]) == (410, 50 - len(numbers))
 
 
 def test_a_dead_letter_has_the_offset_of_its_event_as_a_text(orders: Any) -> None:

@@ -223,7 +223,8 @@ def _fill(page: AnswerPage, ready: OpenedStream, after: int | None, limit: int) 
     if start > head:
         text = f"The stream {ready.stream.name!r} ends at {head}, before after={start}: an older state was restored."
         raise bad_parameter(text, hint=f"Go on with after={head}.", field="after")
-    for event in in_rounds(log, start, head, limit):
+    # A reader that goes on after a gap would never be told of it; before one, the next request is.
+    for event in in_rounds(log, start, head, limit, gapless=True):
         if not page.add(event):
             break
     return start

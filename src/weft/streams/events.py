@@ -149,13 +149,18 @@ def read_after(log: Log, after: int, limit: int) -> tuple[list[dict[str, Any]], 
     return events, 0, 0
 
 
-def in_rounds(log: Log, after: int, upto: int, limit: int, lease: Lease | None = None) -> Iterator[dict[str, Any]]:
+def in_rounds(
+    log: Log, after: int, upto: int, limit: int, lease: Lease | None = None, *, gapless: bool = False
+) -> Iterator[dict[str, Any]]:
     """Yield up to `limit` events of a range. They are read in rounds that grow, so that a caller that stops early,
-    because they are large, has few more in memory than it took."""
+    because they are large, has few more in memory than it took. `gapless`: end before what retention removes between
+    two rounds."""
     count = _FIRST_ROUND
     while limit > 0:
         wanted = min(count, limit)
         events = to_dicts(log.read(after, upto, wanted), lease)
+        if gapless and events and events[0][ROWID] != after + 1 and log.floor() > after:
+            return
         yield from events
         if len(events) < wanted:
             return
