@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -470,3 +471,16 @@ def test_iterating_goes_on_when_retention_overtakes_it(
         weft.trim_sync(sales, max_rows=5)
         assert [n for frame in batches for n in frame["n"]] == list(range(15, 20))
     assert "removed" in caplog.text
+
+
+def test_a_loss_while_a_range_is_read_is_told(sales: Stream, caplog: pytest.LogCaptureFixture) -> None:
+    publish(sales, range(20_000))
+    with weft.iter_stream("default", "sales", batch_size=100, schema={"n": pl.Int64}) as batches:
+        seen = next(batches)["n"].to_list()
+        weft.trim_sync(sales, max_rows=100)
+        while seen[-1] < 19_999:
+            seen += next(batches)["n"].to_list()
+    assert seen[:100] == list(range(100)) and seen[-100:] == list(range(19_900, 20_000)) and len(seen) < 20_000
+    # Threads read ahead: there may be several gaps.
+    told = sum(int(lost.replace(",", "")) for lost in re.findall(r"lost up to ([\d,]+) events", caplog.text))
+    assert told >= 20_000 - len(seen)
