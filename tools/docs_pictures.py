@@ -327,8 +327,8 @@ def _acted(url: str) -> str:
     ends = time.monotonic() + 60
     while httpx.get(f"{url}/api/v1/pipelines").status_code != 401 and time.monotonic() < ends:
         time.sleep(1)  # until the service knows it
-    for action in ("pause", "resume"):
-        path = f"{url}/api/v1/pipelines/ledger/{action}"
+    for action in ("ledger/pause", "ledger/resume", "refunds/pause"):
+        path = f"{url}/api/v1/pipelines/{action}"
         httpx.post(path, headers={"authorization": f"Bearer {key}"}).raise_for_status()
     return key
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -52,7 +53,6 @@ def offsets(page: Page) -> list[int]:
     return [int(text) for text in page.locator("#tail .offset").all_text_contents()]
 
 
-@pytest.mark.full
 @pytest.mark.full
 def test_json_is_indented_as_it_was_written(service: Any, open_page: Callable[..., Page]) -> None:
     page = open_page(service.url)
@@ -109,6 +109,8 @@ def test_the_tail_filters_and_pauses(service: Any, open_page: Callable[..., Page
     shown = tail_of(page, "quiet")
     service.publish("quiet", [{"kind": kind, "n": n} for n, kind in enumerate("abab")])
     expect(shown).to_have_count(2)
+    shown.first.locator("time").hover()
+    expect(shown.first.locator("time")).to_have_attribute("title", re.compile(r"^[\d-]+ [\d:]+ UTC$"))
     page.get_by_role("button", name="Pause").click()
     service.publish("quiet", {"kind": "b", "n": 9})
     expect(page.get_by_role("button", name="Resume")).to_be_visible()

@@ -88,6 +88,10 @@ VIEWS = {
     "#/%E0%A4%A": "Events per second",
 }
 
+TOO_WIDE = """() => [...document.querySelectorAll(".panel:not(.graph) .scroll, nav")]
+  .map((each) => [each.scrollWidth, each.clientWidth])
+  .filter(([needed, there]) => needed > there)"""
+
 
 def opened(page: Page, service: Any, address: str, text: str) -> None:
     page.goto(f"{service.url}/{address}")
@@ -104,9 +108,10 @@ def test_each_view_has_an_address(
             opened(page, service, address.replace("RUN", run_id), text)
             # What comes from outside is a text.
             assert page.locator("main img, main script, main iframe").count() == 0, address
-            for each in (width, 2560 if width > 360 else 620):
+            for each in (width, 1000, 2560) if width > 360 else (width, 620):
                 page.set_viewport_size({"width": each, "height": 740})
                 assert page.evaluate("document.documentElement.scrollWidth") <= each, address
+                assert each < 1000 or page.evaluate(TOO_WIDE) == [], address
                 assert broken_words(page) == [], address
                 assert uneven_rows(page) == [], address
 
@@ -150,7 +155,7 @@ from weft.engine.streaming.checkpoint import Checkpoint
 from weft.pipelines.streaming.declare import find
 from weft.pipelines.streaming.execution import Report
 from weft.project import current
-from weft.server.history_table import STREAMING, Flow, HistoryTable
+from weft.server.history_table import STREAMING, STREAMS, Flow, HistoryTable, Values
 
 current().load_modules(["served_streams"])
 checkpoint = Checkpoint.of(find("loader"))
@@ -158,16 +163,27 @@ checkpoint.path.mkdir(parents=True)
 done = Activity(checkpoint)
 with done.kept(SimpleNamespace(now=dict)):
     done.note(Report("loader", 7, 1200, {"clean": 1100}, 100, False, 0.25, datetime.now(UTC)))
-    done.note_failure("The target is away.\\nStart it.")
+    done.note_failure("The target is away.\\nTo begin again: weft checkpoints reset loader. Or so: weft run $(x)")
 table, now = HistoryTable(STREAMING, 7), datetime.now(UTC).replace(second=0, microsecond=0)
 for minute in range(60, 0, -1):
     read = now - timedelta(minutes=minute + 4)
     flow = Flow(1200 - minute, 1100 - minute, 60 - minute, 9, 1, minute, 5, int(read.timestamp() * 1000))
     table.write(now - timedelta(minutes=minute), {"loader": flow})
+streams = HistoryTable(STREAMS, 7)
+for minute in (3, 2):
+    streams.write(now - timedelta(minutes=minute), {"orders__quarantine": Values(100 - minute, 0, 5 - minute, 0)})
 """
 
 
+# Of no declared stream: the service samples those.
+FEW = "#/streams/orders__quarantine"
 DRAWN = """() => {
+  const arc = Path2D.prototype.arc;
+  window.drawnPoints = 0;
+  Path2D.prototype.arc = function (...more) {
+    window.drawnPoints++;
+    return arc.apply(this, more);
+  };
   const fill = CanvasRenderingContext2D.prototype.fillText;
   window.drawnTexts = [];
   CanvasRenderingContext2D.prototype.fillText = function (text, ...more) {
@@ -182,20 +198,25 @@ def test_a_chart_is_looked_at_closer(service: Any, open_page: Callable[..., Page
     """The last day of a streaming pipeline: a value under the pointer, and a part of it after a drag."""
     run = [sys.executable, "-c", ACTIVITY]
     warm_python.run(run, cwd=service.folder, check=True)
-    page = open_page(service.url)
+    page = open_page(service.url, timezone_id="Asia/Kolkata")
     page.evaluate(DRAWN)
     page.goto(f"{service.url}/#/streaming/loader")
     expect(page.locator("#view .tiles")).to_contain_text("250 ms")
     expect(page.locator("#view .tiles")).to_contain_text("1,200 in all")
     expect(page.locator("#view")).to_contain_text("Why it failed")
-    expect(page.locator("#view pre.bad-text")).to_have_text("The target is away.\nStart it.")
+    expect(page.locator("#view pre.bad-text")).to_contain_text("The target is away.\nTo begin again")
+    # What the command line says, with the commands to copy.
+    failed = page.locator("section[aria-labelledby=error]")
+    for command in ("weft consume loader", "weft checkpoints reset loader"):
+        expect(failed.get_by_role("button", name=f"Copy {command}", exact=True)).to_be_visible()
+    expect(failed.get_by_role("button")).to_have_count(2)  # none for what a shell would take for more than words
     chart = page.locator("#view .charts .chart").first
     drawn = chart.get_by_role("img", name=re.compile("Rows per second over the last day; now In"))
     expect(drawn.locator("canvas")).to_be_visible()
     area: Any = chart.locator(".u-over").bounding_box()
     x, y = area["x"] + area["width"] - 6, area["y"] + area["height"] / 2
     page.mouse.move(x, y)
-    expect(chart.locator(".tip")).to_contain_text("In ")
+    expect(chart.locator(".tip")).to_have_text(re.compile(r"^In .* at .* \d\d:\d\d, \d\d:\d\d:\d\d UTC$"))
     shape = chart.locator("canvas").evaluate("(canvas) => canvas.toDataURL()")
     page.mouse.move(x - 60, y)
     page.mouse.down()
@@ -208,6 +229,13 @@ def test_a_chart_is_looked_at_closer(service: Any, open_page: Callable[..., Page
     drawn_texts = set(page.evaluate("window.drawnTexts"))
     assert {"2 min", "4 min"} <= drawn_texts
     assert {each for each in drawn_texts if "." in each} == set()
+    # An hour of it fills the chart: it has marks between hours.
+    assert [each for each in drawn_texts if re.fullmatch(r"\d\d:(?!00|30)\d\d", each)]
+    # One point is seen too.
+    page.evaluate("window.drawnPoints = 0")
+    page.goto(f"{service.url}/{FEW}")
+    expect(page.get_by_role("img", name="Rejected events over the last day; now Dead letters 3")).to_be_visible()
+    wait_until(lambda: page.evaluate("window.drawnPoints") > 0, "the one rate to be drawn")
 
 
 BEHIND = """
@@ -223,11 +251,6 @@ def clicks(): ...
 )
 def clicks_per_minute(): ...
 """
-
-
-TOO_WIDE = """() => [...document.querySelectorAll(".scroll, nav")]
-  .map((each) => [each.scrollWidth, each.clientWidth])
-  .filter(([needed, there]) => needed > there)"""
 
 
 @pytest.mark.full
@@ -259,7 +282,10 @@ def test_what_does_not_run_is_behind(server: Callable[..., Any], open_page: Call
     said = {"at": at, "lag": {}, "last": None, "windows": None, "cdc": None, "failure": failure}
     (checkpoint / "activity.json").write_text(json.dumps(counts | said))
     expect(row).to_contain_text("Spark could not run")
-    assert page.evaluate(TOO_WIDE) == []
+    for width in (768, 901, 1000, 1100, 1181, 1280):
+        page.set_viewport_size({"width": width, "height": 740})
+        assert page.evaluate(TOO_WIDE) == [], width
+    page.set_viewport_size({"width": 768, "height": 740})
     page.goto(f"{served.url}/#/graph")
     node = page.locator("a", has_text="clicks_per_minute").first
     expect(node).to_contain_text("✕ failed · lag 1,250")
@@ -429,7 +455,7 @@ def test_an_action_is_done_and_undone(server: Callable[..., Any], open_page: Cal
     # Without a key the buttons are off, and there is the command.
     expect(page.locator("#view .off")).to_contain_text("weft pause nightly")
     expect(page.locator(".action > button", has_text="Pause")).to_be_disabled()
-    create = [sys.executable, "-m", "weft", "apikey", "create", "--scope", "admin"]
+    create = [sys.executable, "-m", "weft", "apikey", "create", "--scope", "admin", "--name", "Ann"]
     key = warm_python.run(create, cwd=served.folder, check=True, capture_output=True, text=True).stdout.strip()
     wait_until(lambda: served.client.get("/api/v1/streams").status_code == 401, "the service to know the key")
     page.get_by_label("Key of the service").fill(key)
@@ -446,6 +472,11 @@ def test_an_action_is_done_and_undone(server: Callable[..., Any], open_page: Cal
     pause.click()
     dialog.get_by_role("button", name="Pause", exact=True).click()
     expect(page.locator("#view .chip.warn")).to_contain_text("paused")
+    # Who did it is beside it.
+    page.goto(f"{served.url}/#/schedule")
+    paused = page.get_by_role("group", name="Paused").get_by_role("row", name="nightly")
+    expect(paused.get_by_role("link", name="Ann")).to_have_attribute("href", "#/audit/nightly")
+    page.go_back()
     resume.click()
     page.get_by_role("dialog", name="Resume").get_by_role("button", name="Resume", exact=True).click()
     expect(page.locator("#view .chip.warn")).to_have_count(0)

@@ -1,6 +1,6 @@
 // Lines over time: small ones drawn as SVG, charts by uPlot.
 
-import { briefDuration, compact, make, rate } from "./dom.js";
+import { briefDuration, compact, make, rate, utc } from "./dom.js";
 import { Component, html } from "./ui.js";
 
 export const SPAN = 300; // seconds
@@ -77,6 +77,8 @@ function uPlot() {
 }
 
 const DAY = 86400;
+// A day of which the first minutes are known begins with these: they would be a few pixels.
+const LEAST_SPAN = 600;
 // Steps between the marks of an axis that read well: 1, 2, 5, 10 … and of durations what clocks have.
 const NUMBERS = Array.from({ length: 48 }, (_, index) => [1, 2, 5][index % 3] * 10 ** Math.floor(index / 3));
 const DURATIONS = [
@@ -126,7 +128,7 @@ export function lineChart(container, { span = SPAN, label = "Events per second o
         { ...text, grid: { show: false }, size: 28, space: 72, values: (_, marks, __, ___, step) => marks.map((at) => (step < 60 ? clockSeconds : clock).format(at * 1000)) },
         { ...text, grid, size: 56, space: 44, incrs: tick === briefDuration ? DURATIONS : NUMBERS, values: (_, marks) => marks.map((mark) => tick(mark)) },
       ],
-      series: [{}, ...shown.map((_, index) => ({ width: 2, points: { show: false }, stroke: () => color(COLORS[index]), fill: () => (shown.length === 1 ? color("--area") : "transparent") }))],
+      series: [{}, ...shown.map((_, index) => ({ width: 2, points: { size: 6, show: (plot, index) => plot.data[index].filter((value) => value != null).length === 1 }, stroke: () => color(COLORS[index]), fill: () => (shown.length === 1 ? color("--area") : "transparent") }))],
       hooks: { setCursor: [hover], setSelect: [() => (zoomed = true)] },
     };
   }
@@ -137,8 +139,7 @@ export function lineChart(container, { span = SPAN, label = "Events per second o
     if (!values.length) return;
     const moment = new Date(data[0][idx] * 1000);
     const when = span > DAY / 24 ? `${moment.toLocaleDateString(undefined, { day: "numeric", month: "short" })} ${clock.format(moment)}` : clockSeconds.format(moment);
-    tip.textContent = `${values.map(([name, value]) => (shown.length > 1 ? `${name} ${say(value)}` : say(value))).join(" · ")} at ${when}`;
-    tip.title = moment.toISOString();
+    tip.textContent = `${values.map(([name, value]) => (shown.length > 1 ? `${name} ${say(value)}` : say(value))).join(" · ")} at ${when}${moment.getTimezoneOffset() ? `, ${utc(moment).slice(11)}` : ""}`;
     const half = tip.offsetWidth / 2 + 4;
     tip.style.left = `${Math.min(Math.max(left + 56, half), container.clientWidth - half)}px`;
   }
@@ -148,7 +149,7 @@ export function lineChart(container, { span = SPAN, label = "Events per second o
     plot.batch(() => {
       plot.setData(aligned(shown), false);
       if (zoomed) plot.redraw();
-      else plot.setScale("x", { min: now - span, max: now });
+      else plot.setScale("x", { min: Math.max(now - span, Math.min(now - LEAST_SPAN, ...shown.flatMap(({ points }) => points.slice(0, 1).map(([at]) => at)))), max: now });
     });
   }
 
@@ -156,7 +157,7 @@ export function lineChart(container, { span = SPAN, label = "Events per second o
     const count = shown.length;
     shown = lines.map((line) => ({ ...line, points: line.points.filter(([moment]) => at - moment <= span) }));
     now = at;
-    empty.hidden = shown.some(({ points }) => points.length > 1);
+    empty.hidden = shown.some(({ points }) => points.length);
     const said = shown.filter(({ points }) => points.length).map(({ name, points }) => `${shown.length > 1 ? `${name} ` : ""}${say(points.at(-1)[1])}`);
     box.setAttribute("aria-label", said.length ? `${label}; now ${said.join(", ")}` : `${label}: no data yet`);
     if (plot && count !== shown.length) {

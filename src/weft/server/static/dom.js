@@ -53,6 +53,8 @@ export function duration(seconds) {
   return `${Math.round(seconds / 86400)} d`;
 }
 
+export const utc = (at) => new Date(at).toISOString().replace("T", " ").replace(/\.\d+Z$/, " UTC");
+
 export function ago(moment, now) {
   const seconds = Math.max(0, (now - new Date(moment)) / 1000);
   if (seconds < 5) return "just now";

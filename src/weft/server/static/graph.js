@@ -4,7 +4,6 @@ import { Graph, layout } from "./dagre.js";
 import { ago, count, plural, rate } from "./dom.js";
 import { askJson } from "./api.js";
 import { Columns } from "./models.js";
-import { poll } from "./status.js";
 import { behind } from "./streaming.js";
 import { Empty, KINDS, Loading, MARKS, Panel, Title, View, html, to } from "./ui.js";
 
@@ -15,7 +14,6 @@ const TEXT = 20;
 const MARGIN = 10;
 // A model has a link in its upper right corner.
 const COLUMNS = 24;
-const WORDS = { stream: "stream", pipeline: "pipeline", model: "model", streaming: "streaming", table: "table", source: "source", target: "target" };
 const PLACES = { stream: "streams", pipeline: "pipelines", model: "pipelines", streaming: "streaming" };
 
 // With the columns of a model, where one is named.
@@ -29,12 +27,7 @@ class GraphView extends View {
     super.componentDidMount();
     this.load();
     const show = ({ pipelines }) => this.setState(({ streaming }) => ({ streaming: pipelines, streamingBefore: streaming }));
-    this.streaming = poll("api/v1/streaming", show, { every: 6000 });
-  }
-
-  componentWillUnmount() {
-    super.componentWillUnmount();
-    this.streaming.stop();
+    this.also("api/v1/streaming", show, 6000);
   }
 
   // The shape changes with the code alone; the state of its nodes is asked for again and again.
@@ -112,7 +105,7 @@ function cut(text, font, room) {
 }
 
 function Node({ node, state = {}, chosen }) {
-  const text = [node.kind in PLACES || state.text ? WORDS[node.kind] : `${WORDS[node.kind]} in ${node.connection}`, state.text].filter(Boolean).join(" · ");
+  const text = [node.kind in PLACES || state.text ? node.kind : `${node.kind} in ${node.connection}`, state.text].filter(Boolean).join(" · ");
   const note = cut(text, "11.5px", WIDTH - TEXT - MARGIN);
   const box = html`
     <g class=${`node ${node.kind} ${state.kind || ""} ${chosen ? "chosen" : ""}`} transform=${`translate(${node.x - WIDTH / 2} ${node.y - HEIGHT / 2})`}>

@@ -3,7 +3,7 @@
 import { indented } from "./api.js";
 import { Action, ActionsOff } from "./actions.js";
 import { count, plural } from "./dom.js";
-import { Chip, Code, Command, Empty, Facts, NameLink, Panel, Table, Time, Title, View, html, quoted, to } from "./ui.js";
+import { Chip, Code, Command, Commands, Empty, Facts, NameLink, Panel, Table, Time, Title, View, html, quoted, to } from "./ui.js";
 
 const several = (letters) => (letters.count == null ? "–" : `${count(letters.count)}${letters.more ? " and more" : ""}`);
 const api = (name) => `api/v1/dead-letters/${encodeURIComponent(name)}`;
@@ -74,7 +74,7 @@ export class PipelineLetters extends View {
         ${letters.count > 0 && html`<${Replay} pipeline=${pipeline} body=${{ all: true }} words="--all" label="Replay all" primary /><${Purge} pipeline=${pipeline} body=${{ all: true }} words="--all" label="Purge all" />`}
       <//>
       ${letters.count > 0 && html`<${ActionsOff} commands=${[`weft dlq replay ${quoted(pipeline)} --all`]} />`}
-      ${letters.problem && html`<p class="banner">${letters.problem}</p>`}
+      ${letters.problem && html`<p class="banner">${letters.problem} <${Commands} text=${letters.problem} /></p>`}
       <${Panel} id="stands" title="How it stands">
         <${Facts} facts=${[
           ["Letters", several(letters)],
@@ -100,7 +100,7 @@ export class PipelineLetters extends View {
                 <td class="number"><${Time} relative at=${each.failed_at} now=${now} /></td>
                 <td class="number medium">${count(each.batch)}</td>
                 <td class="medium note">${[each.source, each.offset].filter(Boolean).join(" ")}</td>
-                <td class="wide note"><div class="cut">${each.error.trim().split("\n")[0]}</div></td>
+                <td class="wide note cut">${each.error.trim().split("\n")[0]}</td>
                 <td class="number wide">${count(each.replays)}</td>
               </tr>
             `)}
@@ -127,6 +127,12 @@ function GroupRow({ group, pipeline, now }) {
   `;
 }
 
+const are = ({ letters }) => (letters === 1 ? "is" : "are");
+
+const Removed = ({ plan, one, of, place = plan.place }) => html`
+  <p>${plan.letters ? html`<strong>${plural(plan.letters, one)}</strong>${of} ${are(plan)} removed from ${place}. This cannot be undone: what is removed is lost, unless something else has it.` : "There is nothing to remove."}</p>
+`;
+
 const held = (plan, one = "letter") => Object.entries(plan.held).map(([why, number]) => html`<p key=${why} class="note">${plural(number, one)} left alone: ${why}.</p>`);
 
 const Replay = ({ pipeline, words, body, ...more }) => html`
@@ -139,9 +145,7 @@ const Replay = ({ pipeline, words, body, ...more }) => html`
 
 // Those that come after they were counted are not removed.
 const Purge = ({ pipeline, words, body, ...more }) => html`
-  <${Action} plan path=${`${api(pipeline)}/purge`} body=${body} decided=${(plan) => (body.ids ? body : { ...body, before: plan.at })} command=${`weft dlq purge ${quoted(pipeline)} ${words}`} what=${(plan) => html`
-    <p>${plan.letters ? html`<strong>${plural(plan.letters, "letter")}</strong> ${plan.letters === 1 ? "is" : "are"} removed from ${plan.place}. This cannot be undone: the rows are lost, unless something else has them.` : "There is nothing to remove."}</p>
-  `} ...${more} />
+  <${Action} plan path=${`${api(pipeline)}/purge`} body=${body} decided=${(plan) => (body.ids ? body : { ...body, before: plan.at })} command=${`weft dlq purge ${quoted(pipeline)} ${words}`} what=${(plan) => html`<${Removed} plan=${plan} one="letter" />`} ...${more} />
 `;
 
 // Of a quarantine or the dead letters of a stream: all, or those of a group. Those that come after they were counted stay.
@@ -160,15 +164,13 @@ const eventsOf = (place, group, action) => {
 
 export const ReplayPlace = ({ place, group, label = "Replay" }) => html`
   <${Action} ...${eventsOf(place, group, "replay")} label=${label} what=${(plan) => html`
-    <p>${plan.letters ? html`<strong>${plural(plan.letters, "event")}</strong> of ${place} ${plan.letters === 1 ? "is" : "are"} published to ${plan.of.join(", ")} again, at the end, once each. All consumers get them, also those that were done with them.` : "There is nothing to replay."}</p>
+    <p>${plan.letters ? html`<strong>${plural(plan.letters, "event")}</strong> of ${place} ${are(plan)} published to ${plan.of.join(", ")} again, at the end, once each. All consumers get them, also those that were done with them.` : "There is nothing to replay."}</p>
     <p>What is published is removed from ${place}; what still does not fit is put back. Events that are there already, or whose key another event has, are dropped.</p>
   `} />
 `;
 
 export const PurgePlace = ({ place, group, label = "Purge" }) => html`
-  <${Action} ...${eventsOf(place, group, "purge")} label=${label} what=${(plan) => html`
-    <p>${plan.letters ? html`<strong>${plural(plan.letters, "event")}</strong> of ${plan.of.join(", ")} ${plan.letters === 1 ? "is" : "are"} removed from ${place}. This cannot be undone: the events are lost, unless something else has them.` : "There is nothing to remove."}</p>
-  `} />
+  <${Action} ...${eventsOf(place, group, "purge")} label=${label} what=${(plan) => html`<${Removed} plan=${plan} one="event" of=${` of ${plan.of.join(", ")}`} place=${place} />`} />
 `;
 
 // Rows that targets of a pipeline put aside: all, or those of a group. More or fewer than were counted are left alone.
@@ -184,16 +186,14 @@ const rowsOf = (pipeline, group, action) => ({
 
 export const ReplayRows = ({ pipeline, group, label = "Replay" }) => html`
   <${Action} ...${rowsOf(pipeline, group, "replay")} label=${label} what=${(plan) => html`
-    <p>${plan.letters ? html`<strong>${plural(plan.letters, "row")}</strong> ${plan.letters === 1 ? "is" : "are"} loaded into ${plan.targets.join(", ")} once more, as ${pipeline} is now.` : "There is nothing to load."}</p>
+    <p>${plan.letters ? html`<strong>${plural(plan.letters, "row")}</strong> ${are(plan)} loaded into ${plan.targets.join(", ")} once more, as ${pipeline} is now.` : "There is nothing to load."}</p>
     <p>What is loaded leaves ${plan.place} in the same transaction; what is rejected again stays in it. An old row may overwrite a newer one of the same key.</p>
     ${held(plan, "row")}
   `} />
 `;
 
 export const PurgeRows = ({ pipeline, group, label = "Purge" }) => html`
-  <${Action} ...${rowsOf(pipeline, group, "purge")} label=${label} what=${(plan) => html`
-    <p>${plan.letters ? html`<strong>${plural(plan.letters, "row")}</strong> ${plan.letters === 1 ? "is" : "are"} removed from ${plan.place}. This cannot be undone: the rows are lost, unless the source has them.` : "There is nothing to remove."}</p>
-  `} />
+  <${Action} ...${rowsOf(pipeline, group, "purge")} label=${label} what=${(plan) => html`<${Removed} plan=${plan} one="row" />`} />
 `;
 
 export class Letter extends View {

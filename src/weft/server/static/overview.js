@@ -3,7 +3,7 @@
 import { Series, lineChart, sparkline, sum } from "./chart.js";
 import { Changes } from "./changes.js";
 import { count, find, make, plural, rate, say } from "./dom.js";
-import { PipelineRows } from "./pipelines.js";
+import { PipelineTable } from "./pipelines.js";
 import { me, onMe, poll } from "./status.js";
 import { behind } from "./streaming.js";
 import { Tail } from "./tail.js";
@@ -93,10 +93,10 @@ function show(overview) {
   find("tail-panel").hidden = find("chart-panel").hidden = !overview.streams.length;
   chart();
   listStreams();
-  render(html`<${PipelineRows} pipelines=${overview.pipelines} now=${now * 1000} />`, find("pipelines"));
+  render(html`<${PipelineTable} label="Pipelines" pipelines=${overview.pipelines} now=${now * 1000} />`, find("pipelines"));
   sumUp();
-  empty("streams", overview.streams, overview.complete ? noStreams : hiddenStreams);
-  empty("pipelines", overview.pipelines, overview.complete ? noPipelines : hiddenPipelines);
+  empty("streams", overview);
+  empty("pipelines", overview);
   say(find("streams-note"), overview.complete || !overview.streams.length ? "" : "More streams are hidden: another key may show them.");
   say(find("pipelines-note"), overview.problem || "");
 }
@@ -288,35 +288,21 @@ function tiles({ streams, pipelines, complete }) {
   say(find("tile-runs-note"), known.filter(Boolean).join(", "));
 }
 
-function empty(what, items, build) {
+// What stands where a list has nothing.
+const EMPTY = {
+  streams: html`<p class="strong">No stream is declared yet.</p><p>Declare one in a module, and start the service with it:</p><pre>${'@weft.stream(fields={"user_id": "string", "action": "string"})\ndef user_events(): ...\n\n$ weft serve --module my_streams'}</pre>`,
+  pipelines: html`<p class="strong">No pipeline is declared.</p><p>Pipelines load tables on a schedule; their last runs appear here.</p>`,
+};
+const HIDDEN = {
+  streams: html`<p class="strong">No stream can be read without a credential.</p><p>Give a key with the button Key above.</p>`,
+  pipelines: html`<p class="strong">Pipelines are not shown.</p><p>They are for those who may read every stream: give a key with the button Key above.</p>`,
+};
+
+function empty(what, { [what]: items, complete }) {
   const place = find(`${what}-empty`);
   place.hidden = items.length > 0;
-  place.previousElementSibling.hidden = items.length === 0;
-  if (items.length) place.replaceChildren();
-  else if (place.dataset.kind !== build.name || !place.children.length) {
-    place.dataset.kind = build.name;
-    place.replaceChildren(...build());
-  }
-}
-
-function noStreams() {
-  return [
-    make("p", { class: "strong" }, "No stream is declared yet."),
-    make("p", {}, "Declare one in a module, and start the service with it:"),
-    make("pre", {}, '@weft.stream(fields={"user_id": "string", "action": "string"})\ndef user_events(): ...\n\n$ weft serve --module my_streams'),
-  ];
-}
-
-function hiddenStreams() {
-  return [make("p", { class: "strong" }, "No stream can be read without a credential."), make("p", {}, "Give a key with the button Key above.")];
-}
-
-function noPipelines() {
-  return [make("p", { class: "strong" }, "No pipeline is declared."), make("p", {}, "Pipelines load tables on a schedule; their last runs appear here.")];
-}
-
-function hiddenPipelines() {
-  return [make("p", { class: "strong" }, "Pipelines are not shown."), make("p", {}, "They are for those who may read every stream: give a key with the button Key above.")];
+  place.previousElementSibling.hidden = !items.length;
+  render(items.length ? null : (complete ? EMPTY : HIDDEN)[what], place);
 }
 
 find("chart-stream").addEventListener("change", chart);

@@ -6,15 +6,16 @@ import { Chart } from "./chart.js";
 import { briefDuration, count, duration, plural } from "./dom.js";
 import { PurgeRows, ReplayRows } from "./letters.js";
 import { ModelPanels, WHERE } from "./models.js";
-import { poll } from "./status.js";
-import { Chip, Code, Command, Empty, Facts, NameLink, Panel, Status, Table, Time, Timeline, Title, View, changed, html, quoted, to, until } from "./ui.js";
+import { Chip, Code, Command, Commands, Empty, Facts, NameLink, Panel, Status, Table, Time, Timeline, Title, View, changed, html, quoted, to, until } from "./ui.js";
 
 const HEAD = [["Pipeline"], ["Last run"], ["Runs", "wide"], ["Took", "number medium"], ["Read", "number medium"], ["Changed", "number medium"], ["Next", "medium"]];
 
 export const names = (list, kind) => list.map((name, index) => html`${index ? ", " : ""}${kind ? html`<a href=${to(kind, name)}>${name}</a>` : name}`);
 
-// The rows of a table of pipelines, on the first page and on that of pipelines.
-export function PipelineRows({ pipelines, now }) {
+// On the first page and on that of pipelines.
+export const PipelineTable = ({ label, ...rows }) => html`<${Table} label=${label} head=${HEAD}><${PipelineRows} ...${rows} /><//>`;
+
+function PipelineRows({ pipelines, now }) {
   return pipelines.map(({ last, ...pipeline }) => {
     const aside = last?.quarantined ? `, ${count(last.quarantined)} quarantined` : "";
     return html`
@@ -49,7 +50,7 @@ export class Pipelines extends View {
       <${Title} name="Pipelines and models" about=${problem} />
       <section class="panel">
         ${pipelines.length
-          ? html`<${Table} label="Pipelines and models" head=${HEAD}><${PipelineRows} pipelines=${pipelines} now=${new Date(at)} /><//>`
+          ? html`<${PipelineTable} label="Pipelines and models" pipelines=${pipelines} now=${new Date(at)} />`
           : html`<${Empty} title="No pipeline is declared."><p>Pipelines load tables on a schedule; their last runs appear here.</p><//>`}
       </section>
     `;
@@ -68,13 +69,8 @@ export class Pipeline extends View {
 
   // What targets put aside, once a run that is shown did so.
   componentDidUpdate() {
-    if (this.asked || !this.state.data?.runs.some((run) => run.quarantined)) return;
-    this.asked = poll(`${this.path()}/quarantine`, ({ tables }) => this.setState({ tables }), { every: 15000, missing: () => {} });
-  }
-
-  componentWillUnmount() {
-    super.componentWillUnmount();
-    this.asked?.stop();
+    if (this.others.length || !this.state.data?.runs.some((run) => run.quarantined)) return;
+    this.also(`${this.path()}/quarantine`, ({ tables }) => this.setState({ tables }), 15000);
   }
 
   show(pipeline) {
@@ -91,7 +87,7 @@ export class Pipeline extends View {
         ${pipeline.status !== "running" && html`<${Action} key="run" primary label=${FAILED.includes(pipeline.status) ? "Retry" : "Run now"} path=${`${this.path()}/run`} command=${`weft run ${quoted(name)}`} what=${RUNS(name, ` It writes to ${pipeline.targets.join(", ")}.`)} />`}
       <//>
       <${ActionsOff} commands=${[`weft run ${quoted(name)}`, `weft ${pipeline.paused_at ? "resume" : "pause"} ${quoted(name)}`]} />
-      ${last?.error && pipeline.status !== "succeeded" && html`<${Panel} id="error" title="Why it failed"><pre class="code bad-text">${last.error}</pre><p class="foot top-gap"><a href=${to("runs", last.run_id)}>The run and its log</a> <span class="note">Once the cause is mended:</span> <${Command} text=${`weft run ${quoted(name)}`} /></p><//>`}
+      ${last?.error && pipeline.status !== "succeeded" && html`<${Panel} id="error" title="Why it failed"><pre class="code bad-text">${last.error}</pre><p class="foot top-gap"><a href=${to("runs", last.run_id)}>The run and its log</a> <span class="note">Once the cause is mended:</span> <${Command} text=${`weft run ${quoted(name)}`} /><${Commands} text=${last.error} /></p><//>`}
       <${Panel} id="stands" title="How it stands">
         <${Facts} facts=${[
           ["Now", pipeline.state],
@@ -187,7 +183,7 @@ function RunCharts({ runs }) {
   if (ended.length < 3) return null;
   const at = (run) => new Date(run.started_at) / 1000;
   const [first, now] = [at(ended[0]), at(ended.at(-1))];
-  const span = Math.max(60, now - first);
+  const span = Math.max(10, now - first);
   const took = [{ name: "Took", points: ended.map((run) => [at(run), run.seconds]) }];
   const rows = [
     { name: "Read", points: ended.filter((run) => run.rows_read != null).map((run) => [at(run), run.rows_read]) },
@@ -241,7 +237,7 @@ export class Run extends View {
               ...TOOK.map((name) => [name === "rows_read" ? "Read" : name[0].toUpperCase() + name.slice(1), each[name] ? count(each[name]) : null]),
             ]} />
             ${(each.error || each.reason) && html`<pre class="code bad-text">${each.error || each.reason}</pre>`}
-            ${retryable && each === last && html`<p class="foot top-gap"><span class="note">Once the cause is mended:</span> <${Command} text=${`weft run ${quoted(pipeline)}`} /></p>`}
+            ${retryable && each === last && html`<p class="foot top-gap"><span class="note">Once the cause is mended:</span> <${Command} text=${`weft run ${quoted(pipeline)}`} /><${Commands} text=${each.error} /></p>`}
             ${each.targets.length > 0 &&
             html`<${Table} label="Targets" head=${[["Target"], ["Read", "number"], ["Inserted", "number"], ["Updated", "number medium"], ["Deleted", "number medium"], ["Took", "number medium"]]}>
               ${each.targets.map((one) => html`<tr key=${one.target}><th scope="row">${one.target}</th><td class="number">${count(one.rows_read)}</td><td class="number">${count(one.inserted)}</td><td class="number medium">${count(one.updated)}</td><td class="number medium">${count(one.deleted)}</td><td class="number medium">${duration(one.seconds)}</td></tr>`)}

@@ -3,14 +3,29 @@
 import { ActionsOff } from "./actions.js";
 import { count } from "./dom.js";
 import { Pause, Resume } from "./pipelines.js";
+import { me } from "./status.js";
 import { Chip, Command, Empty, Facts, NameLink, Panel, Table, Time, Title, View, html, to, until } from "./ui.js";
 
 const Name = ({ name }) => html`<${NameLink} href=${to("pipelines", name)} name=${name} />`;
 const MOST = 100;
+// An action is recorded just before it is done.
+const RECORDED_MS = 30_000;
 
 export class Schedule extends View {
   every = 3000;
   path = () => "api/v1/scheduler";
+
+  // Who paused what, for those who may see it.
+  componentDidUpdate() {
+    if (this.others.length || !me().may_act || !this.state.data?.paused.length) return;
+    this.also("api/v1/audit?action=pause", ({ actions }) => this.setState({ actions }), 10000);
+  }
+
+  by({ pipeline, paused_at: at }) {
+    const took = (each) => new Date(at) - new Date(each.at);
+    const found = this.state.actions?.find((each) => each.object === pipeline && took(each) > -RECORDED_MS && took(each) < RECORDED_MS);
+    return html`<a href=${to("audit", pipeline)}>${found ? found.key_name || found.key_id : "audit log"}</a>`;
+  }
 
   show({ leader, running, queue, next, paused, at }) {
     const now = new Date(at);
@@ -83,8 +98,8 @@ export class Schedule extends View {
       </section>
       ${paused.length > 0 && html`
         <${Panel} id="paused" title="Paused" note=${count(paused.length)}>
-          <${Table} label="Paused" head=${[["Pipeline"], ["Since", "number"], ["Do", "end"]]}>
-            ${paused.map((each) => html`<tr key=${each.pipeline}><th scope="row"><${Name} name=${each.pipeline} /></th><td class="number"><${Time} relative at=${each.paused_at} now=${now} /></td><td class="end"><${Resume} name=${each.pipeline} of=${each.pipeline} small /></td></tr>`)}
+          <${Table} label="Paused" head=${[["Pipeline"], ["By"], ["Since", "number"], ["Do", "end"]]}>
+            ${paused.map((each) => html`<tr key=${each.pipeline}><th scope="row"><${Name} name=${each.pipeline} /></th><td>${this.by(each)}</td><td class="number"><${Time} relative at=${each.paused_at} now=${now} /></td><td class="end"><${Resume} name=${each.pipeline} of=${each.pipeline} small /></td></tr>`)}
           <//>
         <//>
       `}

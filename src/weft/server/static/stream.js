@@ -6,7 +6,7 @@ import { bytes, count, duration, plural, rate } from "./dom.js";
 import { PurgePlace, ReplayPlace } from "./letters.js";
 import { names } from "./pipelines.js";
 import { Publish } from "./publish.js";
-import { me, poll } from "./status.js";
+import { me } from "./status.js";
 import { behind } from "./streaming.js";
 import { Tail } from "./tail.js";
 import { Chip, Component, Empty, Facts, NameLink, Panel, Table, Time, Title, View, html, quoted, to } from "./ui.js";
@@ -18,29 +18,18 @@ export class StreamView extends View {
 
   componentDidMount() {
     super.componentDidMount();
-    const missing = () => {};
     const path = `api/v1/streams/${encodeURIComponent(this.props.name)}`;
-    this.others = [
-      poll(`${path}/groups`, ({ groups }) => this.setState({ groups }), { every: 3000, missing }),
-      poll(`${path}/history?hours=24`, ({ points, at }) => this.setState({ day: points, dayAt: new Date(at) / 1000 }), { every: 60000, missing }),
-      poll(`${path}/rejected`, ({ groups }) => this.setState({ rejected: groups }), { every: 10000, missing }),
-    ];
-  }
-
-  componentWillUnmount() {
-    super.componentWillUnmount();
-    this.others.forEach((each) => each.stop());
+    this.also(`${path}/groups`, ({ groups }) => this.setState({ groups }), 3000);
+    this.also(`${path}/history?hours=24`, ({ points, at }) => this.setState({ day: points, dayAt: new Date(at) / 1000 }), 60000);
+    this.also(`${path}/rejected`, ({ groups }) => this.setState({ rejected: groups }), 10000);
   }
 
   // Pipelines and models that read it, with a key that may read every stream.
   componentDidUpdate() {
     if (this.asked || !me().reads_all) return;
     this.asked = true;
-    const missing = () => {};
-    this.others.push(
-      poll("api/v1/graph", (graph) => this.setState({ graph }), { every: 60000, missing }),
-      poll("api/v1/streaming", ({ pipelines }) => this.setState({ streaming: pipelines }), { every: 6000, missing }),
-    );
+    this.also("api/v1/graph", (graph) => this.setState({ graph }), 60000);
+    this.also("api/v1/streaming", ({ pipelines }) => this.setState({ streaming: pipelines }), 6000);
   }
 
   readers({ name }) {
@@ -88,10 +77,9 @@ export class StreamView extends View {
       <//>
       ${day.length > 1 && html`
         <${Panel} id="day" title="The last day" note="a point a minute">
-          <${Chart} title="Events per second" lines=${[{ name: "Events", points: rates(day) }]} now=${dayAt} span=${SPAN_DAY} label="Events per second over the last day" />
-          ${day.some(([, , lag]) => lag > 0) && html`
-            <${Chart} title="Lag of the slowest consumer" lines=${[{ name: "Lag", points: day.map(([moment, , lag]) => [moment, lag]) }]} now=${dayAt} span=${SPAN_DAY} label="Lag over the last day" say=${(value) => plural(value, "event")} />
-          `}
+          <div class="charts">
+            ${charts(day).map(([title, lines, say]) => html`<${Chart} key=${title} title=${title} low lines=${lines} now=${dayAt} span=${SPAN_DAY} say=${say} label=${`${title} over the last day`} />`)}
+          </div>
         <//>
       `}
       <${Panel} id="consumers" title="Consumers" note=${groups.length + readers.length ? "" : "Nobody has read it under a name yet."}>
@@ -150,6 +138,18 @@ export class StreamView extends View {
       <${LiveTail} name=${stream.name} tail=${stream.tail} />
     `;
   }
+}
+
+// Of points [at, published, lag, dead letters, quarantined].
+function charts(day) {
+  const of = (index, name) => ({ name, points: day.map((point) => [point[0], point[index]]).filter(([, value]) => value != null) });
+  const aside = [of(3, "Dead letters"), of(4, "Quarantined")].filter(({ points }) => points.length);
+  const some = (line) => line.points.some(([, value]) => value > 0);
+  return [
+    ["Events per second", [{ name: "Events", points: rates(day) }]],
+    some(of(2)) && ["Lag of the slowest consumer", [of(2, "Lag")], (value) => plural(value, "event")],
+    aside.some(some) && ["Rejected events", aside, count],
+  ].filter(Boolean);
 }
 
 function retention({ max_age_days: days, max_rows: most }) {

@@ -2,8 +2,7 @@
 
 import { Chart, SPAN_DAY, Series, rates } from "./chart.js";
 import { briefDuration, count, duration, plural, rate } from "./dom.js";
-import { poll } from "./status.js";
-import { Chip, Code, Command, Empty, Facts, NameLink, Panel, Table, Tile, Time, Title, View, html, to } from "./ui.js";
+import { Chip, Code, Command, Commands, Empty, Facts, NameLink, Panel, Table, Tile, Time, Title, View, html, quoted, to } from "./ui.js";
 
 const places = (list) => list.map((each) => each.name).join(", ");
 function Standing({ running, activity }) {
@@ -46,12 +45,7 @@ export class StreamingPipelines extends View {
 
   componentDidMount() {
     super.componentDidMount();
-    this.states = poll("api/v1/state", ({ states }) => this.setState({ states }), { every: 8000 });
-  }
-
-  componentWillUnmount() {
-    super.componentWillUnmount();
-    this.states.stop();
+    this.also("api/v1/state", ({ states }) => this.setState({ states }), 8000);
   }
 
   show({ pipelines, at }) {
@@ -60,7 +54,7 @@ export class StreamingPipelines extends View {
       if (!this.flows.has(each.name)) this.flows.set(each.name, new Flow());
       this.flows.get(each.name).stands(each);
     }
-    const head = [["Pipeline"], ["State"], ["From", "wide"], ["To", "wide"], ["Rows in/s", "number medium"], ["Rows out/s", "number wide"], ["Batch time", "number medium"], ["Lag", "number"], ["Rejected", "number medium"], ["Last batch", "number wide"]];
+    const head = [["Pipeline"], ["State"], ["From and to", "wide"], ["Rows in/s", "number medium"], ["Rows out/s", "number wide wider"], ["Batch time", "number medium"], ["Lag", "number"], ["Rejected", "number medium"], ["Last batch", "number wide wider"]];
     return html`
       <${Title} name="Streaming pipelines" />
       <section class="panel">
@@ -73,14 +67,13 @@ export class StreamingPipelines extends View {
                     <tr key=${each.name}>
                       <th scope="row"><${NameLink} href=${to("streaming", each.name)} name=${each.name} />${each.step && html` <${Chip}>${each.step}<//>`}<span class="note block">${each.description}</span></th>
                       <td><${Standing} ...${each} />${each.problem && html`<span class="note block">${each.problem}</span>`}${activity?.failure && html`<span class="note two-lines medium">${activity.failure.error.split("\n")[0]}</span>`}</td>
-                      <td class="wide">${places(each.sources)}</td>
-                      <td class="wide">${places(each.targets)}</td>
+                      <td class="wide">${places(each.sources)}<span class="block">→${"\u00a0"}${places(each.targets)}</span></td>
                       <td class="number medium">${flow.say(flow.in)}</td>
-                      <td class="number wide">${flow.say(flow.out)}</td>
+                      <td class="number wide wider">${flow.say(flow.out)}</td>
                       <td class="number medium">${duration(activity?.last?.seconds)}</td>
                       <td class=${`number ${lag > 0 ? "loud" : ""}`}>${count(lag)}</td>
                       <td class=${`number medium ${activity?.dead_letters ? "loud" : ""}`}>${count(activity?.dead_letters)}</td>
-                      <td class="number wide"><${Time} relative at=${each.last_batch} now=${now} /></td>
+                      <td class="number wide wider"><${Time} relative at=${each.last_batch} now=${now} /></td>
                     </tr>
                   `;
                 })}
@@ -103,12 +96,7 @@ export class StreamingPipeline extends View {
       for (const [moment, rowsIn, rowsOut] of points.slice(-31)) this.flow.add(moment, rowsIn, rowsOut);
       this.setState({ day: points, dayAt: new Date(at) / 1000 });
     };
-    this.history = poll(`${this.path()}/history?hours=24`, show, { every: 20000, missing: () => {} });
-  }
-
-  componentWillUnmount() {
-    super.componentWillUnmount();
-    this.history.stop();
+    this.also(`${this.path()}/history?hours=24`, show, 20000);
   }
 
   show(pipeline) {
@@ -120,8 +108,8 @@ export class StreamingPipeline extends View {
     this.flow.stands(pipeline);
     return html`
       <${Title} kind="Streaming pipeline" name=${name} about=${pipeline.description}><${Standing} ...${pipeline} /><//>
-      ${pipeline.problem && html`<p class="banner">${pipeline.problem}</p>`}
-      ${activity?.failure && html`<${Panel} id="error" title="Why it failed" note=${html`<${Time} relative at=${activity.failure.at} now=${now} />`}><pre class="code bad-text">${activity.failure.error}</pre><//>`}
+      ${pipeline.problem && html`<p class="banner">${pipeline.problem} <${Commands} text=${pipeline.problem} /></p>`}
+      ${activity?.failure && html`<${Panel} id="error" title="Why it failed" note=${html`<${Time} relative at=${activity.failure.at} now=${now} />`}><pre class="code bad-text">${activity.failure.error}</pre><p class="foot top-gap">${!pipeline.running && html`<span class="note">Once the cause is mended:</span> <${Command} text=${`weft consume ${quoted(name)}`} />`}<${Commands} text=${activity.failure.error} /></p><//>`}
       <section class="tiles" aria-label="In short">
         <${Tile} title="Rows in per second" note=${activity ? `${count(activity.rows_in)} in all` : "nothing recorded yet"}>${this.flow.say(this.flow.in)}<//>
         <${Tile} title="Rows out per second" note=${activity ? `${count(activity.rows_out)} in all` : ""}>${this.flow.say(this.flow.out)}<//>
@@ -142,7 +130,7 @@ export class StreamingPipeline extends View {
           ["Writes", html`${pipeline.targets.map((each, index) => `${index ? ", " : ""}${each.name} (${each.mode})`)}`],
           ["Declared", pipeline.declared],
         ]} />
-        ${!pipeline.running && html`<p class="foot"><${Command} text=${`weft consume ${name}`} /></p>`}
+        ${!pipeline.running && !activity?.failure && html`<p class="foot"><${Command} text=${`weft consume ${quoted(name)}`} /></p>`}
       <//>
       <${Panel} id="sources" title="Lag by source">
         <${Table} label="Lag by source" head=${[["Source"], ["Lag", "number"], ["Read up to", "medium"], ...(watermark ? [["Rows up to", "medium"]] : [])]}>
@@ -170,7 +158,7 @@ export class StreamingPipeline extends View {
       <//>
       ${(watermark || pipeline.state_problem) && html`
         <${Panel} id="state" title="State" note=${watermark && closing(pipeline.step, watermark.lateness_ms)}>
-          ${pipeline.state_problem && html`<p class="foot note">${pipeline.state_problem}</p>`}
+          ${pipeline.state_problem && html`<p class="foot"><span class="note">${pipeline.state_problem}</span> <${Commands} text=${pipeline.state_problem} /></p>`}
           ${watermark && html`<${Facts} facts=${[
             ["Watermark", watermark.watermark ? html`<${Time} at=${watermark.watermark} />` : "none yet"],
             ["Held by", watermark.held_by.join(", ")],
@@ -282,7 +270,7 @@ function Day({ points, now }) {
 
 const Letters = ({ letters, name }) => html`
   <${Panel} id="letters" title="Dead letters" note=${letters.count == null ? "" : `${count(letters.count)}${letters.more ? " and more" : ""}`}>
-    ${letters.problem && html`<p class="foot note">${letters.problem}</p>`}
+    ${letters.problem && html`<p class="foot"><span class="note">${letters.problem}</span> <${Commands} text=${letters.problem} /></p>`}
     ${letters.count === 0 && html`<p class="foot note">There are none.</p>`}
     ${letters.groups.length > 0 && html`
       <${Table} stacked label="Dead letters by error" head=${[["Error"], ["Rows", "number"], ["Stage", "medium"], ["Newest", "number medium"]]}>

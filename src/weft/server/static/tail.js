@@ -1,7 +1,7 @@
 // Follows a stream by EventSource. What was shown last is remembered, so that nothing is missed after a break.
 
 import { address, askJson, key, parseJson } from "./api.js";
-import { count, make, plural, say } from "./dom.js";
+import { count, make, plural, say, utc } from "./dom.js";
 
 const SHOWN = 100;
 // Nobody reads faster, and each time costs style, layout and paint, however few rows are new.
@@ -28,6 +28,7 @@ export class Tail {
     this.input.addEventListener("change", () => this.where === this.input.value.trim() || this.open());
     this.input.form.addEventListener("submit", (event) => event.preventDefault());
     this.button.addEventListener("click", () => this.pause(!this.paused));
+    this.list.addEventListener("pointerover", ({ target }) => target.dateTime && (target.title = utc(target.dateTime)));
     this.list.addEventListener("click", ({ target }) => target.closest("button") && toggle(target.closest("li")));
   }
 

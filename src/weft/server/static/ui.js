@@ -2,7 +2,7 @@
 
 import { Component, h, render } from "./preact.js";
 import htm from "./htm.js";
-import { ago, count, duration } from "./dom.js";
+import { ago, count, duration, utc } from "./dom.js";
 import { poll } from "./status.js";
 
 export const html = htm.bind(h);
@@ -22,7 +22,7 @@ export function Time({ at, now, relative = false }) {
   if (!at) return "–";
   const moment = new Date(at);
   const text = relative ? ago(moment, now ?? Date.now()) : moment.toLocaleString().replace(/ (?=[AP]M$)/, "\u00a0");
-  const title = `${relative ? `${moment.toLocaleString()}, ` : ""}${moment.toISOString().replace("T", " ").replace(/\.\d+Z$/, " UTC")}`;
+  const title = `${relative ? `${moment.toLocaleString()}, ` : ""}${utc(moment)}`;
   return html`<time class=${relative ? "line-up" : ""} datetime=${moment.toISOString()} title=${title}>${text}</time>`;
 }
 
@@ -75,8 +75,13 @@ export const Command = ({ text }) => html`
 // For a shell.
 export const quoted = (text) => (/^[\w@%+=:,./][\w@%+=:,./-]*$/.test(text) ? text : `'${text.replaceAll("'", `'"'"'`)}'`);
 
+// The commands that a text of Weft names, to be copied: `To begin again: weft checkpoints reset orders.` None that a shell would read otherwise: an
+// error may quote what somebody sent.
+const COMMAND = /(?:^|[:.?;] )(weft(?: [\w@%+=:./-]*[\w/-])+?)(?=\.(?:\s|$)|;|$)/gm;
+export const Commands = ({ text }) => [...(text || "").matchAll(COMMAND)].map(([, each]) => html`<${Command} key=${each} text=${each} />`);
+
 // What the service or the command line says of an error.
-export const Failure = ({ error }) => html`<div class="failure" role="alert"><p>${error.message}</p>${error.hint && html`<p>${error.hint}</p>`}</div>`;
+export const Failure = ({ error }) => html`<div class="failure" role="alert"><p>${error.message}</p>${error.hint && html`<p>${error.hint}</p><${Commands} text=${error.hint} />`}</div>`;
 
 export const Notices = ({ notices }) =>
   notices.map(
@@ -92,7 +97,7 @@ export const Notices = ({ notices }) =>
 // The title of a view, its kind above it, and what is said of it below.
 export const Title = ({ kind, name, about, children }) => html`
   <div class="title">
-    <div>${kind && html`<p class="note">${kind}</p>`}<h1 id="title" tabindex="-1">${name}</h1></div>
+    <div>${kind && html`<p class="note">${kind}</p>`}<h1>${name}</h1></div>
     <div class="controls">${children}</div>
     ${about && html`<p class="about">${about}</p>`}
   </div>
@@ -104,15 +109,14 @@ export function Timeline({ runs, small = false }) {
   const height = (run) => `${Math.round(Math.max(0.16, Math.sqrt((run.seconds || 0) / longest)) * 100)}%`;
   return html`
     <ol class=${`timeline ${small ? "small" : ""}`}>
-      ${[...runs].reverse().map(
-        (run) => html`
+      ${[...runs].reverse().map((run) => {
+        const said = `${run.status}, ${duration(run.seconds)}, ${new Date(run.started_at).toLocaleString()}, ${utc(run.started_at)}`;
+        return html`
           <li key=${`${run.run_id} ${run.attempt ?? run.started_at}`}>
-            <a href=${to("runs", run.run_id)} title=${`${run.status}, ${new Date(run.started_at).toLocaleString()}, ${duration(run.seconds)}`} aria-label=${`${run.status} ${new Date(run.started_at).toLocaleString()}, ${duration(run.seconds)}`}>
-              <span class=${`bar ${KINDS[run.status]}`} style=${{ height: height(run) }}></span>
-            </a>
+            <a href=${to("runs", run.run_id)} title=${said} aria-label=${said}><span class=${`bar ${KINDS[run.status]}`} style=${{ height: height(run) }}></span></a>
           </li>
-        `,
-      )}
+        `;
+      })}
     </ol>
   `;
 }
@@ -124,19 +128,29 @@ export const Loading = ({ text = "Loading …" }) => html`<h1 class="hidden">Wef
 // A view that shows what a path answers. Subclasses have `path`, `every` and `show(data)`.
 export class View extends Component {
   every = 4000;
+  others = [];
 
   componentDidMount() {
     const missing = (error) => this.setState({ missing: error });
     this.poll = poll(() => this.path(), (data) => this.setState({ data, missing: null }), { every: this.every, missing });
   }
 
+  // Asks for something else too, without which the view is shown all the same.
+  also(path, show, every) {
+    this.others.push(poll(path, show, { every, missing: () => {} }));
+  }
+
   componentWillUnmount() {
-    this.poll.stop();
+    [this.poll, ...this.others].forEach((each) => each.stop());
   }
 
   render(_, { data, missing }) {
-    if (missing?.status === 404) return html`<${Title} kind="Not found" name=${missing.message} about=${missing.hint} />`;
-    if (missing) return html`<${Title} name=${missing.status === 403 ? "Not for this key" : "It cannot be shown"} about=${`${missing.message} ${missing.hint || ""}`} />`;
+    if (missing) {
+      const { status, message, hint } = missing;
+      const commands = html`<${Commands} text=${hint} />`;
+      if (status === 404) return html`<${Title} kind="Not found" name=${message} about=${hint}>${commands}<//>`;
+      return html`<${Title} name=${status === 403 ? "Not for this key" : "It cannot be shown"} about=${`${message} ${hint || ""}`}>${commands}<//>`;
+    }
     return data ? this.show(data) : html`<${Loading} />`;
   }
 }
