@@ -43,7 +43,7 @@ def test_every_field_of_a_streaming_pipeline_is_said_by_an_option() -> None:
         "sources",
         "targets",
         "dead_letters",
-        "place",
+        "declared_at",
         "origin",
     }
     assert all(option.description.endswith(".") for option in OPTIONS.values())

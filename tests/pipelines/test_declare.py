@@ -92,7 +92,7 @@ def test_the_name_and_the_function_stay() -> None:
 
     assert (copy.name, copy.__name__, copy.description) == ("copy", "copy", "What it is for.")
     assert copy() == "SELECT 1 AS id"
-    assert copy.place.startswith("/") or "test_declare.py, line" in copy.place
+    assert copy.declared_at.startswith("/") or "test_declare.py, line" in copy.declared_at
 
 
 def test_two_of_one_name() -> None:

@@ -83,7 +83,7 @@ def show(name: str, output: str) -> None:
         status, query = survey.status(model), survey.described(model)
         shown = {
             **_listed(status),
-            "declared": model.place,
+            "declared": model.declared_at,
             "description": model.description,
             "owner": model.owner,
             "tags": list(model.tags),
@@ -115,7 +115,7 @@ def _print_model(model: Model, status: ModelStatus, shown: dict[str, Any]) -> No
     click.echo(f"{click.style(model.name, bold=True)} → {model.target.name} ({model.materialise}{by})")
     lines = {
         "": model.description,
-        "declared": model.place,
+        "declared": model.declared_at,
         "owner": model.owner,
         "tags": ", ".join(model.tags),
         "trigger": model.trigger,

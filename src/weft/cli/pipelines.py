@@ -204,7 +204,7 @@ def _listed(pipeline: Pipeline) -> dict[str, Any]:
         "targets": [each.name for each in pipeline.targets],
         "schedule": None if schedule is None else f"{schedule.cron}{zone}",
         "depends_on": list(pipeline.depends_on),
-        "declared": pipeline.place,
+        "declared": pipeline.declared_at,
         "description": pipeline.description,
         "tags": list(pipeline.tags),
         "owner": pipeline.owner,
@@ -247,7 +247,7 @@ def _listed_streaming(pipeline: StreamingPipeline) -> dict[str, Any]:
             }
             for each in pipeline.targets
         ],
-        "declared": pipeline.place,
+        "declared": pipeline.declared_at,
         "description": pipeline.description,
     }
 

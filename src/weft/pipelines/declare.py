@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, Unpack, get_args
 from weft.errors import DeclarationError, NotFoundError, did_you_mean, unknown
 from weft.options import Option, errors_at, look_like, one_of, options_of, refuse_unknown
 from weft.pipelines import graph
-from weft.pipelines.options import connection_option, place_of, refuse_twice, within
+from weft.pipelines.options import connection_option, declared_at, refuse_twice, within
 from weft.pipelines.retry import Retry
 from weft.pipelines.schedule import Schedule
 from weft.pipelines.table import AnyTable, Table, table_of
@@ -154,7 +154,7 @@ class Pipeline:
     parameters: int = 0
     """How many connections its function takes: none, the source, or the source and the target."""
     origin: str = ""
-    place: str = ""
+    declared_at: str = ""
     """File and line, for errors."""
 
     def __call__(self, *arguments: Any) -> Any:
@@ -280,7 +280,7 @@ def _make(function: Callable[..., Any], options: Mapping[str, Any]) -> Pipeline:
         retry=retry,
         parameters=_parameters(function, where),
         origin=f"{function.__module__}.{getattr(function, '__qualname__', name)}",
-        place=place_of(function),
+        declared_at=declared_at(function),
         **{**values, "description": values.get("description") or inspect.getdoc(function)},
     )
     _check(pipeline, where)

@@ -34,7 +34,7 @@ def refuse_unknown_dependencies(pipelines: Mapping[str, Pipeline]) -> None:
         for name in each.depends_on:
             if name not in pipelines:
                 raise NotFoundError(
-                    f"Pipeline {each.name!r} ({each.place}) depends on {name!r}, which is not declared.",
+                    f"Pipeline {each.name!r} ({each.declared_at}) depends on {name!r}, which is not declared.",
                     hint=unknown("pipeline", name, pipelines).hint,
                 )
 

@@ -195,7 +195,7 @@ def _read_query(text: str, header: int, options: Mapping[str, Any], shown: str, 
         sql = sql[:first] + word + sql[last:]
     listed = tuple(ModelInput(name, words[name]) for name in names)
     more = tuple(ModelInput(name) for name in options.get("dependencies", ()) if name not in names)
-    return ModelQuery(sql[start:], (*listed, *more), has_this, place=shown, origin=origin)
+    return ModelQuery(sql[start:], (*listed, *more), has_this, declared_at=shown, origin=origin)
 
 
 def _parsed(text: str, header: int, options: Mapping[str, Any], shown: str) -> tuple[exp.Query, str]:

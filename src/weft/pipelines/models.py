@@ -20,7 +20,7 @@ from weft.errors import DeclarationError, NotFoundError, did_you_mean, unknown
 from weft.options import Option, column_names, look_like, one_of, options_of, refuse_unknown, text_option
 from weft.pipelines import graph
 from weft.pipelines.declare import Pipeline, PipelineTarget
-from weft.pipelines.options import connection_option, place_of, refuse_twice, within
+from weft.pipelines.options import connection_option, declared_at, refuse_twice, within
 from weft.pipelines.retry import Retry
 from weft.pipelines.schedule import Schedule
 from weft.pipelines.table import NAME_BYTES, Table, table_of
@@ -208,7 +208,7 @@ class ModelQuery:
     """Calls each input by its `parameter`."""
     inputs: tuple[ModelInput, ...]
     takes_this: bool
-    place: str
+    declared_at: str
     origin: str
 
 
@@ -365,7 +365,7 @@ def make(function: Callable[..., Any], options: Mapping[str, Any], query: ModelQ
         owner=options.get("owner"),
         waits_for_upstream=False,
         origin=query.origin if query else f"{function.__module__}.{getattr(function, '__qualname__', name)}",
-        place=query.place if query else place_of(function),
+        declared_at=query.declared_at if query else declared_at(function),
         materialise=materialise,
         inputs=inputs,
         takes_this=takes_this,
@@ -418,7 +418,8 @@ def register(model: Model) -> None:
     refuse_twice("Model", model, project.pipelines, model.function)
     if model.name in project.streams:
         raise DeclarationError(
-            f"Model {model.name!r} ({model.place}): a stream has this name.", hint="Give one of them another name."
+            f"Model {model.name!r} ({model.declared_at}): a stream has this name.",
+            hint="Give one of them another name.",
         )
     known = {**project.pipelines, model.name: model}
     _link(known)

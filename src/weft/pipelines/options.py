@@ -59,7 +59,7 @@ def connection_option(value: object, option: str, where: str) -> str | Connectio
     return value
 
 
-def place_of(function: Callable[..., Any]) -> str:
+def declared_at(function: Callable[..., Any]) -> str:
     """Return the file and line of a function, for errors."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     return function.__module__ if code is None else f"{short_path(code.co_filename)}, line {code.co_firstlineno}"
@@ -72,8 +72,8 @@ def refuse_twice(what: str, declared: Any, known: Mapping[str, Any], function: C
         return
     module = sys.modules.get(getattr(function, "__module__", ""))
     is_importing = getattr(getattr(module, "__spec__", None), "_initializing", False)
-    if present.origin != declared.origin or (is_importing and present.place != declared.place):
+    if present.origin != declared.origin or (is_importing and present.declared_at != declared.declared_at):
         raise DeclarationError(
-            f"{what} {declared.name!r} is declared twice: {present.place} and {declared.place}.",
+            f"{what} {declared.name!r} is declared twice: {present.declared_at} and {declared.declared_at}.",
             hint="Give one of them another name.",
         )

@@ -60,7 +60,7 @@ def _declared(pipeline: Pipeline) -> dict[str, Any]:
         "inputs": inputs,
         "dependents": [each.name for each in current().pipelines.values() if pipeline.name in each.depends_on],
         "attempts_allowed": None if isinstance(pipeline, Model) else pipeline.retry.max_attempts,
-        "declared": pipeline.place,
+        "declared": pipeline.declared_at,
         "owner": pipeline.owner,
         "code": _code(pipeline),
     }

@@ -174,7 +174,7 @@ def read_one(pipeline: StreamingPipeline) -> dict[str, Any]:
     return {
         "at": datetime.now(UTC),
         **_standing(pipeline),
-        "declared": pipeline.place,
+        "declared": pipeline.declared_at,
         "every_seconds": pipeline.every_seconds,
         "delivery": pipeline.delivery,
         "sql": None if sql is None else clean(sql, most=100_000),

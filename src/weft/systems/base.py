@@ -178,9 +178,9 @@ class Connection:
 
     def is_same_place(self, other: Connection) -> bool:
         """Return whether both lead to one place, whatever their names."""
-        return self.kind == other.kind and self.resolved().place() == other.resolved().place()
+        return self.kind == other.kind and self.resolved().identity() == other.resolved().identity()
 
-    def place(self) -> object:
+    def identity(self) -> object:
         """Return what tells one place from another, of a connection that is resolved."""
         return [getattr(self, each.name) for each in dataclasses.fields(self) if each.name != "name"]
 

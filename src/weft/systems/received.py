@@ -429,7 +429,7 @@ class ReceivedSource(LogPositions, MessageSource):
         """Return how many messages the broker has that no receiver was given; `None` if it does not say."""
 
     @abstractmethod
-    def place(self) -> Sequence[str]:
+    def queue_identity(self) -> Sequence[str]:
         """Return what tells this queue from all others."""
 
     @property
@@ -454,7 +454,7 @@ class ReceivedSource(LogPositions, MessageSource):
         offsets = ReceivedOffsets(
             connection.resolved(),
             SCHEMA,
-            log_name(self.connection.kind, self.name, self.place()),
+            log_name(self.connection.kind, self.name, self.queue_identity()),
             max_rows=self.settings.max_rows or MAX_ROWS,
             wait_seconds=self.settings.wait_seconds,
             max_unread=self.connection.max_unread,

@@ -159,7 +159,7 @@ def test_the_decorator_registers_and_never_calls(local: Project) -> None:
     assert local.streaming_pipelines == {"clicks_to_wh": clicks_to_wh}
     assert find("clicks_to_wh") is clicks_to_wh
     assert (clicks_to_wh.name, clicks_to_wh.description) == ("clicks_to_wh", "What it is for.")
-    assert "test_declare.py, line" in clicks_to_wh.place
+    assert "test_declare.py, line" in clicks_to_wh.declared_at
     assert clicks_to_wh.__name__ == "clicks_to_wh"
 
 

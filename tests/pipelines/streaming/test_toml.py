@@ -63,7 +63,7 @@ def test_the_least() -> None:
     assert made.sources == (Source(connection=SQLiteConnection("events.db"), query="clicks"),)
     warehouse = PostgresConnection("postgres://localhost/wh")
     assert made.targets == (Target(connection=warehouse, table=("public", "events")),)
-    assert (made.name, made.idle_pause_seconds, made.place) == ("p", 0.5, "dir/pipeline.toml")
+    assert (made.name, made.idle_pause_seconds, made.declared_at) == ("p", 0.5, "dir/pipeline.toml")
 
 
 @pytest.mark.parametrize(("said", "table"), [("events", (None, "events")), ("public.events", ("public", "events"))])
@@ -238,8 +238,8 @@ def test_dead_letters(text: str, expected: DeadLetters) -> None:
 
 def test_a_file(project: Path) -> None:
     (project / "events.toml").write_text(LEAST)
-    assert read("events.toml").place == "events.toml"
-    assert read(project / "events.toml").place == "events.toml"
+    assert read("events.toml").declared_at == "events.toml"
+    assert read(project / "events.toml").declared_at == "events.toml"
     with pytest.raises(NotFoundError, match=r"no file 'event\.toml'\.\n  Did you mean 'events\.toml'"):
         read("event.toml")
     (project / "latin.toml").write_bytes(b'pipeline_name = "\xe9"')
@@ -340,11 +340,11 @@ def test_the_guide_pubsub() -> None:
 
 
 def meaning(made: StreamingPipeline) -> dict[str, Any]:
-    """A pipeline without its place, and with options of files where they count."""
+    """A pipeline without where it is declared, and with options of files where they count."""
     found = {each.name: getattr(made, each.name) for each in dataclasses.fields(made)}
     for name in ("sources", "targets"):
         found[name] = [_part(each) for each in found[name]]
-    return {**found, "place": "", "origin": ""}
+    return {**found, "declared_at": "", "origin": ""}
 
 
 def _part(part: Source | Target) -> Any:

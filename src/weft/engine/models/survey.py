@@ -184,7 +184,7 @@ class Survey:
             raise
         except Exception as error:  # of the user's function: those who look see it as a problem of this model
             what = f"Model {model.name!r} cannot be understood: {type(error).__name__}: {error}"
-            raise DeclarationError(what, hint=f"Look at {model.place}.") from error
+            raise DeclarationError(what, hint=f"Look at {model.declared_at}.") from error
 
     def result(self, model: Model) -> BuildResult:
         """Return what a build as a whole makes of the inputs."""

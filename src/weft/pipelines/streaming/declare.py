@@ -10,7 +10,7 @@ from typing import Any, Unpack, overload
 
 from weft.errors import DeclarationError, NotFoundError, WeftError, did_you_mean, unknown
 from weft.options import errors_at, look_like, refuse_unknown, text_option
-from weft.pipelines.options import connection_option, place_of, refuse_twice
+from weft.pipelines.options import connection_option, declared_at, refuse_twice
 from weft.pipelines.streaming.cdc import CDC
 from weft.pipelines.streaming.endpoints import (
     address,
@@ -65,7 +65,7 @@ def streaming_pipeline(function: Callable[..., Any] | None = None, /, **options:
         pipeline = replace(
             pipeline,
             description=pipeline.description or inspect.getdoc(function),
-            place=place_of(function),
+            declared_at=declared_at(function),
             origin=f"{function.__module__}.{getattr(function, '__qualname__', pipeline.name)}",
         )
         look_like(pipeline, function)
@@ -547,7 +547,7 @@ def _register(pipeline: StreamingPipeline, function: Callable[..., Any]) -> None
         if pipeline.checkpoint is not None and other.name != pipeline.name and other.checkpoint == pipeline.checkpoint:
             raise DeclarationError(
                 f"Streaming pipelines {other.name!r} and {pipeline.name!r} have one checkpoint, {pipeline.checkpoint}: "
-                f"{other.place} and {pipeline.place}.",
+                f"{other.declared_at} and {pipeline.declared_at}.",
                 hint="Give each its own: what one has read, the other would pass over.",
             )
     known[pipeline.name] = pipeline

@@ -385,7 +385,7 @@ class StreamingPipeline:
     delivery: Delivery = "exactly_once"
     profile: Profile | None = None
     description: str | None = None
-    place: str = ""
+    declared_at: str = ""
     """File and line, for errors."""
     origin: str = ""
 

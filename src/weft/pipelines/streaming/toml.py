@@ -56,7 +56,7 @@ def parse(text: str, shown: str = "pipeline.toml") -> StreamingPipeline:
         shown,
         WORDS,
     )
-    return replace(pipeline, place=shown)
+    return replace(pipeline, declared_at=shown)
 
 
 def _options(file: _Table) -> dict[str, Any]:

@@ -61,7 +61,7 @@ class KinesisConnection(Connection):
         parts = [f"in {self.region}" if self.region else "", f"at {self.endpoint}" if self.endpoint else ""]
         return " ".join(filter(None, ["Kinesis", self.stream, *parts]))
 
-    def place(self) -> object:
+    def identity(self) -> object:
         """Return the region and the endpoint: the credentials do not decide which streams there are."""
         return self.region, self.endpoint
 

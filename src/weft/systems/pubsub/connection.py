@@ -100,7 +100,7 @@ class PubSubConnection(Connection):
         parts = [f"in {self.project_id}" if self.project_id else "", f"at {self.endpoint}" if self.endpoint else ""]
         return " ".join(filter(None, ["Pub/Sub", self.subscription or self.topic, *parts]))
 
-    def place(self) -> object:
+    def identity(self) -> object:
         """Return the project, and the server in its place: whoever asks, the topics are the same."""
         return self.project_id, self.server
 

@@ -32,7 +32,7 @@ class PubSubSource(ReceivedSource):
     def waiting(self) -> int | None:
         return None
 
-    def place(self) -> Sequence[str]:
+    def queue_identity(self) -> Sequence[str]:
         resolved = self.connection.resolved()
         project, name = resolved.project_id, self.name
         if not name.startswith("projects/"):

@@ -105,7 +105,7 @@ class RabbitMQConnection(Connection):
         """Whether messages that cannot be parsed go back to the broker, which has a place for them."""
         return self.dead_letter_exchange is not None
 
-    def place(self) -> object:
+    def identity(self) -> object:
         """Return the broker and its virtual host: whoever asks, the queues are the same."""
         return self.address
 

@@ -36,7 +36,7 @@ class RabbitMQSource(ReceivedSource):
     def waiting(self) -> int:
         return client.depth(self.connection.resolved(), self.name)
 
-    def place(self) -> Sequence[str]:
+    def queue_identity(self) -> Sequence[str]:
         return [*map(str, self.connection.resolved().address), self.name]
 
     def check(self, pipeline: str, message: str) -> None:

@@ -129,7 +129,7 @@ class RedisConnection(Connection):
         options = {name: value for name, value in in_url.items() if value is not None}
         return options | url_parameters(parts.query, _PARAMETERS, self._malformed)
 
-    def place(self) -> object:
+    def identity(self) -> object:
         """Return the server and its database: one place has many URLs and users."""
         options = {"host": "localhost", "port": 6379, "database": 0, **self.options()}
         names = ("sentinels", "service") if options.get("sentinels") else ("host", "port")
