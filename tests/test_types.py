@@ -46,4 +46,10 @@ def test_every_field_of_a_streaming_pipeline_is_said_by_an_option() -> None:
         "declared_at",
         "origin",
     }
+    # An option without a field would be accepted, and then ignored, but for these: they make sources and targets.
+    assert OPTIONS.keys() - FIELD_OPTIONS.keys() == {
+        *("source", "source_kind", "source_query", "sources"),
+        *("target", "target_table", "target_primary_key", "targets", "mode", "keys", "deduplicate_by"),
+        *(f"dead_letter_{each}" for each in ("connection", "path", "stream", "table", "topic")),
+    }
     assert all(option.description.endswith(".") for option in OPTIONS.values())

@@ -76,6 +76,17 @@ def test_the_architecture_shows_the_log_protocol_whole() -> None:
     assert protocol in shown, "copy src/weft/systems/log.py, from its first @dataclass on, into docs/architecture.md"
 
 
+def test_the_architecture_names_what_there_is() -> None:
+    files = [each for folder in ("src", "tests", "tools") for each in (ROOT / folder).rglob("*.py")]
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    named = re.findall(r"((?:`\w+`(?:, | and | or ))*`\w+`) (?:in|of) `([\w/]+\.py)`", text)
+    assert named
+    for names, path in named:
+        sources = [each.read_text(encoding="utf-8") for each in files if str(each).endswith(f"/{path}")]
+        for name in re.findall(r"\w+", re.sub("` (and|or) `", "` `", names)):
+            assert any(re.search(rf"\b{name}\b", each) for each in sources), f"{name} is not in {path}"
+
+
 def test_the_guide_to_systems_shows_the_whole_package() -> None:
     package = ROOT / "tests" / "third_party" / "weft_spool"
     files = [each for each in package.rglob("*") if each.suffix in (".py", ".toml")]

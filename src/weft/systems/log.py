@@ -14,7 +14,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
 from weft.errors import SettingsError, WeftError
 from weft.types import FieldType
@@ -38,6 +38,16 @@ EVENT_TIME = "_event_ts"
 knows."""
 # The suffixes of the streams next to a stream.
 QUARANTINE_SUFFIX, DEAD_LETTER_SUFFIX = "__quarantine", "__dead_letter"
+
+_REFUSALS = {
+    "never": "nothing was ever delivered to this consumer",
+    "unread": "they were not delivered to this consumer yet",
+    "late": "their lease ran out {:.1f} seconds ago",
+    "returned": "they were given back and wait to be delivered again",
+    "other": "they were delivered again, and member {!r} holds them now",
+    "gone": "their lease is gone: another member acknowledged them, or the consumer was reset",
+}
+_LATE = {"late", "returned", "other", "gone"}
 
 
 @dataclass(slots=True)
@@ -137,6 +147,11 @@ class Refused:
     rowids: list[int]
     why: str
     late: bool = False
+
+    @classmethod
+    def because(cls, rowids: list[int], reason: str, detail: object = None) -> Self:
+        """Return the refusal for a reason of `_REFUSALS`."""
+        return cls(rowids, _REFUSALS[reason].format(detail), late=reason in _LATE)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from weft.engine.streaming.batch_id import BatchId
 from weft.engine.streaming.batch_reader import BatchReader
 from weft.engine.streaming.checkpoint_files import Columns
 from weft.errors import DeclarationError, WeftError
+from weft.pipelines.streaming.spec import StreamingPipeline
 from weft.systems.dead_letter_store import DeadLetter
 from weft.systems.stream_source import FrameRows, UntypedRows
 
@@ -143,12 +144,7 @@ def columns() -> Columns:
 
 
 def reader(kept: Columns) -> BatchReader:
-    pipeline: Any = SimpleNamespace(
-        **dict.fromkeys(("cdc", "join", "window", "transform_sql", "dead_letters")),
-        on_drift="evolve",
-        transform_on_error="fail",
-    )
-    return BatchReader(pipeline, kept)
+    return BatchReader(StreamingPipeline("p", sources=(), targets=()), kept)
 
 
 @pytest.mark.parametrize("is_first", [True, False])

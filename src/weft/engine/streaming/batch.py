@@ -271,13 +271,12 @@ class Batches:
         cdc = self.pipeline.cdc
         changes: ChangeBatch | Routed | None = None
         # Sources of changes that are routed to several tables are not united: columns of one name may differ in type.
-        is_routed = cdc is not None and cdc.route is not None
-        groups = [[each] for each in filled] if is_routed else [filled] if filled else []
+        groups = [[each] for each in filled] if self.pipeline.is_routed else [filled] if filled else []
         by_group = [self.transform.run(each, spark, batch.query_id) for each in groups]
         transformed = by_group[0] if by_group else None
         try:
             if transformed is not None and cdc is not None:
-                if is_routed:
+                if self.pipeline.is_routed:
                     changes = routed(list(zip(by_group, filled, strict=True)), cdc, self.targets.stored)
                     transformed = transformed._replace(with_origins=partial(_origins, by_group))
                 else:

@@ -23,12 +23,7 @@ class BatchReader:
         self._pipeline, self._columns = pipeline, columns
         # For a mirror, schema_evolution decides about new columns.
         self.widens = pipeline.on_drift == "evolve" or pipeline.cdc is not None
-        is_routed = pipeline.cdc is not None and pipeline.cdc.route is not None
-        is_apart = pipeline.join is not None or (pipeline.window is not None and pipeline.transform_sql is not None)
-        self._unites = not is_routed and not is_apart
-        """Whether columns of one name are one column, whichever source has them."""
-        sql, window = pipeline.transform_sql, pipeline.window
-        self._is_read = fan_in.read_by(sql) if window is None else fan_in.read_by_window(window)
+        self._is_read = fan_in.columns_read(pipeline)
         self._sees_extra = EXTRA in (pipeline.transform_sql or "").lower()
         """Whether the SQL itself has the values that fit no column of a stream."""
 
@@ -37,7 +32,7 @@ class BatchReader:
         streams without events that have values of other types."""
         alike: dict[int, FrameRows | None] = {}
         refused: dict[str, dict[str, str]] = {}
-        if self._unites and len(parts) > 1:
+        if self._pipeline.unites_sources and len(parts) > 1:
             streams = {each.source: fan_in.types_of_rows(each) for each in parts if isinstance(each, EventRows)}
             refused = self._refused(parts, streams, query_id)
             alike = self._read_alike(parts, streams, query_id)

@@ -121,6 +121,11 @@ def refuse_clashes(schemas: Iterable[tuple[str, Mapping[str, DataType]]], is_rea
     return unread
 
 
+def columns_read(pipeline: StreamingPipeline) -> IsRead:
+    """Return what says whether the window of a pipeline, or else its SQL, may read a column."""
+    return read_by(pipeline.transform_sql) if pipeline.window is None else read_by_window(pipeline.window)
+
+
 def read_by(sql: str | None) -> IsRead:
     """Return what says whether SQL may read a column; without SQL all columns are written."""
     return functools.partial(_reads, sql)

@@ -26,7 +26,7 @@ def refuse_restored(
     loaded = -1
     # Of changes for several tables each has the batches with changes for it. Of a step the state has every batch, and
     # the targets have those that emit rows.
-    if pipeline.step is None and (pipeline.cdc is None or pipeline.cdc.route is None):
+    if pipeline.step is None and not pipeline.is_routed:
         written.keep(places, batch)
         loaded = written.last_loaded(batch)
     for target, connection, place in zip(pipeline.targets, connections, places, strict=True):

@@ -86,13 +86,11 @@ def check_united(
     pipeline: StreamingPipeline, sources: Sequence[StreamSource], schemas: Sequence[pa.Schema | None]
 ) -> None:
     """Raise for a column of several sources whose declared or stored types cannot be one."""
-    is_routed = pipeline.cdc is not None and pipeline.cdc.route is not None
-    by_itself = pipeline.join is not None or is_routed or (pipeline.window is not None and pipeline.transform_sql)
-    if by_itself or len(sources) == 1:
+    if not pipeline.unites_sources or len(sources) == 1:
         return  # each is read by itself, or has its own SQL
     from pyspark.sql.pandas.types import from_arrow_schema
 
-    window, types = pipeline.window, []
+    types = []
     for source, schema in zip(sources, schemas, strict=True):
         names = source.declared_columns()
         if names is not None and schema is not None and fan_in.sets_aside(pipeline):
@@ -101,8 +99,7 @@ def check_united(
         declared = [(name, kind.arrow) for name, kind in source.settings.columns.items()]
         fields = pa.schema([*(schema or ()), *declared])
         types.append((source.name, fan_in.types_of(from_arrow_schema(fields, prefer_timestamp_ntz=True))))
-    is_read = fan_in.read_by(pipeline.transform_sql) if window is None else fan_in.read_by_window(window)
-    fan_in.refuse_clashes(types, is_read)
+    fan_in.refuse_clashes(types, fan_in.columns_read(pipeline))
 
 
 def columns_of_rows(schemas: Sequence[pa.Schema | None]) -> list[str] | None:

@@ -434,7 +434,7 @@ class Targets:
 
     def is_done(self, targets: Sequence[Target], batch: BatchId) -> bool:
         """Return whether the ledgers of all of these targets have a batch."""
-        if self._pipeline.cdc is None or self._pipeline.cdc.route is None:
+        if not self._pipeline.is_routed:
             return all(self.has(each, batch) for each in targets)
         # A table without changes has no entry. In one transaction each of the others has one, or none has.
         for connection, together in self._by_connection(targets).items():

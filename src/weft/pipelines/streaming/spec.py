@@ -394,6 +394,17 @@ class StreamingPipeline:
         """What keeps rows between batches."""
         return self.window or self.join
 
+    @property
+    def is_routed(self) -> bool:
+        """Whether changes of several tables go to a table each."""
+        return self.cdc is not None and self.cdc.route is not None
+
+    @property
+    def unites_sources(self) -> bool:
+        """Whether rows of all sources become one table, in which columns of one name are one column."""
+        is_apart = self.join is not None or (self.window is not None and self.transform_sql is not None)
+        return not (self.is_routed or is_apart)
+
 
 def table_name(value: Any, option: str, where: str) -> tuple[str | None, str]:
     """Return a table as `("schema", "table")`, of what a user wrote."""

@@ -418,9 +418,7 @@ class RedisLog:
         if isinstance(reply, int):
             return reply
         why, detail, refused = reply[0].decode(), reply[1].decode(), [self._offset(each) for each in reply[2]]
-        if why == "late":
-            return Refused(refused, f"their lease ran out {float(detail):.1f} seconds ago", late=True)
-        return Refused(refused or wanted, _WHY[why].format(detail), late=why in ("other", "returned", "gone"))
+        return Refused.because(refused or wanted, why, float(detail) if why == "late" else detail)
 
     def reset(self, consumer: str, position: int) -> None:
         self.store.script("reset", self._keys_of(consumer), consumer, ids.to_id(position))
@@ -520,12 +518,3 @@ def _texts(column: Sequence[Any], kind: FieldType) -> Sequence[Any]:
     if kind.base == "json":
         return [None if value is None else dump_json(value) for value in column]
     return [None if value is None else str(value) for value in column] if kind.base == "uuid" else column
-
-
-_WHY = {
-    "never": "nothing was ever delivered to this consumer",
-    "returned": "they were given back and wait to be delivered again",
-    "other": "they were delivered again, and member {!r} holds them now",
-    "unread": "they were not delivered to this consumer yet",
-    "gone": "their lease is gone: another member acknowledged them, or the consumer was reset",
-}

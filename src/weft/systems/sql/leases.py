@@ -224,7 +224,7 @@ class ConsumerLeases:
             return 0
         state = self.lock()
         if state is None:
-            return Refused(wanted, "nothing was ever delivered to this consumer")
+            return Refused.because(wanted, "never")
         settled: list[tuple[_Lease, list[int]]] = []
         covered = 0
         for held in self._leases("last >= ? AND first <= ? ORDER BY first", wanted[0], wanted[-1]):
@@ -234,18 +234,17 @@ class ConsumerLeases:
                 settled.append((held, mine))
                 why = _not_held(held, token, member, state.now)
                 if why:
-                    return Refused(mine, why, late=True)
+                    return Refused.because(mine, *why)
         if covered < len(wanted):
             inside = {rowid for _, mine in settled for rowid in mine}
             outside = [rowid for rowid in wanted if rowid not in inside]
             if outside[-1] > state.position:
                 ahead = [rowid for rowid in outside if rowid > state.position]
-                return Refused(ahead, "they were not delivered to this consumer yet")
+                return Refused.because(ahead, "unread")
             # Without a token, a repeated ack and a late one look the same; what is acknowledged stays so. With one
             # nobody else had them while its lease lasts: the ack is repeated, if the caller may do that.
             if release is not None or (token is not None and not (again and _lasts(token, state))):
-                why = "their lease is gone: another member acknowledged them, or the consumer was reset"
-                return Refused(outside, why, late=True)
+                return Refused.because(outside, "gone")
         present = set() if release is None else _present(self.session, self.log, wanted)
         pieces: list[_Lease] = []
         lost = 0
@@ -357,13 +356,14 @@ def _lasts(token: str, state: _State) -> bool:
     return epoch == str(state.epoch) and expires.isdecimal() and int(expires) > state.now
 
 
-def _not_held(held: _Lease, token: str | None, member: str | None, now: int) -> str | None:
+def _not_held(held: _Lease, token: str | None, member: str | None, now: int) -> tuple[str, object] | None:
+    """Return why somebody does not hold a lease, as `Refused.because` takes it."""
     if not held.token:
-        return "they were given back and wait to be delivered again"
+        return "returned", None
     if (token is not None and held.token != token) or (token is None and member is not None and held.member != member):
-        return f"they were delivered again, and member {held.member!r} holds them now"
+        return "other", held.member
     if held.expires <= now:
-        return f"their lease ran out {(now - held.expires) / 1e6:.1f} seconds ago"
+        return "late", (now - held.expires) / 1e6
     return None
 
 
