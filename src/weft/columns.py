@@ -22,6 +22,7 @@ from weft.errors import SchemaError
 _HINT = b"weft.type"
 _LENGTH = b"weft.length"
 _VARIANT = b"weft.variant"
+_NO_TEXT = "has a text that is not UTF-8"
 UTC_TIME = pa.timestamp("us", "UTC")
 LOCAL_TIME = pa.timestamp("us")
 _DAYS = (date.min, date.max)
@@ -106,6 +107,16 @@ def _with_bytes_shown(value: pa.Scalar) -> Any:
     if isinstance(value, pa.MapScalar):
         return [tuple(map(_with_bytes_shown, each.values())) for each in value.values]
     return list(map(_with_bytes_shown, value.values)) if isinstance(value, pa.ListScalar) else value.as_py()
+
+
+def why_no_text(name: str) -> str:
+    """Return the reason for which a row is bad whose column has a text that is not UTF-8."""
+    return f"Column {name!r} {_NO_TEXT}."
+
+
+def shows_bytes(error: str) -> bool:
+    """Return whether a row was put aside for this reason, with the bytes shown in the place of a text."""
+    return _NO_TEXT in error
 
 
 def not_utf8(rows: pa.Table | pa.RecordBatch) -> dict[int, str]:

@@ -10,6 +10,7 @@ from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Annotated, Any
 
+import pyarrow as pa
 import pytest
 
 import weft
@@ -239,3 +240,16 @@ def test_a_quarantine_of_an_older_version_goes_on(database: Database) -> None:
     assert {row["_weft_rows_of"] for row in database.rows("sales__quarantine")} == {None, "table"}
     assert quarantined.replay(pipeline()).rows == 6
     assert (ids(database), aside(database)) == ([1, 1, 2, 2, 3, 3, 4, 4], [])
+
+
+def test_bytes_that_are_no_text_are_not_loaded_as_they_are_shown(database: Database) -> None:
+    texts = pa.array([b"good", b"\xff", b"\xff"]).cast(pa.string(), safe=False)
+
+    @weft.pipeline(target="sales", on_bad_rows="quarantine")
+    def sales() -> pa.Table:
+        return pa.table({"id": pa.array([1, 2, 3]), "kind": texts})
+
+    database.execute(sales)
+    assert (ids(database), aside(database)) == ([1], [2, 3])
+    done = quarantined.replay(sales)
+    assert (done.rows, [*done.held.values()], aside(database)) == (0, [2], [2, 3])

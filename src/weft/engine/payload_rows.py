@@ -15,6 +15,9 @@ from weft.systems.codecs.kinds import settled
 from weft.systems.log import ROWID
 from weft.systems.payloads import encode, has_not_finite, loads
 
+SHOWN = "its payload shows bytes that are no text: mend the SQL that makes a text of them, and read the source again"
+"""Why rows are not loaded again of which a text is not UTF-8: what is shown would be loaded in its place."""
+
 
 def parsed_rows(
     payloads: Sequence[str | dict[str, Any]],

@@ -14,9 +14,10 @@ from uuid import uuid4
 
 import pyarrow as pa
 
+from weft.columns import shows_bytes
 from weft.engine import inputs
 from weft.engine.load import Job
-from weft.engine.payload_rows import rejected_rows
+from weft.engine.payload_rows import SHOWN, rejected_rows
 from weft.engine.projection import TableProjection
 from weft.engine.readers import opened_tables, stored_columns
 from weft.engine.run import plan_load
@@ -74,6 +75,8 @@ class _Place:
         """Return why rows of a set cannot be loaded again."""
         if self.load().mode == "truncate":
             return f"each run replaces all of {self.target.name}: mend the source, and run {self.pipeline.name}"
+        if shows_bytes(rows.errors[0]):
+            return SHOWN
         is_made = self.target.column_map or any(each.normalizers for each in self.target.table.columns)
         if rows.rows_of is None and is_made:
             return "an older version put them aside, and did not say whether normalizers had changed them"
@@ -186,7 +189,7 @@ def _sets(tables: SqlTables, target: PipelineTarget, pipeline: Pipeline, group: 
     sets: dict[tuple[object, ...], QuarantinedRows] = {}
     for rows, error in quarantine.sets(tables, target.table.schema, target.table.name, pipeline.name):
         if group is None or quarantine.group_of(error) == group:
-            key = (rows.checkpoint_id, rows.batch_id, rows.rows_of)
+            key = (rows.checkpoint_id, rows.batch_id, rows.rows_of, shows_bytes(error))
             others = sets.get(key)
             if others is not None:
                 rows = replace(rows, errors=others.errors + rows.errors, count=others.count + rows.count)

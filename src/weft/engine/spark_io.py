@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from weft.columns import is_utf8, not_utf8, why_no_text
 from weft.engine import connectors, frame_projection, inputs, session, tasks
 from weft.engine.inputs import Input
 from weft.engine.progress import progress
 from weft.engine.readers import RowReader, opened_parts
-from weft.errors import DeclarationError, NotFoundError, WeftError
+from weft.errors import DeclarationError, LoadRefusedError, NotFoundError, WeftError
 from weft.project import current
 from weft.spark_support import outcome, sessions
 from weft.spark_support.folder import LocalFolder
@@ -76,7 +77,8 @@ def write(frame: Any, connection: Connection, load: Load, reject: Reject | None 
     refuse(connection, load)
     spark = connectors.ready(frame.sparkSession, connection)
     with _loading(connection, load):
-        return target_of(connection).write(frame, load, spark, reject)
+        target = target_of(connection)
+        return frame_checks.written_texts(frame, load, reject, lambda texts: target.write(texts, load, spark, reject))
 
 
 def last_watermark(connection: Connection, load: Load, column: str) -> LoadWatermark | None:
@@ -179,7 +181,10 @@ def rows_of(data: Input, reader: RowReader | None) -> ArrowRows | None:
     if reader is not None:
         reader.close()
         return _RowsElsewhere(reader)
-    return _RowsHere(data) if isinstance(data, inputs.Memory) else None
+    if not isinstance(data, inputs.Memory):
+        return None
+    # Spark puts the others aside. Rows that are read once are refused while they are written.
+    return None if isinstance(data.batches, Collection) and not all(map(is_utf8, data.batches)) else _RowsHere(data)
 
 
 @dataclass(frozen=True)
@@ -225,7 +230,13 @@ class _RowsHere:
         return from_arrow_schema(self.schema, prefer_timestamp_ntz=is_local)
 
     def each_part(self, work: Work) -> list[Any]:
-        return [work(0, self.rows.batches)]
+        return [work(0, map(_with_texts, self.rows.batches))]
+
+
+def _with_texts(batch: pa.RecordBatch) -> pa.RecordBatch:
+    for name in not_utf8(batch).values():
+        raise LoadRefusedError(why_no_text(name))
+    return batch
 
 
 # ------------------------------------------------------------------------------------------------- what a load would do

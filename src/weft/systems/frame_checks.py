@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import reduce
+from operator import or_
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+
+from weft.columns import not_utf8, why_no_text
 from weft.errors import LoadRefusedError
 from weft.spark_support.lazy import F, T
 from weft.spark_support.sessions import java_class, quoted
-from weft.systems.load import MOST_ASIDE, Load
+from weft.systems.load import MOST_ASIDE, Counts, Load
 from weft.systems.sql import quarantine
+from weft.systems.target import Reject
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.types import DataType, StructType
 
 _RANK = "_weft_rank"
+_NO_TEXT = "weft: a text is not UTF-8"
 
 
 def column(name: str) -> Any:
@@ -95,6 +102,63 @@ def _fits(frame: DataFrame, source: DataType, wanted: DataType) -> bool:
     to_java = spark._jsparkSession.parseDataType
     cast = java_class(spark, "org.apache.spark.sql.catalyst.expressions.Cast")
     return bool(cast.canUpCast(to_java(source.json()), to_java(wanted.json())))
+
+
+def written_texts(frame: DataFrame, load: Load, reject: Reject | None, write: Callable[[DataFrame], Counts]) -> Counts:
+    """Return what `write` does with a DataFrame, where all texts of it are UTF-8: Spark makes a text of any bytes, and
+    would replace some of them in CSV and JSON, or write a Parquet file that others cannot read. Rows with another text
+    go to `reject`, if there is one."""
+    from pyspark.errors import PySparkException
+
+    conditions = [
+        each for field in frame.schema if (each := _is_no_text(column(field.name), field.dataType)) is not None
+    ]
+    if not conditions:
+        return write(frame)
+    is_bad = reduce(or_, (F.coalesce(each, F.lit(False)) for each in conditions))
+    # Almost all texts are UTF-8: a pass of its own would find nothing.
+    raised = F.raise_error(F.lit(_NO_TEXT)).cast("boolean")
+    try:
+        return write(frame.where(F.when(is_bad, raised).otherwise(F.lit(True))))
+    except PySparkException as error:
+        if _NO_TEXT not in str(error):
+            raise
+    bad = frame.where(is_bad).limit(MOST_ASIDE + 1).toArrow()
+    by_column: dict[str, list[int]] = {}
+    for number, name in not_utf8(bad).items():
+        by_column.setdefault(name, []).append(number)
+    if reject is None or len(bad) > MOST_ASIDE:
+        counted = f"more than {MOST_ASIDE:,}" if len(bad) > MOST_ASIDE else f"{len(bad):,}"
+        raise LoadRefusedError(
+            f"Rows of {load.name} have a text that is not UTF-8 in {', '.join(map(repr, by_column))}: {counted}.",
+            hint="In Spark's SQL: CASE WHEN is_valid_utf8(…) THEN … END, or make_valid_utf8(…).",
+            can_quarantine=True,
+        )
+    for name, numbers in by_column.items():
+        reject(bad.take(pa.array(numbers)), why_no_text(name))
+    counts = write(frame.where(~is_bad))
+    return replace(counts, rows_read=counts.rows_read + len(bad), quarantined=counts.quarantined + len(bad))
+
+
+def _is_no_text(value: Any, kind: DataType) -> Any:
+    """Return the condition that a value has a text that is not UTF-8; `None` where it has no texts."""
+    if isinstance(kind, T.StringType):
+        return ~F.is_valid_utf8(value)
+    if isinstance(kind, T.ArrayType):
+        if _is_no_text(value, kind.elementType) is None:
+            return None
+        return F.exists(value, lambda each: F.coalesce(_is_no_text(each, kind.elementType), F.lit(False)))
+    if isinstance(kind, T.MapType):
+        parts = [
+            _is_no_text(F.map_keys(value), T.ArrayType(kind.keyType)),
+            _is_no_text(F.map_values(value), T.ArrayType(kind.valueType)),
+        ]
+    elif isinstance(kind, T.StructType):
+        parts = [_is_no_text(value.getField(field.name), field.dataType) for field in kind]
+    else:
+        return None
+    found = [F.coalesce(each, F.lit(False)) for each in parts if each is not None]
+    return reduce(or_, found) if found else None
 
 
 def refuse_empty(load: Load, rows: int) -> None:

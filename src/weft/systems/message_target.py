@@ -23,8 +23,17 @@ _JSON = JsonCodec()
 def messages_of(frame: DataFrame, load: Load, noun: str = "messages") -> Iterator[Any]:
     """Return the `key` and `value` of each row."""
     key = key_of(frame, load, noun)
-    rows: Iterator[Any] = frame.select(key.alias("key"), _JSON.encoded(frame.columns).alias("value")).toLocalIterator()
-    return rows
+    return _computed(frame.select(key.alias("key"), _JSON.encoded(frame.columns).alias("value")))
+
+
+def _computed(messages: DataFrame) -> Iterator[Any]:
+    """Yield rows once all are computed: before one that fails, none is sent."""
+    messages = messages.persist()
+    try:
+        messages.count()
+        yield from messages.toLocalIterator()
+    finally:
+        messages.unpersist()
 
 
 def key_of(frame: DataFrame, load: Load, noun: str = "messages") -> Column:

@@ -11,8 +11,9 @@ import pytest
 
 import weft
 from engine.streaming.conftest import declare, rows, run_once
-from engine.streaming.letters import letters_of
+from engine.streaming.letters import letters_of, replay_all
 from weft.columns import not_utf8, python_rows
+from weft.engine.payload_rows import SHOWN
 from weft.errors import LoadRefusedError, SchemaError
 from weft.pipelines.streaming.declare import make
 
@@ -179,3 +180,34 @@ def test_values_in_values() -> None:
     table = pa.table({"n": [1, 2, 3], "nested": nested, "whole": whole})
     assert not_utf8(table) == {1: "nested"}
     assert python_rows(table)[1] == {"n": 2, "nested": {"some": ["\\xff"]}, "whole": [("k", "\\xff")]}
+
+
+@pytest.mark.brief("csv")
+@pytest.mark.usefixtures("plain_spark", "here", "project")
+@pytest.mark.parametrize("format", ["csv", "json_lines", "parquet", "orc"])
+def test_rows_of_files(format: str) -> None:
+    published((1, GOOD, 0), (2, BAD, 1), (3, b"fine", 2))
+    lake = weft.ObjectStoreLocalConnection("lake", format=format)
+    options: dict[str, Any] = {
+        "name": "copied",
+        "source": declare(n="int64", body="bytes", at="timestamp"),
+        "targets": [weft.Target(connection=lake, prefix="copies")],
+        "transform_sql": "SELECT n, named_struct('some', array(CAST(body AS STRING))) AS nested, CAST(body AS STRING) "
+        "AS body FROM source",
+    }
+    with pytest.raises(LoadRefusedError, match="copies have a text that is not UTF-8 in 'nested': 1"):
+        run_once(**options)
+    options["dead_letter_path"] = "failed"
+    run_once(**options)
+    found = weft.read("copies", source=lake).toArrow().to_pylist()
+    assert sorted((each["n"], each["nested"]["some"], each["body"]) for each in found) == [
+        (1, ["4"], "4"),
+        (3, ["fine"], "fine"),
+    ]
+    (letter,) = letters_of(make(**options))
+    assert (json.loads(letter.payload)["body"], letter.error) == (
+        "\\xff\\xfe",
+        "Column 'nested' has a text that is not UTF-8.",
+    )
+    done = replay_all(make(**options))
+    assert (done.letters, [*done.held.values()]) == (0, [SHOWN])

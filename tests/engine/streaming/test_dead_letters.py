@@ -228,7 +228,11 @@ def test_bytes_that_are_no_text() -> None:
     }
     run_once(name="copies", transform_sql=sql, **options)
     assert rows("copies", "n, body") == [(1, "good"), (3, "fine")]
-    assert [json.loads(payload) for (payload,) in rows("failed", "payload")] == [{"n": 2, "body": "\\xff\\xfe"}]
+    ((payload, error),) = rows("failed", "payload, error")
+    assert (json.loads(payload), error) == (
+        {"n": 2, "body": "\\xff\\xfe"},
+        "Column 'body' has a text that is not UTF-8.",
+    )
 
 
 @weft.udf(args=("Int64",), returns="Int64")

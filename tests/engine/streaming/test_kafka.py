@@ -298,12 +298,14 @@ def test_the_group_is_told(kafka: Any, broker: Any) -> None:
 
 def test_rows_become_messages(kafka: Any, broker: Any) -> None:
     topic = kafka.create_topic()
-    events = declare(n="int64", text="string")
-    weft.publish_sync(events, [{"n": n, "text": "x"} for n in range(3)])
+    events = declare(n="int64", body="bytes")
+    weft.publish_sync(events, [{"n": n, "body": b"\xff" if n == 3 else b"x"} for n in range(4)])
     target = weft.Target(connection=broker, stream=topic, primary_key=["n"])
-    run_once(name="out", source=events, targets=[target], transform_sql="SELECT n, text FROM source")
+    sql = "SELECT n, CAST(body AS STRING) AS text FROM source"
+    run_once(name="out", source=events, targets=[target], transform_sql=sql, dead_letter_table=(None, "failed"))
     run_once(name="back", source=broker, source_query=topic, target_table=(None, "copies"))
     assert rows("copies", "n, text") == [(n, "x") for n in range(3)]
+    assert rows("failed", "payload") == [('{"n": 3, "text": "\\\\xff"}',)]
 
 
 @pytest.mark.full

@@ -100,10 +100,12 @@ def test_a_target(rabbitmq: Any) -> None:
         for queue, key in ((one, "0"), (one, "1"), (two, "2")):
             channel.queue_bind(queue, exchange, key)
     connection = weft.RabbitMQConnection(rabbitmq.url(), name="broker")
-    events = weft.stream(name="events", fields={"n": "int64", "text": "string"})(lambda: None)
-    weft.publish_sync(events, [{"n": n, "text": "x"} for n in range(3)])
+    events = weft.stream(name="events", fields={"n": "int64", "body": "bytes"})(lambda: None)
+    weft.publish_sync(events, [{"n": n, "body": b"\xff" if n == 3 else b"x"} for n in range(4)])
     target = weft.Target(connection=connection, stream=exchange, primary_key=["n"])
-    run_once(name="out", source=events, targets=[target], transform_sql="SELECT n, text FROM source")
+    sql = "SELECT n, CAST(body AS STRING) AS text FROM source"
+    run_once(name="out", source=events, targets=[target], transform_sql=sql, dead_letter_table=(None, "failed"))
+    assert rows("failed", "payload") == [('{"n": 3, "text": "\\\\xff"}',)]
     messages = [*rabbitmq.messages(one), *rabbitmq.messages(two)]
     assert sorted((method.routing_key, json.loads(body)["n"]) for method, _, body in messages) == [
         ("0", 0),
@@ -115,9 +117,9 @@ def test_a_target(rabbitmq: Any) -> None:
     assert len({each["weft-row"] for each in headers}) == 3
     assert all(properties.delivery_mode == 2 and properties.message_id for _, properties, _ in messages)
     # A row that no queue takes is not lost in silence.
-    weft.publish_sync(events, [{"n": 7, "text": "x"}])
+    weft.publish_sync(events, [{"n": 7, "body": b"x"}])
     with pytest.raises(weft.WeftError, match="No queue takes what is written to the exchange"):
-        run_once(name="out", source=events, targets=[target], transform_sql="SELECT n, text FROM source")
+        run_once(name="out", source=events, targets=[target], transform_sql=sql)
 
 
 def test_messages_that_are_bytes(rabbitmq: Any) -> None:

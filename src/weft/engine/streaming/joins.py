@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.lib.stride_tricks import sliding_window_view
 
-from weft.columns import hint_of, hinted, in_calendar, not_utf8, python_rows
+from weft.columns import hint_of, hinted, in_calendar, not_utf8, python_rows, why_no_text
 from weft.engine import frame_projection, inputs
 from weft.engine.streaming import new_columns
 from weft.engine.streaming.failing_rows import without_rows
@@ -333,7 +333,7 @@ def _storable(rows: pa.Table) -> tuple[pa.Table, list[tuple[dict[str, Any], str]
     for column in rows.columns:
         if (fits := in_calendar(column)) is not None:
             is_inside = pc.and_(is_inside, fits)
-    reasons = {number: f"Column {name!r} has a text that is not UTF-8." for number, name in not_utf8(rows).items()}
+    reasons = {number: why_no_text(name) for number, name in not_utf8(rows).items()}
     if not reasons and pc.all(is_inside, min_count=0).as_py():
         return rows, []
     for number in pc.indices_nonzero(pc.invert(is_inside)).to_pylist():

@@ -27,9 +27,9 @@ from uuid import uuid4
 
 import pyarrow as pa
 
-from weft.columns import hint_of, hinted, is_nested, without_voids
+from weft.columns import hint_of, hinted, is_nested, shows_bytes, without_voids
 from weft.engine import connectors, frame_projection, session, spark_io
-from weft.engine.payload_rows import is_of_json, parsed_rows, rejected_rows, row_of
+from weft.engine.payload_rows import SHOWN, is_of_json, parsed_rows, rejected_rows, row_of
 from weft.engine.readers import opened_tables, stored_columns, stream_reader
 from weft.engine.streaming.batch import Batches
 from weft.engine.streaming.batch_id import BatchId
@@ -134,6 +134,8 @@ class Replay:
             return "its windows may have closed: publish the event again"
         if self.pipeline.cdc is not None and letter.stage == "store":
             return "a newer change of its row may be in the table: update the row in the source again"
+        if shows_bytes(letter.error):
+            return SHOWN
         if letter.stage == "store" and not self._targets(letter):
             return f"the pipeline has no target {letter.target!r}"
         if letter.stage == "read" and letter.source in self._sources:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from weft.columns import hint_of, is_nested, not_utf8, python_rows, python_values
+from weft.columns import hint_of, is_nested, not_utf8, python_rows, python_values, why_no_text
 from weft.engine import connectors, frames, inputs
 from weft.engine.inputs import Input
 from weft.engine.readers import read_all
@@ -31,6 +31,7 @@ from weft.streams.encode import unfit
 from weft.streams.publishing import publish_batch
 from weft.streams.runtime import OpenedStream, open_stream
 from weft.systems.base import Connection, system_for
+from weft.systems.frame_checks import written_texts
 from weft.systems.load import Counts, Load
 from weft.systems.log import RESERVED_PREFIX
 from weft.systems.stream_source import EVENT_TIME
@@ -61,7 +62,8 @@ def published(
     frame = frames.of(rows, rows.reader if isinstance(rows, inputs.Readable) else None, None)
     with outcome.explained(f"write to {target.name}"):
         reject = None if put is None else rejecting(put)
-        return topic.write(frame, load, connectors.ready(frame.sparkSession, connection), reject)
+        spark = connectors.ready(frame.sparkSession, connection)
+        return written_texts(frame, load, reject, lambda texts: topic.write(texts, load, spark, reject))
 
 
 def _publish_key(batch: BatchId) -> str:
@@ -98,7 +100,7 @@ def _published_events(target: Target, connection: Connection, rows: Input, key: 
     aside: list[int] = []
 
     def unread(some: pa.Table, bad: Mapping[int, str]) -> None:
-        reasons = [f"Column {name!r} has a text that is not UTF-8." for name in bad.values()]
+        reasons = list(map(why_no_text, bad.values()))
         if put is None:
             raise SchemaError(reasons[0], field=next(iter(bad.values())), hint=NO_STORE)
         put(list(zip(python_rows(some.take(pa.array(bad, pa.int64()))), reasons, strict=True)))

@@ -9,7 +9,7 @@ from typing import ClassVar, NamedTuple
 
 import pyarrow as pa
 
-from weft.columns import python_rows
+from weft.columns import not_utf8, python_rows, why_no_text
 from weft.errors import LoadRefusedError, SchemaError, WeftError
 from weft.systems.load import Counts, RowsOf
 from weft.systems.sql import quarantine
@@ -194,10 +194,13 @@ class BadRows:
             return True
 
         def aside(number: int) -> None:
-            (row,) = python_rows(batch.slice(number, 1))
+            rejected = batch.slice(number, 1)
+            (row,) = python_rows(rejected)
             row.pop(ROW, None)
             self.count += 1
-            self._store([(quarantine.NOWHERE, row, self._reason)])
+            # Each database has other words for it.
+            no_texts = [Reason(SchemaError(why_no_text(name)), False) for name in not_utf8(rejected).values()]
+            self._store([(quarantine.NOWHERE, row, next(iter(no_texts), self._reason))])
 
         if not copy(0, batch.num_rows):
             self._search(0, batch.num_rows, copy, aside, self.tables.copied_rows)

@@ -9,7 +9,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from weft.columns import LOCAL_TIME, UTC_TIME, has_nan, hint_of, is_nested, leaves_calendar, nested_to_json
+from weft.columns import (
+    LOCAL_TIME,
+    UTC_TIME,
+    has_nan,
+    hint_of,
+    is_nested,
+    leaves_calendar,
+    nested_to_json,
+    why_no_text,
+)
 from weft.errors import SchemaError
 from weft.systems.sql import decimals
 from weft.systems.sqlite.types import is_loose
@@ -47,7 +56,7 @@ def stored(array: pa.Array, field: pa.Field) -> list[Any]:
         values: list[Any] = array.to_numpy(zero_copy_only=False).tolist()
     except pa.ArrowException:  # bytes that Spark took for a text
         raise SchemaError(
-            f"Column {field.name!r} has a text that is not UTF-8.",
+            why_no_text(field.name),
             field=field.name,
             hint="In Spark's SQL: CASE WHEN is_valid_utf8(…) THEN … END, or make_valid_utf8(…).",
         ) from None
