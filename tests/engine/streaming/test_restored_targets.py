@@ -4,6 +4,8 @@ The pipeline is refused, and goes on where nothing is missing."""
 from __future__ import annotations
 
 import shutil
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -51,11 +53,26 @@ def test_a_table(project: Path) -> None:
         checkpoint.rewind([1], {})
     run_once(**pipeline)
     assert rows("copies", "n", backup) == [(1,), (2,), (3,), (4,), (5,)]
+    # One that is older than the first batch, and so has no ledger, as long as the pipeline has its name.
+    newer = (project / "backed_up.db").read_bytes()
+    (project / "backed_up.db").unlink()
+    with closing(sqlite3.connect("backed_up.db")) as other:
+        other.execute("CREATE TABLE copies (n BIGINT)")
+    weft.publish_sync(events, {"n": 6})
+    with pytest.raises(weft.LoadRefusedError, match="the target has no batch, and the checkpoint has finished batch 2"):
+        run_once(**pipeline)
+    (project / "backed_up.db").write_bytes(newer)
     # A target that was none for a while is a new one.
-    for n, targets in ((6, [weft.Target(table=(None, "others"))]), (7, pipeline["targets"])):
+    for n, targets in ((7, [weft.Target(table=(None, "others"))]), (8, pipeline["targets"])):
         weft.publish_sync(events, {"n": n})
         run_once(**pipeline | {"targets": targets})
-    assert rows("copies", "n", backup)[5:] == [(7,)]
+    assert rows("copies", "n", backup)[5:] == [(8,)]
+    # The ledger knows the batches under the name of the pipeline.
+    shutil.move(project / ".weft/checkpoints/copy", project / ".weft/checkpoints/renamed")
+    (project / ".weft/checkpoints/renamed/sources.json").unlink()
+    weft.publish_sync(events, {"n": 9})
+    run_once(**pipeline | {"name": "renamed"})
+    assert rows("copies", "n", backup)[6:] == [(9,)]
 
 
 def test_batches_without_rows_are_in_no_ledger(project: Path) -> None:

@@ -156,9 +156,10 @@ def _begun(sources: Sequence[Source], known: dict[str, str]) -> list[Source]:
 
 class Written(CheckpointFile):
     """The tables that batches were written to, each with the number of columns that it got from them; and by query,
-    what the current batch found when it was first tried. A table gets columns before its rows: a batch that is tried
-    again would put other rows aside, and add columns beyond the limit. And the newest batches that had no row for
-    them, which no ledger has."""
+    what the current batch found when it was first tried. The tables beside which a ledger has the batches, each
+    with the name under which it has them. A table gets columns before its rows: a batch that is tried again would
+    put other rows aside, and add columns beyond the limit. And the newest batches that had no row for them, which
+    no ledger has."""
 
     NAME = "targets.json"
 
@@ -168,6 +169,14 @@ class Written(CheckpointFile):
 
     def has(self, table: str) -> bool:
         return table in self._stored()["tables"]
+
+    def has_ledger(self, table: str, pipeline: str) -> bool:
+        """Return whether the ledger beside a table got batches under the name of a pipeline; `False` where an older
+        version wrote them."""
+        return self.has(table) and self._ledgers().get(table) == pipeline
+
+    def _ledgers(self) -> dict[str, str]:
+        return self._stored().setdefault("ledgers", {})
 
     def added(self, table: str) -> int:
         """Return how many columns a table got."""
@@ -185,13 +194,17 @@ class Written(CheckpointFile):
             with self._changing(batch) as (_, tried):
                 tried["columns"][table] = None if columns is None else sorted(columns)
 
-    def note(self, table: str, batch: BatchId, added: int) -> None:
-        """Remember a table that has a batch, and how many columns it got since that was first tried."""
+    def note(self, table: str, batch: BatchId, added: int, ledger_of: str | None = None) -> None:
+        """Remember a table that has a batch, and how many columns it got since that was first tried. `ledger_of`: the
+        pipeline under whose name the ledger beside the table has the batch."""
         is_tried = table in self._tried(batch)["columns"]
-        if is_tried or not self.has(table):
+        if is_tried or not self.has(table) or self._ledgers().get(table) != ledger_of:
             with self._changing(batch) as (tables, tried):
                 tables[table] = tables.get(table, 0) + (added if is_tried else 0)
                 tried["columns"].pop(table, None)
+                self._ledgers().pop(table, None)
+                if ledger_of is not None:
+                    self._ledgers()[table] = ledger_of
 
     def keep(self, tables: Collection[str], batch: BatchId) -> None:
         """Forget tables that are no targets now: one that becomes a target again is a new one, which gets the rows from
@@ -200,6 +213,7 @@ class Written(CheckpointFile):
             with self._changing(batch) as (known, _):
                 for each in gone:
                     known.pop(each, None)
+                    self._ledgers().pop(each, None)
 
     def last_loaded(self, batch: BatchId) -> int:
         """Return the last batch before this one that the targets got; -1 where there is none, or none is known: an

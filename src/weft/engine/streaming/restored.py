@@ -45,12 +45,13 @@ def refuse_restored(
                 f"{rewind if pipeline.step is None else f'weft checkpoints reset {pipeline.name}'}. In the mode append "
                 "remove them from the table first, else they are there twice.",
             )
-        # A ledger without any batch is that of a pipeline that was renamed, or went with its table.
-        if 0 <= number < loaded and written.has(place):
+        # A ledger without any batch may be that of a pipeline that was renamed, or went with its table.
+        is_known = written.has(place) if number >= 0 else written.has_ledger(place, pipeline.name)
+        if number < loaded and is_known:
+            has = "no batch" if number < 0 else f"the last batch {number}{_reach(pipeline, positions)}"
             raise LoadRefusedError(
-                f"The {what} is older than the checkpoint of {pipeline.name}: the target has the last batch {number}"
-                f"{_reach(pipeline, positions)}, and the checkpoint has finished batch {loaded}. The rows between them "
-                "would be missing.",
+                f"The {what} is older than the checkpoint of {pipeline.name}: the target has {has}, and the checkpoint "
+                f"has finished batch {loaded}. The rows between them would be missing.",
                 hint=f"Restore the newer target. Without one, have the rows since read again: {rewind}. Targets with "
                 "the mode append that have these rows get them twice: remove them there first.",
             )

@@ -295,7 +295,10 @@ class Targets:
     def _finish_load(self, ready: _Ready, counts: Counts, batch: BatchId, with_origins: WithOrigins) -> None:
         """Note that a target has a batch, and store what it rejected as letters."""
         if ready.target.table is not None or ready.fitted.added:
-            self._written.note(ready.place, batch, ready.fitted.added)
+            # Delta tables and files have the ledger in them: who makes such a table again makes it without.
+            is_beside = ready.job.load.is_recorded and system_for(ready.job.connection.kind).tables is not None
+            ledger_of = self._pipeline.name if is_beside else None
+            self._written.note(ready.place, batch, ready.fitted.added, ledger_of)
         if counts.quarantined or counts.replayed:
             self._store_rejected(ready.target, batch, with_origins)
 
