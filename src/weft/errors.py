@@ -124,11 +124,11 @@ def installing(extra: str) -> str:
     return f"pip install 'weft[{extra}]', or in a clone of its repository: pip install '.[{extra}]'"
 
 
-def nearest(name: str, candidates: Iterable[str]) -> str | None:
+def nearest(name: str, candidates: Iterable[str], *, likeness: float = 0.6) -> str | None:
     """Return the candidate that looks most like `name`, if any comes close."""
     known = list(candidates)
     alike = [each for each in known if each.lower() == name.lower()]
-    return next(iter(alike or get_close_matches(name, known, n=1, cutoff=0.6)), None)
+    return next(iter(alike or get_close_matches(name, known, n=1, cutoff=likeness)), None)
 
 
 def did_you_mean(name: str, candidates: Iterable[str], otherwise: str | None = None) -> str | None:

@@ -67,6 +67,8 @@ def test_limits_of_a_scan(url: str, add: Add) -> None:
     assert lazy.head(5).collect()["n"].to_list() == list(range(10, 15))
     with pytest.raises(SettingsError, match="LazyFrame"):
         weft.scan_stream(url, "events", to="pandas")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"keyword argument 'group'\. read_stream and iter_stream have it\."):
+        weft.scan_stream(url, "events", group="analytics")  # type: ignore[call-arg]
 
 
 def test_many_streams(url: str, add: Add, client: Any) -> None:

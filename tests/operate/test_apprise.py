@@ -110,8 +110,9 @@ def test_mail(chosen: str) -> None:
     ("url", "kind", "says"),
     [
         ("ftp://x/hunter2", NotFoundError, "no alerter at ftp://.\n.*stdout://"),
-        ("jsn://x/hunter2", NotFoundError, "Did you mean 'json'"),
-        ("email://me:hunter2@example.com", NotFoundError, "Did you mean 'mailto'"),
+        ("jsn://x/hunter2", NotFoundError, "Did you mean json://"),
+        ("email://me:hunter2@example.com", NotFoundError, "Did you mean mailto://"),
+        ("nope://x/hunter2", NotFoundError, r"There is no alerter at nope://\.\n  For example"),
         ("pagerduty://?hunter2", SettingsError, "cannot read the URL of the alerter at pagerduty://"),
     ],
 )

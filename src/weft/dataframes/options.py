@@ -97,6 +97,8 @@ def refuse_unknown_options(
     for name in options:
         if name not in known:
             hint = did_you_mean(name, known) or ""
+            if name in ReadOptions.__annotations__:
+                hint = "read_stream and iter_stream have it."
             raise TypeError(f"{function.__name__}() got an unexpected keyword argument {name!r}. {hint}".rstrip())
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from weft.errors import MissingExtraError, NotFoundError, SettingsError, installing, listed
+from weft.errors import MissingExtraError, NotFoundError, SettingsError, installing, nearest
 from weft.operate.alerts import EXAMPLES, Alert, Alerter
 from weft.settings import HIDDEN
 
@@ -26,9 +26,11 @@ class Apprise(Alerter):
         self.shown = f"{scheme}://{HIDDEN}"
         known = NotificationManager().schemas()
         if scheme not in known:
+            # Among two hundred, some name is a little like any other.
+            close = nearest(scheme, sorted(known), likeness=0.7)
+            hint = f"Did you mean {close}://? " if close else ""
             raise NotFoundError(
-                f"There is no alerter at {scheme}://.",
-                hint=listed(scheme, sorted(known), f"{EXAMPLES} Others are those of Apprise."),
+                f"There is no alerter at {scheme}://.", hint=f"{hint}{EXAMPLES} Others are those of Apprise."
             )
         try:
             service = apprise.Apprise.instantiate(url, suppress_exceptions=True)
