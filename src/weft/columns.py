@@ -216,6 +216,8 @@ def _cast(array: pa.Array, kind: pa.DataType) -> pa.Array:
     if array.type.equals(kind):
         return array
     if pa.types.is_dictionary(array.type):
+        if pa.types.is_string_view(array.type.value_type):  # of which Arrow decodes none
+            array = pa.DictionaryArray.from_arrays(array.indices, array.dictionary.cast(pa.large_string()))
         array = array.dictionary_decode()
     if pa.types.is_timestamp(array.type) and pa.types.is_timestamp(kind) and array.type.tz != kind.tz:
         # To UTC: the same instant. Arrow stores it in UTC whatever the zone.
@@ -225,7 +227,7 @@ def _cast(array: pa.Array, kind: pa.DataType) -> pa.Array:
 
 def _canonical(kind: pa.DataType, name: str) -> pa.DataType:
     types = pa.types
-    if isinstance(kind, pa.BaseExtensionType):
+    if isinstance(kind, pa.BaseExtensionType) and not kind.extension_name.startswith("pandas."):
         return pa.string() if isinstance(kind, pa.UuidType) else _canonical(kind.storage_type, name)
     if types.is_dictionary(kind) or types.is_run_end_encoded(kind):
         return _canonical(kind.value_type, name)

@@ -4,14 +4,17 @@ no row."""
 from __future__ import annotations
 
 import json
+import sqlite3
 from collections.abc import Callable
-from datetime import UTC, date, datetime, timedelta, timezone
+from contextlib import closing
+from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 from uuid import UUID
 
 import pandas as pd
+import polars as pl
 import pyarrow as pa
 import pytest
 
@@ -199,6 +202,45 @@ def test_columns_of_pandas_stay_where_they_are(tmp_path: Path) -> None:
         ['{"a":"x"}', 6, None, 3],
     ]
     assert list(rows[0]) == ["doc", "7", "docs", "n"]
+
+
+NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("frame", "stored"),
+    [
+        (pl.DataFrame({"a": ["x", None]}, {"a": pl.Categorical}), ["x", None]),
+        (pl.DataFrame({"a": ["x", None]}, {"a": pl.Enum(["x"])}), ["x", None]),
+        (pl.DataFrame({"a": [2**100, None]}, {"a": pl.Int128}), [str(2**100), None]),
+        (pl.DataFrame({"a": [2**127 - 1]}, {"a": pl.Int128}), "more than 38 digits"),
+        (pl.DataFrame({"a": [object()]}, {"a": pl.Object}), "'a' has objects of Python's"),
+        (pd.DataFrame({"a": [2**62 + 1, None]}, dtype="Int64"), [2**62 + 1, None]),
+        (pd.DataFrame({"a": [date(2026, 1, 31), NOON]}), "'a' are of no one type: dates and times with a zone"),
+        (pd.DataFrame({"a": [date(2026, 1, 31), pd.Timestamp(NOON)]}, dtype=object), "dates and times with a zone"),
+        ([{"a": date(2026, 1, 31)}, {"a": pd.Timestamp(NOON)}], "dates and times with a zone"),
+        (pd.DataFrame({"a": [1, "x"]}), "'a' are of no one type: numbers and texts"),
+        (pd.DataFrame({"a": [True, 1]}, dtype=object), "'a' are of no one type: booleans and numbers"),
+        (pd.DataFrame({"a": [1, 2**70]}), "'a' are of no one type: one is a whole number beyond 64 bits"),
+        (pd.DataFrame({"a": ["x", float("nan"), None]}), ["x", None, None]),
+        (pd.DataFrame({"a": pd.period_range("2026-01", periods=2, freq="M")}), "'a' is of type .*pandas.period"),
+        (pd.DataFrame({"a": pd.interval_range(0, 2)}), "'a' is of type .*pandas.interval"),
+        (pd.DataFrame({"a": [1j]}), "a type that no table can hold: .*complex128"),
+        (pd.DataFrame([[1, 2]], columns=["a", "a"]), "Two columns of the frame have the name 'a'"),
+        (pd.DataFrame({"n": [1, 1, 2], "a": "xyz"}).groupby("a").sum(), ["xyz"]),
+        ([{"a": time(1, 2, tzinfo=UTC)}], "A time of day of column 'a' has a zone"),
+    ],
+)
+def test_values_of_frames(frame: Any, stored: Any, tmp_path: Path) -> None:
+    """They are stored as they are, or refused: Arrow would take a time for its day, and an object for its address."""
+    connection = weft.SQLiteConnection(str(tmp_path / "t.db"), name="t")
+    if isinstance(stored, str):
+        with pytest.raises(weft.WeftError, match=stored):
+            weft.load(frame, target="t", connection=connection)
+    else:
+        weft.load(frame, target="t", connection=connection)
+        with closing(sqlite3.connect(tmp_path / "t.db")) as database:
+            assert [value for (value,) in database.execute("SELECT a FROM t")] == stored
 
 
 def test_a_key_that_came_too_late_for_the_type_of_objects_is_refused(

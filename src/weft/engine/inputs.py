@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from datetime import date, datetime
+from datetime import date, datetime, time
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -165,6 +165,8 @@ def _memory(data: Any, is_read_again: bool = False) -> Memory:
         return _of_pandas(data)
     if hasattr(data, "collect_schema") and hasattr(data, "collect"):  # a LazyFrame of polars
         data = data.collect()
+    if type(data).__module__.partition(".")[0] == "polars" and hasattr(data, "columns"):
+        data = _of_arrow_types(data)
     if hasattr(data, "__arrow_c_stream__"):
         return _of_table(pa.table(data))
     if isinstance(data, dict):
@@ -191,16 +193,44 @@ def _of_batches(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Memory:
     return Memory(wanted, (canonical_batch(batch, wanted) for batch in batches))
 
 
+def _of_arrow_types(frame: Any) -> Any:
+    """Return a frame of polars without types that Arrow does not have; an error where it has Python's objects."""
+    import polars as pl
+
+    odd = [name for name, kind in frame.schema.items() if kind == pl.Object]
+    if odd:
+        # Arrow gets their addresses.
+        raise DeclarationError(
+            f"Column {odd[0]!r} has objects of Python's, which no table can hold.",
+            hint="Give it a type of polars before, as texts have.",
+        )
+    wide = [name for name, kind in frame.schema.items() if str(kind) in ("Int128", "UInt128")]
+    try:
+        return frame.with_columns(pl.col(name).cast(pl.Decimal(38, 0)) for name in wide) if wide else frame
+    except pl.exceptions.InvalidOperationError:
+        raise DeclarationError(f"A column of {', '.join(wide)} has a number of more than 38 digits.") from None
+
+
 def _of_pandas(frame: Any) -> Memory:
-    """Return the rows of a frame. Objects and lists are read as those of dicts, because pandas gives them no type."""
+    """Return the rows of a frame, with those levels of its index that have a name. Objects are read as those of
+    dicts, because pandas gives them no type."""
+    if named := [name for name in frame.index.names if name is not None and name not in frame.columns]:
+        frame = frame.reset_index(named)
+    if not frame.columns.is_unique:
+        twice = next(name for name in frame.columns if list(frame.columns).count(name) > 1)
+        raise DeclarationError(f"Two columns of the frame have the name {str(twice)!r}.")
     nested: dict[str, list[Any]] = {}
     for name, column in frame.items():
-        if column.dtype == object and not {*map(type, column)}.isdisjoint((dict, list, tuple)):
+        if column.dtype == object and not {*map(type, column)} <= {str, type(None)}:
             # A value that is missing may be NaN.
             pairs = zip(column.tolist(), column.isna(), strict=True)
             nested[str(name)] = [None if is_missing else value for value, is_missing in pairs]
     is_plain = [str(name) not in nested for name in frame.columns]
-    plain = pa.Table.from_pandas(frame.loc[:, is_plain], preserve_index=False)
+    try:
+        plain = pa.Table.from_pandas(frame.loc[:, is_plain], preserve_index=False)
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        why = " ".join(map(str, error.args))
+        raise DeclarationError(f"A column of the frame is of a type that no table can hold: {why}") from None
     columns = [_array(name, values, None) for name, values in nested.items()]
     typed = pa.Table.from_arrays([each for each, _ in columns], schema=pa.schema([field for _, field in columns]))
     both = [(plain if flag else typed).field(str(name)) for name, flag in zip(frame.columns, is_plain, strict=True)]
@@ -341,7 +371,10 @@ def _typed(name: str, values: list[Any], field: pa.Field | None) -> tuple[pa.Arr
         array = pa.array(values) if field is None or is_document else pa.array(values, field.type)
     except UnicodeEncodeError:
         raise _lone_surrogate(name) from None
-    except (pa.ArrowException, OverflowError, TypeError) as error:
+    except OverflowError:
+        what = "one is a whole number beyond 64 bits, which a Decimal holds"
+        raise _NoOneTypeError(f"The values of column {name!r} are of no one type: {what}.") from None
+    except (pa.ArrowException, TypeError) as error:
         raise _NoOneTypeError(f"The values of column {name!r} are of no one type: {error}") from None
     # Nanoseconds may be cut off here: only the range matters.
     in_microseconds = UTC_TIME if getattr(array.type, "tz", None) else LOCAL_TIME
@@ -401,13 +434,24 @@ _OF_ARROW: tuple[tuple[Callable[[pa.DataType], bool], str], ...] = (
 )
 
 
+def _family(kind: type) -> str | None:
+    """Return the family of a type, or of that which it is made of, as pandas' times are of Python's."""
+    if kind.__name__ == "NaTType":  # no time
+        return None
+    return next((_FAMILIES[each] for each in kind.__mro__ if each in _FAMILIES), None)
+
+
 def _refuse_mixed(name: str, values: Collection[Any], kind: pa.DataType | None = None) -> None:
     """Refuse values of several types in one column, also within lists and dicts. `kind`: the type that it has."""
     kinds = {*map(type, values)}
-    families = {_FAMILIES[each] for each in kinds & _FAMILIES.keys()} - {"times"}
-    if datetime in kinds:
-        zones = {value.tzinfo is None for value in values if type(value) is datetime}
+    families = {family for each in kinds if (family := _family(each)) is not None}
+    if "times" in families:
+        families.remove("times")
+        zones = {value.tzinfo is None for value in values if _family(type(value)) == "times"}
         families |= {"times without a zone" if each else "times with a zone" for each in zones}
+    if time in kinds and any(type(value) is time and value.tzinfo is not None for value in values):
+        # Arrow leaves it out.
+        raise DeclarationError(f"A time of day of column {name!r} has a zone, which no table can hold.")
     families |= {family for matches, family in _OF_ARROW if kind is not None and families and matches(kind)}
     if len(families) > 1:
         raise _NoOneTypeError(f"The values of column {name!r} are of no one type: {' and '.join(sorted(families))}.")
