@@ -226,6 +226,8 @@ def test_codings_and_types(service):
     assert post(b'{"n": 1}') == 415
     assert post(b'{"n": 1}', content_type="text/plain") == 415
     assert post(b"x", content_type="application/json", content_encoding="br") == 415
+    assert post(b'{"n": 1}', content_type='application/json; Charset = "ISO-8859-1"') == 415
+    assert post(b'{"n": 1}', content_type="application/json; charset=utf-8") == 202
     assert post(b"x", content_type="application/json", content_encoding="gzip") == 400
     assert post(gzip.compress(b'{"n": 1}')[:-4], content_type="application/json", content_encoding="gzip") == 400
     assert post(gzip.compress(b'{"n": 1}'), content_type="application/json", content_encoding="gzip") == 202

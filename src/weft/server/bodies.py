@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from starlette.types import Scope
 
 _JSON = ("application/json",)
+_CHARSET = re.compile(r';\s*charset\s*=\s*"?([^";\s]*)', re.IGNORECASE)
 _LINES = ("application/x-ndjson", "application/ndjson", "application/jsonl", "application/x-jsonlines")
 _CODINGS = {"gzip": "gzip", "x-gzip": "gzip", "zstd": "zstd"}
 _CHUNK = 1 << 16
@@ -196,6 +197,11 @@ def events(body: bytes, headers: Mapping[str, str], most: int) -> Any:
     kind = media_type(headers)
     if kind not in _LINES:
         require_json(kind, (*_JSON, _LINES[0]))
+    charset = _CHARSET.search(headers.get("content-type", ""))
+    if charset is not None and charset[1].lower() not in ("utf-8", "utf8", "us-ascii"):
+        # Bytes of another one may be UTF-8 too, but of other letters.
+        text = f"The body must be UTF-8, not {charset[1][:60]!r}."
+        raise Problem(415, "media-type", "Unknown character set", text)
     # Before they are parsed, which blocks all requests: 16 MiB may hold millions.
     if len(body) > most * _NESTED and (
         body.count(b"{") + body.count(b"[") > most * _NESTED
