@@ -92,7 +92,7 @@ class Keeper:
         self._environment = dict(os.environ)
         self._environments: set[str] = set()
         self._served = 0
-        self._began = self._used = time.time()
+        self._began, self._used = time.time(), time.monotonic()
         self._is_open = False
         self.objects = 0
         """The number of the first object that the JVM keeps for the fork that waits, or for commands."""
@@ -164,7 +164,7 @@ class Keeper:
     def _is_done(self) -> bool:
         if self._current is not None:
             return False
-        return not self._is_open or (not self._waiting and time.time() - self._used > self._idle_seconds)
+        return not self._is_open or (not self._waiting and time.monotonic() - self._used > self._idle_seconds)
 
     def _turn(self, jvm_ended: int) -> None:
         """Wait for something to happen, and see to it."""
@@ -176,7 +176,7 @@ class Keeper:
         if fork is not None:
             watched += [fork.ended] if fork.is_ready else [fork.ended, fork.control]
         is_idle = self._current is None and not self._waiting
-        left = self._used + self._idle_seconds - time.time() if is_idle else _TICK
+        left = self._used + self._idle_seconds - time.monotonic() if is_idle else _TICK
         ready = select.select(watched, [], [], max(0.0, min(_TICK, left)))[0]
         with suppress(OSError):  # a full disk: the next round may find room
             self._machine.log.bound()
@@ -275,7 +275,7 @@ class Keeper:
             "state": "busy" if self._current else "warm" if self._fork and self._fork.is_ready else "starting",
             "client": self._current.pid if self._current is not None else None,
             "began": self._began,
-            "idle_seconds": 0.0 if self._current else time.time() - self._used,
+            "idle_seconds": 0.0 if self._current else time.monotonic() - self._used,
             "ends_after": self._idle_seconds,
             "commands": self._served,
             "memory": sum(map(_memory, processes)),
@@ -319,7 +319,7 @@ class Keeper:
         self._finish()
 
     def _finish(self) -> None:
-        self._current, self._used = None, time.time()
+        self._current, self._used = None, time.monotonic()
         if len(self._environments) > _ENVIRONMENTS:
             self._close()
         if self._is_open:

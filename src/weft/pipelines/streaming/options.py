@@ -359,7 +359,9 @@ class StreamingOptions(TypedDict, total=False):
     every: Annotated[
         str | timedelta | None,
         Option(
-            'The time between the beginnings of two batches: `"500ms"`, `"10s"`, `"1m"`, `"1h"`, a `timedelta`.',
+            'The time between the beginnings of two batches: `"500ms"`, `"10s"`, `"1m"`, `"1h"`, a `timedelta`. Spark '
+            "counts it by the machine's clock: if that is set back by an hour, the next batch comes an hour later, or "
+            "when the pipeline is started again.",
             default="one after the other",
             check=interval,
             field="every_seconds",

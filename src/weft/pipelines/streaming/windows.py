@@ -338,7 +338,8 @@ class Watermark(Structure):
         int,
         milliseconds(
             "How far after the clock's time a row may be; one with a later time is rejected, so that it cannot close "
-            "every window."
+            "every window. The clock is that of the driver's machine when the batch began first: choose more than "
+            "clocks may differ, since one that is slow by more rejects the rows of now."
         ),
     ] = _DAY_MS
 
