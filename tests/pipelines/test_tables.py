@@ -444,6 +444,22 @@ def test_a_declared_column_that_is_wider(raw: Database) -> None:
     assert (row["number"], row["text"], str(row["price"])) == (100000, "abcdef", "12345.678")
 
 
+@pytest.mark.parametrize("database", ["postgres"], indirect=True)
+def test_a_wider_text_keeps_its_collation(database: Database) -> None:
+    database.run("""CREATE TABLE names (id BIGINT PRIMARY KEY, "Text" VARCHAR(3) COLLATE "C" NOT NULL DEFAULT 'x')""")
+    kinds = {"id": Annotated[BigInt, pk()], "Text": String[9]}
+    names = weft.table(name="names")(type("Names", (), {"__annotations__": kinds}))
+    database.execute(
+        weft.pipeline(target=names, name="names")(lambda: """SELECT 1 AS id, 'abcdef' AS "Text" """),
+    )
+    with database.tables.driver.session("read") as session:
+        found = session.rows(
+            "SELECT character_maximum_length, collation_name, column_default, is_nullable "
+            "FROM information_schema.columns WHERE table_name = 'names' AND column_name = 'Text'"
+        )
+    assert found == [(9, "C", "'x'::character varying", "NO")]
+
+
 def test_a_column_that_is_missing(raw: Database) -> None:
     @weft.table
     class People:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
@@ -12,14 +13,15 @@ import pytest
 
 import servers
 import weft
-from weft.columns import hint_of, hinted
+from weft.columns import hint_of, hinted, limited
 from weft.errors import BusyError, DeclarationError, LoadRefusedError, SchemaError, WeftError
-from weft.systems.load import Load
+from weft.systems.load import Declared, Load
 from weft.systems.mysql import constraints, results
 from weft.systems.mysql import tables as mysql_tables
 from weft.systems.mysql.tables import MySQLTables
 from weft.systems.sql import commit as sql_commit
 from weft.systems.sql.tables import Slice
+from weft.systems.sql.target import evolution
 
 
 @pytest.fixture
@@ -295,3 +297,43 @@ def test_identity(make: Callable[[], MySQLTables], shared_server: Callable[[str]
         other = MySQLTables(weft.connect(url=url))
         assert other.identity() != make().identity()
         other.close()
+
+
+def test_a_wider_type_changes_nothing_else(tables: MySQLTables) -> None:
+    """MODIFY COLUMN takes the whole definition: what it does not repeat is lost."""
+    run(
+        tables,
+        "CREATE TABLE t (id INT NOT NULL AUTO_INCREMENT PRIMARY KEY, "
+        "`n``1` SMALLINT UNSIGNED NOT NULL DEFAULT 7 COMMENT 'it''s\n`s` (a) \\\\' CHECK (`n``1` > 0), "
+        "s VARCHAR(50) COLLATE utf8mb4_general_ci NOT NULL DEFAULT 'x,\n  `s` int', "
+        "l VARCHAR(3) CHARACTER SET latin1, f DOUBLE NOT NULL DEFAULT 1.5 COMMENT 'float32')",
+    )
+    wider = [pa.field("id", pa.int64()), pa.field("n`1", pa.int64()), limited("s", 99), limited("l", 9)]
+    declared = Declared(schema=pa.schema([*wider, pa.field("f", pa.float64())]), on_drift="evolve")
+    planned = replace(Load.declare(target="t"), declared=declared)
+    with tables.driver.session("read") as session:
+        before = str(session.rows("SHOW CREATE TABLE t")[0][1])
+        sql_commit.prepare(tables, planned, pa.schema([wider[0]]))
+        after = str(session.rows("SHOW CREATE TABLE t")[0][1])
+        widened = {"int(11)": "bigint(20)", "smallint(5) unsigned": "bigint(20)", "char(50)": "char(99)"}
+        for old, new in (widened | {"char(3)": "char(9)", " COMMENT 'float32'": ""}).items():
+            before = before.replace(old, new)
+        assert after == before
+        # And nothing is left to do.
+        assert evolution(tables, planned, pa.schema([]), tables.columns(session, None, "t") or []) == []
+
+
+def test_bytes_that_a_column_would_fill_up(tables: MySQLTables) -> None:
+    """A BINARY appends zeros to them."""
+    run(tables, "CREATE TABLE t (id INT PRIMARY KEY, b BINARY(2))")
+    for mode, keys in (("append", []), ("merge", ["id"])):
+        load = Load.declare(target="t", mode=mode, keys=keys)
+        for at, value in enumerate((b"ab", b"a")):
+            rows = pa.table({"id": [len(keys) * 2 + at], "b": [value]})
+            sql_commit.prepare(tables, load, rows.schema)
+            given = sql_commit.BatchedRows(rows.schema, rows.to_batches())
+            if at:
+                with pytest.raises(LoadRefusedError, match="'b' would be rounded, cut off or padded"):
+                    sql_commit.commit(tables, replace(load, checkpoint_id="other"), given)
+            else:
+                assert sql_commit.commit(tables, load, given).inserted == 1

@@ -14,6 +14,16 @@ from weft.systems.sql.tables import SqlTables
 pytestmark = pytest.mark.timing
 
 
+@pytest.mark.parametrize("database_url", ["postgres"], indirect=True)
+def test_other_locks_are_not_waited_for_as_long(tables: SqlTables) -> None:
+    """Those of loads may take an hour. What others lock, such as rows in a transaction that somebody forgot, is waited
+    for as before."""
+    with tables.driver.session("publish") as session:
+        before = session.value("SHOW lock_timeout")
+        tables.lock(session, None, "locked")
+        assert session.value("SHOW lock_timeout") == before == "30s"
+
+
 def test_the_second_waits_for_the_first(tables: SqlTables) -> None:
     table = values.create(tables, "locked", pa.schema([("x", pa.int64())]))
     order: list[str] = []

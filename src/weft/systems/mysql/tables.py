@@ -86,7 +86,7 @@ class MySQLLoadSessions(MySQLSessions):
                 field=checked[2],
             )
         return SchemaError(
-            f"MySQL ({self.connection.target}): a value of {checked[2]!r} would be rounded or cut off.",
+            f"MySQL ({self.connection.target}): a value of {checked[2]!r} would be rounded, cut off or padded.",
             field=checked[2],
             hint="Round it in the source, or give the column a type that holds it.",
         )
@@ -287,9 +287,15 @@ class MySQLTables(SqlTables):
         if not session.row("SELECT 1 FROM information_schema.schemata WHERE schema_name = ?", (schema,)):
             session.run(f"CREATE DATABASE IF NOT EXISTS {self.quote(schema)}")
 
-    def change_type(self, name: str, kind: str, *, nullable: bool) -> str:
-        """The whole definition, which would allow nulls where it does not say."""
-        return f"MODIFY COLUMN {self.quote(name)} {kind}{'' if nullable else ' NOT NULL'}"
+    def change_type(self, schema: str | None, name: str, column: Column, kind: str) -> str:
+        """The whole definition: what it does not say is lost, such as a default, AUTO_INCREMENT or a collation."""
+        with self.driver.session("read") as session:
+            definitions = session.rows(f"SHOW CREATE TABLE {self.table(schema, name)}")[0][1]
+        quoted, (old, *_) = self.quote(column.name), column.sql.split(" collate ")
+        (rest,) = re.findall(rf"^ *{re.escape(f'{quoted} {old}')}(.*?),?$", definitions, re.MULTILINE)
+        # A text keeps its letters; a comment of ours says what the old type could not.
+        kind = kind.partition(" CHARACTER SET ")[0]
+        return f"MODIFY COLUMN {quoted} {kind}{rest.replace(types.FLOAT32, '')}"
 
     def index_clause(self, columns: Sequence[str]) -> str | None:
         """MySQL has no CREATE INDEX IF NOT EXISTS."""

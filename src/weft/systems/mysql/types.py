@@ -98,13 +98,15 @@ def selected(quoted: str, field: ResultField) -> str | None:
 
 # ------------------------------------------------------------------------------------------------------------ to MySQL
 
+FLOAT32 = " COMMENT 'float32'"
+"""After the type of a column of 32 bits: a FLOAT has six digits."""
 _TYPES: dict[pa.DataType, str] = {
     pa.bool_(): "TINYINT(1) COMMENT 'bool'",
     pa.int8(): "TINYINT",
     pa.int16(): "SMALLINT",
     pa.int32(): "INT",
     pa.int64(): "BIGINT",
-    pa.float32(): "DOUBLE COMMENT 'float32'",
+    pa.float32(): f"DOUBLE{FLOAT32}",
     pa.float64(): "DOUBLE",
     pa.date32(): "DATE",
     LOCAL_TIME: "DATETIME(6)",
@@ -136,7 +138,8 @@ def takes(sql: str, stored: pa.Field, field: pa.Field) -> bool:
     base, numbers = parse(sql)
     if is_nested(field.type):
         return hint_of(stored) == "json" and base == "longtext"
-    if not stored.type.equals(field.type) or hint_of(stored) != hint_of(field) or base == "bit":
+    # To a shorter value of a BINARY column, the server would append zeros.
+    if not stored.type.equals(field.type) or hint_of(stored) != hint_of(field) or base in ("bit", "binary"):
         return False
     if base in ("datetime", "timestamp", "time"):
         return numbers == [6]
@@ -229,6 +232,11 @@ def cast(expression: str, field: pa.Field, sql: str) -> str:
         if unit > 1:
             as_type = "TIME(6)" if base == "time" else "DATETIME(6)"
             return _checked(expression, f"MICROSECOND(CAST({expression} AS {as_type})) % {unit} = 0", as_type)
+    if base == "char" and pa.types.is_string(kind) and hint is None:
+        # As the column has it: one with spaces at its end would differ from that each time.
+        expression = f"TRIM(TRAILING ' ' FROM {expression})"
+    if base == "binary":
+        return _checked(expression, f"LENGTH({expression}) = {numbers[0]}")
     collation = re.search(r"collate (utf8mb4_\w+)", sql)
     if pa.types.is_string(kind) and hint is None and collation:
         # Compare by the column's collation, so that its index can be used. A UUID of a subquery is ASCII.

@@ -15,7 +15,7 @@ from weft.columns import hint_of, is_binary_json, is_nested, length_of
 from weft.errors import DeclarationError, SchemaError, WeftError, did_you_mean
 from weft.systems.load import Load
 from weft.systems.postgres import constraints, copy, types
-from weft.systems.postgres.sessions import PostgresSessions
+from weft.systems.postgres.sessions import LOCK_SECONDS, PostgresSessions
 from weft.systems.sql.constraints import breaking
 from weft.systems.sql.driver import Session, SqlDriver
 from weft.systems.sql.spellings import pattern_between
@@ -270,6 +270,18 @@ class PostgresTables(SqlTables):
         if not self.driver.has_schema(session, schema):
             self.driver.create_schema(session, schema)
 
+    def change_type(self, schema: str | None, name: str, column: Column, kind: str) -> str:
+        """With its collation, where that is not the one of the type."""
+        with self.driver.session("read") as session:
+            collation = session.value(
+                "SELECT c.collnamespace::regnamespace || '.' || quote_ident(c.collname) FROM pg_attribute a "
+                "JOIN pg_type t ON t.oid = a.atttypid AND t.typcollation <> a.attcollation "
+                "JOIN pg_collation c ON c.oid = a.attcollation WHERE a.attrelid = to_regclass(?) AND a.attname = ?",
+                (self.table(schema, name), column.name),
+            )
+        change = super().change_type(schema, name, column, kind)
+        return change if collation is None else f"{change} COLLATE {collation}"
+
     def temporary(self, name: str) -> str:
         """In the session's own schema, whatever other tables are called."""
         return f"pg_temp.{self.quote(name)}"
@@ -321,7 +333,8 @@ class PostgresTables(SqlTables):
             "SELECT pg_advisory_xact_lock(?, hashtext(coalesce(?::text, current_schema()) || '.' || ?))",
             (_LOCK_SPACE, schema, name),
         )
-        session.run("SET LOCAL lock_timeout TO DEFAULT")
+        # Not DEFAULT, which is what the server has for new sessions: to wait for ever.
+        session.run(f"SET LOCAL lock_timeout = '{LOCK_SECONDS}s'")
 
     def as_key(self, expression: str, column: Column) -> str:
         """As citext, or by a collation that takes different letters for the same."""

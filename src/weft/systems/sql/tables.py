@@ -297,9 +297,9 @@ class SqlTables(ABC):
         """Create a schema where it is missing."""
         session.run(f"CREATE SCHEMA IF NOT EXISTS {self.quote(schema)}")
 
-    def change_type(self, name: str, kind: str, *, nullable: bool) -> str:
-        """Return the clause of ALTER TABLE that gives a column another type."""
-        return f"ALTER COLUMN {self.quote(name)} TYPE {kind}"
+    def change_type(self, schema: str | None, name: str, column: Column, kind: str) -> str:
+        """Return the clause of ALTER TABLE that gives a column of a table another type, and changes nothing else."""
+        return f"ALTER COLUMN {self.quote(column.name)} TYPE {kind}"
 
     def index_clause(self, columns: Sequence[str]) -> str | None:
         """Return the clause of CREATE TABLE for an index; `None` where a statement creates it, or nothing does."""

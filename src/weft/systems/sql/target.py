@@ -166,7 +166,7 @@ def evolution(tables: SqlTables, load: Load, written: pa.Schema, columns: list[C
         column = present.get(field.name)
         if column is not None and tables.widens_columns and _is_wider(field, column):
             kind = tables.column_type(field, key=field.name in load.keys)
-            change = tables.change_type(field.name, kind, nullable=column.field.nullable)
+            change = tables.change_type(load.schema, load.table, column, kind)
             changes.append(f"ALTER TABLE {table} {change}")
     return changes
 
