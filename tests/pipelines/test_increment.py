@@ -204,6 +204,21 @@ def test_a_lookback_reaches_them(events: Database) -> None:
     assert events.execute(copy)[0].late == 0
 
 
+@pytest.mark.every_system
+def test_a_lookback_of_hours_reaches_days(database: Database) -> None:
+    """A date minus twelve hours is no other date: rows of the last day are read again all the same."""
+
+    @weft.pipeline(target="copies", mode="merge", keys=["id"], incremental_column="day", lookback=timedelta(hours=12))
+    def copy() -> str:
+        return "SELECT id, day FROM raw_days"
+
+    database.run("CREATE TABLE raw_days (id BIGINT, day DATE)", "INSERT INTO raw_days VALUES (1, '2026-01-05')")
+    database.execute(copy)
+    database.run("INSERT INTO raw_days VALUES (2, '2026-01-05'), (3, '2026-01-04')")
+    assert database.execute(copy)[0].late == 1
+    assert ids(database) == [1, 2]
+
+
 @pytest.mark.brief("sqlite", "postgres", "mysql")
 def test_rows_that_land_before_they_are_read(events: Database) -> None:
     """They are read, and so not late: not in this run, nor in the next."""

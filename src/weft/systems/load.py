@@ -332,7 +332,7 @@ class Load:
     @property
     def about_nulls(self) -> str:
         """What else a hint says where a column is null that may not be."""
-        if self.projection is None:
+        if self.projection is None or self.declared is None or self.declared.schema is None:
             return ""
         return " A normalizer makes null of a value that it cannot parse: with on_failure='error' it fails there."
 

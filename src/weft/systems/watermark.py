@@ -101,8 +101,10 @@ def subtract_lookback(value: Any, lookback: Any) -> Any:
             # A time that SQLite keeps as a text, in the form in which it is kept.
             moved = datetime.fromisoformat(value) - lookback
             return moved.isoformat(sep="T" if "T" in value else " ")
-        if isinstance(value, date) and not isinstance(value, datetime) and not isinstance(lookback, timedelta):
-            return value - timedelta(days=lookback)
+        if isinstance(value, date) and not isinstance(value, datetime):
+            span = lookback if isinstance(lookback, timedelta) else timedelta(days=lookback)
+            # Whole days, and not fewer than were asked for: a date minus twelve hours would be the same date.
+            return value - timedelta(days=-(-span // timedelta(days=1)))
         return value - (Decimal(str(lookback)) if isinstance(value, Decimal) else lookback)
     except (TypeError, ValueError):
         raise DeclarationError(

@@ -49,6 +49,15 @@ def test_a_missing_table_is_created_in_its_schema(tables: SqlTables) -> None:
         run(tables, "DROP DATABASE weft_analytics")
 
 
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_a_table_with_the_name_of_another_ones_keys(tables: SqlTables) -> None:
+    """SQLite has one set of names for tables and indexes."""
+    load(tables, [{"id": 1}], mode="scd2", keys=["id"], target="orders")
+    assert load(tables, [{"id": 1}], target="orders_keys").inserted == 1
+    assert load(tables, [{"id": 1}], target="items_keys").inserted == 1
+    assert load(tables, [{"id": 1}], mode="scd2", keys=["id"], target="items").inserted == 1
+
+
 def test_columns_that_the_target_lacks_are_refused(tables: SqlTables) -> None:
     load(tables, [{"id": 1, "name": "a"}])
     with pytest.raises(LoadRefusedError, match="has no column 'nmae'") as caught:

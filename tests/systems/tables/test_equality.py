@@ -254,3 +254,62 @@ def test_a_time_is_no_number(tables: SqlTables, moment: date) -> None:
     with pytest.raises(WeftError):
         load(tables, [{"id": 1, "n": moment}])
     assert rows_of(tables, "t") == []
+
+
+# ---------------------------------------------------------------------------------------------------------------- texts
+
+
+@pytest.mark.every_system
+@pytest.mark.parametrize("mode", ["merge", "scd2"])
+def test_texts_of_one_key(tables: SqlTables, mode: str) -> None:
+    """The target reads them as one number: before, one of them won by chance, or a key had two current versions."""
+    more = f", {versioned(tables)}" if mode == "scd2" else ", PRIMARY KEY (k)"
+    run(tables, f"CREATE TABLE t (k BIGINT NOT NULL, n BIGINT{more})")
+    options: dict[str, Any] = {"mode": mode, "keys": ["k"]}
+    load(tables, [{"k": 1, "n": 0}], **options)
+    given = [{"k": "1", "n": "10"}, {"k": "01", "n": "9"}, {"k": "2", "n": "2"}]
+    later = {"moment": DAY + timedelta(days=1), **options}
+    with pytest.raises(LoadRefusedError, match=r"share a key: k=1 \(2 rows\)"):
+        load(tables, given, **later)
+    # The greatest number, not the greatest text.
+    counts = load(tables, given, deduplicate_by="n", **later)
+    assert (counts.inserted, counts.updated) == (1, 1)
+    current = [row for row in rows_of(tables, "t") if row.get("is_current", True)]
+    assert sorted((row["k"], row["n"]) for row in current) == [(1, 10), (2, 2)]
+    # A text that is no number is a bad row, as before.
+    bad = [{"k": "one", "n": "1"}, {"k": "3", "n": "3"}]
+    with pytest.raises(LoadRefusedError, match=r"rejected 1 row, and nothing was written:\n    k=one, n=1|k=one:"):
+        load(tables, bad, **later)
+    counts = load(tables, bad, on_bad_rows="quarantine", **later)
+    assert (counts.inserted, counts.quarantined) == (1, 1)
+    assert [json.loads(row["payload"]) for row in rows_of(tables, "t__quarantine")] == [{"k": "one", "n": "1"}]
+
+
+def test_texts_of_one_event_time(tables: SqlTables) -> None:
+    kind = tables.sql_type(pa.field("since", pa.timestamp("us", "UTC")))
+    run(tables, f"CREATE TABLE t (k BIGINT NOT NULL, n BIGINT, since {kind}, {versioned(tables)})")
+    given = [{"k": 1, "n": 1, "since": "2026-01-01T12:00:00Z"}, {"k": 1, "n": 2, "since": "2026-01-01T13:00:00+01:00"}]
+    options: dict[str, Any] = {"mode": "scd2", "keys": ["k"], "event_timestamp_column": "since"}
+    with pytest.raises(LoadRefusedError, match="share a key"):
+        load(tables, given, **options)
+    assert load(tables, given[:1], **options).inserted == 1
+
+
+@pytest.mark.parametrize("mode", ["merge", "scd2"])
+@pytest.mark.parametrize("database_url", ["postgres", "mysql"], indirect=True)
+def test_spaces_that_a_column_does_not_keep(tables: SqlTables, mode: str) -> None:
+    """A CHAR has none at its end: the same row again is no change."""
+    more = f", {versioned(tables)}" if mode == "scd2" else ""
+    run(tables, f"CREATE TABLE t (k CHAR(5), c CHAR(5), at_ TIMESTAMP(6){more})")
+    options: dict[str, Any] = {"mode": mode, "keys": ["k"]}
+    for days in range(3):
+        rows = [{"k": "a ", "c": "b  "}]
+        counts = load(tables, rows, moment=DAY + timedelta(days=days), **options)
+        assert (counts.inserted, counts.updated, counts.unchanged) == ((1, 0, 0) if not days else (0, 0, 1))
+    assert [(row["k"], row["c"]) for row in rows_of(tables, "t")] == [("a", "b")]
+    with pytest.raises(LoadRefusedError, match="share a key"):
+        load(tables, [{"k": "a", "c": "1"}, {"k": "a ", "c": "2"}], **options)
+    if mode == "scd2":
+        options["event_timestamp_column"] = "at_"
+        rows = [{"k": "c ", "c": "b  ", "at_": datetime(2026, 1, 1)}]
+        assert [load(tables, rows, **options).inserted for _ in "12"] == [1, 0]

@@ -65,6 +65,17 @@ def test_rows_without_an_event_time(tables: SqlTables) -> None:
     }
 
 
+def test_rows_without_a_key_where_missing_ones_are_removed(tables: SqlTables) -> None:
+    """Nobody knows whose rows they are: put aside, they would let all rows of the table be removed."""
+    merge: dict[str, Any] = {"mode": "merge", "keys": ["id"], "on_bad_rows": "quarantine"}
+    load(tables, [{"id": 1, "n": 1}, {"id": 2, "n": 2}], **merge)
+    keyless = pa.Table.from_pylist([{"id": None, "n": 1}], pa.schema([("id", pa.int64()), ("n", pa.int64())]))
+    with pytest.raises(LoadRefusedError, match=r"have no key \(id is null\)"):
+        load(tables, keyless, **merge, handle_deletes="hard")
+    assert ids(tables) == [1, 2]
+    assert load(tables, keyless, **merge).quarantined == 1
+
+
 @pytest.mark.every_system
 @MODES
 def test_what_a_trigger_raises(tables: SqlTables, mode: str) -> None:

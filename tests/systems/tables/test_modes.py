@@ -209,6 +209,18 @@ def test_the_clock_goes_back(tables: SqlTables) -> None:
     assert [row["valid_to"] for row in versions[:-1]] == [row["valid_from"] for row in versions[1:]]
 
 
+def test_the_clock_goes_back_before_a_key_returns(tables: SqlTables) -> None:
+    """Its new version begins after the end of the last one."""
+    name = f"target_{next(_numbers)}"
+    options: dict[str, Any] = {"target": name, "mode": "scd2", "keys": ["id"], "handle_deletes": "soft"}
+    both = [_row(), _row(id=2)]
+    for hours, rows in ((0, both), (2, both[1:]), (1, both)):
+        run(tables, Load.declare(moment=DAY + timedelta(hours=hours), **options), rows)
+    first, second = sorted((row for row in rows_of(tables, name) if row["id"] == 1), key=lambda row: row["valid_from"])
+    assert (first["valid_to"], second["valid_to"]) == (DAY + timedelta(hours=2), None)
+    assert first["valid_to"] <= second["valid_from"]
+
+
 @pytest.mark.parametrize("mode", ["append", "truncate", "merge", "scd2"])
 def test_the_same_load_twice_changes_nothing(tables: SqlTables, mode: str) -> None:
     name = f"target_{next(_numbers)}"

@@ -8,6 +8,7 @@ tries again, or a load that is repeated under the same key, finds what was done 
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -20,7 +21,7 @@ import pyarrow as pa
 from weft.columns import canonical_batch
 from weft.errors import EventsLostError, LoadRefusedError, WeftError
 from weft.systems.load import Counts, Load
-from weft.systems.sql import bad_rows, cdc_gate, checks, ledger, quarantine, watermarks
+from weft.systems.sql import bad_rows, cdc_gate, checks, deciding_texts, ledger, quarantine, watermarks
 from weft.systems.sql.cdc import Mirror
 from weft.systems.sql.cdc_history import ChangeHistory
 from weft.systems.sql.driver import Session
@@ -203,6 +204,7 @@ class LoadAttempt:
         self._claim()
         reached("claimed")
         columns = self._columns()
+        self._read_texts(columns)
         if self.load.mode != "append" or self.load.replaces_all:
             self.tables.lock(self.session, self.load.schema, self.load.table)
         with self._temporary_tables():
@@ -232,6 +234,14 @@ class LoadAttempt:
             )
         check_columns(load, load.stored(self.schema), columns)
         return {column.name: column for column in columns}
+
+    def _read_texts(self, columns: dict[str, Column]) -> None:
+        """Compute the columns that decide about rows before these are compared, where the source has texts for them."""
+        projection = deciding_texts.projection(self.tables, self.load, self.schema, columns)
+        if projection is not None:
+            self.load = replace(self.load, projection=projection)
+            self.schema = self.load.written(self.rows.schema)
+            self.transaction = replace(self.transaction, load=self.load, schema=self.schema)
 
     @contextmanager
     def _temporary_tables(self) -> Iterator[None]:
@@ -399,8 +409,10 @@ class LoadAttempt:
         """Check the keys of the staged rows; return how many rows do not go on, those put aside included."""
         if self.load.on_bad_rows != "quarantine":
             return move.check_keys(self.rows_read)
-        # With `handle_deletes` a key that is missing is one that the source no longer has.
-        timeless = expected.put_timeless_aside() if self.load.handle_deletes is None else 0
+        if self.load.handle_deletes is not None:
+            # A key that is missing is one that the source no longer has: nobody knows whose rows these are.
+            return move.check_keys(self.rows_read)
+        timeless = expected.put_timeless_aside()
         return timeless + move.check_keys(self.rows_read - timeless, expected.put_keyless_aside)
 
     def _bad_rows(self) -> bad_rows.BadRows | None:
@@ -416,6 +428,8 @@ class LoadAttempt:
             self._stage_projected(bad, keys)
             return _STAGE, keys
         rows = self._projected()
+        if isinstance(self.rows, BatchedRows) and rows is not self.rows:
+            bad_rows.keep(self.transaction)  # they are searched where their columns cannot be computed
         types = keys
         if not isinstance(rows, QueriedRows):
             types = {field.name: tables.sql_type(field) for field in self.schema} | keys
@@ -439,7 +453,8 @@ class LoadAttempt:
                 return tables.create_temporary_as(session, _STAGE, select, keys=keys)
 
             is_projected = bad is None and rows is not self.rows
-            self.rows_read = self._or_refuse(create, self._unprojected) if is_projected else create()
+            search = functools.partial(self._unprojected, is_staged=True)
+            self.rows_read = self._or_refuse(create, search) if is_projected else create()
         tables.filled(session, tables.temporary(_STAGE))
         return _STAGE, types
 
@@ -519,9 +534,10 @@ class LoadAttempt:
                 raise
             raise refusal from None
 
-    def _unprojected(self) -> LoadRefusedError | None:
-        """The error that names the rows of which the columns of the target cannot be computed, where there are such."""
-        if self.load.projection is None or not self.tables.savepoints:
+    def _unprojected(self, *, is_staged: bool = False) -> LoadRefusedError | None:
+        """The error that names the rows of which the columns of the target cannot be computed, where there are such.
+        `is_staged`: nothing but staged rows is in the transaction."""
+        if self.load.projection is None or not (self.tables.savepoints or is_staged):
             return None
         search = RejectedRows(self.transaction)
         return search.unprojected(_STAGE, self._source_query(), self._projection(), self.rows.schema.names)

@@ -8,7 +8,7 @@ from typing import ClassVar
 from weft.errors import LoadRefusedError
 from weft.systems.load import Load
 from weft.systems.sql import quarantine
-from weft.systems.sql.bad_rows import NUMBERED, BadRows, EnoughError, Reason, numbered, with_number
+from weft.systems.sql.bad_rows import NUMBERED, BadRows, EnoughError, Reason, keep, numbered, with_number
 from weft.systems.sql.move import LoadTransaction
 
 # How many rejected rows an error names.
@@ -49,6 +49,7 @@ class RejectedRows(BadRows):
         tables, session = self.tables, self.session
         keys = with_number(tables, {})
         rows = tables.create_temporary_as(session, NUMBERED, numbered(tables, select), keys=keys)
+        keep(self.transaction)
         return self.refusal(lambda: self.project(NUMBERED, stage, projection, names, rows, {}))
 
     def _refuse_deletes(self) -> None:

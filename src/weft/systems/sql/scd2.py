@@ -10,6 +10,7 @@ from weft.errors import LoadRefusedError
 from weft.systems.load import IS_CURRENT, ROW_HASH, VALID_FROM, VALID_TO, Counts
 from weft.systems.sql.merge import HIT, SINCE, ComparedMove
 from weft.systems.sql.move import CHAIN, DELTA, KEPT, LINE
+from weft.systems.sql.system_tables import instant
 
 # Later than every instant that a database holds: the end of what has no end.
 NEVER = datetime(9999, 12, 31, 23, 59, 59, 999_999, UTC)
@@ -36,13 +37,7 @@ class Scd2(ComparedMove):
         hits, new = self._delta()
         if not hits and not new:
             return Counts()
-        delta, now = self._changes, self._now()
-        if self.session.value(f"SELECT count(*) FROM {delta} AS d WHERE {self._q(SINCE)} >= {now}"):
-            # The clock went back: this load is later than what is stored, whatever the clock says.
-            last = f"(SELECT max({self._q(SINCE)}) FROM {delta} AS d)"
-            latest = self.session.value(f"SELECT {tables.add_seconds(last, 0.000_001)}")
-            moment = latest if isinstance(latest, datetime) else datetime.fromisoformat(str(latest))
-            now = tables.moment(moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC))
+        delta, now = self._changes, self._after_stored(new)
         if hits:
             self.session.run(
                 tables.update_from(
@@ -60,6 +55,21 @@ class Scd2(ComparedMove):
             f"WHERE {self.mark}"
         )
         return Counts(inserted=new, updated=hits)
+
+    def _after_stored(self, new: int) -> str:
+        """The moment of the load, or one after what is stored where the clock went back since: this load is later,
+        whatever the clock says."""
+        tables, now, delta = self.tables, self._now(), self._changes
+        stored = [f"SELECT max({self._q(SINCE)}) FROM {delta} AS d WHERE {self._q(SINCE)} >= {now}"]
+        if new and self.load.handle_deletes is not None:
+            # Where a key was missing and is back, its last version has ended.
+            until = f"t.{self._q(VALID_TO)}"
+            stored.append(
+                f"SELECT max({until}) FROM {self.target} AS t JOIN {delta} AS s ON {self._on()} "
+                f"WHERE s.{self._q(HIT)} = 0 AND {until} > {now}"
+            )
+        after = [instant(self.session.value(f"SELECT {tables.add_seconds(f'({each})', 0.000_001)}")) for each in stored]
+        return tables.moment(max([self.load.moment, *filter(None, after)]))
 
     def delete_missing(self) -> Counts:
         """Close the versions whose key the source no longer has, and those that are too old."""

@@ -315,8 +315,9 @@ class SqliteTables(SqlTables):
         session.run(f"CREATE INDEX {self.temporary(f'{name}_rows')} ON {self.quote(name)} ({self.quote(ROW)})")
 
     def create_key_index(self, session: Session, schema: str | None, name: str, keys: Sequence[str]) -> None:
-        """Named like the table: indexes of all tables share their names."""
-        index, table = self.quote(f"{self._name(schema, name)}_keys"), self.table(schema, name)
+        """Named like the table, and like Weft's own tables: indexes and tables share their names, and there may be a
+        table `orders_keys` next to `orders`."""
+        index, table = self.quote(f"weft.{self._name(schema, name)}_keys"), self.table(schema, name)
         session.run(f"CREATE INDEX IF NOT EXISTS {index} ON {table} ({self.listed(keys)})")
 
     def as_key(self, expression: str, column: Column) -> str:
