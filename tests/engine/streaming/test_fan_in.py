@@ -144,7 +144,7 @@ def columns() -> Columns:
 
 
 def reader(kept: Columns) -> BatchReader:
-    return BatchReader(StreamingPipeline("p", sources=(), targets=()), kept)
+    return BatchReader(StreamingPipeline(name="p", sources=(), targets=()), kept)
 
 
 @pytest.mark.parametrize("is_first", [True, False])
