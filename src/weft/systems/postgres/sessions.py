@@ -50,6 +50,8 @@ class PostgresSessions(SqlDriver):
     connection: PostgresConnection
     configuration: ClassVar[dict[str, str]] = {"TimeZone": "UTC", "default_transaction_isolation": "read committed"}
     """Settings of the server, by their names."""
+    is_pooled = False
+    """Whether a pooler answers: each transaction may be in another session of the server, which others have set up."""
 
     # ------------------------------------------------------------------------------------------------------ connections
 
@@ -69,8 +71,11 @@ class PostgresSessions(SqlDriver):
                 is_pooled = f"pg_backend_pid() <> {driver.info.backend_pid}"
                 row = driver.execute(f"SELECT {is_pooled}, {self._settings(role, is_pooled)}").fetchone()
                 if row is not None and row[0]:
-                    # Each transaction may be in another session of the server, where nothing was prepared.
-                    driver.prepare_threshold = None
+                    self.is_pooled = True
+                    driver.prepare_threshold = None  # in another session nothing was prepared
+                # Of each transaction, not of the session: one that begins by another default sees no later commit, so
+                # that a consumer would skip what appears below what it sees.
+                driver.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
                 driver.autocommit = autocommit
                 # Load JSON as text, to be decoded a column at a time.
                 driver.adapters.register_loader("json", TextLoader)

@@ -150,7 +150,8 @@ class PostgresStore(PostgresSessions, SqlStore):
     def _append(self, batches: Sequence[Batch]) -> list[list[Appended]]:
         """A single statement is its own transaction: one round trip instead of three."""
         shapes = {(id(batch.log), batch.columns, batch.extra is None, batch.keys is None) for batch in batches}
-        alone = len(shapes) == 1 and batches[0].keys is None
+        # Behind a pooler it has not the settings of ours, by which a commit waits for the disk.
+        alone = len(shapes) == 1 and batches[0].keys is None and not self.is_pooled
         with self.session("read" if alone else "publish") as session:
             return self.append_in(session, batches)
 
