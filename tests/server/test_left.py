@@ -4,21 +4,33 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
+from collections.abc import Awaitable, Callable
 from typing import Any
+
+import pytest
 
 import weft
 from weft.project import Project
 from weft.server import app
+from weft.streams import Stream
+from weft.streams.runtime import open_stream
 
 PATIENCE = 60
 
 
-async def test_events_of_a_client_that_left(streams: Project) -> None:
+@pytest.fixture
+def orders(streams: Project) -> Any:
     @weft.stream(fields={"n": "int64"}, max_deliveries=1)
     def orders() -> None: ...
 
-    await weft.publish(orders, {"n": 1})
-    await weft.ack(orders, "workers", await weft.consume(orders, "workers"))
+    weft.publish_sync(orders, {"n": 1})
+    weft.ack_sync(orders, "workers", weft.consume_sync(orders, "workers"))
+    return orders
+
+
+async def leave(meanwhile: Callable[[], Awaitable[object]]) -> None:
+    """Ask for events, leave while the service waits for them, and do something before it notices."""
     body = [json.dumps({"consumer": "workers", "wait": 60}).encode()]
     application, has_left, looked = app(), asyncio.Event(), asyncio.Event()
 
@@ -40,8 +52,27 @@ async def test_events_of_a_client_that_left(streams: Project) -> None:
     request = asyncio.create_task(application(scope, receive, send))
     await asyncio.wait_for(looked.wait(), PATIENCE)
     has_left.set()
-    await weft.publish(orders, {"n": 2})
+    await meanwhile()
     await asyncio.wait_for(request, PATIENCE)
-    events = await weft.consume(orders, "workers")
-    assert [event["n"] for event in events] == [2]
     await application.state.service.stop()
+
+
+async def test_events_are_for_others(orders: Stream) -> None:
+    await leave(lambda: weft.publish(orders, {"n": 2}))
+    assert [event["n"] for event in await weft.consume(orders, "workers")] == [2]
+
+
+async def test_a_loss_is_told_to_others(orders: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
+    log, removed = open_stream(orders).log, threading.Event()
+    lease = log.lease
+
+    async def publish_and_trim() -> None:
+        monkeypatch.setattr(log, "lease", lambda *args, **named: removed.wait(PATIENCE) and lease(*args, **named))
+        await weft.publish(orders, {"n": 2})
+        await weft.trim(orders, max_rows=0)
+        removed.set()
+
+    await leave(publish_and_trim)
+    with pytest.raises(weft.EventsLostError) as told:
+        await weft.consume(orders, "workers")
+    assert told.value.lost == 1

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from time import monotonic
 from typing import Any, Self
 
-from weft.errors import LeaseLostError, SettingsError, WeftError, did_you_mean
+from weft.errors import EventsLostError, LeaseLostError, SettingsError, WeftError, did_you_mean
 from weft.project import current
 from weft.streams.declare import Stream
 from weft.streams.runtime import is_declared_on
@@ -371,8 +371,12 @@ class GroupConsumer(Consumer):
         if self._reads:
             await asyncio.wait(self._reads.values())
         for read in self._reads.values():
-            if not read.cancelled() and read.exception() is None:
+            if read.cancelled():
+                continue
+            if (error := read.exception()) is None:
                 self._buffer.extend(read.result()[1])
+            elif isinstance(error, EventsLostError):  # which is raised once
+                _log.warning("%r leaves: %s", self, error.what)
         try:
             await self._acknowledge_handed_out()
             await self._give_back_buffer()

@@ -41,6 +41,10 @@ class AnswerPage:
         self.events.append(msgspec.Raw(encoded))
         return True
 
+    def clear(self) -> None:
+        """Take the events out again."""
+        self.events, self.last = [], None
+
 
 class Answers:
     """The large answers of one process: those that are being sent have at most about `memory` bytes, and a client must

@@ -105,14 +105,7 @@ async def consume(request: Request) -> Response:
         if room is not None:
             # Held only while the database is asked: requests that wait for events are no load.
             with room:
-                events = await consuming.consume_now(
-                    ready,
-                    asked.consumer,
-                    min(asked.batch_size, service.limits.page_events),
-                    member=member,
-                    lease=asked.lease,
-                    has_room=page.add,
-                )
+                events = await _consume_now(request, ready, asked, page, member)
         left = deadline - time.monotonic()
         if events or left <= 0 or service.feeds.stopping or await request.is_disconnected():
             break
@@ -125,10 +118,6 @@ async def consume(request: Request) -> Response:
         room = None
         with suppress(Problem):
             room = service.room(ready.stream)
-    if events and await request.is_disconnected():
-        # The client left while it waited for them: others have them at once, and max_deliveries does not count this.
-        await ready.hub.in_thread(consuming.return_undelivered, ready, asked.consumer, events)
-        events, page = [], AnswerPage(0)
     token = events[0].lease.token if events else None  # type: ignore[attr-defined]
     return service.answers.json(
         {
@@ -139,6 +128,27 @@ async def consume(request: Request) -> Response:
             "token": token,
         }
     )
+
+
+async def _consume_now(
+    request: Request, ready: OpenedStream, asked: Consume, page: AnswerPage, member: str
+) -> list[dict[str, Any]]:
+    """Consume without waiting. What comes for a client that has left is for others at once, and `max_deliveries` does
+    not count this delivery; a loss is told to the next client."""
+    count = min(asked.batch_size, service_of(request).limits.page_events)
+    try:
+        events = await consuming.consume_now(
+            ready, asked.consumer, count, member=member, lease=asked.lease, has_room=page.add
+        )
+    except EventsLostError as error:
+        if await request.is_disconnected():
+            await ready.hub.in_thread(ready.log.tell_again, asked.consumer, error.lost)
+        raise
+    if events and await request.is_disconnected():
+        await ready.hub.in_thread(consuming.return_undelivered, ready, asked.consumer, events)
+        page.clear()
+        return []
+    return events
 
 
 async def ack(request: Request) -> Response:

@@ -133,9 +133,14 @@ async def consume_now(
 
 
 def _give_back(ready: OpenedStream, consumer: str, done: Future[list[dict[str, Any]]]) -> None:
-    if not done.cancelled() and done.exception() is None:
-        with suppress(WeftError):  # else they come back when the lease ends
+    if done.cancelled():
+        return
+    error = done.exception()
+    with suppress(WeftError):  # else they come back when the lease ends
+        if error is None:
             return_undelivered(ready, consumer, done.result())
+        elif isinstance(error, EventsLostError):
+            ready.log.tell_again(consumer, error.lost)
 
 
 def return_undelivered(ready: OpenedStream, consumer: str, events: Consumed) -> int:

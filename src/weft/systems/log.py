@@ -269,6 +269,9 @@ class Log(Protocol):
         the caller's. `again`: the caller may have acknowledged some before, and does not know; until the lease of the
         token ends, those that are acknowledged are skipped. Return how many were not settled before."""
 
+    def tell_again(self, consumer: str, lost: int) -> None:
+        """A lease told of so many lost events, and nobody heard it: the next lease tells of them."""
+
     def reset(self, consumer: str, position: int) -> None:
         """Forget every lease of a consumer and let it go on after `position`."""
 

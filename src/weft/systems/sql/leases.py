@@ -117,6 +117,10 @@ class ConsumerLeases:
         """Count events that were removed before they were acknowledged; the next lease reports them."""
         self._update("lost = lost + ?, untold = untold + ?", lost, lost)
 
+    def tell_again(self, lost: int) -> None:
+        """Have the next lease report losses that this consumer has counted."""
+        self._update("untold = untold + ?", lost)
+
     def _leases(self, condition: str, *values: object) -> list[_Lease]:
         rows = self.session.rows(
             f"SELECT {_COLUMNS} FROM {self.store.leases} WHERE stream = ? AND consumer = ? AND {condition}",

@@ -270,6 +270,9 @@ class SqlLog:
     ) -> int | Refused:
         return self._keep(lambda session: self._of(session, consumer).settle(rowids, token, member, release, again))
 
+    def tell_again(self, consumer: str, lost: int) -> None:
+        self._keep(lambda session: self._of(session, consumer).tell_again(lost))
+
     def reset(self, consumer: str, position: int) -> None:
         self._keep(lambda session: self._of(session, consumer).reset(position))
 
