@@ -2,13 +2,12 @@
 
 Reads a job a line as JSON: a folder, arguments, environment, what is on stdin, the signal and the number of the step at
 which it comes. Answers how the command ended, what it printed, and which steps it passed. Each command is a fork of
-this process, in which everything is imported and nothing is open: it costs milliseconds, and is a process like any
-other.
+this process, which is a fork itself (`warm_python`). Everything is imported in it and nothing is open: a command costs
+milliseconds, and is a process like any other.
 """
 
 from __future__ import annotations
 
-import importlib
 import io
 import json
 import logging
@@ -23,24 +22,6 @@ from typing import Any
 from lent_session import borrow
 
 LOGGERS = ("weft.run", "weft.commit")
-_IMPORTED = (
-    "weft.cli.connections",
-    "weft.cli.doctor",
-    "weft.cli.init",
-    "weft.cli.streams",
-    "weft.cli.pipelines",
-    "weft.cli.inspect",
-    "weft.cli.runs",
-    "weft.cli.worker",
-    "weft.operate.runner",
-    "weft.engine.run",
-    "weft.engine.models.build",
-    "weft.operate.model_worker",
-    "weft.systems.sqlite.tables",
-    "weft.systems.postgres.tables",
-    "weft.systems.mysql.tables",
-    "weft.systems.duckdb.tables",
-)
 
 
 class Steps(logging.Handler):
@@ -72,6 +53,7 @@ def command(job: dict[str, Any], steps: int) -> None:
     os.chdir(job["folder"])
     os.environ.clear()
     os.environ.update(job["environment"])
+    sys.executable = job["python"]
     borrow()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     handler = Steps(steps, job["at"], signal.Signals[job["signal"]])
@@ -143,8 +125,6 @@ def answer(value: object) -> None:
 
 def main() -> None:
     """Fork for each job, or as many times as it says, and tell how all of them ended."""
-    for name in _IMPORTED:
-        importlib.import_module(name)
     for line in sys.stdin:
         job = json.loads(line)
         gate = os.pipe()

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+import warm_python
+
 
 class Place(Protocol):
     """Where a command runs, and what its environment has beyond the test's."""
@@ -39,7 +41,7 @@ class Commands:
 
     def __init__(self) -> None:
         script = Path(__file__).with_name("command_process.py")
-        self.server = subprocess.Popen(
+        self.server = warm_python.Popen(
             [sys.executable, str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
 
@@ -60,6 +62,7 @@ class Commands:
         job = {
             "folder": str(place.folder),
             "arguments": arguments,
+            "python": sys.executable,
             "environment": {**os.environ, **place.environment, **environment},
             "stdin": stdin,
             "at": at,
