@@ -91,7 +91,7 @@ def test_a_group_of_a_window(kind: str) -> None:
     assert letters(options) == [(2, "\\xff\\xfe", why), (3, "\\xff\\xfd", why)]
 
 
-@pytest.mark.brief("max-", "collect-")
+@pytest.mark.brief("max-")
 @pytest.mark.parametrize(
     ("aggregation", "result"),
     [

@@ -212,7 +212,7 @@ def test_other_letters_of_the_same_batch_are_not_taken_for_those(place: str, pro
     assert sorted(json.loads(each["payload"])["n"] for each in kept_letters(place, project)) == [0, 1]
 
 
-@pytest.mark.brief("sqlite", "postgres")
+@pytest.mark.brief("postgres")
 @pytest.mark.usefixtures("streams")
 def test_bytes_that_are_no_text() -> None:
     """Spark casts any bytes to a text, also those that are not UTF-8."""

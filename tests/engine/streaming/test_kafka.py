@@ -167,6 +167,7 @@ def test_a_replayed_number_may_be_wider(kafka: Any, broker: Any, tmp_path: Path,
     assert {each.stage for each in letters_of(pipeline)} <= {"store" if where == "narrow" else "read"}
 
 
+@pytest.mark.brief("driver")
 def test_sql_that_passes_json_on_leaves_it_as_it_was_sent(
     kafka: Any, broker: Any, tmp_path: Path, way: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -181,7 +182,7 @@ def test_sql_that_passes_json_on_leaves_it_as_it_was_sent(
     assert not [each for each in caplog.messages if "keys of all" in each]
 
 
-@pytest.mark.brief("driver-dlq", "tasks-drop")
+@pytest.mark.brief("driver-dlq")
 @pytest.mark.parametrize("on_error", ["dlq", "drop"])
 def test_sql_that_fails_for_a_row_leaves_json_as_it_was_sent(
     kafka: Any, broker: Any, shared_server: Any, way: str, on_error: Any
@@ -213,7 +214,7 @@ def test_sql_that_fails_for_a_row_leaves_json_as_it_was_sent(
         assert (kinds["doc"], kinds["list"]) == ("json", "json")
 
 
-@pytest.mark.brief("tasks-plain", "driver-sql")
+@pytest.mark.brief("driver-sql")
 @pytest.mark.parametrize("sql", [None, "SELECT * FROM source WHERE 6 DIV (id - 9) < 9"], ids=["plain", "sql"])
 def test_json_of_several_topics_is_stored_as_it_was_sent(
     kafka: Any, broker: Any, shared_server: Any, way: str, sql: str | None
@@ -418,6 +419,7 @@ def test_messages_that_brokers_removed_after_the_target_had_them(kafka: Any, bro
     assert rows("copies", "id") == [(n,) for n in range(6)]
 
 
+@pytest.mark.brief("tasks")
 def test_a_time_in_the_future_holds_up_no_window(kafka: Any, broker: Any, way: str) -> None:
     """A producer whose clock is ahead may send a message with every batch."""
     topic = kafka.create_topic(partitions=2, message_timestamp_after_max_ms=1 << 40)  # as brokers of before 4.0 do

@@ -22,7 +22,7 @@ from weft.pipelines.streaming.declare import make
 pytestmark = pytest.mark.usefixtures("plain_spark")
 
 
-@pytest.mark.brief("sqlite-driver", "mysql-driver")
+@pytest.mark.brief("mysql-driver")
 @pytest.mark.usefixtures("streams")
 def test_rows_that_a_target_rejects(system: System, way: str) -> None:
     events = declare(n="int64", name="string")
@@ -98,7 +98,7 @@ def test_rows_that_two_targets_of_one_name_reject(project: Path) -> None:
     assert kept_letters("path", project) == letters
 
 
-@pytest.mark.brief("sqlite-driver", "postgres-tasks")
+@pytest.mark.brief("postgres-tasks")
 @pytest.mark.usefixtures("streams")
 def test_rows_without_a_key(system: System, way: str) -> None:
     events = declare(n="int64", name="string")
