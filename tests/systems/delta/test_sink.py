@@ -15,6 +15,7 @@ import pytest
 
 from engine import oracle
 from weft import DeltaLocalConnection, DeltaS3Connection, LoadRefusedError
+from weft.engine import spark_io
 from weft.systems.delta import table as delta
 from weft.systems.delta.target import DeltaTarget
 from weft.systems.load import Counts, Load
@@ -254,6 +255,32 @@ def test_columns_that_do_not_fit(spark: Any, lake: DeltaLocalConnection) -> None
     assert (
         DeltaTarget(lake).write(spark.sql("SELECT 2 AS id, NULL AS name, 1.5F AS amount"), load(), spark).inserted == 1
     )
+
+
+@pytest.mark.brief("merge")
+@pytest.mark.parametrize("mode", ["append", "merge"])
+def test_a_text_that_is_not_utf8(spark: Any, lake: DeltaLocalConnection, mode: str) -> None:
+    """It is put aside before the commit. Other readers could read none of the file's rows."""
+    frame = spark.sql(
+        "SELECT id, CAST(name AS STRING) AS name, map('k', CAST(inside AS STRING)) AS inside FROM VALUES "
+        "(1L, X'ff', X'61'), (2L, X'62', X'63'), (3L, X'64', X'fe'), (4L, NULL, NULL) AS source(id, name, inside)"
+    )
+    aside: list[tuple[int, str]] = []
+    with pytest.raises(LoadRefusedError, match=r"not UTF-8 in 'name', 'inside': 2\."):
+        spark_io.write(frame, lake, load(mode))
+    assert not Path(lake.root).exists() or DeltaTarget(lake).kept(load(mode)) is None
+    counts = spark_io.write(
+        frame, lake, load(mode), lambda rows, why: aside.extend((each, why) for each in rows["id"].to_pylist())
+    )
+    assert (counts.rows_read, counts.inserted, counts.quarantined) == (4, 2, 2)
+    assert aside == [
+        (1, "Column 'name' has a text that is not UTF-8."),
+        (3, "Column 'inside' has a text that is not UTF-8."),
+    ]
+    assert sorted((row["id"], row["name"], row["inside"]) for row in rows_of(lake)) == [
+        (2, "b", [("k", "c")]),
+        (4, None, [("k", None)]),
+    ]
 
 
 @pytest.mark.full
