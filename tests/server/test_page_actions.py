@@ -1,11 +1,12 @@
-"""What people do on the page, in a real browser: every action, by keyboard too, and what may go wrong meanwhile."""
+"""What people do on the page, in a real browser, while the service is under load: every action, by keyboard too, every
+view, and what may go wrong meanwhile."""
 
 from __future__ import annotations
 
 import json
 import sqlite3
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from typing import Any
 
@@ -19,6 +20,7 @@ from servers import wait_until
 HOSTILE = "<img src=x onerror=alert(1)><script>alert(2)</script>"
 LONG = "n" * 200
 STREAMS = f"""
+import logging, pathlib, time
 from typing import Annotated
 from weft import pk
 from weft.types import BigInt
@@ -47,6 +49,21 @@ def nightly(conn):
 def lines():
     return [{{"n": n}} for n in (-2, -1, 0)]
 
+@weft.stream(fields={{"n": "int64", "text": "string"}})
+def busy(): ...
+
+@weft.pipeline(target="slow")
+def slow():
+    while True:
+        logging.getLogger("weft.runner").info("still at it")
+        time.sleep(0.2)
+
+@weft.pipeline(target="fragile")
+def fragile():
+    if not pathlib.Path("mended").exists():
+        raise ValueError({HOSTILE!r})
+    return [{{"n": 1}}]
+
 @weft.model(trigger="manual", materialise="merge", key="n")
 def sums(visits):
     return "SELECT n FROM visits"
@@ -73,6 +90,15 @@ for name in ("loader", {LONG!r}):
         box.put([letter], BatchId(name[:9], number), "store")
     box.put([DeadLetter("read", {HOSTILE!r}, "orders", {HOSTILE!r}, "7")], BatchId(name[:9], 3), "read")
 """
+# 500 events a second, and a consumer of them.
+LOAD = """
+import time
+import served_streams, weft
+while True:
+    weft.publish_sync("busy", [{"n": n, "text": "some text"} for n in range(25)])
+    weft.ack_sync("busy", "reader", weft.consume_sync("busy", "reader", batch_size=25))
+    time.sleep(0.05)
+"""
 # Each takes a start of Python, on a machine that may be busy.
 ENDS = 180_000
 
@@ -95,6 +121,14 @@ def key(service: Any) -> str:
     token = new_key(service, "admin", "Ann")
     wait_until(lambda: service.client.get("/api/v1/pipelines").status_code == 401, "the service to know the key")
     return token
+
+
+@pytest.fixture(scope="module", autouse=True)
+def load(service: Any) -> Iterator[None]:
+    with warm_python.Popen([sys.executable, "-c", LOAD], cwd=service.folder) as process:
+        yield
+        assert process.poll() is None, "the load ended"
+        process.terminate()
 
 
 @pytest.fixture
@@ -289,6 +323,34 @@ def test_a_model_is_run_and_built_again(service: Any, key: str, show: Callable[.
     expect(page.locator(".notice", has_text="Backfill")).to_contain_text("read", timeout=ENDS)
 
 
+@pytest.mark.full
+def test_a_run_is_cancelled_and_another_one_retried(service: Any, key: str, show: Callable[..., Page]) -> None:
+    page = show("#/pipelines/slow", key)
+    act(page, page.get_by_role("button", name="Run now", exact=True), "Run now", "It writes to slow")
+    page.goto(f"{service.url}/#/")
+    page.get_by_role("region", name="Running now").get_by_role("link", name="slow").click(timeout=ENDS)
+    log = page.get_by_role("group", name="Log", exact=True)
+    expect(log).to_contain_text("still at it", timeout=ENDS)
+    lines = log.inner_text()
+    expect(log).not_to_have_text(lines)  # it goes on
+    act(page, page.get_by_role("button", name="Cancel", exact=True), "Cancel", "It ends within 20 seconds")
+    expect(page.locator("#view .title .chip")).to_contain_text("cancelled", timeout=ENDS)
+    expect(page.get_by_role("button", name="Cancel", exact=True)).to_have_count(0)
+    page.goto(f"{service.url}/#/pipelines/fragile")
+    act(page, page.get_by_role("button", name="Run now", exact=True), "Run now", "It writes to fragile")
+    # What failed says so above every view, with the command to copy, and leads to its log.
+    notice = page.locator(".notice.bad", has_text="Run now fragile")
+    expect(notice).to_contain_text(HOSTILE, timeout=ENDS)
+    expect(notice.get_by_role("button", name="Copy weft run fragile")).to_be_visible()
+    page.get_by_role("link", name="The run and its log").click()
+    expect(log).to_contain_text(HOSTILE)
+    (service.folder / "mended").touch()
+    act(page, page.get_by_role("button", name="Retry", exact=True), "Retry", "A process of the service's machine runs")
+    expect(page.locator(".notice.good", has_text="Retry fragile")).to_be_visible(timeout=ENDS)
+    expect(page.locator("#view .title .chip")).to_contain_text("succeeded", timeout=ENDS)
+    assert page.locator("main img, main script").count() == 0
+
+
 def focus(page: Page, wanted: Locator) -> None:
     """Come to an element by the Tab key alone."""
     expect(wanted).to_be_visible()
@@ -329,6 +391,38 @@ def test_by_keyboard_alone(service: Any, key: str, show: Callable[..., Page]) ->
     page.keyboard.press("Tab")
     expect(page.locator("#view tbody tr")).to_have_count(1)
     expect(page.locator("#view tbody")).to_contain_text("Ann")
+    # The schedule, with what was paused at a terminal.
+    weft(service, "pause", "nightly", "--module", "served_streams")
+    press(page.locator("#views").get_by_role("link", name="Schedule"))
+    paused = page.get_by_role("group", name="Paused").get_by_role("row", name="nightly")
+    expect(paused.get_by_role("link", name="audit log")).to_be_visible()
+    press(paused.get_by_role("button", name="Resume nightly"))
+    press(page.get_by_role("dialog", name="Resume").get_by_role("button", name="Resume", exact=True))
+    expect(paused).to_have_count(0)
+    press(page.locator("#views").get_by_role("link", name="Processes"))
+    expect(page.locator("#view tbody")).to_contain_text("service")
+    press(page.locator("#views").get_by_role("link", name="Streaming"))
+    press(page.locator("#view").get_by_role("link", name="loader", exact=True).first)
+    expect(page.locator("#view")).to_contain_text("Lag by source")
+    press(page.locator("#views").get_by_role("link", name="Graph"))
+    press(page.get_by_role("link", name="Columns of sums"))
+    expect(page.locator("#view")).to_contain_text("Columns of sums")
+    # A stream: an event is typed and sent, and the tail is filtered and paused.
+    press(page.locator("#views").get_by_role("link", name="Overview"))
+    press(page.locator("#streams").get_by_role("link", name="visits", exact=True))
+    focus(page, page.get_by_label("n int64"))
+    page.keyboard.type("1234")
+    page.keyboard.press("Enter")
+    expect(page.locator("form.form").get_by_role("status")).to_contain_text("Published, with the offset")
+    focus(page, page.locator("#view").get_by_label("Only where"))
+    page.keyboard.type("n=1234")
+    page.keyboard.press("Enter")
+    expect(page.locator("#view .tail li")).to_contain_text(["n1234"])
+    press(page.get_by_role("button", name="Pause", exact=True))
+    expect(page.get_by_role("button", name="Resume", exact=True)).to_be_focused()
+    press(page.get_by_role("button", name="Key", exact=True))
+    page.keyboard.press("Escape")
+    expect(page.locator("#key-dialog")).to_be_hidden()
 
 
 @pytest.mark.full
@@ -338,7 +432,19 @@ def test_every_object_opens_by_its_address_alone(
     header = {"authorization": f"Bearer {key}"}
     letters = service.client.get(f"/api/v1/dead-letters/{LONG}", headers=header).json()["letters"]
     read = next(each["letter_id"] for each in letters if each["stage"] == "read")
+    weft(service, "run", "nightly", "--module", "served_streams")
+    run = service.client.get("/api/v1/runs?pipeline=nightly", headers=header).json()["runs"][0]["run_id"]
     views = {
+        "": "busy",
+        "#/streams/busy": "reader",
+        "#/pipelines": "sums",
+        "#/pipelines/nightly": "Code",
+        f"#/runs/{run}": "Attempt",
+        "#/schedule": "Due next",
+        "#/processes": "service",
+        "#/graph": "A click opens a node",
+        "#/graph/sums": "Columns of sums",
+        "docs": "/api/v1/streams",
         "#/letters": LONG,
         f"#/letters/{LONG}": "By error",
         f"#/letters/{LONG}/{read}": HOSTILE,
@@ -356,8 +462,10 @@ def test_every_object_opens_by_its_address_alone(
             page.goto(f"{service.url}/{address}")
             page.reload()
             expect(page.locator("main")).to_contain_text(text)
-            assert page.evaluate("document.documentElement.scrollWidth") <= width, address
-            assert broken_words(page) == [], address
+            for each in (360, 620, 1000, 2560, width):
+                page.set_viewport_size({"width": each, "height": 740})
+                assert page.evaluate("document.documentElement.scrollWidth") <= each, (address, each)
+                assert broken_words(page) == [], (address, each)
             assert page.locator("main img, main script").count() == 0, address
             found += [(address, scheme, each) for each in findings(page)]
         page.goto(f"{service.url}/#/letters/{LONG}")

@@ -156,6 +156,27 @@ def test_tags_and_what_was_put_aside(service: Any, open_page: Callable[..., Page
 
 
 @pytest.mark.full
+def test_a_sum_has_every_stream(service: Any, open_page: Callable[..., Page]) -> None:
+    """Streams are not sampled at the same moments. One of which nothing is known any more is left out."""
+    page = open_page(service.url)
+    shown = page.evaluate(
+        """async () => {
+            const { sum } = await import('./static/chart.js');
+            const series = (...points) => ({ points: () => points });
+            return sum([series([10, 5], [20, 6], [30, 7]), series([12, 1], [22, 2])]);
+        }"""
+    )
+    assert shown == [[10, 5], [12, 6], [20, 7], [22, 8], [30, 9]]
+    shown = page.evaluate(
+        """async () => {
+            const { sum } = await import('./static/chart.js');
+            return sum([{ points: () => [[10, 5]] }, { points: () => [[22, 1], [24, 2]] }]);
+        }"""
+    )
+    assert shown == [[10, 5], [22, 6], [24, 2]]
+
+
+@pytest.mark.full
 def test_hidden_streams_are_said_to_be_hidden(server: Callable[..., Any], open_page: Callable[..., Page]) -> None:
     served = server(STREAMS + '\n@weft.stream(auth={"type": "bearer", "token": "s3cret"})\ndef closed(): ...\n')
     page = open_page(served.url)

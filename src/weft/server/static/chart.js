@@ -31,18 +31,24 @@ export class Series {
   }
 }
 
+// Samples are ten seconds apart at most; a value counts until the next one.
+const KEPT = 12;
+
 // The sum of several, at the moments of the one that was looked at last.
 export function sum(all) {
   const buckets = new Map();
   for (const series of all) {
     for (const [at, value] of series.points()) {
       const bucket = Math.round(at / 2) * 2;
-      const values = buckets.get(bucket) || new Map();
-      values.set(series, value);
-      buckets.set(bucket, values);
+      if (!buckets.has(bucket)) buckets.set(bucket, []);
+      buckets.get(bucket).push([series, value]);
     }
   }
-  return [...buckets].sort((a, b) => a[0] - b[0]).map(([at, values]) => [at, [...values.values()].reduce((a, b) => a + b, 0)]);
+  const last = new Map();
+  return [...buckets].sort((a, b) => a[0] - b[0]).map(([at, values]) => {
+    for (const [series, value] of values) last.set(series, [at, value]);
+    return [at, [...last.values()].reduce((total, [seen, value]) => total + (at - seen <= KEPT ? value : 0), 0)];
+  });
 }
 
 const path = (points) => points.map(([x, y], index) => `${index ? "L" : "M"}${x.toFixed(1)} ${y.toFixed(1)}`).join("");
@@ -125,7 +131,7 @@ export function lineChart(container, { span = SPAN, label = "Events per second o
       cursor: { points: { size: 8, width: 2, stroke: () => color("--surface"), fill: (_, index) => color(COLORS[index - 1]) }, drag: { x: true, y: false, dist: 8 }, y: false },
       scales: { x: { time: true }, y: { range: (_, low, high) => [0, Math.max(least, (high || 0) * 1.08)] } },
       axes: [
-        { ...text, grid: { show: false }, size: 28, space: 72, values: (_, marks, __, ___, step) => marks.map((at) => (step < 60 ? clockSeconds : clock).format(at * 1000)) },
+        { ...text, grid: { show: false }, size: 32, gap: 9, space: 90, values: (_, marks, __, ___, step) => marks.map((at) => (step < 60 ? clockSeconds : clock).format(at * 1000)) },
         { ...text, grid, size: 56, space: 44, incrs: tick === briefDuration ? DURATIONS : NUMBERS, values: (_, marks) => marks.map((mark) => tick(mark)) },
       ],
       series: [{}, ...shown.map((_, index) => ({ width: 2, points: { size: 6, show: (plot, index) => plot.data[index].filter((value) => value != null).length === 1 }, stroke: () => color(COLORS[index]), fill: () => (shown.length === 1 ? color("--area") : "transparent") }))],

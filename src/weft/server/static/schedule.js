@@ -8,7 +8,7 @@ import { Chip, Command, Empty, Facts, NameLink, Panel, Table, Time, Title, View,
 
 const Name = ({ name }) => html`<${NameLink} href=${to("pipelines", name)} name=${name} />`;
 const MOST = 100;
-// An action is recorded just before it is done.
+// An action over HTTP is recorded just before it is done; one at a terminal is not.
 const RECORDED_MS = 30_000;
 
 export class Schedule extends View {
@@ -18,13 +18,13 @@ export class Schedule extends View {
   // Who paused what, for those who may see it.
   componentDidUpdate() {
     if (this.others.length || !me().may_act || !this.state.data?.paused.length) return;
-    this.also("api/v1/audit?action=pause", ({ actions }) => this.setState({ actions }), 10000);
+    this.also("api/v1/audit?limit=500", ({ actions }) => this.setState({ actions }), 10000);
   }
 
   by({ pipeline, paused_at: at }) {
-    const took = (each) => new Date(at) - new Date(each.at);
-    const found = this.state.actions?.find((each) => each.object === pipeline && took(each) > -RECORDED_MS && took(each) < RECORDED_MS);
-    return html`<a href=${to("audit", pipeline)}>${found ? found.key_name || found.key_id : "audit log"}</a>`;
+    const last = this.state.actions?.find((each) => each.object === pipeline && ["pause", "resume"].includes(each.action));
+    const did = last?.action === "pause" && Math.abs(new Date(at) - new Date(last.at)) < RECORDED_MS;
+    return html`<a href=${to("audit", pipeline)}>${did ? last.key_name || last.key_id : "audit\u00a0log"}</a>`;
   }
 
   show({ leader, running, queue, next, paused, at }) {
@@ -98,8 +98,8 @@ export class Schedule extends View {
       </section>
       ${paused.length > 0 && html`
         <${Panel} id="paused" title="Paused" note=${count(paused.length)}>
-          <${Table} label="Paused" head=${[["Pipeline"], ["By"], ["Since", "number"], ["Do", "end"]]}>
-            ${paused.map((each) => html`<tr key=${each.pipeline}><th scope="row"><${Name} name=${each.pipeline} /></th><td>${this.by(each)}</td><td class="number"><${Time} relative at=${each.paused_at} now=${now} /></td><td class="end"><${Resume} name=${each.pipeline} of=${each.pipeline} small /></td></tr>`)}
+          <${Table} label="Paused" head=${[["Pipeline"], ["By"], ["Since", "number medium"], ["Do", "end"]]}>
+            ${paused.map((each) => html`<tr key=${each.pipeline}><th scope="row"><${Name} name=${each.pipeline} /></th><td>${this.by(each)}</td><td class="number medium"><${Time} relative at=${each.paused_at} now=${now} /></td><td class="end"><${Resume} name=${each.pipeline} of=${each.pipeline} small /></td></tr>`)}
           <//>
         <//>
       `}

@@ -180,7 +180,7 @@ class LiveTail extends Component {
         <div class="head">
           <h2 id="live-title">Live tail</h2>
           <form class="controls">
-            <label class="field">Only where <input data-part="input" placeholder="field=value" autocomplete="off" spellcheck="false" size="16" /></label>
+            <label class="field">Only where <input data-part="input" placeholder="field=value" autocomplete="off" spellcheck=${false} size="16" /></label>
             <button type="button" data-part="button" aria-pressed="false">Pause</button>
           </form>
         </div>
