@@ -103,6 +103,8 @@ ANY_CASE = [
     ("mysql", "VARCHAR(20) CHARACTER SET utf8mb3 COLLATE utf8mb3_general_ci"),
     ("sqlite", "TEXT COLLATE NOCASE"),
     ("sqlite", "VARCHAR(20) NOT NULL COLLATE NOCASE"),
+    ("duckdb", "VARCHAR COLLATE NOCASE"),
+    ("duckdb", "VARCHAR COLLATE NOCASE.NOACCENT"),
     ("postgres", "citext"),
     ("postgres", "any_case_text"),
     ("postgres", "text COLLATE any_case"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
-from itertools import chain
+from itertools import chain, compress
 from typing import Any, ClassVar
 
 import duckdb
@@ -115,6 +115,8 @@ class DuckDBTables(SqlTables):
         if not rows:
             return None
         fields = _described(_relation(session.driver, f"SELECT * FROM {self.table(schema, name)}"), strict=False)
+        texts = [column for column, kind, *_ in rows if kind == "VARCHAR"]
+        collations = self._collations(session, self.table(schema, name), texts)
         return [
             Column(
                 name=column,
@@ -123,14 +125,36 @@ class DuckDBTables(SqlTables):
                 required=nullable == "NO" and default is None and generated != "ALWAYS",
                 generated=generated == "ALWAYS",
                 default=f"({default})" if nullable == "NO" and default and generated != "ALWAYS" else None,
+                collation=collations.get(column),
             )
             for field, (column, kind, nullable, default, generated) in zip(fields, rows, strict=True)
         ]
 
+    def _collations(self, session: Session, table: str, texts: list[str]) -> dict[str, str | None]:
+        """Find them by comparing texts, because the catalogue does not show them."""
+        if not texts:
+            return {}
+        tried = [f"bool_or({self.quote(column)} = '{like}')" for column in texts for like in _LIKE_A.values()]
+        columns = f"SELECT {self.listed(texts)} FROM {table} WHERE FALSE"
+        letters = ", ".join(["'a'"] * len(texts))
+        (equal,) = session.rows(f"SELECT {', '.join(tried)} FROM ({columns} UNION ALL SELECT {letters}) AS q")
+        pairs = zip(equal[::2], equal[1::2], strict=True)
+        named = [".".join(compress(_LIKE_A, pair)) or None for pair in pairs]
+        return dict(zip(texts, named, strict=True))
+
     def by_letters(self, column: Column) -> str:
-        """Nothing says which collation a column has; the plan of this is the same where it has none."""
+        """There may be other collations; the plan of this is the same where a column has none."""
         name = self.quote(column.name)
         return f'{name} COLLATE "binary" AS {name}' if column.sql == "VARCHAR" else name
+
+    def as_key(self, expression: str, column: Column) -> str:
+        return expression if column.collation is None else f"{expression} COLLATE {column.collation}"
+
+    def distinct(self, left: str, right: str, column: Column) -> str:
+        """Texts by their letters, whatever the column's collation says."""
+        if column.collation is not None:
+            left, right = f'{left} COLLATE "binary"', f'{right} COLLATE "binary"'
+        return super().distinct(left, right, column)
 
     def sql_type(self, field: pa.Field, *, key: bool = False) -> str:
         """DuckDB's own types, nested ones too."""
@@ -313,6 +337,8 @@ def _fits_scale(text: str, scale: int) -> str:
 
 
 _INCOMING = "_weft_incoming"
+_LIKE_A = {"NOCASE": "A", "NOACCENT": "ä"}
+"""The collations that take different letters for the same, and a letter that is an `a` to each."""
 _INTEGERS = ("TINYINT", "SMALLINT", "INTEGER", "BIGINT", "HUGEINT")
 _ROUNDED = (*_INTEGERS, *(f"U{each}" for each in _INTEGERS), "DECIMAL", "DATE", "TIME")
 
