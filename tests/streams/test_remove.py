@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 import weft
 from weft.project import Project
 from weft.streams.events import read_on
 from weft.streams.runtime import open_stream
-from weft.systems.log import Log, StreamSample
+from weft.systems.log import Leased, Log, StreamSample
 from workers import declare, drain
 
 
@@ -78,3 +82,33 @@ def test_the_size_without_a_count(streams: Project) -> None:
     assert sizes() == StreamSample(6, 0, 0)
     weft.publish_sync("numbers", {"n": 6})
     assert sizes() == StreamSample(7, 1, 1)
+
+
+def test_events_that_go_before_they_are_read_with_a_wide_gap_between_them(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their lease is given back, and not by a list of all offsets in the gap."""
+    declare("numbers")
+    log, gap = open_stream("numbers").log, 2_000_000
+    weft.publish_sync("numbers", {"n": 1})
+    with log.store.session("publish") as session:
+        session.run("UPDATE sqlite_sequence SET seq = ? WHERE name = 'events.numbers'", (gap,))
+    weft.publish_sync("numbers", {"n": 2})
+    lease = log.lease
+
+    def lease_and_remove(*arguments: Any, **named: Any) -> Leased:
+        leased = lease(*arguments, **named)
+        log.remove([1, gap + 1])
+        return leased
+
+    with monkeypatch.context() as patch:
+        patch.setattr(log, "lease", lease_and_remove)
+        tracemalloc.start()
+        try:
+            with pytest.raises(weft.EventsLostError) as told:
+                weft.consume_sync("numbers", "worker")
+            _, most = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+    assert (told.value.lost, weft.groups_sync("numbers")[0]["pending"]) == (2, 0)
+    assert most < 16 << 20

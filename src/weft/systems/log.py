@@ -144,12 +144,12 @@ class Release:
 class Refused:
     """Offsets whose ack or nack was refused, and why, in words. `late`: a longer lease would have helped."""
 
-    rowids: list[int]
+    rowids: Sequence[int]
     why: str
     late: bool = False
 
     @classmethod
-    def because(cls, rowids: list[int], reason: str, detail: object = None) -> Self:
+    def because(cls, rowids: Sequence[int], reason: str, detail: object = None) -> Self:
         """Return the refusal for a reason of `_REFUSALS`."""
         return cls(rowids, _REFUSALS[reason].format(detail), late=reason in _LATE)
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import secrets
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import count, groupby, pairwise
 from typing import TYPE_CHECKING, NamedTuple
@@ -222,14 +222,14 @@ class ConsumerLeases:
         self, rowids: Sequence[int], token: str | None, member: str | None, release: Release | None, again: bool
     ) -> int | Refused:
         """Acknowledge offsets (or give them back), all or none. `token` fences; without one the member does; without
-        both any live lease will do."""
-        wanted = sorted(set(rowids))
+        both any live lease will do. A range is given back without a list of its offsets: few may have an event."""
+        wanted: Sequence[int] = rowids if isinstance(rowids, range) else sorted(set(rowids))
         if not wanted:
             return 0
         state = self.lock()
         if state is None:
             return Refused.because(wanted, "never")
-        settled: list[tuple[_Lease, list[int]]] = []
+        settled: list[tuple[_Lease, Sequence[int]]] = []
         covered = 0
         for held in self._leases("last >= ? AND first <= ? ORDER BY first", wanted[0], wanted[-1]):
             mine = wanted[bisect_left(wanted, held.first) : bisect_right(wanted, held.last)]
@@ -239,6 +239,8 @@ class ConsumerLeases:
                 why = _not_held(held, token, member, state.now)
                 if why:
                     return Refused.because(mine, *why)
+        if covered < len(wanted) and isinstance(wanted, range):
+            return Refused.because(wanted, "gone")
         if covered < len(wanted):
             inside = {rowid for _, mine in settled for rowid in mine}
             outside = [rowid for rowid in wanted if rowid not in inside]
@@ -264,7 +266,7 @@ class ConsumerLeases:
     def _settle_lease(
         self,
         held: _Lease,
-        mine: list[int],
+        mine: Sequence[int],
         present: set[int],
         now: int,
         release: Release | None,
@@ -279,14 +281,14 @@ class ConsumerLeases:
             lost = 0 if release is None else len(mine) - sum(piece.events for piece in released)
         else:
             # Some of `mine` may be offsets that no event has: to count them would acknowledge others.
-            chosen, stored = set(mine), self.log.between(self.session, held.first, held.last)
+            chosen, stored = _set_of(mine), self.log.between(self.session, held.first, held.last)
             left, released = [], []
             for is_mine, run in groupby(stored, key=chosen.__contains__):
                 offsets = list(run)
                 piece = held._replace(first=offsets[0], last=offsets[-1], events=len(offsets))
                 (released if is_mine else left).append(piece)
             # Events that somebody deleted by hand, unless they are acknowledged right now.
-            lost = held.events - len(stored) - (len(chosen.difference(stored)) if release is None else 0)
+            lost = held.events - len(stored) - (len(set(mine).difference(stored)) if release is None else 0)
         pieces += left
         if release is not None:
             pieces += [
@@ -337,6 +339,10 @@ class ConsumerLeases:
         self._insert(*pieces)
 
 
+def _set_of(offsets: Sequence[int]) -> Container[int]:
+    return offsets if isinstance(offsets, range) else set(offsets)
+
+
 def _lists(offsets: Sequence[int]) -> Iterator[str]:
     """Offsets for IN, as many at a time as a statement has."""
     for start in range(0, len(offsets), _LISTED):
@@ -346,7 +352,8 @@ def _lists(offsets: Sequence[int]) -> Iterator[str]:
 def _present(session: Session, log: SqlLog, offsets: Sequence[int]) -> set[int]:
     """Return those of some offsets, in order, that have an event now."""
     if offsets[-1] - offsets[0] < 2 * len(offsets):
-        return set(log.between(session, offsets[0], offsets[-1])).intersection(offsets)
+        wanted = _set_of(offsets)
+        return {offset for offset in log.between(session, offsets[0], offsets[-1]) if offset in wanted}
     present: set[int] = set()
     for some in _lists(offsets):
         rows = session.rows(f"SELECT {log.rowid} FROM {log.table} WHERE {log.rowid} IN ({some})")
