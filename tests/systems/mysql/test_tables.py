@@ -255,7 +255,7 @@ def test_texts_differ_by_spaces_and_case(tables: MySQLTables) -> None:
 
 
 def test_a_lock_ends_with_its_transaction(make: Callable[[], MySQLTables], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mysql_tables, "LOCK_SECONDS", 1)
+    monkeypatch.setattr(mysql_tables, "LOAD_LOCK_SECONDS", 1)
     mine, other = make(), make()
     for failing in (False, True):
         with suppress(RuntimeError), mine.driver.session("publish") as session:

@@ -22,7 +22,7 @@ from weft.errors import BusyError, DeclarationError, SchemaError, WeftError
 from weft.systems.load import Load
 from weft.systems.log import ROWID
 from weft.systems.mysql import constraints, copy, results, types
-from weft.systems.mysql.driver import LOCK_SECONDS, Driver
+from weft.systems.mysql.driver import Driver
 from weft.systems.mysql.sessions import MySQLSessions
 from weft.systems.sql.constraints import breaking
 from weft.systems.sql.driver import Role, Session, SqlDriver, closed_on_error
@@ -31,6 +31,8 @@ from weft.systems.sql.prefetch import prefetch
 from weft.systems.sql.spellings import pattern_between
 from weft.systems.sql.tables import ROW, Column, Slice, SqlTables, Suspect, bare_rows, causes, subquery
 
+LOAD_LOCK_SECONDS = 3600
+"""How long a load waits for another one of the same table; for anybody else's lock as long as the driver says."""
 # Keys in the index of a staging table. An index takes 3,072 bytes, four a letter.
 _INDEXED = 4
 
@@ -350,9 +352,9 @@ class MySQLTables(SqlTables):
         key = f"weft:{hashlib.sha256(whole).hexdigest()[:40]}"
         # Before the wait: were the answer lost, the lock might be held all the same.
         session.driver.at_end.append(f"DO RELEASE_LOCK('{key}')")
-        if session.value(f"SELECT GET_LOCK('{key}', {LOCK_SECONDS})") != 1:
+        if session.value(f"SELECT GET_LOCK('{key}', {LOAD_LOCK_SECONDS})") != 1:
             raise BusyError(
-                f"Another load has been changing {name!r} for {LOCK_SECONDS} s.",
+                f"Another load has been changing {name!r} for {LOAD_LOCK_SECONDS} s.",
                 hint="Nothing was stored. Try again when it is done.",
             )
 
