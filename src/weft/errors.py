@@ -53,20 +53,20 @@ class MissingExtraError(WeftError, ImportError):
 class ConnectionFailedError(WeftError, ConnectionError):
     """An outside system could not be reached, or went away in the middle of an operation.
 
-    A publish that ends so was not acknowledged: the event may or may not have been stored. `passes` says that a
+    A publish that ends so was not acknowledged: the event may or may not have been stored. `is_transient` says that a
     reader who tries again may get on soon, as when a server is restarted.
     """
 
-    def __init__(self, what: str, *, hint: str | None = None, passes: bool = True) -> None:
-        self.passes = passes
+    def __init__(self, what: str, *, hint: str | None = None, is_transient: bool = True) -> None:
+        self.is_transient = is_transient
         super().__init__(what, hint=hint)
 
 
 class BusyError(ConnectionFailedError):
     """The database answers, but another process holds a lock and did not release it in time."""
 
-    def __init__(self, what: str, *, hint: str | None = None, passes: bool = False) -> None:
-        super().__init__(what, hint=hint, passes=passes)
+    def __init__(self, what: str, *, hint: str | None = None, is_transient: bool = False) -> None:
+        super().__init__(what, hint=hint, is_transient=is_transient)
 
 
 class StorageError(WeftError, OSError):

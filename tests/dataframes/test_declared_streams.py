@@ -418,7 +418,7 @@ def test_a_fetch_that_failed_can_be_made_again(
     def failing(*arguments: Any) -> Any:
         if fails:
             fails.pop()
-            raise ConnectionFailedError("gone", passes=False)
+            raise ConnectionFailedError("gone", is_transient=False)
         return original(*arguments)
 
     fetch = kind.fetch

@@ -206,7 +206,7 @@ def test_the_password_is_wrong(streams: Project, system: Any, user: str, monkeyp
     monkeypatch.setenv("WEFT_DSN", with_password(system.url, user, f"wrong {PASSWORD}"))
     declare(fields=FIELDS)
     for error in every_call_fails_without_a_secret():
-        assert not error.passes  # so that no reader waits for it to be right
+        assert not error.is_transient  # so that no reader waits for it to be right
 
 
 @pytest.mark.timing
@@ -240,7 +240,7 @@ def test_the_password_changes_while_a_reader_waits(
                 with pytest.raises(ConnectionFailedError) as caught:
                     call()
                 assert is_clean(str(caught.value) + "".join(traceback.format_exception(caught.value)))
-            assert not caught.value.passes  # the last of these: no reader waits for it
+            assert not caught.value.is_transient  # the last of these: no reader waits for it
 
     def lock_out() -> None:
         with contextlib.closing(shared_server(system.kind).connect()) as admin:

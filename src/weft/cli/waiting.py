@@ -37,7 +37,7 @@ def run_log_that_answers(
                     opened = held.enter_context(open_run_log(url))
                 except ConnectionFailedError as error:
                     # A log that refuses this user, or knows no such database, will refuse each time.
-                    if not (error.passes or isinstance(error, BusyError)):
+                    if not (error.is_transient or isinstance(error, BusyError)):
                         raise
                     if not warned:
                         text = "the run log cannot be opened, and is tried again every %g seconds: %s"

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from weft.columns import canonical_schema, hint_of, hinted, to_be_cast
 from weft.errors import SchemaError
+from weft.spark_support.columns import HINT
 from weft.spark_support.sessions import quoted, quoted_names
 from weft.systems.load import Load
 from weft.systems.sql.checks import condition, is_broken, refuse_broken, refuse_unknown_columns
@@ -17,8 +18,6 @@ from weft.systems.sql.checks import condition, is_broken, refuse_broken, refuse_
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-HINT = "weft.type"
-"""In the metadata of a Spark column: what its texts are. Spark keeps it where it changes no value."""
 _DIGITS = {pa.int8(): 3, pa.int16(): 5, pa.int32(): 10, pa.int64(): 19}
 
 
@@ -62,17 +61,6 @@ def _hinted(schema: pa.Schema, frame: Any) -> pa.Schema:
             for field, hint in zip(schema, hints, strict=True)
         ]
     )
-
-
-def columns_of(schema: pa.Schema) -> Any:
-    """Return canonical columns as those of Spark, which know what their texts are: UUIDs or JSON."""
-    from pyspark.sql.pandas.types import from_arrow_schema
-
-    columns = from_arrow_schema(schema, prefer_timestamp_ntz=True)
-    for column, field in zip(columns, schema, strict=True):
-        if hint := hint_of(field):
-            column.metadata = {HINT: hint}
-    return columns
 
 
 def _unites_others(frame: Any) -> bool:

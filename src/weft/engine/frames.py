@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from weft.columns import hint_of
-from weft.engine import frame_projection, inputs, queries, session, spark_io
+from weft.engine import inputs, queries, session, spark_io
 from weft.engine.inputs import Input
 from weft.engine.reader_frames import from_reader
 from weft.engine.readers import RowReader, SqlReader, reader_for
 from weft.errors import DeclarationError, did_you_mean, listed
 from weft.project import current
 from weft.spark_support import outcome, sessions
+from weft.spark_support.columns import struct_of
 from weft.spark_support.lazy import F
 from weft.spark_support.voids import with_element_types
 from weft.systems.base import Connection
@@ -88,7 +89,7 @@ def from_memory(spark: Any, rows: inputs.Memory) -> Any:
     frame = spark.createDataFrame(pa.Table.from_batches(batches, rows.schema))
     if not any(map(hint_of, rows.schema)):
         return frame
-    hints = {each.name: each.metadata for each in frame_projection.columns_of(rows.schema)}
+    hints = {each.name: each.metadata for each in struct_of(rows.schema)}
     return frame.select(*(F.col(sessions.quoted(name)).alias(name, metadata=each) for name, each in hints.items()))
 
 

@@ -103,6 +103,19 @@ class Readable:
 Input = SourceSql | SparkSql | Files | Events | Frame | Memory | Readable
 
 
+def schema_of(rows: Input) -> pa.Schema:
+    """Return the columns of a frame, of rows of this process, or of what a task reads."""
+    if isinstance(rows, Frame):
+        from weft.engine import frame_projection
+
+        return frame_projection.schema_of(rows.frame)
+    if isinstance(rows, Memory):
+        return rows.schema
+    assert isinstance(rows, Readable)
+    schema: pa.Schema = rows.reader.schema
+    return schema
+
+
 def understand(data: object, *, has_source: bool, is_read_again: bool = False) -> Input:
     """Return what `data` is. With a `source=` connection a text is a query or a path there. `is_read_again`: rows of
     this process can be read several times."""

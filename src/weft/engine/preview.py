@@ -131,7 +131,7 @@ def _preview_model(model: Model, moment: datetime, observer: Observer, rows: int
         _preview_files(result, job, data, rows, trial)
         return result
     if ready.is_full and stored.columns is not None:
-        if replacing.has_same_columns(tables, job.load, stored, replacing.schema_of(data)):
+        if replacing.has_same_columns(tables, job.load, stored, inputs.schema_of(data)):
             job.load = replace(job.load, replaces_all=True)
         else:  # in a new table
             job.load = replace(job.load, table=f"{job.load.table}{replacing.NEW}", watermark=None)

@@ -217,7 +217,7 @@ def _reload(place: _Place, chosen: QuarantinedRows, tables: SqlTables) -> int:
         rows = rows.drop_columns([name for name in LOAD_COLUMNS if name in rows.column_names])
     returned = tuple((why, stored[number][1]) for number, why in bad.items())
     chosen = replace(chosen, count=len(stored), returned=returned)
-    job = Job(replace(load, taken=chosen), place.connection, projection=TableProjection(target))
+    job = Job(replace(load, from_quarantine=chosen), place.connection, projection=TableProjection(target))
     counts, _ = job.run(inputs.understand(rows, has_source=False), tables)
     return counts.quarantined + len(returned)
 

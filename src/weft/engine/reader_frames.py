@@ -10,9 +10,10 @@ from typing import Any, cast
 
 import pyarrow as pa
 
-from weft.engine import frame_projection, session
+from weft.engine import session
 from weft.engine.readers import Comparison, RowReader, SqlReader, StreamReader
 from weft.spark_support import sessions
+from weft.spark_support.columns import struct_of
 from weft.systems.sql.tables import SqlTables
 
 # In turns: a session keeps every source that was registered, and a frame needs the name of its own only to be made.
@@ -35,9 +36,7 @@ def from_reader(
     from weft.engine.tasks import freeze_imports
 
     columns = reader.schema
-    schema = (
-        frame_projection.columns_of(columns) if with_hints else from_arrow_schema(columns, prefer_timestamp_ntz=True)
-    )
+    schema = struct_of(columns) if with_hints else from_arrow_schema(columns, prefer_timestamp_ntz=True)
     # Here, not in `partitions`: that runs in a process which ends before the parts are read, and with it a snapshot.
     planned, held = reader.parts(parts)
 

@@ -222,25 +222,31 @@ class Connection:
             system.load_log()  # refuses what holds no streams
         return hooks.open_consumer(self, *streams, **options)
 
-    def failed(self, error: BaseException, *, hint: str | None = None, passes: bool = True) -> ConnectionFailedError:
+    def failed(
+        self, error: BaseException, *, hint: str | None = None, is_transient: bool = True
+    ) -> ConnectionFailedError:
         """Return the error to raise for a driver's `error` in opening this connection, without its secrets.
 
         Raise it `from None`: a chained driver error would show its own text.
         """
         text = " ".join(settings.redact(str(error), self.secrets()).split())
-        return ConnectionFailedError(f"Cannot open {self.label} ({self.target}): {text}", hint=hint, passes=passes)
+        return ConnectionFailedError(
+            f"Cannot open {self.label} ({self.target}): {text}", hint=hint, is_transient=is_transient
+        )
 
     def unreachable(self, error: BaseException, *, answered: bool, denied: bool = False) -> ConnectionFailedError:
         """Return the error for a connection that cannot be opened. `answered`: a server answered, and refused it.
         `denied`: it knows no such user, password or database, so that who waits for it waits in vain."""
         hint = "Check that the server runs and takes connections"
         hint += f": weft connections check {self.name}" if self.name else "."
-        return self.failed(error, hint=self.checked(SIGN_IN_HINT) if answered or denied else hint, passes=not denied)
+        return self.failed(
+            error, hint=self.checked(SIGN_IN_HINT) if answered or denied else hint, is_transient=not denied
+        )
 
     def closed(self) -> ConnectionFailedError:
         """Return the error for a use of what this process has closed."""
         what, hint = f"Nothing was done: {self.label} was closed.", "The next use of the stream opens it."
-        return ConnectionFailedError(what, hint=hint, passes=False)
+        return ConnectionFailedError(what, hint=hint, is_transient=False)
 
     def checked(self, hint: str) -> str:
         """Return what to do about a connection that fails, and the command that says whether it helped."""

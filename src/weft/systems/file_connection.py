@@ -97,7 +97,8 @@ class FileConnection(Connection):
             os.makedirs(os.path.dirname(path), exist_ok=True)
         except OSError as error:
             raise ConnectionFailedError(
-                f"The folder of the {self.product} database {path} cannot be made: {error.strerror}.", passes=False
+                f"The folder of the {self.product} database {path} cannot be made: {error.strerror}.",
+                is_transient=False,
             ) from None
 
     def not_there_yet(self, report: dict[str, Any]) -> dict[str, Any] | None:

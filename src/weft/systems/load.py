@@ -147,7 +147,7 @@ class Load:
     """scd2: the column with the time from which a row is valid; the moment of the load where `None`."""
     handle_deletes: Literal["hard", "soft"] | None = None
     """Rows whose key the source no longer has: `hard` removes them (merge), `soft` closes their version (scd2)."""
-    removed: tuple[Mapping[str, int | str], ...] = ()
+    deleted_keys: tuple[Mapping[str, int | str], ...] = ()
     """Values of columns, each time of the same ones: a merge removes the rows that have them, in the same commit."""
     deduplicate_by: tuple[str, ...] = ()
     ttl_seconds: float | None = None
@@ -177,7 +177,7 @@ class Load:
     """What changes say besides their rows, in a merge of changes."""
     watermark: LoadWatermark | None = None
     """How far the source was read: stored in the same commit."""
-    taken: QuarantinedRows | None = None
+    from_quarantine: QuarantinedRows | None = None
     """What it takes out of the table's quarantine."""
     events_after: tuple[tuple[str, int], ...] = ()
     """Streams of the target's database (`events.orders`) of which the query reads all events after an offset: refused

@@ -246,8 +246,8 @@ class Log(Protocol):
         the head."""
 
     def expired(self, before: datetime, now: datetime) -> int:
-        """Return the last offset of the events that are older than a moment; 0 if there are none. The time of an event
-        may be after `now`, by a clock that was ahead: then it is older than the moment if one behind it is."""
+        """Return the last offset of the events that are older than a moment; 0 if there are none. An event whose time
+        is after `now`, by a clock that was ahead, counts as older if a later event is."""
 
     def lease(
         self, consumer: str, member: str, limit: int, seconds: float, *, max_deliveries: int | None = None

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from weft.spark_support import outcome
+from weft.spark_support.columns import struct_of
 from weft.spark_support.lazy import F
 from weft.systems import messages
 from weft.systems.codec import Codec, codec_of
@@ -69,7 +70,7 @@ class MessageRows(FrameRows):
                 rejected = F.concat_ws(":", *_PLACE).isin(list(offsets))
                 parsed = self.parse(self.messages.where(~rejected), None)
         parsed.close()
-        return messages.struct_of(parsed.found)
+        return struct_of(parsed.found)
 
     def newest_until(self, latest: int) -> Mapping[str, int]:
         if all(each <= latest for each in self.newest.values()):
@@ -217,7 +218,7 @@ class MessageSource(StreamSource):
             parsed.good_rows,
             bad,
             packed,
-            None if parsed.found is None else messages.struct_of(parsed.found),
+            None if parsed.found is None else struct_of(parsed.found),
             parsed.newest,
             parsed.documents,
             messages=frame,

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from weft.columns import UTC_TIME, hint_of, hinted, is_nested
+from weft.columns import UTC_TIME, hinted, is_nested
+from weft.spark_support.columns import struct_of
 from weft.spark_support.lazy import F
 from weft.systems.codec import Codec, codec_of
 from weft.systems.codecs import kinds
@@ -27,7 +28,6 @@ from weft.systems.stream_source import EVENT_TIME, Documents
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.types import StructType
 
 _COUNTS = ("good_rows", "bad_rows", "tombstones")
 _BYTES = ("good", "columns", "kinds", "newest", "traceparents", "bad")
@@ -182,17 +182,6 @@ class ParsedMessages:
     def close(self) -> None:
         """Let go of what was kept."""
         self.chunks.close()
-
-
-def struct_of(schema: pa.Schema) -> StructType:
-    """Return columns as Spark has them."""
-    from pyspark.sql.pandas.types import from_arrow_schema
-
-    columns = from_arrow_schema(schema, prefer_timestamp_ntz=True)
-    for column, each in zip(columns, schema, strict=True):
-        if hint := hint_of(each):
-            column.metadata = {"weft.type": hint}
-    return columns
 
 
 def _frame_of(rows: pa.Table, spark: SparkSession) -> DataFrame:

@@ -29,7 +29,7 @@ class Patience:
         now = time.monotonic()
         if self._gone_since is None:
             self._gone_since = now
-        if not error.passes or self._stopped() or now - self._gone_since > PATIENCE_SECONDS:
+        if not error.is_transient or self._stopped() or now - self._gone_since > PATIENCE_SECONDS:
             raise error
         pause, self._pause = self._pause, min(2 * self._pause, _LONGEST_PAUSE)
         return pause

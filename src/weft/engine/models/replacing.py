@@ -46,11 +46,12 @@ def refuse_foreign(tables: SqlTables, model: Model, stored: StoredModel) -> None
 
 
 def replace_all(job: Job, data: Input, tables: SqlTables, stored: StoredModel, model: Model) -> tuple[Counts, str]:
-    """Load the result of a full build in place of all rows; in a new table, where the old one is another or a view, or
-    where there is none: a build that fails leaves no empty table behind, and nobody reads one."""
+    """Load the result of a full build in place of all rows. Where the columns, the keys or the kind of the old table
+    differ, it is a view, or there is none, the rows go into a new table: a build that fails then leaves no empty table
+    behind, and nobody reads one."""
     load, last = job.load, stored.state
     is_same = last is not None and last.materialise == model.materialise and last.key in (None, load.keys)
-    if is_same and has_same_columns(tables, load, stored, schema_of(data)):
+    if is_same and has_same_columns(tables, load, stored, inputs.schema_of(data)):
         job.load = replace(load, replaces_all=True)
         return job.run(data, tables)
     assert load.watermark is not None
@@ -118,18 +119,6 @@ def has_same_columns(tables: SqlTables, load: Load, stored: StoredModel, schema:
         and set(columns) == set(schema.names)
         and all(tables.fits(columns[field.name], field) for field in schema)
     )
-
-
-def schema_of(data: Input) -> pa.Schema:
-    """Return the columns of a result."""
-    if isinstance(data, inputs.Frame):
-        from weft.engine import frame_projection
-
-        return frame_projection.schema_of(data.frame)
-    if isinstance(data, inputs.Readable):
-        return data.reader.schema
-    assert isinstance(data, inputs.Memory)
-    return data.schema
 
 
 def create_view(

@@ -140,8 +140,9 @@ def lost(each: Aggregation, rows: pa.Table) -> pa.ChunkedArray | None:
 
 
 def _summed(name: str, beyond: str, value: Any, *, is_long: bool) -> Steps:
-    """Add values. What a sum has `beyond` its column is kept too, since others may bring it back: of integers how many
-    times 2^62. Of other numbers it is lost, and `beyond` is 1. Without values both are null."""
+    """Add values. A sum may leave the range of its column and come back with later values. So of integers the column
+    `beyond` counts how many times 2^62 is left over; of other numbers it is 1 once the sum is lost. Without values both
+    are null."""
     from pyspark.sql import functions as F
 
     own, more, none = F.col(quoted(name)), F.col(quoted(beyond)), F.lit(0).cast("bigint")

@@ -211,8 +211,8 @@ class Batches:
 
     @cached_property
     def documents(self) -> Documents | None:
-        """Chooses columns that every target keeps as JSON, of those that come there as the sources have them: as one
-        column of texts, which no rows have but those of messages."""
+        """Chooses, of the columns that the SQL passes on unchanged, those that every target stores as JSON: they are
+        read as texts, so that objects keep their own keys. Only messages can be read so."""
         pipeline = self.pipeline
         is_plain = pipeline.cdc is None and pipeline.step is None
         if is_plain and len(pipeline.sources) > 1:

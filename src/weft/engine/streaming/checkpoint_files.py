@@ -21,11 +21,11 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 
-from weft.engine.frame_projection import HINT
 from weft.engine.streaming.batch_id import BatchId
 from weft.errors import DeclarationError
 from weft.pipelines.streaming.spec import Source, StreamingPipeline
 from weft.project import current
+from weft.spark_support.columns import HINT
 from weft.spark_support.folder import Location
 from weft.systems.codecs.columns import storable
 from weft.systems.stream_source import OFFSET, StreamSource

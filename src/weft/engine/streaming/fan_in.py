@@ -10,11 +10,11 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from weft.engine.frame_projection import HINT
 from weft.engine.streaming.target_columns import is_own
 from weft.errors import DeclarationError
 from weft.pipelines.streaming.spec import StreamingPipeline
 from weft.pipelines.streaming.windows import Window
+from weft.spark_support.columns import HINT
 from weft.spark_support.lazy import F, T
 from weft.spark_support.sessions import union_of
 from weft.systems.stream_source import FrameRows, ReaderRows
@@ -168,9 +168,9 @@ def refused(
     before: Mapping[str, Collection[str]],
     is_read: IsRead,
 ) -> dict[str, dict[str, str]]:
-    """Return, by source, the columns that it cannot have next to those of the others, and why. The type decides that a
-    source declares, else one that was there `before`, else that of the first; so it does not depend on which of them
-    have rows."""
+    """Return, by source, the columns whose types do not go together with those of the other sources, and why. The type
+    that a source declares stands; else one that a batch `before` had, else the type of the first source. So the answer
+    does not depend on which sources have rows."""
     reasons: dict[str, dict[str, str]] = {}
     for clash in clashes(types.items()):
         key = clash.column.lower()

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from weft.columns import python_rows
-from weft.engine import frame_projection, frames, inputs
+from weft.engine import frames, inputs
 from weft.engine.inputs import Input
 from weft.spark_support import outcome
 from weft.spark_support.sessions import quoted
@@ -108,17 +108,7 @@ def _shown(name: str) -> str:
 
 def names_of(rows: Input) -> list[str]:
     """Return the names of the columns of rows."""
-    return list(rows.frame.columns if isinstance(rows, inputs.Frame) else schema_of(rows).names)
-
-
-def schema_of(rows: Input) -> pa.Schema:
-    """Return the columns of rows."""
-    if isinstance(rows, inputs.Frame):
-        return frame_projection.schema_of(rows.frame)
-    if isinstance(rows, inputs.Memory):
-        return rows.schema
-    assert isinstance(rows, inputs.Readable)
-    return rows.reader.schema
+    return list(rows.frame.columns if isinstance(rows, inputs.Frame) else inputs.schema_of(rows).names)
 
 
 # ----------------------------------------------------------------------------------------- rows here, and rows of Spark

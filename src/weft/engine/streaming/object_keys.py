@@ -12,7 +12,6 @@ import pyarrow.compute as pc
 from weft.columns import has_objects, hinted, is_nested
 from weft.engine import inputs
 from weft.engine.inputs import Input
-from weft.engine.streaming import new_columns
 from weft.systems.base import Connection
 from weft.systems.load import Load
 from weft.systems.sql.tables import Column, SqlTables
@@ -32,7 +31,7 @@ def warn(
     """Say which columns of JSON get objects with nulls for keys that they perhaps were not sent with. `present`: the
     columns of the table. `said`: of which tables and columns that was said."""
     place = f"{load.name} of {connection.label}"
-    for each in new_columns.schema_of(rows):
+    for each in inputs.schema_of(rows):
         if (place, each.name) in said or not has_objects(each.type):
             continue
         if (column := (present or {}).get(each.name.lower())) is not None:

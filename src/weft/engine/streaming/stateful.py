@@ -393,8 +393,8 @@ class Stateful(ABC):
 
 
 def moving(number: int) -> str:
-    """Return a number that is another one in each batch, in SQL. Spark compiles what it runs, and a number is part of
-    its code: for another number it compiles all of it again. An element of an array, chosen by the row, is none."""
+    """Return SQL for a number that changes with each batch. A plain number is part of the code that Spark compiles, so
+    Spark would compile each batch anew; an element of an array, which the row chooses, is not part of it."""
     return f"array({number}L, {number}L)[IF({TIME} IS NULL, 1, 0)]"
 
 

@@ -144,7 +144,7 @@ class Targets:
                 rows = changes.clean(session.spark())
             return published(self._pipeline, target, rows, batch, put)
         connection, load = self._planned(target, batch)
-        load = replace(load, removed=_removed(target, removed, self._pipeline.window))
+        load = replace(load, deleted_keys=_removed(target, removed, self._pipeline.window))
         with self._explained([target], batch), self._opened(connection) as tables:
             ready = self._ready(target, connection, load, rows, batch, tables, changes)
             if ready is None:
@@ -319,7 +319,7 @@ class Targets:
             return new_columns.Fitted(rows, [], 0, [])
         names = new_columns.names_of(rows)
         new = columns.new(load, names, before or ())
-        fields = functools.cache(lambda: {each.name: each for each in new_columns.schema_of(rows)})
+        fields = functools.cache(lambda: {each.name: each for each in inputs.schema_of(rows)})
         if tables is None:
             refused = spark_io.refused_columns(connection, load, [fields()[name] for name in new]) if new else {}
         else:

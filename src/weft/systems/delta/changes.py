@@ -99,9 +99,9 @@ def merge_changes(source: DataFrame, table: DataFrame, load: Load) -> DataFrame:
         F.when(F.col(_HIT).isNull(), F.lit(INSERT)).otherwise(F.lit(UPDATE)).alias(OP),
         F.col(ROW),
     )
-    if load.removed:
-        columns = list(load.removed[0])
-        rows = [tuple(each[name] for name in columns) for each in load.removed]
+    if load.deleted_keys:
+        columns = list(load.deleted_keys[0])
+        rows = [tuple(each[name] for name in columns) for each in load.deleted_keys]
         named = source.sparkSession.createDataFrame(rows, columns).distinct()
         missing = table.join(named, columns, "left_semi").select(*keys_as(load))
     elif load.handle_deletes is not None:
@@ -284,7 +284,7 @@ def merge_statement(target: str, view: str, names: list[str], load: Load) -> str
     on = " AND ".join(f"t.{quoted(key)} <=> s.{key_name(number)}" for number, key in enumerate(load.keys))
     updated = load.updated(names)
     clauses = []
-    if load.handle_deletes is not None or load.removed:
+    if load.handle_deletes is not None or load.deleted_keys:
         clauses.append(f"WHEN MATCHED AND s.{OP} = '{DELETE}' THEN DELETE")
     if updated:
         changes = ", ".join(f"t.{quoted(name)} = s.{ROW}.{quoted(name)}" for name in updated)

@@ -62,8 +62,8 @@ def fills(
 
 
 def settled(changes: pa.Table, values: pa.Table, rows: pa.Table, load: Load, names: Collection[str]) -> pa.Table:
-    """Return changes of which the gate has decided which values are those of the table: a batch may say a value that is
-    older than that."""
+    """Return the changes with a decision on each unavailable value: whether that of the batch stands, or that of the
+    table, which may be newer."""
     assert load.changes is not None
     has_origins, last = bool(load.changes.origins), changes[POSITION]
     for each in unavailable_in(load, names):

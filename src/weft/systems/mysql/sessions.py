@@ -87,7 +87,7 @@ class MySQLSessions(SqlDriver):
         what = f"MySQL ({self.connection.target}): {said}" + (f" (error {code})." if code else ".")
         if code in _LOST or code in _UNKNOWN or isinstance(error, pymysql.InterfaceError):
             hint = f"The connection is lost. {MAYBE_STORED}"
-            return ConnectionFailedError(what, hint=hint, passes=code not in _UNKNOWN)
+            return ConnectionFailedError(what, hint=hint, is_transient=code not in _UNKNOWN)
         if code in BUSY:
             return BusyError(what, hint=f"{NOTHING_STORED} Somebody else held a lock for too long; try again.")
         if code in _FULL:

@@ -101,7 +101,7 @@ class Objects(ABC):
             raise ConnectionFailedError(
                 f"The object store {self.shown} did not do what was asked: {type(error).__name__}: {text}",
                 hint="Check the bucket, the region or endpoint, and the credentials of the environment.",
-                passes=not isinstance(error, self._refusals),
+                is_transient=not isinstance(error, self._refusals),
             ) from None
 
 

@@ -16,7 +16,7 @@ from weft.spark_support.folder import COMPRESSED, place_of
 from weft.spark_support.lazy import F
 from weft.spark_support.sessions import FILE_METADATA
 from weft.systems.objects.formats import is_tab_separated
-from weft.systems.objects.reading import TWICE, Partitions, read_format
+from weft.systems.objects.reading import WHY_TWICE, Partitions, read_format
 from weft.systems.objects.sampling import Head
 from weft.systems.stream_source import EVENT_TIME, OFFSET
 
@@ -98,7 +98,7 @@ def read_files(
                 place = rows.metadataColumn(FILE_METADATA)["file_path"]
                 added[OFFSET] = F.regexp_replace(place, rf"^.*\Q{connection.root}\E/", "")
             if bad_column is not None:
-                fields = rows.drop(bad_column, TWICE).schema
+                fields = rows.drop(bad_column, WHY_TWICE).schema
                 types = ", ".join(f"{each.name} {each.dataType.simpleString()}" for each in fields)
                 text = F.col(bad_column)
                 why = F.lit(f"It cannot be parsed as a row of these columns: {types}.")
@@ -106,8 +106,8 @@ def read_files(
                     is_object = F.is_valid_utf8(text) & F.json_object_keys(text).isNotNull()
                     why = F.when(is_object, F.lit(f"A value does not fit its column: {types}."))
                     why = F.coalesce(why, F.lit("It is not a JSON object."))
-                if TWICE in rows.columns:
-                    why = F.coalesce(F.col(TWICE), why)
+                if WHY_TWICE in rows.columns:
+                    why = F.coalesce(F.col(WHY_TWICE), why)
                 rejected = F.struct(text.alias("payload"), why.alias("error"))
                 added[bad_column] = F.when(F.col(bad_column).isNotNull(), rejected)
             parts.append((rows, added))
@@ -120,7 +120,7 @@ def read_files(
             at = F.lit(None).cast("timestamp")
             if is_dated:
                 at = rows.metadataColumn(FILE_METADATA)["file_modification_time"]
-            frames.append(rows.withColumns({EVENT_TIME: at, **added}).drop(TWICE))
+            frames.append(rows.withColumns({EVENT_TIME: at, **added}).drop(WHY_TWICE))
         whole: DataFrame = sessions.union_of(frames)
         return whole
 

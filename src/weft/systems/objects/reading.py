@@ -13,6 +13,7 @@ from uuid import uuid4
 import pyarrow as pa
 
 from weft.errors import StorageError
+from weft.spark_support.columns import HINT
 from weft.spark_support.lazy import F, T
 from weft.spark_support.sessions import active, java_class
 from weft.systems.codec import codec_of
@@ -37,7 +38,7 @@ _MORE, _LINE, _PARTS, _ROW = "_weft_more", "_weft_line", "_weft_parts", "_weft_r
 BAD = f"_weft_bad_{uuid4().hex}"
 """The column of lines that cannot be parsed. No key of JSON has this name."""
 _JSON = {"columnNameOfCorruptRecord": BAD}
-TWICE = "_weft_twice"
+WHY_TWICE = "_weft_twice"
 """The column, where there is one, that says of a line in which keys are one column that this is why it is bad."""
 
 
@@ -134,7 +135,7 @@ def read_format(
 
 def _with_documents(schema: StructType, documents: Documents) -> StructType:
     names = documents(schema)
-    hint = {"weft.type": "json"}
+    hint = {HINT: "json"}
     return T.StructType(
         [T.StructField(each.name, T.StringType(), metadata=hint) if each.name in names else each for each in schema]
     )
@@ -154,8 +155,8 @@ def _with_one_key_each(
     paths: list[str],
     options: Mapping[str, str],
 ) -> tuple[StructType, DataFrame, Callable[[StructType, str | None], DataFrame]]:
-    """Return, of lines in which keys are one column, which `names` spells: the types that Spark infers of the others,
-    these others, and what loads them all, one by one."""
+    """Read lines in which two spellings of a key, such as `Id` and `id`, are one column: objects get those of `names`.
+    Return the types that Spark infers of these objects, the objects, and what loads all lines."""
     for is_strict in (False, True):
         objects = json_keys.objects_of(F.col("value"), names, is_strict=is_strict)
         kept = [each.select(F.explode(objects).alias("value")) for each in (sample, lines)]
@@ -180,7 +181,7 @@ def _with_one_key_each(
             is_bad = column(_MORE).isNull() | column(_ROW).isNull() | column(_ROW)[bad].isNotNull()
             text = F.when(F.size(column(_PARTS)) > 1, column(_MORE)).otherwise(column(_LINE))
             columns[bad] = F.when(is_bad, text)
-            columns[TWICE] = F.when(column(_MORE).isNull(), F.lit(json_keys.TWICE))
+            columns[WHY_TWICE] = F.when(column(_MORE).isNull(), F.lit(json_keys.TWICE))
         return rows.withColumns(columns).drop(_LINE, _PARTS, _MORE, _ROW)
 
     return inferred, kept[1], load

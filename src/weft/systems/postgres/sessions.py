@@ -112,7 +112,7 @@ class PostgresSessions(SqlDriver):
             return WeftError(what)
         code = getattr(error, "sqlstate", None) or ""
         is_denied = code.startswith(_UNKNOWN) if code else _denies(text)
-        return ConnectionFailedError(what, passes=not is_denied and (not code or code.startswith(_LOST)))
+        return ConnectionFailedError(what, is_transient=not is_denied and (not code or code.startswith(_LOST)))
 
     def begin(self, driver: psycopg.Connection[Any], role: Role) -> None:
         if driver.prepare_threshold is None and role != "read":
@@ -155,7 +155,7 @@ class PostgresSessions(SqlDriver):
         outside = isinstance(error, (psycopg.OperationalError, psycopg.InterfaceError))
         if code.startswith((*_LOST, *_UNKNOWN)) or (outside and not code):
             hint = f"The connection is lost. {MAYBE_STORED}"
-            return ConnectionFailedError(what, hint=hint, passes=not code.startswith(_UNKNOWN))
+            return ConnectionFailedError(what, hint=hint, is_transient=not code.startswith(_UNKNOWN))
         if code in _BUSY:
             return BusyError(what, hint=f"{NOTHING_STORED} Somebody else held a lock for too long; try again.")
         if code.startswith(_FULL):

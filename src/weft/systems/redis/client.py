@@ -241,10 +241,10 @@ def explain(connection: Connection, error: BaseException) -> WeftError:
     what = f"Redis ({connection.target}): {text}"
     if isinstance(error, exceptions.BusyLoadingError) or text.startswith(_BUSY):
         hint = f"{NOTHING_STORED} The server is busy, or moves this slot; try again."
-        return BusyError(what, hint=hint, passes=True)
+        return BusyError(what, hint=hint, is_transient=True)
     if refuses(error) or isinstance(error, exceptions.NoPermissionError):
         hint = "Check username and password, and what the user may do (ACL)."
-        return ConnectionFailedError(what, hint=hint, passes=False)
+        return ConnectionFailedError(what, hint=hint, is_transient=False)
     if isinstance(error, (exceptions.OutOfMemoryError, exceptions.ReadOnlyError)) or text.startswith(_FULL):
         return StorageError(what, hint=f"{NOTHING_STORED} Free memory or disk, or use a server that can be written.")
     if isinstance(error, exceptions.ResponseError) and not isinstance(error, exceptions.ClusterError):

@@ -114,7 +114,7 @@ class RedisStore:
         if isinstance(error, AttributeError) and client.NO_SUCH_NODE not in str(error):
             return error
         if self._closed:
-            return ConnectionFailedError(f"{self.connection.label} was closed.", passes=False)
+            return ConnectionFailedError(f"{self.connection.label} was closed.", is_transient=False)
         explained = client.explain(self.connection, error)
         if self._client is None and type(explained) is ConnectionFailedError:
             return client.unreachable(self.connection, error)

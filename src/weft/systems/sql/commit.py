@@ -215,8 +215,8 @@ class LoadAttempt:
 
     def _claim(self) -> None:
         ledger.claim(self.tables, self.session, self.load)
-        if self.load.taken is not None:
-            quarantine.take(self.transaction, self.load.taken)
+        if self.load.from_quarantine is not None:
+            quarantine.take(self.transaction, self.load.from_quarantine)
 
     def _record(self, counts: Counts) -> None:
         if counts.quarantined:

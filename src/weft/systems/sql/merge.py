@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from weft.systems.load import Counts
 from weft.systems.sql.literals import literal
-from weft.systems.sql.move import DELTA, Move
+from weft.systems.sql.move import CHANGED, Move
 from weft.systems.sql.tables import ROW
 
 HIT, SINCE = "_weft_hit", "_weft_since"
@@ -44,32 +44,32 @@ class ComparedMove(Move):
         """
         tables = self.tables
         number = {ROW: tables.sql_type(pa.field(ROW, pa.int64()))}
-        tables.create_temporary_as(self.session, DELTA, self._differing(), keys=number)
+        tables.create_temporary_as(self.session, CHANGED, self._differing(), keys=number)
         self.is_compared = True
 
     def compare_more(self) -> None:
         """Add what is new or differs of more rows."""
         names = self.tables.listed([*self.names, HIT, *([] if self.since is None else [SINCE]), ROW])
         self.session.run(
-            f"INSERT INTO {self.tables.temporary(DELTA)} ({names}) SELECT {names} FROM ({self._differing()}) AS d"
+            f"INSERT INTO {self.tables.temporary(CHANGED)} ({names}) SELECT {names} FROM ({self._differing()}) AS d"
         )
 
     def compared_all(self) -> None:
         """Index what was compared, so that pieces of it are found fast."""
-        self.tables.index_rows(self.session, DELTA)
-        self.tables.filled(self.session, self.tables.temporary(DELTA))
+        self.tables.index_rows(self.session, CHANGED)
+        self.tables.filled(self.session, self.tables.temporary(CHANGED))
 
     def candidates(self) -> tuple[str, dict[str, str]]:
         """Return the rows that are new or differ: their values have the target's types already."""
         if not self.is_compared:
             return super().candidates()
-        return self.tables.temporary(DELTA), {name: f"s.{self._q(name)}" for name in self.names}
+        return self.tables.temporary(CHANGED), {name: f"s.{self._q(name)}" for name in self.names}
 
     @property
     def _changes(self) -> str:
         """The rows to move that are new or differ."""
-        delta = self.tables.temporary(DELTA)
-        return f"(SELECT * FROM {delta} WHERE {self.condition})" if self.is_compared else delta
+        changed = self.tables.temporary(CHANGED)
+        return f"(SELECT * FROM {changed} WHERE {self.condition})" if self.is_compared else changed
 
     @property
     def _joined_mark(self) -> str:
@@ -100,11 +100,11 @@ class ComparedMove(Move):
         """Write the staged rows that are new or differ; how many differ, and how many are new."""
         tables = self.tables
         if not self.is_compared:
-            tables.create_temporary_as(self.session, DELTA, self._differing(otherwise))
+            tables.create_temporary_as(self.session, CHANGED, self._differing(otherwise))
         ((total, hits),) = self.session.rows(f"SELECT count(*), sum({self._q(HIT)}) FROM {self._changes} AS d")
         total, hits = int(total), int(hits or 0)
         if total and not self.is_compared:
-            tables.filled(self.session, tables.temporary(DELTA))
+            tables.filled(self.session, tables.temporary(CHANGED))
         return hits, total - hits
 
 
@@ -114,13 +114,13 @@ class Merge(ComparedMove):
     def apply(self) -> Counts:
         load, tables = self.load, self.tables
         hits, new = self._delta()
-        delta = self._changes
+        changed = self._changes
         updated = load.updated(self.names)
         if hits and updated:
             self.session.run(
                 tables.update_from(
                     self.target,
-                    delta,
+                    changed,
                     f"{self._on()} AND s.{self._q(HIT)} = 1 AND {self._joined_mark}",
                     {name: f"s.{self._q(name)}" for name in updated},
                 )
@@ -128,7 +128,8 @@ class Merge(ComparedMove):
         if new:
             self.session.run(
                 f"INSERT INTO {self.target} ({tables.listed(self.names)}) "
-                f"SELECT {tables.listed(self.names, 's.')} FROM {delta} AS s WHERE s.{self._q(HIT)} = 0 AND {self.mark}"
+                f"SELECT {tables.listed(self.names, 's.')} FROM {changed} AS s "
+                f"WHERE s.{self._q(HIT)} = 0 AND {self.mark}"
             )
         return Counts(inserted=new, updated=hits)
 
@@ -142,7 +143,7 @@ class Merge(ComparedMove):
 
     def _remove(self) -> int:
         """Remove the rows that the load names; return how many there were."""
-        named, removed = self.load.removed, 0
+        named, removed = self.load.deleted_keys, 0
         for first in range(0, len(named), _NAMED_ROWS):
             condition = " OR ".join(
                 " AND ".join(self._is(name, value) for name, value in row.items())

@@ -13,7 +13,7 @@ from weft.systems.load import Counts, Load
 from weft.systems.sql.driver import Session
 from weft.systems.sql.tables import Column, SqlTables
 
-DELTA, LINE, KEPT, CHAIN = "_weft_delta", "_weft_line", "_weft_kept", "_weft_chain"
+CHANGED, LINE, KEPT, CHAIN = "_weft_changed", "_weft_line", "_weft_kept", "_weft_chain"
 _UNIQUE, _PRESENT, _RANK = "_weft_unique", "_weft_present", "_weft_rank"
 
 
@@ -37,7 +37,7 @@ class LoadTransaction:
 class Move:
     """The statements that move the rows of a staging table into the target; those of an append."""
 
-    TEMPORARY: ClassVar[tuple[str, ...]] = (DELTA, LINE, KEPT, CHAIN, _UNIQUE)
+    TEMPORARY: ClassVar[tuple[str, ...]] = (CHANGED, LINE, KEPT, CHAIN, _UNIQUE)
     """The temporary tables of all moves."""
     can_compare: ClassVar[bool] = False
     """Whether no row changes what becomes of another one, so that all may be compared before any is moved."""

@@ -9,7 +9,7 @@ from typing import ClassVar
 from weft.errors import LoadRefusedError
 from weft.systems.load import IS_CURRENT, ROW_HASH, VALID_FROM, VALID_TO, Counts
 from weft.systems.sql.merge import HIT, SINCE, ComparedMove
-from weft.systems.sql.move import CHAIN, DELTA, KEPT, LINE
+from weft.systems.sql.move import CHAIN, CHANGED, KEPT, LINE
 from weft.systems.sql.system_tables import instant
 
 # Later than every instant that a database holds: the end of what has no end.
@@ -37,12 +37,12 @@ class Scd2(ComparedMove):
         hits, new = self._delta()
         if not hits and not new:
             return Counts()
-        delta, now = self._changes, self._after_stored(new)
+        changed, now = self._changes, self._after_stored(new)
         if hits:
             self.session.run(
                 tables.update_from(
                     self.target,
-                    delta,
+                    changed,
                     f"{self._on()} AND s.{self._q(HIT)} = 1 AND t.{self._q(IS_CURRENT)} = {tables.true}",
                     {VALID_TO: now, IS_CURRENT: tables.false},
                 )
@@ -51,7 +51,7 @@ class Scd2(ComparedMove):
         digest = self._hash({name: f"s.{self._q(name)}" for name in load.compared(self.names)})
         self.session.run(
             f"INSERT INTO {self.target} ({names}) "
-            f"SELECT {tables.listed(self.names, 's.')}, {now}, NULL, {tables.true}, {digest} FROM {delta} AS s "
+            f"SELECT {tables.listed(self.names, 's.')}, {now}, NULL, {tables.true}, {digest} FROM {changed} AS s "
             f"WHERE {self.mark}"
         )
         return Counts(inserted=new, updated=hits)
@@ -59,13 +59,13 @@ class Scd2(ComparedMove):
     def _after_stored(self, new: int) -> str:
         """The moment of the load, or one after what is stored where the clock went back since: this load is later,
         whatever the clock says."""
-        tables, now, delta = self.tables, self._now(), self._changes
-        stored = [f"SELECT max({self._q(SINCE)}) FROM {delta} AS d WHERE {self._q(SINCE)} >= {now}"]
+        tables, now, changed = self.tables, self._now(), self._changes
+        stored = [f"SELECT max({self._q(SINCE)}) FROM {changed} AS d WHERE {self._q(SINCE)} >= {now}"]
         if new and self.load.handle_deletes is not None:
             # Where a key was missing and is back, its last version has ended.
             until = f"t.{self._q(VALID_TO)}"
             stored.append(
-                f"SELECT max({until}) FROM {self.target} AS t JOIN {delta} AS s ON {self._on()} "
+                f"SELECT max({until}) FROM {self.target} AS t JOIN {changed} AS s ON {self._on()} "
                 f"WHERE s.{self._q(HIT)} = 0 AND {until} > {now}"
             )
         after = [instant(self.session.value(f"SELECT {tables.add_seconds(f'({each})', 0.000_001)}")) for each in stored]
@@ -127,7 +127,7 @@ class Scd2ByEvent(Scd2):
         # several rows of which one does, all of them are looked at again below.)
         earlier = f"{began} < t.{self._q(VALID_FROM)}"
         self._delta(earlier)
-        if not self.session.value(f"SELECT count(*) FROM {self.tables.temporary(DELTA)}"):
+        if not self.session.value(f"SELECT count(*) FROM {self.tables.temporary(CHANGED)}"):
             return Counts()
         return self._put_into_history(began)
 
@@ -181,7 +181,7 @@ class Scd2ByEvent(Scd2):
         end, following, to = (self._q(name) for name in ("_end", "_next", "_to"))
         never = tables.moment(NEVER)
         distinct = ", ".join(f"{self._same([key])} AS {self._q(key)}" for key in keys)
-        touched = f"(SELECT DISTINCT {distinct} FROM {tables.temporary(DELTA)})"
+        touched = f"(SELECT DISTINCT {distinct} FROM {tables.temporary(CHANGED)})"
         stored_hash, staged_hash = self._stage_stored(touched)
         line = tables.temporary(LINE)
         raw_keys = ", ".join(self._value(key) for key in keys)

@@ -303,7 +303,7 @@ class SqliteSessions(SqlDriver):
                 f"{where} cannot be opened: {error}.",
                 hint="Is it a SQLite file that you may read and write?"
                 + (f" Try: weft connections check {self.connection.name}" if self.connection.name else ""),
-                passes=False,
+                is_transient=False,
             )
         if code in (sqlite3.SQLITE_TOOBIG, sqlite3.SQLITE_MISMATCH):
             return SchemaError(f"{where} refused a value: {error}.")

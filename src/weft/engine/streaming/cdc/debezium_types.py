@@ -165,7 +165,8 @@ def _parts(convert: Callable[[pa.Array], pa.Array], array: pa.Array) -> Iterator
 
 
 def _check_kind(kind: pa.DataType, array: pa.Array, refuses_rows: bool) -> None:
-    """Raise for values of a kind of which a column has none: one of a database may know more of them."""
+    """Raise if a column takes no values of this kind, such as a number for a timestamp. `refuses_rows`: the database
+    itself decides about each value, and may take more."""
     family, wanted = _family(array.type), _family(kind)
     if wanted not in (family, "text") and not (refuses_rows and family in (*_TAKES.get(wanted, ()), "text")):
         raise ValueError(f"it is a value of the kind {family}")

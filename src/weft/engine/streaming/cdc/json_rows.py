@@ -40,9 +40,9 @@ class StoredTable:
 def rows_of(
     texts: pa.Array, stored: Sequence[StoredTable], left: Collection[str] = (), *, is_growing: bool = True
 ) -> Parsed:
-    """Return rows for these tables. `left`: the columns about which the tables do not decide: keys, which are compared
-    with those of other messages, and those of which the messages say what they are. `is_growing`: whether tables get
-    the columns that they lack."""
+    """Return rows for these tables, whose columns decide the types. Columns of `left` keep the types of the messages:
+    keys, which are compared with those of other messages, and columns whose types the messages name. `is_growing`:
+    whether tables get the columns that they lack."""
     # Values of any type: the column of the target decides, not the type of most values.
     decoder = JsonDecoder({}, takes_all=True)
     parsed = decoder.parse(texts)
