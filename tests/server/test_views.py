@@ -387,6 +387,20 @@ def test_the_first_page_says_how_all_stands(server: Callable[..., Any], open_pag
 
 
 @pytest.mark.full
+def test_the_list_of_processes_fits_a_phone(service: Any, open_page: Callable[..., Page]) -> None:
+    """With the longest times, and a name that is not broken."""
+    page = open_page(service.url, viewport={"width": 360, "height": 740})
+    process = {"lives": True, "host": "h", "pid": 7, "since": "2026-01-01T00:00:00Z", "heard": "2026-01-01T00:00:00Z"}
+    processes = [process | {"kind": "streaming", "pipeline": name} for name in ("shipments", "clean_orders")]
+    answer = {"at": "2026-01-01T00:59:00Z", "processes": processes, "problem": None}
+    page.route("**/api/v1/processes", lambda route: route.fulfill(json=answer))
+    page.goto(f"{service.url}/#/processes")
+    expect(page.locator("#view tbody")).to_contain_text("59 min ago")
+    assert page.evaluate(TOO_WIDE.replace(", nav", "")) == []
+    assert broken_words(page) == []
+
+
+@pytest.mark.full
 @pytest.mark.usefixtures("run_id")
 def test_long_texts_have_a_line_of_their_own_on_a_phone(service: Any, open_page: Callable[..., Page]) -> None:
     page = open_page(service.url, viewport={"width": 360, "height": 740})
