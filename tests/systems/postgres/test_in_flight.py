@@ -21,6 +21,7 @@ from weft.streams.events import read_on
 from weft.systems.log import ROWID, Batch
 from weft.systems.log_offsets import Offsets
 from weft.systems.postgres.store import PostgresStore
+from weft.systems.sql import leases
 from weft.systems.sql.leases import ConsumerLeases
 from weft.systems.sql.log import SqlLog
 from weft.types import FieldType
@@ -239,3 +240,30 @@ def test_a_consumer_that_is_forgotten_while_it_leases(
         assert forgotten.result()
     assert [each.events for each in log.lease("workers", "next", 2, 600).spans] == [2]
     assert log.groups()[0].pending == 2
+
+
+def test_a_consumer_that_others_create_and_forget_while_it_is_created(
+    store: PostgresStore,
+    log: SqlLog,
+    make_store: Callable[..., PostgresStore],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store.append([batch(log, 1, 2)])
+    other = make_store().open("events", "t", FIELDS)
+    shut, create = leases._shut, ConsumerLeases.create
+
+    def shut_behind_another(*arguments: Any) -> None:
+        patch.setattr(leases, "_shut", shut)
+        other.lease("workers", "other", 1, 600)
+        shut(*arguments)
+
+    def create_before_another_forgets(consumer: ConsumerLeases, position: int) -> None:
+        create(consumer, position)
+        if consumer.key[1] == "workers" and consumer.log is log:
+            patch.setattr(ConsumerLeases, "create", create)
+            assert other.forget_consumer("workers")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(leases, "_shut", shut_behind_another)
+        patch.setattr(ConsumerLeases, "create", create_before_another_forgets)
+        assert [each.events for each in log.lease("workers", "m", 2, 600).spans] == [2]

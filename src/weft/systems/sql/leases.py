@@ -104,9 +104,9 @@ class ConsumerLeases:
             floor = self.session.value(sql, self._stream)
             if floor is None:
                 raise self.store.gone(self.log)
-            self.create(int(floor))
-            state = self.lock()
-            assert state is not None
+            while state is None:  # who forgets a consumer waits for no gate: another one's row may go in between
+                self.create(int(floor))
+                state = self.lock()
         return state
 
     def _update(self, changes: str, *values: int) -> None:
