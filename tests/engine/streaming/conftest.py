@@ -132,7 +132,9 @@ def run_killed(program: str, step: str, times: int, *arguments: str) -> subproce
     command = [sys.executable, "-c", KILLED + program, step, str(times), *arguments]
     with lent_session() as variables:
         environment = {**os.environ, **variables}
-        return warm_python.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
+        # The last process loads what all those before it were killed over: a hundred batches, beside other work.
+        patience = 240 if times else 3600
+        return warm_python.run(command, env=environment, capture_output=True, text=True, timeout=patience, check=False)
 
 
 @pytest.fixture
