@@ -337,3 +337,23 @@ def test_bytes_that_a_column_would_fill_up(tables: MySQLTables) -> None:
                     sql_commit.commit(tables, replace(load, checkpoint_id="other"), given)
             else:
                 assert sql_commit.commit(tables, load, given).inserted == 1
+
+
+@pytest.mark.parametrize("mode", ["append", "merge"])
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [("TEXT", "é" * 35_000), ("TINYTEXT", "x" * 300), ("BLOB", b"x" * 70_000)],
+    ids=["text", "tinytext", "blob"],
+)
+def test_a_value_that_is_too_long_is_refused(tables: MySQLTables, kind: str, value: Any, mode: str) -> None:
+    """MariaDB copies a part of it, without a word, where both columns are texts of one collation, or bytes."""
+    run(tables, f"CREATE TABLE short (id BIGINT PRIMARY KEY, v {kind})")
+    keys = {"keys": ["id"]} if mode == "merge" else {}
+    longest = value[:255] if kind == "TINYTEXT" else value[:32_767] if kind == "TEXT" else value[:65_535]
+    with pytest.raises(LoadRefusedError, match=r"short rejected 1 row[\s\S]*id=1"):
+        weft.load([{"id": 1, "v": value}], target="short", connection=tables.connection, mode=mode, **keys)
+    weft.load([{"id": 2, "v": longest}], target="short", connection=tables.connection, mode=mode, **keys)
+    with tables.driver.session("read") as session:
+        assert session.rows("SELECT id, length(v) FROM short") == [
+            (2, len(longest if isinstance(longest, bytes) else longest.encode()))
+        ]
