@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 import msgspec
 import psycopg
 
-from weft.errors import BusyError, SchemaError
+from weft.errors import BusyError, SchemaError, StorageError
 from weft.systems.base import Connection
 from weft.systems.log import EXTRA, PUBLISH_ID, PUBLISHED_AT, ROWID, Appended, Batch
 from weft.systems.postgres import sessions
@@ -40,6 +40,8 @@ _MAX_STREAM = 2**19 - 1
 # A longer statement is several, in characters of up to four bytes: the server ends a connection that sends a gigabyte.
 _STATEMENT_CHARACTERS = 64 * 1024 * 1024
 _MAX_STATEMENT_BYTES = 1_000_000_000
+_OF_STANDBY = 2**62
+"""Stands for the offset that a standby does not know: it has the events, and not the registry."""
 _MANY_KEYS = 1000
 """For so many it is worth three more statements that mostly none of them is known."""
 
@@ -234,7 +236,7 @@ class PostgresStore(PostgresSessions, SqlStore):
 
     def fence(self, session: Session, log: SqlLog) -> int:
         """The last offset given out or the lowest in the registry. Events are read by a later statement's snapshot."""
-        return int(session.value(_fence_sql(self.sequence(log.number), log.number)))
+        return self._of_primary(session.value(_fence_sql(self.sequence(log.number), log.number)))
 
     def size(self, session: Session, log: SqlLog) -> int | None:
         """By the lengths of its files."""
@@ -244,7 +246,17 @@ class PostgresStore(PostgresSessions, SqlStore):
     def head(self, session: Session, log: SqlLog) -> int:
         """An event's offset, not any that was given out: a crash takes back those of publishes that rolled back."""
         fence = _fence_sql(self.sequence(log.number), log.number)
-        return self.last(session, log, f"SELECT max({ROWID}) FROM {log.table} WHERE {ROWID} <= ({fence})")
+        newest = f"SELECT max({ROWID}) FROM {log.table} WHERE {ROWID} <= ({fence})"
+        return self._of_primary(self.last(session, log, f"SELECT {_unless_standby(newest)}"))
+
+    def _of_primary(self, offset: int) -> int:
+        if offset == _OF_STANDBY:
+            raise StorageError(
+                f"PostgreSQL ({self.connection.target}) is a standby. It does not show which publishes are in flight, "
+                "so a reader could miss their events.",
+                hint="Read from the primary server. target_session_attrs=read-write finds it among several hosts.",
+            )
+        return int(offset)
 
     decoders: ClassVar[dict[str, Callable[[Any], Any]]] = {
         "float32": round_float32,
@@ -293,13 +305,17 @@ def _insert_sql(
 def _fence_sql(sequence: str, number: int) -> str:
     # The inner query uses `last_value`, so it cannot run before that is read. The other way round a publisher could
     # register and take an offset in between, unseen. A key's upper half is the stream and the offset's upper 12 bits.
-    return (
-        "SELECT (SELECT least(given.last_value, min(((classid::bigint & 4095) << 32) | objid::bigint)) FROM pg_locks "
+    lowest = (
+        "SELECT least(given.last_value, min(((classid::bigint & 4095) << 32) | objid::bigint)) FROM pg_locks "
         "WHERE locktype = 'advisory' AND objsubid = 1 AND mode = 'ShareLock' "
         f"AND classid::bigint >> {_OFFSET_BITS - 32} = {number} "
-        "AND database = (SELECT oid FROM pg_database WHERE datname = current_database())) "
-        f"FROM {sequence} AS given"
+        "AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
     )
+    return f"SELECT {_unless_standby(lowest)} FROM {sequence} AS given"
+
+
+def _unless_standby(query: str) -> str:
+    return f"CASE WHEN pg_is_in_recovery() THEN {_OF_STANDBY} ELSE ({query}) END"
 
 
 # ------------------------------------------------------------------------------------------------------- array literals
