@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
@@ -10,6 +11,7 @@ import servers
 import weft
 from weft.errors import StorageError
 from weft.project import Project, use
+from weft.streams import close
 
 
 class Standby(servers.PostgresServer):
@@ -34,21 +36,25 @@ def primary() -> Iterator[servers.PostgresServer]:
     server.stop()
 
 
+@contextmanager
+def declared(url: str) -> Iterator[str]:
+    """A project with the stream `clicks` at this URL."""
+    with use(Project()) as project:
+        try:
+            yield weft.stream(name="clicks", connection=weft.connect(url=url), fields={"n": "int64"})(lambda: None).name
+        finally:
+            close(project)
+
+
 @pytest.mark.full
 def test_a_standby_is_refused(primary: servers.PostgresServer) -> None:
-    url = primary.create_database("events")
-    with use(Project()):
-        stream = weft.stream(name="clicks", connection=weft.connect(url=url), fields={"n": "int64"})(lambda: None)
-        weft.publish_sync(stream, {"n": 1})
-        assert len(weft.consume_sync(stream, "reader")) == 1
+    with declared(primary.create_database("events")) as clicks:
+        weft.publish_sync(clicks, {"n": 1})
+        assert len(weft.consume_sync(clicks, "reader")) == 1
     standby = Standby(primary)
     try:
         standby.start()
-        with use(Project()):
-            weft.stream(name="clicks", connection=weft.connect(url=standby.url("events")), fields={"n": "int64"})(
-                lambda: None
-            )
-            with pytest.raises(StorageError, match=r"is a standby\..* could miss their events"):
-                weft.read_stream(standby.url("events"), "clicks")
+        with declared(standby.url("events")), pytest.raises(StorageError, match=r"is a standby\..* miss their events"):
+            weft.read_stream(standby.url("events"), "clicks")
     finally:
         standby.stop()
