@@ -307,6 +307,11 @@ class MariaDBServer(Server):
     name = "MariaDB"
     package = "mariadb-server"
     user = "mysql"
+    own: ClassVar[frozenset[str]] = frozenset({"information_schema", "mysql", "performance_schema", "sys"})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.databases: set[str] = set()
 
     @classmethod
     def programs(cls) -> list[str]:
@@ -355,6 +360,7 @@ class MariaDBServer(Server):
     def create_database(self, name: str) -> str:
         with self.admin().cursor() as cursor:
             cursor.execute(f"CREATE DATABASE `{name}`")
+        self.databases.add(name)
         return self.url(name)
 
     def drop_database(self, name: str) -> None:
@@ -364,7 +370,12 @@ class MariaDBServer(Server):
             for (number,) in cursor.fetchall():
                 with contextlib.suppress(Exception):
                     cursor.execute(f"KILL {number}")
-            cursor.execute(f"DROP DATABASE `{name}`")
+            self.databases.discard(name)
+            # A schema is a database of its own here: those that the test made would be there for the next one.
+            cursor.execute("SHOW DATABASES")
+            for (each,) in cursor.fetchall():
+                if each not in self.databases | self.own:
+                    cursor.execute(f"DROP DATABASE `{each}`")
 
 
 class MotoServer(Server):

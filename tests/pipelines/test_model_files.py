@@ -52,7 +52,7 @@ FROM orders GROUP BY day, city; -- and no more
     assert [each.kind for each in made.target.expectations] == ["not_null", "range", "unique"]
     assert made.description == "What came in a day, in €."
     assert made.sql is not None and made.sql.startswith("SELECT day") and made.sql.endswith("GROUP BY day, city")
-    assert (named(made), made.place) == ({"orders": "orders", "rates": None}, "daily.sql")
+    assert (named(made), made.declared_at) == ({"orders": "orders", "rates": None}, "daily.sql")
 
 
 @pytest.mark.parametrize(

@@ -239,8 +239,8 @@ class ConsumerLeases:
                 why = _not_held(held, token, member, state.now)
                 if why:
                     return Refused.because(mine, *why)
-        if covered < len(wanted) and isinstance(wanted, range):
-            return Refused.because(wanted, "gone")
+        if covered < len(wanted) and release is not None and isinstance(wanted, range):
+            return Refused.because(wanted, "gone")  # without a list of those that no lease has
         if covered < len(wanted):
             inside = {rowid for _, mine in settled for rowid in mine}
             outside = [rowid for rowid in wanted if rowid not in inside]
