@@ -111,7 +111,7 @@ class ModelRun:
             assert stored.state is not None
             # The same build, so that models which read it need not be built.
             state.write(tables, model, stored.following(msgspec.structs.replace(stored.state, inputs=new.inputs)))
-            return Counts(), "none"
+            return self._advised(Counts(), ready), "none"
         data = self._with_columns(ready.result.data(), stored)
         self.keep()
         job = self.job(ready)
@@ -135,7 +135,7 @@ class ModelRun:
                 # The same build, so that models which read it need not be built.
                 same = msgspec.structs.replace(last, inputs=new.inputs)
                 lake.note(self.job(replace(ready, state=same)), ready.stored)
-            return Counts(), "none"
+            return self._advised(Counts(), ready), "none"
         data = self._with_columns(ready.result.data(), ready.stored)
         self.keep()
         counts, engine = lake.load(self.job(ready), data, ready.stored, is_full=ready.is_full)
