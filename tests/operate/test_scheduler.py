@@ -356,7 +356,7 @@ def test_executor_whose_runs_raise_when_asked(log: RunLog, clock: Clock, caplog:
 
     clock.move(minutes=1)
     assert made.tick() == ["orders", "items"]
-    assert "cannot tell whether orders has ended: KeyError" in caplog.text
+    assert "does not know whether orders has ended: KeyError" in caplog.text
 
 
 @pytest.mark.parametrize("error", [RuntimeError("odd"), ConnectionFailedError("away"), OverflowError("too large")])

@@ -71,8 +71,8 @@ async def test_a_loss_that_a_cancelled_task_was_to_be_told_of(streams: Any, monk
         assert cancelled.wait(60)
         return answer
 
-    tell_again = log.tell_again
-    monkeypatch.setattr(log, "tell_again", lambda *arguments: (tell_again(*arguments), told.set()))
+    report_again = log.report_again
+    monkeypatch.setattr(log, "report_again", lambda *arguments: (report_again(*arguments), told.set()))
     with monkeypatch.context() as patch:
         patch.setattr(log, "lease", slow_lease)
         task = asyncio.create_task(weft.consume(numbers, "worker"))

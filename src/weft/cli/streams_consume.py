@@ -112,7 +112,7 @@ def _settling(command: Command) -> Command:
     @click.argument("consumer")
     @click.argument("rowids", nargs=-1, required=True, metavar="OFFSETS…")
     @_member_option
-    @click.option("--any-member", is_flag=True, help="Whoever holds the events.")
+    @click.option("--any-member", is_flag=True, help="Also events that other members hold.")
     @of_stream
     @wraps(command)
     def named(rowids: tuple[str, ...], member: str | None, any_member: bool, **options: Any) -> Any:

@@ -229,12 +229,12 @@ class LogRangeFeed(_LogFeed):
                 self._batches = log.read_arrow(after, upto, self._columns())
                 batch = next(self._batches, None)
                 if batch is None:
-                    self._tell_of_loss(None)
+                    self._report_loss(None)
         if batch is not None:
-            self._tell_of_loss(batch[ROWID][0].as_py())
+            self._report_loss(batch[ROWID][0].as_py())
         return batch
 
-    def _tell_of_loss(self, following: int | None) -> None:
+    def _report_loss(self, following: int | None) -> None:
         """Warn of events that retention removed before the next one was read, also while their range was."""
         after = self._after or 0
         if self._has_read and following != after + 1:
@@ -242,7 +242,7 @@ class LogRangeFeed(_LogFeed):
             if lost:
                 end = upto if following is None else following - 1
                 warn_of_loss(events_lost("reader", self.name, min(lost, end - after)))
-                self._after = end  # told once
+                self._after = end  # reported once
 
     def _columns(self) -> list[str]:
         stored, (reserved, wanted) = self.opened.log.fields(fresh=True), self.layout.field_names

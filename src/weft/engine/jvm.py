@@ -193,7 +193,7 @@ def _gateway(process: subprocess.Popen[bytes], answer: Path, log: EngineLog) -> 
 
 def not_ready(ended: int | None, log: EngineLog, *, answered: bool = False) -> WeftError:
     """Return the error of a JVM that ended, or did not answer, before there was a session. One that never answered and
-    ended by itself was told something wrong, and would end so each time."""
+    ended by itself has a wrong setting, and would end so each time."""
     killed = None if ended is None else -ended if ended < 0 else ended - 128  # Java's own handlers exit with 128 + n
     if ended is None:
         how = f"did not answer within {_PATIENCE:.0f} seconds"

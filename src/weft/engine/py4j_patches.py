@@ -55,8 +55,8 @@ def _patch_converters() -> None:
 
 def use_own_numbers(gateway: Any) -> None:
     """Number the objects that the JVM calls as no other process does. Each process begins with 0, and a JVM that serves
-    several, one after another, tells the last of them which objects of the others it needs no more: a streaming query
-    would lose what it calls for each batch."""
+    several, one after another, reports to the last of them which objects of the others it no longer needs: a streaming
+    query would lose what it calls for each batch."""
     gateway.gateway_property.pool.next_id = time.time_ns()
 
 

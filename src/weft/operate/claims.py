@@ -1,4 +1,4 @@
-"""Claims: what a claim, a heartbeat and a finish do to the records of a pipeline.
+"""What a claim, its release and a cancel do to the records of a pipeline. A heartbeat is `renew` of `RunLog`.
 
 Two callers never decide at once: a store locks the records, or refuses the change of who was slower. Leases are judged
 by the store's clock alone, so hosts need not agree about the time. Where that clock was set back, the first

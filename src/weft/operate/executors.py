@@ -66,7 +66,7 @@ class Started(Protocol):
     """A run that was started.
 
     Where it has an attribute `tells_end` that is true, `None` from `ended` means that it runs. Else the scheduler goes
-    by the run log: it starts the next slot also where nobody told how the last one ended.
+    by the run log: it starts the next slot also if no executor reported how the last one ended.
     """
 
     def ended(self) -> int | None:

@@ -1,7 +1,7 @@
 """Freshness: what was expected within some time, and did not come.
 
 `expect_within` of a pipeline or model asks for a run that succeeds, that of a streaming pipeline for rows. The run log
-has when each came last, and when somebody was told that none came: so of all processes that look, one tells it. Times
+has when each came last, and when it was reported that none came, so one of all processes that look reports it. Times
 are those of the log's clock alone.
 """
 

@@ -17,7 +17,7 @@ _EXAMPLE = "lambda://run-pipelines?qualifier=live"
 
 
 class Invoked:
-    """A call that Lambda took. Only the run log tells how it ends."""
+    """A call that Lambda took. Only the run log knows how it ends."""
 
     def ended(self) -> int | None:
         return None

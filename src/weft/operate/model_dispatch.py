@@ -90,7 +90,7 @@ class _Dispatches:
             try:
                 code, last = started.ended(), self.log.latest([name])[name].last
             except Exception as error:  # the log or the cluster is away for now
-                _log.warning("nobody can tell whether %s has ended: %s", name, described(error))
+                _log.warning("it is not known whether %s has ended: %s", name, described(error))
                 continue
             is_new = last is not None and (last.run_id, last.attempt) != known
             # One that was killed or evicted is no failure of the model, and uses up no attempt of it.

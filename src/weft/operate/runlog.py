@@ -428,7 +428,7 @@ class RunLog:
 
 
 def project_log_url(named: str | None = None) -> str | None:
-    """Return the URL of the project's run log: as a command was told, else by the environment, else by weft.toml;
+    """Return the URL of the project's run log: by the option of a command, else by the environment, else by weft.toml;
     `None` where all leave it to the default."""
     return named or os.environ.get(VARIABLE) or settings.read_project_file(current().root).get("run_log")
 

@@ -35,7 +35,7 @@ _KEPT, _PAGE = 60, 40
 """A document with more attempts than the first moves so many of the oldest to a page of the archive."""
 _TRIES = 40
 _AT_ONCE = 16
-# Where more pipelines are asked for, a listing tells which documents have changed.
+# If more pipelines are asked for, a listing shows which documents have changed.
 _LISTED = 20
 # The most by which the clock of a host, which names slots, may differ from that of the store.
 _SKEW = timedelta(days=1)
@@ -104,7 +104,7 @@ class RunObjects(RunStore):
         for number in range(_TRIES):
             stored = self._objects.get(key)
             document = Document(pipeline) if stored is None else _read(stored)
-            # Stores tell the time in whole seconds: what is recorded already was not later, but where the clock was set
+            # Stores have the time in whole seconds: what is recorded already was not later, but where the clock was set
             # back since.
             now = self._objects.now()
             recorded = (each.finished_at or each.started_at for each in document.attempts)

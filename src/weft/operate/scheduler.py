@@ -341,7 +341,7 @@ class Scheduler(Planner):
         return True
 
     def _forget_ended(self, due: Due) -> None:
-        """Forget the run of a pipeline that has ended with a claim, or of which nobody tells more than the run log."""
+        """Forget the run of a pipeline that has ended with a claim, or of which only the run log knows."""
         name = due.pipeline.name
         known = self._running.get(name)
         if known is None or known.started is None:
@@ -349,7 +349,7 @@ class Scheduler(Planner):
         try:
             known.code = known.started.ended()
         except Exception as error:
-            _log.error("the executor cannot tell whether %s has ended: %s", name, described(error))
+            _log.error("the executor does not know whether %s has ended: %s", name, described(error))
             known.code = None
         if known.code is not None:
             is_same = known.slot == due.slot and _last_attempt(due.state) == known.before

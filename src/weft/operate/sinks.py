@@ -54,7 +54,7 @@ Collect = Callable[[], Iterable[Family]]
 
 
 def project_url(named: str | None = None) -> str | None:
-    """Return where metrics go: as a command was told, else by the environment, else by weft.toml."""
+    """Return where metrics go: by the option of a command, else by the environment, else by weft.toml."""
     return named or os.environ.get(VARIABLE) or read_project_file(current().root).get("metrics")
 
 

@@ -1,7 +1,7 @@
 """Alerts of a streaming pipeline: that it failed or is started again and again, is behind, rejects rows, or gets none.
 
-The run log counts its failures, so that a process that a service manager starts again and again tells it a few times,
-and the one that succeeds tells that too. All of it happens in a thread of its own: no batch waits for a run log, a
+The run log counts its failures: a process that a service manager restarts again and again reports a few of them, and
+the one that succeeds reports the recovery. All of it happens in a thread of its own: no batch waits for a run log, a
 source that is asked for its lag, or an alerter.
 """
 
@@ -183,9 +183,9 @@ class StreamingAlerts(RunListener):
 
     def _note_rows(self) -> None:
         noted = self._in_log(lambda log: log.note_rows(self._key))
-        # That it has recovered was told already where the log hears of it later.
+        # If the log hears of the recovery later, the alerters have heard of it already.
         failures = self._failures if self._is_unheard else max(noted or 0, self._failures)
-        # It is not known what an earlier process that failed has told.
+        # It is not known what an earlier process that failed has reported.
         if failures and (self._has_told or failures > self._starts):
             text = f"{self.name} has rows again, after {failures} failure{'s' if failures > 1 else ''}"
             self.alerters.notice("recovered", self.name, text, failures=failures)
@@ -271,7 +271,7 @@ def reported(
     pipeline: StreamingPipeline, alerters: Sequence[str] = (), run_log: str | None = None
 ) -> Iterator[list[RunListener]]:
     """Yield the listener that reports on a pipeline, for the alerters and the run log of the project unless others are
-    named; none where nobody is to be told."""
+    named; none if there are no alerters."""
     settings = read_project_file(current().root)
     opened = open_alerters(alerters or settings.get("alerters", ()))
     if not opened and pipeline.expect_within is None:

@@ -133,8 +133,8 @@ async def consume(request: Request) -> Response:
 async def _consume_now(
     request: Request, ready: OpenedStream, asked: Consume, page: AnswerPage, member: str
 ) -> list[dict[str, Any]]:
-    """Consume without waiting. What comes for a client that has left is for others at once, and `max_deliveries` does
-    not count this delivery; a loss is told to the next client."""
+    """Consume without waiting. If the client has left, its events are for other clients at once, `max_deliveries` does
+    not count this delivery, and a loss is reported to the next client."""
     count = min(asked.batch_size, service_of(request).limits.page_events)
     try:
         events = await consuming.consume_now(
@@ -142,7 +142,7 @@ async def _consume_now(
         )
     except EventsLostError as error:
         if await request.is_disconnected():
-            await ready.hub.in_thread(ready.log.tell_again, asked.consumer, error.lost)
+            await ready.hub.in_thread(ready.log.report_again, asked.consumer, error.lost)
         raise
     if events and await request.is_disconnected():
         await ready.hub.in_thread(consuming.return_undelivered, ready, asked.consumer, events)
@@ -233,7 +233,7 @@ def _fill(page: AnswerPage, ready: OpenedStream, after: int | None, limit: int) 
     if start > head:
         text = f"The stream {ready.stream.name!r} ends at {head}, before after={start}: an older state was restored."
         raise bad_parameter(text, hint=f"Go on with after={head}.", field="after")
-    # A reader that goes on after a gap would never be told of it; before one, the next request is.
+    # A page ends before a gap, so that the next request reports it: a reader behind the gap would not hear of it.
     for event in in_rounds(log, start, head, limit, gapless=True):
         if not page.add(event):
             break

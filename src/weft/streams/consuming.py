@@ -140,7 +140,7 @@ def _give_back(ready: OpenedStream, consumer: str, done: Future[list[dict[str, A
         if error is None:
             return_undelivered(ready, consumer, done.result())
         elif isinstance(error, EventsLostError):
-            ready.log.tell_again(consumer, error.lost)
+            ready.log.report_again(consumer, error.lost)
 
 
 def return_undelivered(ready: OpenedStream, consumer: str, events: Consumed) -> int:

@@ -181,7 +181,7 @@ class Connection:
         return self.kind == other.kind and self.resolved().identity() == other.resolved().identity()
 
     def identity(self) -> object:
-        """Return what tells one place from another, of a connection that is resolved."""
+        """Return what distinguishes the place of a resolved connection from all others."""
         return [getattr(self, each.name) for each in dataclasses.fields(self) if each.name != "name"]
 
     def is_missing(self) -> bool:

@@ -106,7 +106,7 @@ def by_kind(ops: list[int]) -> tuple[int, ...]:
 
 def is_late(changes: pa.Table, position: Any, ts: Any, tolerance_ms: int) -> pa.ChunkedArray:
     """Return which changes are not newer than what is known. A position is that of one change; at one time there may be
-    several, which come in their order. Positions begin anew in a source that was restored: its changes are known by
+    several, which come in their order. Positions begin again in a source that was restored: its changes are known by
     their time."""
     import pyarrow.compute as pc
 

@@ -227,7 +227,7 @@ class Log(Protocol):
         """Return how many events are stored and visible."""
 
     def size(self) -> int | None:
-        """Return about how many bytes the stream takes up, with its index; `None` where only a scan would tell."""
+        """Return about how many bytes the stream takes up, with its index; `None` where that takes a scan."""
 
     def read(self, after: int, upto: int, limit: int) -> LogPage:
         """Return up to `limit` events with `after < offset <= upto`, in order."""
@@ -269,8 +269,8 @@ class Log(Protocol):
         the caller's. `again`: the caller may have acknowledged some before, and does not know; until the lease of the
         token ends, those that are acknowledged are skipped. Return how many were not settled before."""
 
-    def tell_again(self, consumer: str, lost: int) -> None:
-        """A lease told of so many lost events, and nobody heard it: the next lease tells of them."""
+    def report_again(self, consumer: str, lost: int) -> None:
+        """Let the next lease report so many lost events: the caller of the last one was gone."""
 
     def reset(self, consumer: str, position: int) -> None:
         """Forget every lease of a consumer and let it go on after `position`."""

@@ -430,7 +430,7 @@ class ReceivedSource(LogPositions, MessageSource):
 
     @abstractmethod
     def queue_identity(self) -> Sequence[str]:
-        """Return what tells this queue from all others."""
+        """Return what distinguishes this queue from all others."""
 
     @property
     def opened_by_workers(self) -> Connection:

@@ -196,8 +196,8 @@ class StreamSource(ABC):
         return ()
 
     def planned(self, position: Any | None, source_log: Location) -> Any:
-        """Return what tells the end of a batch from that of any other one, also of one that was planned after an older
-        checkpoint was brought back. For JSON."""
+        """Return what distinguishes the end of a batch from that of any other one, also of one that was planned
+        after an older checkpoint was brought back. For JSON."""
         return position
 
     @abstractmethod

@@ -56,7 +56,7 @@ def rebuild(model: Model, last: State | None, *, has_table: bool) -> str | None:
 
 def news(name: str, now: Marks | None, read: Marks | None) -> str | None:
     """Say what is new in an input since a build; `None` where nothing is, or it cannot be known."""
-    # A cursor is how far the rows were read, not what tells that there are new ones.
+    # A cursor is how far the rows were read. It does not show that there are new ones.
     before = {} if read is None else {key: read[key] for key in now or () if key in read}
     # A stream that nobody had made yet had no identity.
     if now is None or (

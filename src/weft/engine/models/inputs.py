@@ -183,7 +183,7 @@ class Observer:
             raise type(error)(f"Model {model.name!r}: {error.what}", hint=error.hint) from None
 
     def mark(self, relation: Relation) -> Any:
-        """Return what tells whether a table has changed: the end of a stream, the last build of a model, the loads into
+        """Return what differs once a table has changed: the end of a stream, the last build of a model, the loads into
         a declared table. `None` where nothing does."""
         return self._once((relation.connection, relation.data), lambda: self._mark(relation))
 

@@ -126,7 +126,7 @@ class Lake:
                 yield Recorded(table, load.name, kept.state, _at(kept))
 
     def version(self, path: str) -> Any:
-        """Return what changes with each load into the table at a path; `None` where nothing tells."""
+        """Return what changes with each load into the table at a path; `None` where nothing does."""
         if GLOB.search(path):
             return None
         try:

@@ -49,7 +49,7 @@ class InputStatus:
     new: str | None = None
     """What is new, in words; `None` where nothing is."""
     is_known: bool = True
-    """Whether anything tells when it changes."""
+    """Whether it is known when it changes."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class ModelStatus:
 
     @property
     def state(self) -> str:
-        """`fresh`, `stale`, or `unknown` where it cannot be read or nothing tells whether an input has changed."""
+        """`fresh`, `stale`, or `unknown` where it cannot be read or it is not known whether an input has changed."""
         if self.problem is not None:
             return "unknown"
         if self.reasons:
@@ -101,7 +101,7 @@ class ModelStatus:
         silent = [each.name for each in self.inputs if not each.is_known]
         if self.reasons or not silent or self.model.materialise == "view":
             return "; ".join(self.reasons)
-        return f"nothing tells when {', '.join(silent)} changes"
+        return f"it is not known when {', '.join(silent)} changes"
 
 
 class Survey:
@@ -201,8 +201,7 @@ class Survey:
             relation = self.observer.relation(model, each)
             if relation.stream is None and relation.table is None:
                 raise NotBuiltError(
-                    f"{model.name} reads {each.name}, of which Spark alone tells the columns: "
-                    f"weft models show {model.name}"
+                    f"{model.name} reads {each.name}, whose columns only Spark knows: weft models show {model.name}"
                 )
         upstream = self.upstream(each)
         if upstream is not None and upstream is not model:

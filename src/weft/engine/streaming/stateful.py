@@ -394,7 +394,7 @@ class Stateful(ABC):
 
 def moving(number: int) -> str:
     """Return SQL for a number that changes with each batch. A plain number is part of the code that Spark compiles, so
-    Spark would compile each batch anew; an element of an array, which the row chooses, is not part of it."""
+    Spark would compile each batch again; an element of an array, which the row chooses, is not part of it."""
     return f"array({number}L, {number}L)[IF({TIME} IS NULL, 1, 0)]"
 
 

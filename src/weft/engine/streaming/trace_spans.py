@@ -35,7 +35,7 @@ def process_span(pipeline: StreamingPipeline, sources: Sequence[OpenedSource], b
 def note_read(sources: Sequence[OpenedSource]) -> None:
     """Add to the span of a batch what its sources gave it: how many messages, and of which publishes."""
     read = [(each.source, each.rows) for each in sources if each.rows is not None]
-    with suppress(Exception):  # the batch itself tells what is wrong with a source
+    with suppress(Exception):  # the batch itself reports what is wrong with a source
         tracing.note({"messaging.batch.message_count": sum(source.count(rows) for source, rows in read)})
         for source, rows in read:
             tracing.link(source.publish_ids(rows), source.traceparents(rows))

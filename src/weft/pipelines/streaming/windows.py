@@ -274,7 +274,7 @@ class Window(Structure):
         if self.emit_sql is not None:
             self._check_emit_sql(self.emit_sql)
         own = next((name for name in self.group_by if name.lower().startswith(RESERVED_PREFIX)), None)
-        if own is not None:  # a target leaves such columns out, and the groups would be told apart by nothing
+        if own is not None:  # a target leaves such columns out: nothing would distinguish the groups
             hint = f"Name it in transform_sql: SELECT *, {own} AS {own[len(RESERVED_PREFIX) :]} FROM source"
             self._refuse(
                 f"group_by has the column {own!r}: names that begin with {RESERVED_PREFIX} belong to Weft.", hint

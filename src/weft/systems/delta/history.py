@@ -258,7 +258,7 @@ def _chained(line: DataFrame, load: Load) -> DataFrame:
     since, until, place, src, never = F.col(_SINCE), F.col(_UNTIL), F.col(_PLACE), F.col(_SRC), F.lit(NEVER)
     by_place = Window.partitionBy(*keys, place.isNull()).orderBy(place).rowsBetween(*so_far)
     # The clock of a source may go back, and MySQL's times are of when a statement began. Positions do not; but they
-    # begin anew in a source that was restored, much later.
+    # begin again in a source that was restored, much later.
     highest = F.max(since).over(by_place)
     tolerance = F.expr(f"INTERVAL '{load.changes.tolerance_ms / 1000:.3f}' SECOND")
     timed = line.withColumn(_AT, highest)

@@ -1,4 +1,4 @@
-"""Which staged rows a constraint of their target rejects, by the catalogue: DuckDB does not tell at which row a
+"""Which staged rows a constraint of their target rejects, by the catalogue: DuckDB does not say at which row a
 statement failed."""
 
 from __future__ import annotations

@@ -129,7 +129,7 @@ class Tail:
         error, number = message.error(), message.partition()
         if error is not None and error.code() != self._library.KafkaError._PARTITION_EOF:
             raise self._library.KafkaException(error)
-        # Offsets have gaps, and the last ones may hold no message: then the end of the partition tells it.
+        # Offsets have gaps, and the last ones may hold no message: then the end of the partition is what counts.
         seen = message.offset() + (0 if error is not None else 1)
         self._seen[number] = max(self._seen[number], seen)
         return message

@@ -333,7 +333,7 @@ class PostgresTables(SqlTables):
             "SELECT pg_advisory_xact_lock(?, hashtext(coalesce(?::text, current_schema()) || '.' || ?))",
             (_LOCK_SPACE, schema, name),
         )
-        # Not DEFAULT, which is what the server has for new sessions: to wait for ever.
+        # Not DEFAULT, which is what the server has for new sessions: no limit.
         session.run(f"SET LOCAL lock_timeout = '{LOCK_SECONDS}s'")
 
     def as_key(self, expression: str, column: Column) -> str:

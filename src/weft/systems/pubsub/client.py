@@ -201,7 +201,7 @@ class PubSubClient:
 
     def sign_in(self, subscription: str) -> None:
         """Have the connection opened, and raise if there is no such subscription. On a slow network that takes longer
-        than a pull waits. Who may consume need not be allowed to look, and is told so: that is an answer."""
+        than a pull waits. A client that may consume need not be allowed to look: a refusal is an answer too."""
         self.call("get_subscription", {"subscription": self._path("subscriptions", subscription)}, accepts=_DENIED)
 
     def pull(self, subscription: str, most: int, *, waits: bool) -> Sequence[Any]:

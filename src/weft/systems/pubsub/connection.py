@@ -101,7 +101,7 @@ class PubSubConnection(Connection):
         return " ".join(filter(None, ["Pub/Sub", self.subscription or self.topic, *parts]))
 
     def identity(self) -> object:
-        """Return the project, and the server in its place: whoever asks, the topics are the same."""
+        """Return the project, or the server in its place: the topics are the same for all credentials."""
         return self.project_id, self.server
 
     @property

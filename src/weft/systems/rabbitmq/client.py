@@ -65,7 +65,7 @@ def opened(connection: RabbitMQConnection) -> Any:
 @cache
 def _tolerant() -> Any:
     """Return pika's connection, except that headers which it cannot read (a time that is none, hundreds of tables in
-    one another) are left out: it would close the connection, and the broker would deliver the message again, for ever.
+    one another) are left out: it would close the connection, and the broker would deliver the message again and again.
     What a receiver is given goes to it directly: see `deliver_to`."""
     import pika
     from pika import frame, spec

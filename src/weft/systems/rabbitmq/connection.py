@@ -106,7 +106,7 @@ class RabbitMQConnection(Connection):
         return self.dead_letter_exchange is not None
 
     def identity(self) -> object:
-        """Return the broker and its virtual host: whoever asks, the queues are the same."""
+        """Return the broker and its virtual host: the queues are the same for all users."""
         return self.address
 
     def check(self) -> dict[str, Any]:

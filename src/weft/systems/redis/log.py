@@ -420,7 +420,7 @@ class RedisLog:
         why, detail, refused = reply[0].decode(), reply[1].decode(), [self._offset(each) for each in reply[2]]
         return Refused.because(refused or wanted, why, float(detail) if why == "late" else detail)
 
-    def tell_again(self, consumer: str, lost: int) -> None:
+    def report_again(self, consumer: str, lost: int) -> None:
         self.store.command("HINCRBY", self.keys.meta, f"untold:{consumer}", lost)
 
     def reset(self, consumer: str, position: int) -> None:

@@ -91,7 +91,7 @@ class SchemaRegistry:
             headers={"Accept": f"{_TYPE}, application/json", "Content-Type": _TYPE},
         )
         if (sign_in := self._sign_in()) is not None:
-            request.add_unredirected_header("Authorization", sign_in)  # whoever we are redirected to does not get it
+            request.add_unredirected_header("Authorization", sign_in)  # a server that it redirects to does not get it
         for pause in (*_PAUSES, None):
             try:
                 with self._opener().open(request, timeout=_SECONDS) as answer:

@@ -74,8 +74,8 @@ class Reason(NamedTuple):
 class BadRows:
     """Moves rows piece by piece, until only those are left that are rejected alone, and puts them into the quarantine.
 
-    Where a piece is rejected, the database tells which row the statement read last, or which rows a constraint rejects:
-    those before it, it alone and those behind it come next. Where it does not know, the piece is halved.
+    Where a piece is rejected, the database says which row the statement read last, or which rows a constraint rejects:
+    those before it, it alone and those behind it come next. Where it does not say, the piece is halved.
 
     With savepoints, a piece that is accepted stays. Without them, `find` tries pieces in transactions that are rolled
     back, and `run` then moves all that were accepted at once. What is staged must have been kept before.
@@ -323,7 +323,7 @@ class BadRows:
         before = self.count
         try:
             numbers = self.tables.unreadable(self.session, self.tables.temporary(raw), expressions)
-        except Exception:  # it cannot tell
+        except Exception:  # the rows are not known
             numbers = []
             undo(self.transaction)
         for row in numbers:

@@ -114,7 +114,7 @@ class SqlGate:
 
     def is_late(self, position: str, ts: str, entry: str = "g") -> str:
         """The condition that a change of this position and time is not newer than an entry. A position is that of
-        one change; at one time there may be several, which come in their order. Positions begin anew in a source that
+        one change; at one time there may be several, which come in their order. Positions begin again in a source that
         was restored: its changes are known by their time."""
         stored = f"{entry}.{self._position}"
         return (

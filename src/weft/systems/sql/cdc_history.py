@@ -156,7 +156,7 @@ class ChangeHistory(Scd2ByEvent, GatedMove):
         never, same = tables.moment(NEVER), self._same(keys)
         by_place = f"{same}, CASE WHEN {position} IS NULL THEN 1 ELSE 0 END ORDER BY {self.gate.ordered(position)}"
         # The clock of a source may go back, and MySQL's times are of when a statement began. Positions do not; but they
-        # begin anew in a source that was restored, much later.
+        # begin again in a source that was restored, much later.
         line = (
             f"SELECT l.*, MAX({ts}) OVER (PARTITION BY {by_place} ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW) "
             f"AS {highest} FROM {tables.temporary(LINE)} AS l"

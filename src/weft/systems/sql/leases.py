@@ -117,7 +117,7 @@ class ConsumerLeases:
         """Count events that were removed before they were acknowledged; the next lease reports them."""
         self._update("lost = lost + ?, untold = untold + ?", lost, lost)
 
-    def tell_again(self, lost: int) -> None:
+    def report_again(self, lost: int) -> None:
         """Have the next lease report losses that this consumer has counted."""
         self._update("untold = untold + ?", lost)
 

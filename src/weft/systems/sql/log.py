@@ -270,8 +270,8 @@ class SqlLog:
     ) -> int | Refused:
         return self._keep(lambda session: self._of(session, consumer).settle(rowids, token, member, release, again))
 
-    def tell_again(self, consumer: str, lost: int) -> None:
-        self._keep(lambda session: self._of(session, consumer).tell_again(lost))
+    def report_again(self, consumer: str, lost: int) -> None:
+        self._keep(lambda session: self._of(session, consumer).report_again(lost))
 
     def reset(self, consumer: str, position: int) -> None:
         self._keep(lambda session: self._of(session, consumer).reset(position))

@@ -97,7 +97,7 @@ class SqlStore(SqlDriver):
         """Insert batches of the same columns; return the first and last offset of each publish that has events."""
 
     def size(self, session: Session, log: SqlLog) -> int | None:
-        """Return about how many bytes a stream's table takes up; `None` where only a scan would tell."""
+        """Return about how many bytes a stream's table takes up; `None` where that takes a scan."""
         return None
 
     def arrow_batches(

@@ -15,8 +15,8 @@ _SPELLED = {pa.bool_(): "boolean", pa.string(): "text", pa.binary(): "binary"}
 
 
 def computed_types(sql: str, types_of: Callable[[str], Types]) -> dict[str, pa.DataType]:
-    """Return the numbers among the columns of a query, by name, as far as parsing tells. `types_of` returns what the
-    columns of a table are."""
+    """Return the numbers among the columns of a query, by name, as far as parsing finds them. `types_of` returns what
+    the columns of a table are."""
     try:
         query = sqlglot.parse_one(sql, dialect="sqlite")
         names = {each.name for each in query.find_all(exp.Table)}

@@ -32,8 +32,8 @@ from weft.systems.sqlite.connection import SQLiteConnection
 LOCK_SECONDS = 30.0
 # SQLite's own busy handler sleeps up to 100 ms between tries, which starves a writer next to a busy one.
 _RETRY_SECONDS = 0.0005
-# Between two tries, so long says that this process stood still (SIGSTOP, a virtual machine that is moved), and whoever
-# holds the lock perhaps with it: the time says nothing about the lock.
+# So long a pause between two tries shows that this process stood still (SIGSTOP, a virtual machine that is moved), and
+# perhaps the holder of the lock with it: the time says nothing about the lock.
 _STILL_SECONDS = 1.0
 # Others may lock the folder of the file too, for as long as they like.
 _FOLDER_SECONDS = 1.0

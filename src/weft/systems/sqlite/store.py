@@ -213,7 +213,7 @@ class SqliteStore(SqliteSessions, SqlStore):
         return fresh
 
     def size(self, session: Session, log: SqlLog) -> int | None:
-        """By a few events from four places, and how many there are: only a scan would tell more. Of many events that
+        """By a few events from four places, and how many there are: more takes a scan. Of many events that
         is the number of their offsets, and it never is more than the file."""
         floor = int(session.value(f"SELECT floor FROM {self.streams} WHERE id = ?", (log.number,)) or 0)
         end = self.end(session, log)

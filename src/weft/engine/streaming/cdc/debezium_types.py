@@ -405,7 +405,7 @@ def _lists(items: Conversion | None) -> Conversion | None:
 
 
 def _instants(unit: str | None, kind: pa.DataType) -> Conversion:
-    """Numbers since 1970, in this unit or in the one that their size tells."""
+    """Numbers since 1970, in this unit or in the one that their size suggests."""
 
     def convert(array: pa.Array) -> pa.Array:
         numbers = array.cast(pa.int64())

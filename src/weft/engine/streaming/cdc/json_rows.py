@@ -90,7 +90,7 @@ def rows_of(
 
 def with_exact_keys(texts: pa.Array, parsed: Parsed, keys: Collection[str], stored: Sequence[StoredTable]) -> Parsed:
     """Return rows whose keys differ where their numbers do: as texts, where a float has not all digits of one. A row
-    whose key no table would tell from others is a bad one."""
+    whose key no table would distinguish from another one is a bad row."""
     for name in keys:
         if (column := parsed.columns.get(name)) is None:
             continue
