@@ -247,3 +247,35 @@ def test_identity(tables: PostgresTables, shared_server: Callable[[str], servers
         assert tables.identity() == same.identity() != other.identity()
         other.close()
     same.close()
+
+
+def test_what_a_merge_takes_for_a_change(tables: PostgresTables) -> None:
+    """Also in types that have no equality, and where theirs takes different values for the same."""
+    columns = "d doc, p jsonpath, ps point[], i interval, c circle, b pg_snapshot"
+    values = [
+        "'{\"a\": 1}', '$.a', '{\"(1,2)\"}', '1 mon', '<(0,0),1>', '1:1:'",
+        "'{\"a\": 2}', '$.b', '{\"(1,3)\"}', '30 days', '<(5,5),1>', '1:2:'",
+    ]
+
+    def run(*statements: str) -> None:
+        with tables.driver.session("publish") as session:
+            for each in statements:
+                session.run(each)
+
+    def merge() -> tuple[int, int]:
+        place = tables.driver.connection
+        done = weft.load("SELECT * FROM sent", source=place, target="kept", connection=place, mode="merge", keys=["id"])
+        return done.updated, done.unchanged
+
+    run(
+        "CREATE DOMAIN doc AS json",
+        *(f"CREATE TABLE {name} (id int PRIMARY KEY, {columns})" for name in ("sent", "kept")),
+        *(f"INSERT INTO sent VALUES ({number}, {values[0]})" for number in range(6)),
+    )
+    merge()
+    assert merge() == (0, 6)
+    for number, value in enumerate(values[1].split(", ")):
+        run(f"UPDATE sent SET {columns.split(', ')[number].split(' ')[0]} = {value} WHERE id = {number}")
+    assert merge() == (6, 0)
+    kept = "SELECT ROW(k.*)::text AS row FROM {} k ORDER BY id"
+    assert rows(tables, kept.format("kept")) == rows(tables, kept.format("sent"))

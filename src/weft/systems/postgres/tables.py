@@ -28,9 +28,8 @@ _LOAD_LOCK = "1h"
 # Longer names are cut off silently.
 _NAME_BYTES = 63
 _SYSTEM_COLUMNS = {"ctid", "xmin", "xmax", "cmin", "cmax", "tableoid"}
-# These types have no equality. As text, what is equal may look different: such a row is written once more.
 _MARK = "_weft_mark"
-_UNEQUAL = {"xml", "point", "line", "lseg", "box", "path", "polygon", "circle", "json[]"}
+_TEXTS = {"text", "character varying", "character", "name", '"char"'}
 
 
 class PostgresLoadSessions(PostgresSessions):
@@ -344,15 +343,17 @@ class PostgresTables(SqlTables):
 
     def distinct(self, left: str, right: str, column: Column) -> str:
         """Columns as they are, which is fastest; texts by their letters, also where keys are not; json, which has no
-        equality, as texts and where they differ as jsonb: the same value may be written in two ways."""
-        if column.sql == "json":
+        equality, as texts and where they differ as jsonb: the same value may be written in two ways. Types that travel
+        as texts are compared as such: they have no equality (xml), or one that takes different values for the same
+        (interval, circle). What is equal may look different: such a row is written once more."""
+        if hint_of(column.field) == "json" and column.sql != "jsonb":
             return (
                 f"CASE WHEN {left}::text IS NOT DISTINCT FROM {right}::text THEN FALSE "
                 f"ELSE {left}::jsonb IS DISTINCT FROM {right}::jsonb END"
             )
         if column.collation is not None:
             return f'{left}::text COLLATE "C" IS DISTINCT FROM {right}::text COLLATE "C"'
-        if column.sql in _UNEQUAL:
+        if column.field.type == pa.string() and types.parse(column.sql)[0] not in _TEXTS:
             return f"{left}::text IS DISTINCT FROM {right}::text"
         return f"{left} IS DISTINCT FROM {right}"
 
