@@ -171,6 +171,23 @@ def test_a_truncate_alone() -> None:
     assert (found.rows.num_rows, found.truncates) == (0, (("00000000000000000007", 5),))
 
 
+@pytest.mark.parametrize("is_wrapped", [False, True])
+def test_what_debezium_says_beside_the_rows(is_wrapped: bool) -> None:
+    """Where one topic has all of it: the bounds of a transaction, a change of a schema, a heartbeat."""
+    of_transaction = {"id": "571:53195829", "event_count": None, "data_collections": None, "ts_ms": 5}
+    others = [
+        {"status": "BEGIN", **of_transaction},
+        {"status": "END", **of_transaction, "event_count": 1},
+        {"source": {"db": "shop", "ts_ms": 5}, "ts_ms": 5, "ddl": "ALTER TABLE t ADD c int", "tableChanges": []},
+        {"ts_ms": 5},
+    ]
+    place = {"id": "571:53195829", "total_order": 1, "data_collection_order": 1}
+    sent = [{**change("c", None, ROW, lsn=1), "ts_ms": 5, "transaction": place}, *others, {"ts_ms": 5, "after": ROW}]
+    found = read(*({"schema": {"type": "struct"}, "payload": each} if is_wrapped else each for each in sent))
+    assert (shown(found), found.skipped) == ([(0, 1, "a")], len(others))
+    assert found.bad == {5: "It has no operation at 'op'."}
+
+
 def test_nothing_that_is_a_change() -> None:
     found = read({"hello": 1})
     assert (len(found.op), found.bad) == (0, {0: "It has no operation at 'op'."})

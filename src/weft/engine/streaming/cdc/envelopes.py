@@ -79,6 +79,7 @@ def opened(messages: pa.Table, cdc: CDC, stored: Stored = tuple) -> OpenedChange
     if parts.payload is not None:
         # A tombstone with a schema.
         code[(code == _BAD) & _mask(pc.is_null(parts.payload))] = _SKIP
+    code[(code == _BAD) & parts.are_of_no_row()] = _SKIP
     for number in np.flatnonzero(code == _BAD).tolist():
         word = None if op is None else op[number].as_py()
         why = f"It has no operation at {paths.op!r}." if word is None else f"{word!r} is no operation."
@@ -184,6 +185,17 @@ class _Parts:
             if payload is not None:
                 self.payload = inner
                 self._columns = {**self._columns, **_fields(payload)}
+
+    def are_of_no_row(self) -> np.ndarray:
+        """Return which messages of Debezium are about a transaction or a schema, or heartbeats: they have a time of
+        their own, and neither an operation nor a row."""
+        if self._cdc.envelope != "debezium":
+            return np.zeros(self.size, bool)
+        paths = self._cdc.paths
+        is_of_none = ~_mask(_is_null(self.at("ts_ms"), self.size))
+        for path in (paths.op, paths.before, paths.after):
+            is_of_none &= _mask(_is_null(self.at(path), self.size))
+        return is_of_none
 
     def meanings(self) -> dict[str, Meaning]:
         """Return what the schemas of the first and the last message say: the table may have been altered between."""
