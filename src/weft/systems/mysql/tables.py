@@ -405,6 +405,9 @@ class MySQLTables(SqlTables):
         parts = ["''", *(f"IFNULL(CONCAT(LENGTH({each}), ':', {each}), 'N')" for each in expressions)]
         return f"MD5(CONCAT({', '.join(parts)}))"
 
+    def checksum(self, row_hash: str) -> str | None:
+        return f"SUM(CAST(CONV(LEFT({row_hash}, 15), 16, 10) AS UNSIGNED))"
+
     def add_seconds(self, expression: str, seconds: float) -> str:
         return f"({expression} + INTERVAL {round(seconds * 1_000_000)} MICROSECOND)"
 

@@ -368,6 +368,9 @@ class PostgresTables(SqlTables):
         """Hash the row's text, in which nulls are empty and empty texts quoted."""
         return f"md5(ROW({', '.join(expressions)})::text)"
 
+    def checksum(self, row_hash: str) -> str | None:
+        return f"sum(('x' || left({row_hash}, 15))::bit(60)::bigint)"
+
     def add_seconds(self, expression: str, seconds: float) -> str:
         return f"({expression} + INTERVAL '{seconds:.6f} seconds')"
 

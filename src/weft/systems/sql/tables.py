@@ -432,6 +432,10 @@ class SqlTables(ABC):
     def row_hash(self, expressions: Sequence[str]) -> str:
         """Return the hexadecimal hash of values, in which null, empty and shifted values differ."""
 
+    def checksum(self, row_hash: str) -> str | None:
+        """Return the checksum of rows by their hashes, in whatever order they are; `None` where there is none."""
+        return None
+
     def moment(self, value: datetime) -> str:
         """Return the literal of an instant, of the type of `valid_from`."""
         return literal(value.astimezone(UTC), self.dialect)

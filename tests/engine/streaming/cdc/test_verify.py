@@ -15,7 +15,8 @@ from weft.engine.readers import open_tables
 from weft.engine.streaming.cdc import verify
 from weft.engine.streaming.cdc.verify import Difference, Side, compare
 
-PAIRS = [("postgres", "postgres"), ("postgres", "duckdb"), ("mysql", "postgres"), ("sqlite", "mysql")]
+ALIKE = [("postgres", "postgres"), ("mysql", "mysql")]
+PAIRS = [*ALIKE, ("postgres", "duckdb"), ("mysql", "postgres"), ("sqlite", "mysql")]
 
 
 class Tables:
@@ -65,7 +66,7 @@ def _fill(tables: Tables, rows: int) -> None:
         tables.run(each, f"CREATE TABLE {name} ({_columns(each)})", f"INSERT INTO {name} VALUES {values}")
 
 
-@pytest.mark.brief("sqlite-mysql")
+@pytest.mark.brief("sqlite-mysql", "postgres-postgres")
 def test_differences_are_named_and_mended(tables: Tables, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verify, "ROWS_A_RANGE", 7)
     _fill(tables, 30)
@@ -87,6 +88,23 @@ def test_differences_are_named_and_mended(tables: Tables, monkeypatch: pytest.Mo
     ]
     assert found.mended == 4
     assert compare(source, mirror, settle_seconds=0).differences == []
+
+
+@pytest.mark.brief("postgres-postgres", "mysql-mysql")
+def test_only_ranges_whose_checksums_differ_are_read(tables: Tables, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verify, "ROWS_A_RANGE", 7)
+    _fill(tables, 30)
+    tables.run(
+        tables.mirror, "UPDATE people_mirror SET d = NULL WHERE a = 11", "DELETE FROM people_mirror WHERE a = 29"
+    )
+    source, mirror = tables.sides("a", "b")
+    read: list[verify.Key | None] = []
+    after = source.after
+    monkeypatch.setattr(source, "after", lambda key: read.append(key) or after(key))  # type: ignore[func-returns-value]
+    found = compare(source, mirror, settle_seconds=0)
+    assert (found.rows, [each.key[0] for each in found.differences]) == (30, [11, 29])
+    is_alike = (tables.source.dialect, tables.mirror.dialect) in ALIKE
+    assert [each and each[0] for each in read] == ([6, 27] if is_alike else [None, 6, 13, 20, 27])
 
 
 @pytest.mark.brief("postgres-duckdb")

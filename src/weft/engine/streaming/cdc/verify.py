@@ -1,8 +1,9 @@
 """Compare a mirror with its source, key range by key range, while both live.
 
-Both tables are read in the order of the key, so many rows at a time, and compared here: two systems may write a value
-differently, and have no checksum in common. A row that differs may be a change on its way, so it is asked for again. It
-is named only where the source still has what it had, and the mirror had time to get it.
+Both tables are read in the order of the key, so many rows at a time, and compared here. In two databases of one system
+checksums are compared first, and only ranges that differ are read: two systems write a value differently, and have no
+checksum in common. A row that differs may be a change on its way, so it is asked for again. It is named only where the
+source still has what it had, and the mirror had time to get it.
 """
 
 from __future__ import annotations
@@ -66,6 +67,7 @@ class Side:
         self.tables, self.schema, self.name = tables, schema, name
         stored = stored_columns(tables, schema, name)
         fields = None if stored is None else [each.field.with_name(each.name) for each in stored]
+        self._sql_columns = {each.name: each for each in stored or ()}
         self._describe(f"{full_name(schema, name)} of {tables.connection.label}", fields, keys, gone)
         self._order = ", ".join(self._ordered(key) for key in self.keys)
 
@@ -98,8 +100,38 @@ class Side:
 
     def after(self, key: Key | None) -> dict[Key, Values]:
         """Return the next rows behind a key, by key."""
-        behind = [] if key is None else [f"({self._order}) > ({self._literals(key)})"]
-        return self._read(behind, f" ORDER BY {self._order} LIMIT {ROWS_A_RANGE}")
+        return self._read(self._behind(key), f" ORDER BY {self._order} LIMIT {ROWS_A_RANGE}")
+
+    def _behind(self, key: Key | None) -> list[str]:
+        return [] if key is None else [f"({self._order}) > ({self._literals(key)})"]
+
+    def end(self, key: Key | None) -> Key | None:
+        """Return the last key of the next rows behind a key; `None` where these are the last rows."""
+        end = f" ORDER BY {self._order} LIMIT 1 OFFSET {ROWS_A_RANGE - 1}"
+        return next(iter(self._read(self._behind(key), end, self.keys)), None)
+
+    def has_checksums_of(self, other: Side) -> bool:
+        """Whether equal rows have one checksum in both tables: systems write a value differently, and so do types."""
+        if self.tables.checksum("") is None or self.tables.dialect != other.tables.dialect:
+            return False
+        # Not all systems write all digits of single precision.
+        kinds = {each: self.columns[each].type for each in self.selected}
+        return pa.float32() not in kinds.values() and all(
+            self._sql_columns[each].sql == other._sql_columns[each].sql and kind == other.columns[each].type
+            for each, kind in kinds.items()
+        )
+
+    def checksum(self, key: Key | None, end: Key | None) -> tuple[Any, ...]:
+        """Return how many rows there are behind a key, up to an end if there is one, and their checksum."""
+        tables = self.tables
+        hashed = tables.row_hash(
+            [tables.as_hashed(tables.quote(each), self._sql_columns[each]) for each in self.selected]
+        )
+        upto = [] if end is None else [f"({self._order}) <= ({self._literals(end)})"]
+        sql = self._select(f"count(*), {tables.checksum(hashed)}", [*self._behind(key), *upto])
+        with tables.driver.session("read") as session:
+            (found,) = session.rows(sql)
+        return tuple(found)
 
     def rows(self, keys: Sequence[Key]) -> dict[Key, Values]:
         rows: dict[Key, Values] = {}
@@ -120,7 +152,10 @@ class Side:
         schema = self.tables.describe(sql)
         return pa.Table.from_batches(list(self.tables.read(Slice(sql), schema)), schema)
 
-    def _query(self, conditions: Sequence[str], end: str = "") -> str:
+    def _query(self, conditions: Sequence[str], end: str = "", names: Sequence[str] = ()) -> str:
+        return self._select(self.tables.listed(names or self.selected), conditions) + end
+
+    def _select(self, what: str, conditions: Sequence[str]) -> str:
         conditions = list(conditions)
         if self.gone:
             name = self.tables.quote(self.gone)
@@ -128,15 +163,15 @@ class Side:
             conditions.append(f"({name} IS NULL OR {name} = {self.tables.false})" if is_flag else f"{name} IS NULL")
         where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
         table = self.tables.table(self.schema, self.name)
-        return f"SELECT {self.tables.listed(self.selected)} FROM {table}{where}{end}"
+        return f"SELECT {what} FROM {table}{where}"
 
-    def _read(self, conditions: Sequence[str], end: str = "") -> dict[Key, Values]:
-        sql = self._query(conditions, end)
-        return self._by_key(self.tables.read(Slice(sql), self.tables.describe(sql)))
+    def _read(self, conditions: Sequence[str], end: str = "", names: Sequence[str] = ()) -> dict[Key, Values]:
+        sql = self._query(conditions, end, names)
+        return self._by_key(self.tables.read(Slice(sql), self.tables.describe(sql)), names)
 
-    def _by_key(self, batches: Iterable[pa.RecordBatch]) -> dict[Key, Values]:
+    def _by_key(self, batches: Iterable[pa.RecordBatch], names: Sequence[str] = ()) -> dict[Key, Values]:
         rows: dict[Key, Values] = {}
-        places = [self.selected.index(key) for key in self.keys]
+        places = [(names or self.selected).index(key) for key in self.keys]
         for batch in batches:
             columns = [
                 _plain(array.cast(pa.float32(), safe=False) if each.name in self.rounded else array, each)
@@ -207,8 +242,8 @@ def compare(
     )
     compared = Comparison(source.keys)
     suspects: dict[Key, Values | None] = {}
-    for ours, theirs in _ranges(source, mirror):
-        compared.rows += len(ours)
+    for count, ours, theirs in _ranges(source, mirror):
+        compared.rows += count
         if ours != theirs:
             for key in ours.keys() | theirs.keys():
                 if ours.get(key) != theirs.get(key):
@@ -233,18 +268,28 @@ def compare(
     return compared
 
 
-def _ranges(source: Side, mirror: Side) -> Iterator[tuple[dict[Key, Values], dict[Key, Values]]]:
-    """Yield the rows of both in ranges of keys."""
+def _ranges(source: Side, mirror: Side) -> Iterator[tuple[int, dict[Key, Values], dict[Key, Values]]]:
+    """Yield of each range of keys how many rows the source has, and the rows of both, unless their checksums agree."""
+    has_checksums = mirror.has_checksums_of(source)
     after: Key | None = None
     while True:
+        if has_checksums:
+            end = source.end(after)
+            if (checksum := source.checksum(after, end)) == mirror.checksum(after, end):
+                yield int(checksum[0]), {}, {}
+                if end is None:
+                    return
+                after = end
+                continue
         ours, theirs = source.after(after), mirror.after(after)
         # A range that is full may have more behind its last key, which the other side may have already.
         ends = [max(rows) for rows in (ours, theirs) if len(rows) == ROWS_A_RANGE]
         if not ends:
-            yield ours, theirs
+            yield len(ours), ours, theirs
             return
-        after = end = min(ends)
-        yield tuple({key: row for key, row in rows.items() if key <= end} for rows in (ours, theirs))  # type: ignore[misc]
+        after = last = min(ends)
+        ours, theirs = ({key: row for key, row in rows.items() if key <= last} for rows in (ours, theirs))
+        yield len(ours), ours, theirs
 
 
 def _asked_again(
