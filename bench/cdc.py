@@ -6,6 +6,7 @@ import json
 import time
 import uuid
 from collections.abc import Callable
+from itertools import count
 from typing import Any
 
 import servers
@@ -24,17 +25,25 @@ _UNPACKED = (
     "(m->'source'->>'lsn')::bigint AS lsn FROM (SELECT m, coalesce(nullif(m->>'after', ''), m->>'before')::json AS row "
     "FROM messages) AS found"
 )
+_GATE = (
+    "INSERT INTO gate VALUES ('mirror', %s, %s) ON CONFLICT (pipeline, pk) DO UPDATE "
+    "SET last_seen = EXCLUDED.last_seen WHERE gate.last_seen < EXCLUDED.last_seen RETURNING 1"
+)
+_UPDATE = (
+    "INSERT INTO theirs SELECT * FROM jsonb_populate_record(NULL::theirs, %s::jsonb) "
+    "ON CONFLICT (id) DO UPDATE SET name = EXCLUDED.name, amount = EXCLUDED.amount"
+)
 # So many messages a task reads at once.
 _READ = 10_000
 
 
-def _messages(number: int, rows: int, keys: int) -> Any:
-    """The changes of a batch as messages of Debezium are read: every tenth is a delete."""
+def _messages(number: int, rows: int, keys: int, *, step: int = 1) -> Any:
+    """The changes of a batch as messages of Debezium are read: every tenth is a delete. The keys are so far apart."""
     import numpy as np
     import pyarrow as pa
 
     chance = np.random.default_rng(number)
-    ids, lsn = chance.integers(0, keys, rows), np.arange(number * rows, (number + 1) * rows)
+    ids, lsn = chance.integers(0, keys, rows) * step, np.arange(number * rows, (number + 1) * rows)
     is_delete = np.arange(rows) % 10 == 9
     columns = [pa.array(ids), pa.array(ids.astype(str)), pa.array(chance.random(rows))]
     row = pa.StructArray.from_arrays(columns, ["id", "name", "amount"])
@@ -52,6 +61,79 @@ def _as_json(messages: Any) -> Any:
     return pa.array([msgspec.json.encode(each) for each in messages.to_pylist()], pa.binary())
 
 
+def _flat(messages: Any) -> Any:
+    """The same messages as a client of the database has them: a column for each value."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    row, source = messages["before"].combine_chunks(), messages["source"].combine_chunks()
+    columns = {name: pc.struct_field(row, name) for name in ("id", "name", "amount")}
+    return pa.table({"op": messages["op"], **columns, "lsn": pc.struct_field(source, "lsn")})
+
+
+class _Mirror:
+    """A mirror in PostgreSQL that has so many rows, and what applies batches to it as the engine does."""
+
+    def __init__(self, url: str, name: str, rows: int) -> None:
+        import psycopg
+
+        from weft.engine.readers import open_tables
+
+        with psycopg.connect(url, autocommit=True) as driver:
+            driver.execute(f"CREATE TABLE {name} (id bigint PRIMARY KEY, name text, amount double precision)")
+            driver.execute(f"INSERT INTO {name} SELECT i, i::text, 0 FROM generate_series(0, {rows - 1}) AS i")
+            driver.execute(f"VACUUM ANALYZE {name}")
+        self.name, self.number, self.tables = name, 0, open_tables(weft.connect(url=url))
+
+    def apply(self, messages: Any, *, is_json: bool = False) -> int:
+        """Apply a batch."""
+        import pyarrow as pa
+
+        from weft.engine.readers import stored_columns
+        from weft.engine.streaming.cdc.applying import ChangeBatch
+        from weft.engine.streaming.cdc.envelopes import opened
+        from weft.engine.streaming.cdc.json_rows import StoredTable
+        from weft.engine.streaming.cdc.newest import newest
+        from weft.systems.codecs.json import JsonCodec
+        from weft.systems.load import Load
+        from weft.systems.sql import commit
+
+        self.number += 1
+        rows, cdc = len(messages), weft.CDC(envelope="debezium", key_field="after.id")
+        present = {each.name: each for each in stored_columns(self.tables, None, self.name) or ()}
+        if is_json:
+            decoder = JsonCodec().decoder({"before": pa.json_(), "after": pa.json_()})
+            parts = [decoder.parse(messages.slice(at, _READ)).columns for at in range(0, rows, _READ)]
+            messages = pa.concat_tables(map(pa.table, parts))
+        found = opened(messages, cdc, lambda: [StoredTable({name: each.field for name, each in present.items()})])
+        batch = ChangeBatch(cdc, found, newest(found), [], 0)
+        load = Load.declare(
+            target=self.name, mode="merge", keys=cdc.keys, pipeline="bench", commit_key=f"{self.number}"
+        )
+        data, load = batch.planned(load, present)
+        commit.prepare(self.tables, load, data.schema)
+        commit.commit(self.tables, load, commit.BatchedRows(data.schema, data.batches))
+        return rows
+
+
+def _database() -> str:
+    return servers.shared("postgres").create_database(f"bench_{uuid.uuid4().hex}")
+
+
+def _with_batches(job: Callable[[Any], int], batch: Callable[[int], Any]) -> Job:
+    """A job that finds the next batch ready: the time to make it does not count."""
+    numbers, ready = count(), [None]
+
+    def run() -> int:
+        return job(ready[0])
+
+    def reset() -> None:
+        ready[0] = batch(next(numbers))
+
+    run.reset = reset  # type: ignore[attr-defined]
+    return run
+
+
 def mirror_of_json(scale: float) -> tuple[Job, Job]:
     """Read messages and apply them to a mirror that has all keys."""
     return mirror(scale, is_json=True)
@@ -61,51 +143,20 @@ def mirror(scale: float, *, is_json: bool = False) -> tuple[Job, Job]:
     """Apply a batch of changes to a mirror that has all keys."""
     import psycopg
     import pyarrow as pa
-    import pyarrow.compute as pc
     import pyarrow.csv
 
-    from weft.engine.readers import open_tables, stored_columns
-    from weft.engine.streaming.cdc.applying import ChangeBatch
-    from weft.engine.streaming.cdc.envelopes import opened
-    from weft.engine.streaming.cdc.json_rows import StoredTable
-    from weft.engine.streaming.cdc.newest import newest
-    from weft.systems.codecs.json import JsonCodec
-    from weft.systems.load import Load
-    from weft.systems.sql import commit
+    rows, keys = _size(scale)
+    url = _database()
+    ours = _Mirror(url, "ours", keys)
+    _Mirror(url, "theirs", keys)
+    no_header = pyarrow.csv.WriteOptions(include_header=False)
 
-    rows, keys = max(10_000, round(CHANGES * scale)), max(1000, round(KEYS * scale))
-    url = servers.shared("postgres").create_database(f"bench_{uuid.uuid4().hex}")
-    tables = open_tables(weft.connect(url=url))
-    cdc = weft.CDC(envelope="debezium", key_field="after.id")
-    with psycopg.connect(url) as driver:
-        for name in ("ours", "theirs"):
-            driver.execute(f"CREATE TABLE {name} (id bigint PRIMARY KEY, name text, amount double precision)")
-            driver.execute(f"INSERT INTO {name} SELECT i, i::text, 0 FROM generate_series(0, {keys - 1}) AS i")
-    numbers, no_header = {"ours": 0, "theirs": 0}, pyarrow.csv.WriteOptions(include_header=False)
-
-    def ours() -> int:
-        number, numbers["ours"] = numbers["ours"], numbers["ours"] + 1
-        messages = batches["ours"]
-        present = {each.name: each for each in stored_columns(tables, None, "ours") or ()}
-        if is_json:
-            decoder = JsonCodec().decoder({"before": pa.json_(), "after": pa.json_()})
-            parts = [decoder.parse(messages.slice(at, _READ)).columns for at in range(0, rows, _READ)]
-            messages = pa.concat_tables(map(pa.table, parts))
-        found = opened(messages, cdc, lambda: [StoredTable({name: each.field for name, each in present.items()})])
-        batch = ChangeBatch(cdc, found, newest(found), [], 0)
-        load = Load.declare(target="ours", mode="merge", keys=cdc.keys, pipeline="bench", commit_key=f"{number}")
-        data, load = batch.planned(load, present)
-        commit.prepare(tables, load, data.schema)
-        commit.commit(tables, load, commit.BatchedRows(data.schema, data.batches))
-        return rows
-
-    def by_hand() -> int:
-        numbers["theirs"] += 1
+    def by_hand(lines: bytes) -> int:
         with psycopg.connect(url) as driver:
             name = "stage" if not is_json else "messages"
             driver.execute(f"CREATE TEMP TABLE {name} ({'m json' if is_json else _FLAT}) ON COMMIT DROP")
             with driver.cursor().copy(f"COPY {name} FROM STDIN (FORMAT csv)") as copy:
-                copy.write(batches["theirs"])
+                copy.write(lines)
             if is_json:
                 driver.execute(f"CREATE TEMP TABLE stage ON COMMIT DROP AS {_UNPACKED}")
             driver.execute(
@@ -116,40 +167,71 @@ def mirror(scale: float, *, is_json: bool = False) -> tuple[Job, Job]:
             )
         return rows
 
-    batches: dict[str, Any] = {}
+    def messages(number: int) -> Any:
+        made = _messages(number, rows, keys)
+        return _as_json(made) if is_json else made
 
-    def ready(who: str) -> None:
-        messages = _messages(numbers[who], rows, keys)
-        if is_json:
-            messages = _as_json(messages)
-        if who == "theirs" and is_json:
-            sink = pa.BufferOutputStream()
-            pyarrow.csv.write_csv(pa.table({"m": messages.cast(pa.string())}), sink, no_header)
-            messages = sink.getvalue().to_pybytes()
-        elif who == "theirs":
-            row, sink = messages["before"].combine_chunks(), pa.BufferOutputStream()
-            flat = pa.table(
-                {
-                    "op": messages["op"],
-                    **{name: pc.struct_field(row, name) for name in ("id", "name", "amount")},
-                    "lsn": pc.struct_field(messages["source"].combine_chunks(), "lsn"),
-                }
-            )
-            pyarrow.csv.write_csv(flat, sink, no_header)
-            messages = sink.getvalue().to_pybytes()
-        batches[who] = messages
+    def lines(number: int) -> bytes:
+        made, sink = messages(number), pa.BufferOutputStream()
+        made = pa.table({"m": made.cast(pa.string())}) if is_json else _flat(made)
+        pyarrow.csv.write_csv(made, sink, no_header)
+        found: bytes = sink.getvalue().to_pybytes()
+        return found
 
-    ours.reset = lambda: ready("ours")  # type: ignore[attr-defined]
-    by_hand.reset = lambda: ready("theirs")  # type: ignore[attr-defined]
-    return ours, by_hand
+    return (
+        _with_batches(lambda batch: ours.apply(batch, is_json=is_json), messages),
+        _with_batches(by_hand, lines),
+    )
+
+
+def mirror_against_events(scale: float) -> tuple[Job, Job]:
+    """Apply a batch of changes, against the gate and a statement for each event, in one transaction: fewer events, of
+    which each takes as long."""
+    import psycopg
+
+    rows, keys = _size(scale)
+    url, events = _database(), max(1000, rows // 50)
+    ours = _Mirror(url, "ours", keys)
+    _Mirror(url, "theirs", keys)
+    with psycopg.connect(url) as driver:
+        driver.execute("CREATE TABLE gate (pipeline text, pk text, last_seen bigint, PRIMARY KEY (pipeline, pk))")
+
+    def by_events(changes: list[tuple[str, int, str, int]]) -> int:
+        with psycopg.connect(url) as driver:
+            for op, key, row, lsn in changes:
+                is_new = driver.execute(_GATE, (f"{key}", lsn)).fetchone()
+                if is_new and op == "d":
+                    driver.execute("DELETE FROM theirs WHERE id = %s", (key,))
+                elif is_new:
+                    driver.execute(_UPDATE, (row,))
+        return len(changes)
+
+    def changes(number: int) -> list[tuple[str, int, str, int]]:
+        found = _flat(_messages(number, events, keys)).to_pylist()
+        return [(each["op"], each["id"], json.dumps(each), each["lsn"]) for each in found]
+
+    return _with_batches(ours.apply, lambda number: _messages(number, rows, keys)), _with_batches(by_events, changes)
+
+
+def mirror_by_size(scale: float) -> tuple[Job, Job]:
+    """Apply a batch of changes to a mirror of 10M rows, against one of 1M; the keys are all over each."""
+    rows, keys = _size(scale)
+    url = _database()
+    many, few = (_Mirror(url, f"mirror_{times}", keys * times) for times in (100, 10))
+    return (
+        _with_batches(many.apply, lambda number: _messages(number, rows, keys, step=100)),
+        _with_batches(few.apply, lambda number: _messages(number, rows, keys, step=10)),
+    )
+
+
+def _size(scale: float) -> tuple[int, int]:
+    """So many changes, and keys."""
+    return max(10_000, round(CHANGES * scale)), max(1000, round(KEYS * scale))
 
 
 def delta(scale: float) -> tuple[Job, Job]:
     """Apply a batch of changes to a Delta table that has all keys."""
     import tempfile
-
-    import pyarrow as pa
-    import pyarrow.compute as pc
 
     from weft.engine import connectors, session
     from weft.engine.load import Job as LoadJob
@@ -158,28 +240,25 @@ def delta(scale: float) -> tuple[Job, Job]:
     from weft.engine.streaming.cdc.newest import newest
     from weft.systems.load import Load
 
-    rows, keys = max(10_000, round(CHANGES * scale)), max(1000, round(KEYS * scale))
+    rows, keys = _size(scale)
     lake = weft.DeltaLocalConnection(path=tempfile.mkdtemp())
     spark = connectors.ready(session.spark(), lake)
     cdc = weft.CDC(envelope="debezium", key_field="after.id")
     for name in ("ours", "theirs"):
         start = spark.range(keys).selectExpr("id", "CAST(id AS string) AS name", "0d AS amount")
         start.write.format("delta").save(f"{lake.path}/{name}")
-    numbers = {"ours": 0, "theirs": 0}
-    batches: dict[str, Any] = {}
+    numbers = count(1)
 
-    def ours() -> int:
-        numbers["ours"] += 1
-        found = opened(batches["ours"], cdc)
+    def ours(messages: Any) -> int:
+        found = opened(messages, cdc)
         batch = ChangeBatch(cdc, found, newest(found), [], 0)
-        load = Load.declare(target="ours", mode="merge", keys=cdc.keys, commit_key="bench", batch_id=numbers["ours"])
+        load = Load.declare(target="ours", mode="merge", keys=cdc.keys, commit_key="bench", batch_id=next(numbers))
         data, load = batch.planned(load, {})
         LoadJob(load, lake).run(data)
         return rows
 
-    def by_hand() -> int:
-        numbers["theirs"] += 1
-        spark.createDataFrame(batches["theirs"]).createOrReplaceTempView("stage")
+    def by_hand(messages: Any) -> int:
+        spark.createDataFrame(messages).createOrReplaceTempView("stage")
         spark.sql(
             f"MERGE INTO delta.`{lake.path}/theirs` AS t "
             "USING (SELECT max_by(struct(*), lsn) AS c FROM stage GROUP BY id) AS s "
@@ -189,17 +268,10 @@ def delta(scale: float) -> tuple[Job, Job]:
         ).collect()
         return rows
 
-    def ready(who: str) -> None:
-        messages = _messages(numbers[who], rows, keys)
-        if who == "theirs":
-            row, source = messages["before"].combine_chunks(), messages["source"].combine_chunks()
-            columns = {name: pc.struct_field(row, name) for name in ("id", "name", "amount")}
-            messages = pa.table({"op": messages["op"], **columns, "lsn": pc.struct_field(source, "lsn")})
-        batches[who] = messages
-
-    ours.reset = lambda: ready("ours")  # type: ignore[attr-defined]
-    by_hand.reset = lambda: ready("theirs")  # type: ignore[attr-defined]
-    return ours, by_hand
+    return (
+        _with_batches(ours, lambda number: _messages(number, rows, keys)),
+        _with_batches(by_hand, lambda number: _flat(_messages(number, rows, keys))),
+    )
 
 
 def topic_of_changes(pair: Pair) -> Published:
@@ -242,6 +314,8 @@ def _topic() -> tuple[dict[str, Any], Callable[[Any], None]]:
 
 CASES = [
     Case("1M changes over 100k keys, PostgreSQL", "COPY + MERGE by hand", 0.6, mirror, needs="postgres"),
+    Case("1M changes, PostgreSQL", "a statement an event", 10, mirror_against_events, needs="postgres"),
+    Case("1M changes, 10M rows in PostgreSQL", "1M rows", 1.3, mirror_by_size, at_most=True, needs="postgres"),
     Case("1M messages in JSON, PostgreSQL", "COPY + SQL + MERGE by hand", 0.6, mirror_of_json, needs="postgres"),
     Case("1M changes over 100k keys, Delta", "one MERGE by hand", 0.7, delta),
 ]
