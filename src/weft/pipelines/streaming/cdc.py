@@ -220,7 +220,10 @@ class CDC(Structure):
     ] = "skip"
     out_of_order_tolerance_ms: Annotated[
         int,
-        milliseconds("How far behind the newest change another one may come, late or again, and is known as such."),
+        milliseconds(
+            "For how many milliseconds behind the newest change of a batch applied changes are remembered. A late or "
+            "repeated change within this time is ignored; an older one is applied again."
+        ),
     ] = 5000
     op_field: Annotated[
         str | None, Option("The path of the operation.", default="`op`; of Maxwell `type`", check=_path)

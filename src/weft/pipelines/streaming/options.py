@@ -249,9 +249,9 @@ class StreamingOptions(TypedDict, total=False):
     deduplicate_by: Annotated[
         Columns | None,
         Option(
-            "Of rows with the same key in a batch, a merge keeps the greatest in these columns, unless its target "
-            'names others: `"_weft_rowid"` of a stream, which becomes a column of the table, or `"_event_ts"`, which '
-            "events of one publish share.",
+            "Of rows with the same key in a batch, a merge keeps the one with the greatest value in these columns; a "
+            'target can name its own. Of a stream, `"_weft_rowid"`, which becomes a column of the table: `"_event_ts"` '
+            "is the same for all events of one publish, so it cannot order them.",
             default="a key twice in a batch is an error",
             check=column_names,
         ),
