@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from typing import Literal
 
 import servers
 from bench.harness import Case, SkippedError
@@ -85,8 +86,9 @@ pipeline.run(sql_table(credentials=f"sqlite:///{folder}/source.db", table="raw")
 """
 
 
-def ten_rows(*, warm: bool) -> Callable[[float], tuple[Job, Job]]:
-    """`weft run` of ten rows from SQLite to PostgreSQL, by Spark where it is warm; a process that does so by dlt."""
+def ten_rows(engine: Literal["warm", "starts", "none"]) -> Callable[[float], tuple[Job, Job]]:
+    """`weft run` of ten rows from SQLite to PostgreSQL on a warm engine, as the first command, which starts the engine
+    when it ends, or without one; a process that does so by dlt."""
 
     def prepare(_: float) -> tuple[Job, Job]:
         from weft.engine import archive
@@ -96,7 +98,7 @@ def ten_rows(*, warm: bool) -> Callable[[float], tuple[Job, Job]]:
         archive.build(find_java())
         folder = Path(tempfile.mkdtemp(prefix="weft-bench-"))
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
-        url = servers.shared("postgres").create_database(f"bench_ten_rows_{'warm' if warm else 'cold'}")
+        url = servers.shared("postgres").create_database(f"bench_ten_rows_{engine}")
         with closing(sqlite3.connect(folder / "source.db")) as database, database:
             database.execute("CREATE TABLE raw (id BIGINT, name TEXT)")
             database.executemany("INSERT INTO raw VALUES (?, ?)", [(number, f"name {number}") for number in range(10)])
@@ -104,15 +106,19 @@ def ten_rows(*, warm: bool) -> Callable[[float], tuple[Job, Job]]:
         settings = 'modules = ["work"]\n[connections.source]\nurl = "sqlite:///source.db"\n'
         (folder / "weft.toml").write_text(f'{settings}[connections.target]\nurl = "{url}"\n')
         kept = {name: value for name, value in os.environ.items() if not name.startswith("WEFT_") and name != "CI"}
-        environment = {**kept, "WEFT_SPARK_MASTER": "local[2]", "WEFT_ENGINE": "1" if warm else "0"}
-        if warm:
-            weft = [sys.executable, "-m", "weft", "engine"]
-            subprocess.run([*weft, "start"], cwd=folder, env=environment, check=True, stdout=subprocess.DEVNULL)
-            atexit.register(subprocess.run, [*weft, "stop"], cwd=folder, env=environment, stdout=subprocess.DEVNULL)
-        return (
-            _command([sys.executable, "-m", "weft", "run", "copy"], folder, environment),
-            _command([dlt, "-c", _DLT, str(folder), url], folder, {**kept, "RUNTIME__DLTHUB_TELEMETRY": "false"}),
-        )
+        environment = {**kept, "WEFT_SPARK_MASTER": "local[2]", "WEFT_ENGINE": "0" if engine == "none" else "1"}
+        weft = [sys.executable, "-m", "weft"]
+        ours = _command([*weft, "run", "copy"], folder, environment)
+        theirs = _command([dlt, "-c", _DLT, str(folder), url], folder, {**kept, "RUNTIME__DLTHUB_TELEMETRY": "false"})
+        if engine != "none":
+            stop = _command([*weft, "engine", "stop"], folder, environment)
+            atexit.register(stop)
+        if engine == "warm":
+            _command([*weft, "engine", "start"], folder, environment)()
+        elif engine == "starts":
+            for job in (ours, theirs):
+                job.reset = stop  # type: ignore[attr-defined]
+        return ours, theirs
 
     return prepare
 
@@ -162,7 +168,7 @@ CASES = [
         "run of 10 rows, SQLite to PostgreSQL, warm engine (time)",
         "a process of dlt (time)",
         0.5,
-        ten_rows(warm=True),
+        ten_rows("warm"),
         at_most=True,
         rounds=15,
         needs="postgres",
@@ -171,7 +177,15 @@ CASES = [
         "run of 10 rows, SQLite to PostgreSQL, no engine (time)",
         "a process of dlt (time)",
         1.6,
-        ten_rows(warm=False),
+        ten_rows("none"),
+        at_most=True,
+        needs="postgres",
+    ),
+    Case(
+        "run of 10 rows, SQLite to PostgreSQL, first command (time)",
+        "a process of dlt (time)",
+        1.6,
+        ten_rows("starts"),
         at_most=True,
         needs="postgres",
     ),

@@ -119,6 +119,11 @@ def numbers():
     pass
 
 
+@weft.model(engine="spark", connection="target", materialise="merge", key="n")
+def doubled(numbers):
+    return "SELECT 2 * n AS n FROM numbers"
+
+
 @weft.streaming_pipeline(source=numbers, target="target", target_table="numbers")
 def numbers_in():
     pass
@@ -256,20 +261,21 @@ def engine(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config
 
 
 @pytest.mark.full
-def test_a_pushdown_run_starts_none_and_the_first_with_spark_does(engine: Engine) -> None:
+def test_a_pushdown_run_starts_none_and_the_first_across_databases_does_when_it_ends(engine: Engine) -> None:
     engine.run("engine", "stop")
     assert "pushdown" in engine.run("run", "push")
     for env in ({"WEFT_ENGINE": "0"}, {"CI": "true"}):
         assert engine.run("validate", "copy", **env)
     engine.run("validate", "copy", "--no-engine")
     assert engine.told() == {"state": "none"}
-    assert "10 inserted (spark)" in engine.run("run", "copy")
+    assert "10 inserted (process)" in engine.run("run", "copy")
+    engine.wait_for("warm")
     first = engine.status()
-    assert first["commands"] == 1 and first["memory"] > 100 << 20
+    assert first["commands"] == 0 and first["memory"] > 100 << 20
     ((stored,),) = engine.rows("SELECT count(*) FROM copies")
     assert "10 inserted (spark)" in engine.run("run", "copy")
     assert "inserted (pushdown)" in engine.run("run", "push")
-    assert (engine.status()["pid"], engine.status()["commands"]) == (first["pid"], 3)
+    assert (engine.status()["pid"], engine.status()["commands"]) == (first["pid"], 2)
     assert engine.rows("SELECT count(*) FROM copies") == [(stored + 10,)]
     found = (engine.folder / ".weft" / "engine.sock").stat()
     assert (found.st_mode & 0o777, found.st_uid) == (0o600, os.getuid())
@@ -314,6 +320,26 @@ def test_consume_once(engine: Engine) -> None:
         engine.run("consume", "numbers_in", "--once")
     assert engine.rows("SELECT n FROM numbers ORDER BY n") == [(0,), (1,)]
     assert engine.status()["commands"] == served + 2
+
+
+_CASE = """
+model = "doubled"
+inputs.numbers = [{ n = 21 }]
+expected = [{ n = 42 }]
+"""
+
+
+@pytest.mark.full
+def test_models_are_planned_built_and_tested_by_it(engine: Engine) -> None:
+    served = engine.ready()["commands"]
+    (engine.folder / "case.toml").write_text(_CASE)
+    (engine.folder / "numbers.ndjson").write_text('{"n": 100}\n')
+    engine.run("streams", "publish", "numbers", "numbers.ndjson")
+    assert "200" in engine.run("plan", "--sample", "100")
+    for command in ("apply", "backfill doubled --since 1d", "test case.toml"):
+        engine.run(*command.split())
+    assert engine.rows("SELECT n FROM doubled WHERE n = 200") == [(200,)]
+    assert engine.status()["commands"] == served + 4
 
 
 @pytest.mark.full
@@ -374,6 +400,7 @@ def test_while_it_is_busy_another_command_goes_without(engine: Engine) -> None:
     wait_until(beats.exists, "the first beat")
     served = engine.status()["commands"]
     assert "inserted (pushdown)" in engine.run("run", "push")
+    assert "inserted (process)" in engine.run("run", "copy")
     assert engine.status()["commands"] == served
     process.kill()
     process.communicate()
@@ -497,6 +524,10 @@ def test_a_query_of_the_input_outlives_the_engine(tmp_path: Path, stdin: str) ->
         if process.stdin is not None:
             process.stdin.write((tmp_path / "query.sql").read_bytes())
             process.stdin.close()
+        asked, _ = listening.accept()
+        with asked:
+            assert warm.receive(asked) == {"do": "ready"}
+            warm.send(asked, {"ready": True})
         connection, _ = listening.accept()
         with connection:  # as an engine that is killed when the command has read its input
             _, files, _, _ = socket.recv_fds(connection, 1 << 20, 3)
@@ -505,6 +536,17 @@ def test_a_query_of_the_input_outlives_the_engine(tmp_path: Path, stdin: str) ->
             for each in files:
                 os.close(each)
         assert process.stdout is not None and process.stdout.read() == b"answer\n42\n"
+
+
+def test_a_command_does_not_wait_for_an_engine_that_starts(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WEFT_ENGINE", "1")
+    monkeypatch.setattr("weft.engine.starts_engine", None)
+    (project / ".weft").mkdir(exist_ok=True)
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(project / ".weft" / "engine.sock"))
+        listening.listen()
+        assert not warm.lends(project)
+        assert warm.run(["run", "copy"]) is None
 
 
 def test_a_socket_of_another_user_is_refused(tmp_path: Path) -> None:

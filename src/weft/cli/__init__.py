@@ -51,7 +51,7 @@ _COMMANDS = {
 }
 
 # The commands that a warm engine carries out where one runs; of `consume` only with --once.
-_WARM = ("run", "preview", "validate", "consume", "sql")
+_WARM = ("run", "preview", "validate", "consume", "sql", "plan", "apply", "backfill", "test")
 
 
 class _CommandError(click.ClickException):

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from weft.cli.common import common_options, plural, print_json
+from weft.cli.common import common_options, engine_option, plural, print_json
 from weft.errors import DeclarationError, NotFoundError
 from weft.options import refuse_unknown
 from weft.settings import parse_toml
@@ -20,6 +20,7 @@ _KEYS = ("model", "inputs", "this", "expected", "name")
 
 @click.command("test")
 @click.argument("paths", nargs=-1, metavar="[PATH]...", type=click.Path(path_type=Path))
+@engine_option
 @common_options
 def test(paths: tuple[Path, ...], output: str) -> None:
     """Build models on the sample rows of each PATH, and compare the results: files of TOML or JSON, or folders of them.

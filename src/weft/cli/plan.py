@@ -14,6 +14,7 @@ from weft.cli.common import (
     Moment,
     alerter_option,
     confirm,
+    engine_option,
     find_declared,
     format_option,
     module_option,
@@ -50,6 +51,7 @@ def _planned(sample: int = 0) -> Iterator[tuple[Survey, list[PlannedStep]]]:
 @click.command()
 @click.option("--sample", metavar="N", type=click.IntRange(1, 1000), help="Show N rows of each table before and after.")
 @click.option("--exit-code", is_flag=True, help="End with exit code 2 where something has changed, for CI.")
+@engine_option
 @module_option
 @format_option
 def plan(sample: int | None, exit_code: bool, output: str) -> None:
@@ -68,6 +70,7 @@ def plan(sample: int | None, exit_code: bool, output: str) -> None:
 @click.command()
 @click.option("--drop-removed", is_flag=True, help="Drop the tables of models that are not declared any more.")
 @yes_option
+@engine_option
 @module_option
 @run_log_option
 @alerter_option
@@ -122,6 +125,7 @@ class _Time(click.ParamType[Any]):
 @click.argument("name")
 @click.option("--since", required=True, metavar="T", type=_Time(), help="The first time of publication, or 2d (ago).")
 @click.option("--until", metavar="T", type=_Time(), help="Up to, and without, this one. By default all since.")
+@engine_option
 @module_option
 @run_log_option
 @alerter_option

@@ -253,7 +253,9 @@ class Keeper:
             self._finish()
 
     def _ask(self, client: _Client, request: dict[str, Any]) -> None:
-        if request["do"] == "status":
+        if request["do"] == "ready":
+            client.answer({"ready": self._served > 0 or (self._fork is not None and self._fork.is_ready)})
+        elif request["do"] == "status":
             client.answer(self._status())
         elif request["do"] == "stop":
             client.answer({"busy": self._current.pid if self._current is not None else None})

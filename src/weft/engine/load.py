@@ -297,9 +297,10 @@ class Job:
 
     def _copied_here(self, reader: RowReader, tables: SqlTables) -> Counts:
         """Read and write in this process, as a task would."""
-        from weft.engine import tasks
+        from weft.engine import tasks, warm
         from weft.engine.progress import progress
 
+        warm.start_at_exit(current().root)
         self._prepare(tables, reader.schema)
         if ledger.is_committed(tables, self.load):
             return Counts(replayed=True)

@@ -124,10 +124,10 @@ def running() -> SparkSession | None:
 
 
 def is_cold() -> bool:
-    """Return whether the next use of Spark would start a JVM for this process alone, on this machine."""
+    """Return whether the next use of Spark would start a JVM on this machine."""
     root = current().root
     is_given = running() is not None or _GATEWAY_VARIABLES[0] in os.environ
-    return not is_given and config.read_settings(root).is_local and not warm.may_use(root)
+    return not is_given and config.read_settings(root).is_local and not warm.lends(root)
 
 
 def require_jars(session: SparkSession, jars: Iterable[Path]) -> None:

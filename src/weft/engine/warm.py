@@ -5,6 +5,7 @@ that waits, attached to the JVM, for the next command. A client sends one line o
 
     {"do": "run", …}       carry out a command in the waiting process
     {"do": "attach", …}    lend the JVM to this process until it closes the connection
+    {"do": "ready"}        say whether it has started
     {"do": "status"}       say how it is
     {"do": "stop"}         end, after the command that runs
 
@@ -13,7 +14,9 @@ This module imports little: a command that is carried out by the engine takes no
 
 from __future__ import annotations
 
+import atexit
 import errno
+import functools
 import hashlib
 import json
 import os
@@ -38,6 +41,7 @@ VARIABLE = "WEFT_ENGINE"
 PATH_VARIABLE = "WEFT_ENGINE_PATH"
 """For a new engine: where the process that started it finds modules."""
 _START_SECONDS = 120.0
+_ANSWER_SECONDS = 0.3
 # Not through a link that others may have put there.
 _LOG_FLAGS = os.O_WRONLY | os.O_TRUNC | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
@@ -76,6 +80,14 @@ def may_use(root: Path) -> bool:
 def may_start() -> bool:
     """Return whether this process may start one: a command, or a program with WEFT_ENGINE=1."""
     return bool(package.starts_engine or _is_true(os.environ.get(VARIABLE, "")))
+
+
+def lends(root: Path) -> bool:
+    """Return whether an engine may lend this process its JVM now. A command that is carried out here, not by the
+    engine, found none that is free."""
+    with suppress(OSError):
+        return not package.starts_engine and may_use(root) and has_started(root)
+    return False
 
 
 def _is_true(text: str) -> bool:
@@ -232,27 +244,9 @@ def ask(root: Path, what: str) -> dict[str, Any] | None:
 
 def start(root: Path) -> bool:
     """Start an engine, detached from this process, and return whether one listens."""
-    there = folder(root)
-    try:
-        there.mkdir(mode=0o700, exist_ok=True)
-        log = os.open(there / "engine.log", _LOG_FLAGS, 0o600)
-    except OSError:
+    process = _spawn(root)
+    if process is None:
         return False
-    try:
-        process = subprocess.Popen(
-            # -P: a module of the project must not be taken for one of ours.
-            [sys.executable, "-P", "-m", "weft", "engine", "serve"],
-            cwd=root,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            env={**os.environ, PATH_VARIABLE: os.pathsep.join(sys.path)},
-            start_new_session=True,
-        )
-    except OSError:
-        return False
-    finally:
-        os.close(log)
     deadline = time.monotonic() + _START_SECONDS
     while time.monotonic() < deadline:
         has_ended = process.poll() is not None  # another one may have been first
@@ -264,6 +258,57 @@ def start(root: Path) -> bool:
             return False
         time.sleep(0.01)
     return False
+
+
+def _spawn(root: Path) -> subprocess.Popen[bytes] | None:
+    there = folder(root)
+    try:
+        there.mkdir(mode=0o700, exist_ok=True)
+        log = os.open(there / "engine.log", _LOG_FLAGS, 0o600)
+    except OSError:
+        return None
+    try:
+        return subprocess.Popen(
+            # -P: a module of the project must not be taken for one of ours.
+            [sys.executable, "-P", "-m", "weft", "engine", "serve"],
+            cwd=root,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env={**os.environ, PATH_VARIABLE: os.pathsep.join(sys.path)},
+            start_new_session=True,
+        )
+    except OSError:
+        return None
+    finally:
+        os.close(log)
+
+
+@functools.cache
+def start_at_exit(root: Path) -> None:
+    """Have a command that did without Spark start an engine when it ends, for the commands after it."""
+    if package.starts_engine and may_use(root):
+        atexit.register(_start_unwatched, root)
+
+
+def _start_unwatched(root: Path) -> None:
+    if (connection := connect(root)) is not None:
+        connection.close()
+    elif (process := _spawn(root)) is not None:
+        process.returncode = 0  # it goes on without us
+
+
+def has_started(root: Path) -> bool:
+    """Return whether an engine is ready for commands, or carries one out. What can do without does not wait for one
+    that starts."""
+    connection = connect(root)
+    if connection is None:
+        return False
+    with connection:
+        connection.settimeout(_ANSWER_SECONDS)  # one that starts does not answer
+        send(connection, {"do": "ready"})
+        answer = receive(connection)
+    return answer is not None and bool(answer["ready"])
 
 
 def ready(root: Path, request: Mapping[str, Any], files: tuple[int, ...] = ()) -> socket.socket | None:
@@ -304,7 +349,8 @@ def run(arguments: list[str]) -> int | None:
         if arguments[0] == "sql" and "-" in arguments:
             _keep_input()
         at = _place_in_input()
-        connection = ready(root, request, (0, 1, 2))
+        if has_started(root):
+            connection = ready(root, request, (0, 1, 2))
     except (OSError, WeftError):
         pass  # whatever is wrong, the command says it
     if connection is not None:
