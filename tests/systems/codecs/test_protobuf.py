@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import base64
+import importlib
 import json
 import random
 import struct
 from datetime import UTC, date, datetime
 from decimal import Decimal
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import pyarrow as pa
 import pytest
@@ -16,8 +19,10 @@ from systems.codecs.avro_values import zigzag
 from systems.codecs.schemas import AllSchemas
 from weft import DeclarationError, StorageError
 from weft.systems.codec import Parsed, Registered
-from weft.systems.codecs.proto_schema import parse
+from weft.systems.codecs.proto_descriptor import as_text
+from weft.systems.codecs.proto_schema import Enum, ProtoFile, ProtoMessage, parse
 from weft.systems.codecs.protobuf import ProtobufCodec
+from weft.systems.codecs.registered import SchemaProblem
 
 
 def varint(value: int) -> bytes:
@@ -225,6 +230,53 @@ def test_proto2_and_references() -> None:
 
 MANY = """syntax = "proto3"; message A { int32 a = 1; message B { string b = 1; message C { bool c = 1; } } }
 message D { double a = 1; }"""
+
+
+def _told(file: ProtoFile) -> dict[str, Any]:
+    """Everything of a file's types that a reader uses."""
+    told: dict[str, Any] = {"messages": [each.name for each in file.messages]}
+    for name, kind in file.types.items():
+        if isinstance(kind, Enum):
+            told[name] = kind.values
+            continue
+        fields = [
+            (each.name, each.number, getattr(each.type, "name", each.type), each.repeated, each.presence)
+            for each in kind.fields
+        ]
+        told[name] = (fields, kind.is_entry, kind.reserved, kind.reserved_names)
+    return told
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["api.backend", "api.distribution", "api.http", "api.metric", "rpc.error_details", "rpc.context.attribute_context"],
+)
+def test_a_compiled_schema_is_that_of_its_file(name: str) -> None:
+    """Google's files, as its compiler has them: maps, oneofs, nested messages, enums, reserved numbers."""
+    path = f"google/{name.replace('.', '/')}"
+    module = importlib.import_module(f"{path.replace('/', '.')}_pb2")
+    compiled = base64.b64encode(module.DESCRIPTOR.serialized_pb).decode()
+    imported = [base64.b64encode(each.serialized_pb).decode() for each in module.DESCRIPTOR.dependencies]
+    file = Path(str(module.__file__)).with_name(f"{path.rpartition('/')[2]}.proto")
+    ours = parse(as_text(compiled), map(as_text, imported))
+    theirs = parse(file.read_text(), map(as_text, imported))
+    # Of the maps, which count among the messages of a message.
+    placeholders = ours.types.keys() - theirs.types.keys()
+    told = {each: about for each, about in _told(ours).items() if each not in placeholders}
+    assert told == _told(theirs)
+    for each in module.DESCRIPTOR.message_types_by_name.values():
+        inner = cast(ProtoMessage, ours.types[each.full_name]).inner
+        assert [one.name for one in inner] == [one.full_name for one in each.nested_types]
+
+
+def test_what_is_no_compiled_schema() -> None:
+    good = base64.b64encode(b"\x12\x01a").decode()
+    assert as_text(good) == 'syntax = "proto2";\npackage a;'
+    for bad in ("a", "abcd", base64.b64encode(b"\x12\xff").decode()):
+        with pytest.raises(SchemaProblem, match="is neither a"):
+            as_text(bad)
+        (why,) = parsed([b""], bad).bad.values()
+        assert "neither a .proto file nor a compiled one" in why
 
 
 def test_message_indexes() -> None:

@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from weft.systems.codec import Registered
 from weft.systems.codecs.cursor import Cursor
+from weft.systems.codecs.proto_descriptor import as_text
 from weft.systems.codecs.proto_schema import ProtoFile, ProtoMessage, field_type, parse
 from weft.systems.codecs.protobuf_reading import read_at
 from weft.systems.codecs.protobuf_writing import encoded, schema_of
@@ -74,7 +75,7 @@ class ProtobufCodec(RegisteredCodec):
 
 
 def _parsed(schema: Registered) -> ProtoFile:
-    return parse(schema.text, (text for _, text in schema.references))
+    return parse(as_text(schema.text), (as_text(text) for _, text in schema.references))
 
 
 def _as_newest(message: ProtoMessage, newest: ProtoFile) -> ProtoMessage:
