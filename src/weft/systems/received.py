@@ -577,7 +577,7 @@ def _part(log: Log, queue: str, part: tuple[int, int], schema: pa.Schema) -> Ite
     """Read the messages between two offsets."""
     after, upto = part
     texts = schema.names[len(MESSAGES) :]
-    for stored in log.read_arrow(after, upto, [ROWID, *_FIELDS]):
+    for stored in log.read_arrow(after, upto, [ROWID, *(name for name in _FIELDS if texts or name != "about")]):
         columns = [
             stored["value"].cast(pa.binary()),
             pa.repeat(pa.scalar(queue), stored.num_rows),
