@@ -1,4 +1,4 @@
-"""Streams of Kinesis on moto's server, seen by boto3 itself.
+"""Streams of Kinesis on moto's server, or on a second one that `make faults` installs, seen by boto3 itself.
 
 def test_something(kinesis):
     stream = kinesis.create_stream(shards=2)
@@ -10,7 +10,11 @@ from __future__ import annotations
 
 import functools
 import json
+import socket
 from typing import Any
+
+from object_servers import CACHE
+from servers import KINDS, Server, free_port, wait_until
 
 
 class Kinesis:
@@ -44,7 +48,14 @@ class Kinesis:
         """Make an empty stream and give its name."""
         name = f"stream_{next(self.server.numbers)}"
         self.client.create_stream(StreamName=name, ShardCount=shards)
+        self._wait_for(name)
         return name
+
+    def _wait_for(self, stream: str) -> None:
+        """Wait until a stream takes requests again. Moto's always does."""
+        if isinstance(self.server, KinesisLocalServer):
+            waits = lambda: self.client.describe_stream_summary(StreamName=stream)["StreamDescriptionSummary"]  # noqa: E731
+            wait_until(lambda: waits()["StreamStatus"] == "ACTIVE", f"{stream} to be active")
 
     def put(self, stream: str, values: list[bytes], key: str = "key") -> None:
         """Add records, one after the other, all with one key."""
@@ -66,10 +77,12 @@ class Kinesis:
         shards = {each["ShardId"]: each["HashKeyRange"] for each in self._list(stream)}
         middle = (int(shards[shard]["StartingHashKey"]) + int(shards[shard]["EndingHashKey"])) // 2
         self.client.split_shard(StreamName=stream, ShardToSplit=shard, NewStartingHashKey=str(middle))
+        self._wait_for(stream)
 
     def merge(self, stream: str, shard: str, adjacent: str) -> None:
         """Merge two shards."""
         self.client.merge_shards(StreamName=stream, ShardToMerge=shard, AdjacentShardToMerge=adjacent)
+        self._wait_for(stream)
 
     def _list(self, stream: str) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = self.client.list_shards(StreamName=stream)["Shards"]
@@ -83,3 +96,41 @@ class Kinesis:
         """What of it is left."""
         left: dict[str, Any] = json.loads((self.server.folder / "faults.json").read_text())
         return left
+
+
+class KinesisLocalServer(Server):
+    """Another server that speaks Kinesis. Its sequence numbers have 56 digits, as Amazon's; moto's are 1, 2, 3."""
+
+    name = "kinesis-local"
+    package = "nodejs npm"
+    user = "root"
+
+    @classmethod
+    def programs(cls) -> list[str]:
+        return ["kinesis-local"]
+
+    @classmethod
+    def search_path(cls) -> list[str]:
+        return [str(CACHE / "node_modules" / ".bin")]
+
+    def initialise(self) -> None:
+        self.tls_port = free_port()
+
+    def command(self) -> list[str]:
+        certificate = CACHE / "node_modules/kinesis-local/server.json"
+        settings = {
+            "KINESIS_MOCK_PLAIN_PORT": self.port,
+            "KINESIS_MOCK_TLS_PORT": self.tls_port,
+            "KINESIS_MOCK_CERT_PATH": certificate,
+            **{f"{each}_DURATION": "1ms" for each in ("CREATE_STREAM", "SPLIT_SHARD", "MERGE_SHARDS")},
+        }
+        return ["env", *(f"{name}={value}" for name, value in settings.items()), self.program]
+
+    def connect(self, database: str | None = None) -> Any:
+        return socket.create_connection(("127.0.0.1", self.port), timeout=5)
+
+    def url(self, database: str | None = None) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+
+KINDS["kinesis"] = KinesisLocalServer
