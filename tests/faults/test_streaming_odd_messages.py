@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import weft
+from broker_queues import BROKERS, BrokerQueue, broker_queue
 from conftest import System
 from engine.streaming.conftest import here, run_once  # noqa: F401 - fixture
 from odd_values import BROKEN, MISFIT, Odd, kept
@@ -138,13 +139,14 @@ class Source:
         return message
 
 
-class Topic(Source):
-    def __init__(self, kafka: Any, columns: dict[str, str] | None) -> None:
-        self.kafka, self.topic, self.count = kafka, kafka.create_topic(), 0
+class Queue(Source):
+    """A topic or queue of a broker."""
+
+    def __init__(self, queue: BrokerQueue) -> None:
+        self.queue, self.count = queue, 0
         self.texts: list[bytes] = []
-        broker = weft.KafkaConnection(name="broker", bootstrap_servers=kafka.bootstrap)
-        self.declared = {"source": weft.Source(connection=broker, query=self.topic, columns=columns)}
-        if columns:
+        self.declared = {"source": queue.source}
+        if queue.source.columns:
             self.shapes, self.json_columns = FLAT, NESTED
 
     def send(self, message: Message | str) -> str:
@@ -152,10 +154,10 @@ class Topic(Source):
             (message if isinstance(message, str) else json.dumps(message)).encode("utf-8", "surrogatepass")
         )
         self.count += 1
-        return f"0:{self.count - 1}"
+        return self.queue.offset(self.count - 1)
 
     def flush(self) -> None:
-        self.kafka.produce(self.topic, self.texts)
+        self.queue.put(self.texts)
         self.texts.clear()
 
 
@@ -304,8 +306,8 @@ class Rows(Files):
 
 
 SOURCES: dict[str, Callable[..., Source]] = {
-    "kafka": lambda made: Topic(made.get("kafka"), None),
-    "kafka with columns": lambda made: Topic(made.get("kafka"), {**COLUMNS, **NESTED}),
+    **{kind: lambda made, kind=kind: Queue(broker_queue(kind, made.get)) for kind in BROKERS},
+    "kafka with columns": lambda made: Queue(broker_queue("kafka", made.get, columns={**COLUMNS, **NESTED})),
     **{
         f"stream of {kind}": lambda made, kind=kind: Events(weft.connect(name="events", url=made.url(kind)))
         for kind in ("sqlite", "postgres", "mysql", "redis")

@@ -15,6 +15,7 @@ import pytest
 import redis
 
 import weft
+from broker_queues import BROKERS, broker_queue
 from engine.streaming.conftest import declare, here, rows, run_once, way  # noqa: F401 - fixtures
 from faults.streaming_targets import Place, place_of  # noqa: F401 - fixture
 from faults.test_streaming_forgotten import forget_last_commit
@@ -129,16 +130,24 @@ def test_rows_that_do_not_fit(
     assert rows("strict__quarantine", "*", connection) == []
 
 
-@pytest.mark.brief("driver-cut off")
+@pytest.mark.kafka
+@pytest.mark.brief("driver-cut off-kafka")
+@pytest.mark.parametrize("broker", BROKERS)
 @pytest.mark.parametrize("bad", [b"{", b"\xff", b"[1]"], ids=["cut off", "no text", "no object"])
-def test_messages_that_cannot_be_read(bad: bytes, way: str, size: int, kafka: Any, project: Path) -> None:  # noqa: F811
-    topic = kafka.create_topic()
+def test_messages_that_cannot_be_read(
+    bad: bytes,
+    broker: str,
+    way: str,  # noqa: F811
+    size: int,
+    request: pytest.FixtureRequest,
+    project: Path,
+) -> None:
+    queue = broker_queue(broker, request.getfixturevalue, max_rows=size)
     for each in batches(size):
-        kafka.produce(topic, [bad if is_bad else json.dumps({"n": n}).encode() for n, is_bad in each])
-    broker = weft.KafkaConnection(name="broker", bootstrap_servers=kafka.bootstrap)
+        queue.put([bad if is_bad else json.dumps({"n": n}).encode() for n, is_bad in each])
     pipeline: dict[str, Any] = {
         "name": "messages",
-        "source": weft.Source(connection=broker, query=topic, max_rows=size),
+        "source": queue.source,
         "target_table": (None, "messages"),
         "dead_letter_stream": "failed",
     }
@@ -147,11 +156,11 @@ def test_messages_that_cannot_be_read(bad: bytes, way: str, size: int, kafka: An
     run_once(**pipeline)
     assert sorted(rows("messages", "n")) == good_rows(size)
     found = letters()
-    assert [each["offset"] for each in found] == [f"0:{n}" for n in bad_numbers(size)]
+    assert [each["offset"] for each in found] == [queue.offset(n) for n in bad_numbers(size)]
     assert [each["batch"] for each in found] == list(range(size))
     assert {each["payload"] for each in found} == {bad.decode(errors="backslashreplace")}
     assert all(each["error"] for each in found)
-    assert {(each["stage"], each["source"]) for each in found} == {("read", topic)}
+    assert {(each["stage"], each["source"]) for each in found} == {("read", queue.source.name)}
 
 
 @pytest.mark.brief("driver-missing-store")

@@ -7,6 +7,7 @@ import json
 import pickle
 import random
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -14,6 +15,7 @@ import pyarrow as pa
 import pytest
 
 import weft
+from faults.schedulers import Wire
 from weft.engine.streaming.sources import open_source
 from weft.systems.kinesis import shards as module
 from weft.systems.kinesis.client import KinesisClient, client
@@ -242,6 +244,30 @@ def test_a_request_that_fails(kinesis: Any, connection: Any, monkeypatch: pytest
         with pytest.raises(weft.ConnectionFailedError, match="Rate exceeded"):
             shards.following(position)
     assert sorted(rest(shards, position)[0]) == list(range(8))
+
+
+def test_a_connection_that_is_cut(kinesis: Any, connection: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It connects again. Where nobody answers for long it fails, and the next start reads what was not read."""
+    stream = kinesis.create_stream()
+    kinesis.put(stream, numbered(*range(6)))
+    wire = Wire(kinesis.server.port)
+    connection = replace(connection, endpoint=f"http://127.0.0.1:{wire.port}")
+    try:
+        shards = Shards(connection, stream, max_rows=2)
+        read, position = shards.following(shards.first())
+        wire.cut()
+        wire.mend()
+        more, position = shards.following(position)
+        assert values(read + more) == [0, 1, 2, 3]
+        wire.cut()
+        with monkeypatch.context() as patch, pytest.raises(weft.ConnectionFailedError) as told:
+            patch.setattr(client(connection), "patience", 0.0)
+            shards.following(position)
+        assert str(told.value).endswith("weft connections check events")
+        wire.mend()
+        assert rest(shards, position)[0] == [4, 5]
+    finally:
+        wire.close()
 
 
 def test_records_of_which_some_are_refused(kinesis: Any, connection: Any) -> None:

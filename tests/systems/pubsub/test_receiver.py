@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
 import grpc
@@ -18,6 +19,8 @@ import pytest
 from google.pubsub_v1.types import PubsubMessage
 
 import weft
+from broker_pipelines import check_receiver_killed
+from faults.schedulers import Wire
 from pubsub_server import PubSubServer
 from servers import wait_until
 from weft.project import Project
@@ -219,6 +222,39 @@ def test_a_server_that_restarts(need_server: Any, opened: Any) -> None:
         assert [each.value for each in take(opened(connection, "orders"), 1)] == [b"1"]
     finally:
         server.kill()
+
+
+@pytest.mark.timing
+@pytest.mark.full
+def test_a_connection_that_is_cut(pubsub: Any, here: Project) -> None:
+    """Three times in the middle: each message is stored once. What was on its way is delivered again."""
+    topic, subscription = pubsub.create_queue(ack_deadline_seconds=10)
+    wire = Wire(pubsub.port)
+    fields = {**pubsub.fields(), "endpoint": f"http://127.0.0.1:{wire.port}"}
+    source = PubSubSource(weft.PubSubConnection(**fields, keep_days=1), SourceSettings(subscription, wait_seconds=0.05))
+    offsets = replace(source._offsets, consumer="copies", open=source.opener())
+    try:
+        for number in range(3):
+            head = offsets.made().head()
+            pubsub.publish(topic, [b"%d" % n for n in range(1000 * number, 1000 * (number + 1))])
+            wait_until(lambda head=head: offsets.following(head) > head, "some messages", 60)
+            wire.cut()
+            wire.mend()
+        wait_until(lambda: offsets.following(0) >= 3000, "all messages", 60)
+        values = [each for batch in offsets.log.read_arrow(0, offsets.log.head(), ["value"]) for each in batch["value"]]
+        assert sorted(int(each.as_py()) for each in values) == list(range(3000))
+    finally:
+        offsets.stop()
+        wire.close()
+
+
+@pytest.mark.timing
+@pytest.mark.full
+@pytest.mark.timeout(3600)
+def test_a_receiver_that_is_killed(pubsub: Any, here: Project, count: Any) -> None:
+    topic, subscription = pubsub.create_queue(ack_deadline_seconds=10)
+    connection = {"kind": "pubsub", "name": "events", **pubsub.fields()}
+    check_receiver_killed(count(60), connection, subscription, partial(pubsub.publish, topic))
 
 
 class _Gate:

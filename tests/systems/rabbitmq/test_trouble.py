@@ -3,22 +3,18 @@ kill -9. Nothing is lost, and nothing is stored twice. Without Spark."""
 
 from __future__ import annotations
 
-import os
-import signal
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import pytest
 
 import servers
-import warm_python
 import weft
+from broker_pipelines import check_receiver_killed
 from rabbitmq_server import wait_for_count
 from servers import wait_until
-from tests.engine.streaming.conftest import KILLED
 from tests.systems.rabbitmq.conftest import drain, offsets_of, received_values
 from weft.engine.streaming.sources import open_source
 from weft.project import Project
@@ -148,46 +144,14 @@ def test_an_account_that_is_removed(
     assert received_values(offsets) == numbers(1)
 
 
-PROGRAM = """
-from dataclasses import replace
-import weft
-from weft.engine.streaming.sources import open_source
-
-connection = weft.RabbitMQConnection(sys.argv[1], name="broker", prefetch=20, keep_days=1)
-source = open_source(weft.Source(connection=connection, query=sys.argv[2]), 0.05)
-offsets = replace(source._offsets, consumer="copies", open=source.opener())
-position = offsets.first()
-offsets.stop_at_head()
-while (upto := offsets.following(position)) > position:
-    position = upto
-offsets.stop()
-"""
-
-
 @pytest.mark.full
 @pytest.mark.timing
 @pytest.mark.timeout(3600)
-def test_a_receiver_that_is_killed(rabbitmq: Any, connection: Any, here: Project, project: Path, count: Any) -> None:
-    """At each step. Each message is stored once, and the queue is empty."""
-    queue, total = rabbitmq.create_queue(), 0
-
-    def run(step: str, times: int) -> int:
-        command = [sys.executable, "-c", KILLED + PROGRAM, step, str(times), rabbitmq.url(), queue]
-        ended = warm_python.run(command, env=dict(os.environ), capture_output=True, text=True, timeout=240, check=False)
-        assert ended.returncode in (0, -signal.SIGKILL), ended.stderr
-        return int(ended.returncode)
-
-    points = [(step, times) for times in (1, 3) for step in ("received", "stored", "acknowledged")]
-    for step, times in (points * 10)[: count(60, 3)]:
-        rabbitmq.publish(queue, numbers(*range(total, total + 60)))
-        total += 60
-        assert run(step, times) == -signal.SIGKILL
-    wait_until(lambda: run("none", 0) == 0 and rabbitmq.count(queue) == 0, "the rest", 120)
-    offsets = offsets_of(replace(connection, keep_days=1), queue)
-    stored: list[bytes] = []
-    while page := received_values(offsets, len(stored)):
-        stored += page
-    assert sorted(map(int, stored)) == list(range(total))
+def test_a_receiver_that_is_killed(rabbitmq: Any, here: Project, count: Any) -> None:
+    queue = rabbitmq.create_queue()
+    connection = {"kind": "rabbitmq", "name": "broker", "amqp_url": rabbitmq.url()}
+    publish, is_empty = partial(rabbitmq.publish, queue), lambda: rabbitmq.count(queue) == 0
+    check_receiver_killed(count(60), connection, queue, publish, is_empty)
 
 
 def test_messages_of_all_sizes_keep_their_order(rabbitmq: Any, connection: Any) -> None:
