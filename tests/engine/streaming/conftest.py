@@ -139,10 +139,13 @@ def run_killed(program: str, step: str, times: int, *arguments: str) -> subproce
 
 @pytest.fixture
 def small_spark(plain_spark: Any) -> Any:
-    """A session for thousands of queries over few rows: each is planned once, and has one partition."""
+    """A session for thousands of queries over few rows: each is planned once, has one partition, and is not compiled,
+    which takes longer than all else. In `make faults` a session compiles unless it is told not to."""
     session = plain_spark.newSession()
     session.conf.set("spark.sql.adaptive.enabled", "false")
     session.conf.set("spark.sql.shuffle.partitions", "1")
+    session.conf.set("spark.sql.codegen.wholeStage", "false")
+    session.conf.set("spark.sql.codegen.factoryMode", "NO_CODEGEN")
     return session
 
 

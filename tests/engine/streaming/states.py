@@ -3,27 +3,57 @@
 from __future__ import annotations
 
 import random
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
 import weft
 from weft.engine.readers import open_tables
+from weft.engine.streaming import stateful
 from weft.systems import remembered_state
 from weft.systems.remembered_state import RememberedState
 from weft.systems.sql.state_store import SqlState
 
 CLOCK_MS = 7_300_000_000_000
 """What the clock says in all cases, which are of the years 1900, 1970 and 2200."""
+RESTARTS = [1, 1, 3, 1000]
+"""One of so many batches begins, and ends, with a restart: a choice for each case."""
 
 
-def sql_state(name: str) -> SqlState:
-    """A state in a file of the test's folder."""
-    return SqlState(open_tables(weft.SQLiteConnection(f"{name}.db")), name, name)
+class Clock:
+    """A clock that a test moves, in seconds. Its time of day is the real one."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def time(self) -> float:
+        return time.time()
 
 
-def remembered(name: str) -> RememberedState:
+@contextmanager
+def moved_clock() -> Iterator[Clock]:
+    """Have windows and joins ask a clock of the test whether a source is idle."""
+    with pytest.MonkeyPatch.context() as patch:
+        clock = Clock()
+        patch.setattr(stateful, "time", clock)
+        yield clock
+
+
+def sql_state(name: str, number: int = 0) -> SqlState:
+    """A state in a file of the test's folder: of SQLite, and of one number in twenty of DuckDB, which opens slowly."""
+    is_duck = number % 20 == 19
+    file = weft.DuckDBConnection(f"{name}.duckdb") if is_duck else weft.SQLiteConnection(f"{name}.db")
+    return SqlState(open_tables(file), name, name)
+
+
+def remembered(name: str, number: int = 0) -> RememberedState:
     """The same, of which a process remembers rows."""
-    return RememberedState(sql_state(name))
+    return RememberedState(sql_state(name, number))
 
 
 def choose_limits(chance: random.Random, monkeypatch: pytest.MonkeyPatch) -> None:

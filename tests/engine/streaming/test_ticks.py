@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -14,34 +13,23 @@ import weft
 from engine.streaming import test_joins, test_windows
 from engine.streaming.conftest import declare, rows
 from engine.streaming.join_oracle import Row
+from engine.streaming.states import Clock, moved_clock
 from engine.streaming.test_window_pipelines import minutes, publish, window
 from engine.streaming.window_oracle import SECOND, Case, Event
-from weft.engine.streaming import query, stateful
+from weft.engine.streaming import query
+from weft.engine.streaming.joins import Joins
 from weft.engine.streaming.sessions import Sessions
 from weft.engine.streaming.spark_engine import SparkEngine
 from weft.engine.streaming.targets import Targets
+from weft.engine.streaming.windows import Windows
 from weft.pipelines.streaming.declare import make
 from weft.systems.state_in_memory import InMemoryState
 
 
-class Clock:
-    """A clock that the test moves."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def time(self) -> float:
-        return time.time()
-
-
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr(stateful, "time", clock)
-    return clock
+def clock() -> Iterator[Clock]:
+    with moved_clock() as clock:
+        yield clock
 
 
 def check(step: Any, batches: list[list[tuple[str, Any]]], clock: Clock, spark: Any) -> list[Any]:
@@ -60,7 +48,7 @@ def check(step: Any, batches: list[list[tuple[str, Any]]], clock: Clock, spark: 
 @pytest.mark.usefixtures("here")
 def test_a_window_closes(clock: Clock, plain_spark: Any) -> None:
     case = Case(1, 60 * SECOND, 60 * SECOND, 0, 0, "drop", ("a", "b"))
-    step = test_windows.windows_of(case, InMemoryState())
+    step = Windows(test_windows.pipeline_of(case), InMemoryState())
     step._watermark = weft.Watermark()
 
     def of(*seconds: int) -> Any:
@@ -99,7 +87,7 @@ def test_a_session_ends(clock: Clock, plain_spark: Any) -> None:
 @pytest.mark.usefixtures("here")
 def test_a_row_of_a_join_is_alone(clock: Clock, plain_spark: Any) -> None:
     case = test_joins.Case(1, "left_outer", -5 * SECOND, 5 * SECOND, 0, 0, "drop")
-    step = test_joins.joins_of(case, InMemoryState())
+    step = Joins(test_joins.pipeline_of(case), InMemoryState())
     step._watermark = weft.Watermark()
 
     def of(side: int, **numbers: int) -> Any:

@@ -12,25 +12,35 @@ import pytest
 
 import weft
 from engine.streaming.conftest import compiled, compiling, declare
-from engine.streaming.states import CLOCK_MS, choose_limits, remembered
-from engine.streaming.window_oracle import ERAS, SECOND, Case, Event, Oracle, SessionOracle
+from engine.streaming.states import CLOCK_MS, RESTARTS, choose_limits, moved_clock, remembered
+from engine.streaming.window_oracle import (
+    ERAS,
+    IDLE,
+    PAUSES,
+    SECOND,
+    Case,
+    Event,
+    Oracle,
+    Progress,
+    SessionOracle,
+    partly_again,
+)
 from weft.engine.readers import open_tables
 from weft.engine.streaming import sessions
 from weft.engine.streaming import windows as windows_module
 from weft.engine.streaming.sessions import Sessions
 from weft.engine.streaming.windows import Windows
 from weft.pipelines.streaming.declare import make
+from weft.pipelines.streaming.spec import StreamingPipeline
 from weft.project import current
 from weft.systems.sql.state_store import SqlState
 from weft.systems.state_in_memory import InMemoryState
-from weft.systems.state_store import StateStore
+from weft.systems.state_store import StateBatch, StateStore
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 SCHEMA = pa.schema([("at", pa.timestamp("us", "UTC")), ("key", pa.string()), ("value", pa.int64())])
 REPLAYED = 3
 """One of so many batches is carried out a second time."""
-RESTARTS = [1, 1, 3, 1000]
-"""One of so many batches begins, and ends, with a restart."""
 AGGREGATIONS = [
     weft.Aggregation(agg="count", as_="n"),
     weft.Aggregation(agg="count", column="value", as_="values"),
@@ -57,7 +67,7 @@ def values_of(results: Mapping[Any, tuple[Any, ...]], seed: int) -> dict[Any, tu
     return {where: tuple(values[at] for at in chosen) for where, values in results.items()}
 
 
-def windows_of(case: Case, store: StateStore, aggregations: Sequence[weft.Aggregation] = ()) -> Windows:
+def pipeline_of(case: Case, aggregations: Sequence[weft.Aggregation] = ()) -> StreamingPipeline:
     is_hopping, reopens = case.hop < case.length, case.late_data == "reopen"
     window = weft.Window(
         kind="hopping" if is_hopping else "tumbling",
@@ -69,16 +79,15 @@ def windows_of(case: Case, store: StateStore, aggregations: Sequence[weft.Aggreg
         allowed_lateness_ms=case.allowed // 1000 if reopens else None,
         event_time_column="at",
     )
-    pipeline = make(
+    return make(
         name=f"case {case.seed}",
         sources=[weft.Source(query=declare(name, at="timestamp")) for name in case.sources],
         target="default",
         target_table="results",
         window=window,
-        watermark=weft.Watermark(lateness_ms=case.lateness // 1000, source_idleness_ms=3_600_000),
+        watermark=weft.Watermark(lateness_ms=case.lateness // 1000, source_idleness_ms=IDLE * 1000),
         **({"mode": "merge", "keys": list(window.keys)} if reopens else {}),
     )
-    return Windows(pipeline, store)
 
 
 def frame_of(spark: Any, events: list[Event]) -> Any:
@@ -99,39 +108,62 @@ def emitted(table: pa.Table | None, seed: int) -> dict[tuple[int, Any], tuple[An
 
 
 def check(case: Case, spark: Any, open_store: Callable[[], StateStore]) -> None:
-    """Run a case, with a restart before batches and a replay of batches, and compare it with the oracle."""
-    oracle, table, written = Oracle(case), {}, set()
+    """Run a case, with restarts, replays of batches and sources that become idle, and compare it with the oracle."""
+    oracle, pipeline, table, written = Oracle(case), pipeline_of(case), {}, set()
     chance = random.Random(case.seed)
-    windows, restarts = windows_of(case, open_store()), chance.choice(RESTARTS)
-    for number, batch in enumerate(case.batches):
-        if not chance.randrange(restarts):
-            windows.close()
-            windows = windows_of(case, open_store())
-        assert not windows.begin(number, begun_ms=CLOCK_MS)
-        sources = {name: [each for each in batch if each.source == name] for name in case.sources}
-        rows = [(name, frame_of(spark, events)) for name, events in sources.items() if events]
-        windows.add(number, windows.reduce(rows) if rows else windows.nothing(), spark)
+    restarts = chance.choice(RESTARTS)
+
+    def may_restart() -> bool:
+        nonlocal windows
+        if chance.randrange(restarts):
+            return False
+        windows.close()
+        windows = Windows(pipeline, open_store())
+        oracle.progress.restart()
+        return True
+
+    def emit(number: int) -> None:
         once = emitted(windows.closed(spark), case.seed)
-        if not chance.randrange(restarts):
-            # As after a crash: the state has the batch, and what it emits is the same.
-            windows.close()
-            windows = windows_of(case, open_store())
-            assert windows.begin(number) == (windows.last is not None)
+        # As after a crash: the state has the batch, and what it emits is the same.
+        assert not may_restart() or windows.begin(number) == (windows.last is not None)
         assert (case.seed + number) % REPLAYED or emitted(windows.closed(spark), case.seed) == once
         if case.late_data != "reopen":
             assert written.isdisjoint(once), "a window was emitted twice"
-        written |= set(once)
+        written.update(once)
         table.update(once)
-        oracle.add(batch)
         assert table == values_of(oracle.closed(), case.seed), f"case {case.seed}, batch {number}"
+
+    with moved_clock() as clock:
+        windows = Windows(pipeline, open_store())
+        for number, (batch, pause) in enumerate(zip(case.batches, case.pauses, strict=True)):
+            may_restart()
+            assert not windows.begin(number, begun_ms=CLOCK_MS)
+            sources = {name: [each for each in batch if each.source == name] for name in case.sources}
+            rows = [(name, frame_of(spark, events)) for name, events in sources.items() if events]
+            windows.add(number, windows.reduce(rows) if rows else windows.nothing(), spark)
+            oracle.add(batch)
+            assert decided(windows.last) in (None, (oracle.progress.watermark, oracle.late))
+            emit(number)
+            clock.now += pause
+            oracle.progress.wait(pause)
+            if windows.tick(spark):
+                oracle.add([])
+                emit(number)
+            oracle.progress.add({})  # without a tick the watermark stays
+            assert windows.last is None or windows.last.watermark == oracle.progress.watermark
     windows.close()
+
+
+def decided(last: StateBatch | None) -> tuple[int | None, int] | None:
+    """Return the watermark of a batch, and how many rows were late; `None` before the first rows."""
+    return None if last is None else (last.watermark, last.late)
 
 
 def store_of(seed: int, monkeypatch: pytest.MonkeyPatch) -> Callable[[], StateStore]:
     """Return what opens the state of a case: in memory, or in a database of which a process remembers rows."""
     if seed % 2:
         choose_limits(random.Random(seed), monkeypatch)
-        return lambda: remembered(f"case {seed}")
+        return lambda: remembered(f"case {seed}", seed)
     store = InMemoryState()
     return lambda: store
 
@@ -167,10 +199,11 @@ def test_state_in_a_database(late_data: str, small_spark: Any, count: Callable[.
 
 
 def check_sessions(seed: int, spark: Any, open_store: Callable[[], StateStore], kind: str = "drop") -> None:
-    """Run batches with sessions, with restarts before and replays of them, and compare with the oracle."""
-    chance = random.Random(seed)
+    """Run batches with sessions, with restarts, replays and idle sources, and compare with the oracle."""
+    chance, apart = random.Random(seed), random.Random(f"{seed} apart")
     gap, limit = chance.choice([2, 5]) * SECOND, chance.choice([8, 20, 1000]) * SECOND
-    oracle = SessionOracle(gap, limit, chance.choice([0, 3, 10]) * SECOND)
+    sources, lateness = ("a", "b")[: apart.choice([1, 2])], chance.choice([0, 3, 10]) * SECOND
+    oracle = SessionOracle(gap, limit, Progress(sources, lateness))
     options: dict[str, Any] = {}
     if "reopen" in kind:
         oracle.allowed = chance.choice([5, 30, 1000]) * SECOND
@@ -189,52 +222,74 @@ def check_sessions(seed: int, spark: Any, open_store: Callable[[], StateStore], 
     )
     pipeline = make(
         name=f"case {seed}",
-        source=declare("a", at="timestamp"),
+        sources=[weft.Source(query=declare(name, at="timestamp")) for name in sources],
         target="default",
         target_table="results",
         window=window,
-        watermark=weft.Watermark(lateness_ms=oracle.lateness // 1000),
+        watermark=weft.Watermark(lateness_ms=lateness // 1000, source_idleness_ms=IDLE * 1000),
         **({"mode": "merge", "keys": list(window.keys)} if options else {}),
     )
     table: dict[tuple[Any, int], Any] = {}
     reached = ERAS[seed % 3] + chance.randrange(-100, 100) * SECOND
     batches = chance.choice([1, 1, 1, 2, 2, 5])
-    windows, restarts = Sessions(pipeline, open_store()), chance.choice(RESTARTS)
-    for number in range(batches + 1):
-        batch = []
-        before, reached = reached, reached + chance.choice([1, 3, 10, 40]) * SECOND + chance.randrange(SECOND)
-        # Many groups, each a case of its own: a query of Spark takes about as long for one.
-        for key in (None, *range(50)) if chance.randrange(6) else ():
-            for _ in range(chance.choice([0, 0, 1, 2, 8])):
-                at = chance.randrange(before, reached) - chance.choice([0, 0, 0, 1, 4, 10, 30]) * SECOND
-                at -= chance.randrange(2) * (at % SECOND)  # pauses exactly as long as the gap
-                value = chance.choice([None, 1, 2, 3])
-                batch.append(Event("a", at, None if key is None else str(key), value))
-        if number == batches:
-            batch = [Event("a", reached + 10_000 * SECOND, "last", 1)]  # everything else closes
-        if not chance.randrange(restarts):
-            windows.close()
-            windows = Sessions(pipeline, open_store())
-        assert not windows.begin(number, begun_ms=CLOCK_MS)
-        windows.add(number, windows.reduce([("a", frame_of(spark, batch))]) if batch else windows.nothing(), spark)
+    restarts = chance.choice(RESTARTS)
+
+    def may_restart() -> bool:
+        nonlocal windows
+        if apart.randrange(restarts):
+            return False
+        windows.close()
+        windows = Sessions(pipeline, open_store())
+        oracle.progress.restart()
+        return True
+
+    def emit(number: int) -> None:
         once, removed = sessions_of(windows.closed(spark), seed), windows.removed(spark)
-        if not chance.randrange(restarts):
-            windows.close()
-            windows = Sessions(pipeline, open_store())
-            assert windows.begin(number) == (windows.last is not None)
+        assert not may_restart() or windows.begin(number) == (windows.last is not None)
         if not (seed + number) % REPLAYED:
             assert sessions_of(windows.closed(spark), seed) == once
             assert sorted(map(repr, windows.removed(spark))) == sorted(map(repr, removed))
         for each in removed:
             del table[each["key"], each["session_id"]]  # which must be there
         assert options or not table.keys() & once.keys(), "a session was emitted twice"
-        table |= once
-        oracle.add(batch)
+        table.update(once)
         # A part of a session that became too long may be written by a later batch, which looks at this session.
         late = set() if number == batches or oracle.updates else {key for key, _ in oracle.long}
         found = {where: values for where, values in table.values() if where[2] not in late}
         wanted = {where: each for where, each in values_of(oracle.written, seed).items() if where[2] not in late}
         assert found == wanted, f"case {seed}, batch {number}"
+
+    with moved_clock() as clock:
+        windows = Sessions(pipeline, open_store())
+        for number in range(batches + 1):
+            batch = []
+            before, reached = reached, reached + chance.choice([1, 3, 10, 40]) * SECOND + chance.randrange(SECOND)
+            # Many groups, each a case of its own: a query of Spark takes about as long for one.
+            for key in (None, *range(50)) if chance.randrange(6) else ():
+                for _ in range(chance.choice([0, 0, 1, 2, 8])):
+                    at = chance.randrange(before, reached) - chance.choice([0, 0, 0, 1, 4, 10, 30]) * SECOND
+                    at -= chance.randrange(2) * (at % SECOND)  # pauses exactly as long as the gap
+                    value = chance.choice([None, 1, 2, 3])
+                    batch.append(Event(apart.choice(sources), at, None if key is None else str(key), value))
+            batch = partly_again(batch, sources, apart)
+            if number == batches:  # everything else closes
+                batch = [Event(source, reached + 10_000 * SECOND, "last", 1) for source in sources]
+            may_restart()
+            assert not windows.begin(number, begun_ms=CLOCK_MS)
+            rows = {name: [each for each in batch if each.source == name] for name in sources}
+            frames = [(name, frame_of(spark, events)) for name, events in rows.items() if events]
+            windows.add(number, windows.reduce(frames) if frames else windows.nothing(), spark)
+            oracle.add(batch)
+            assert decided(windows.last) in (None, (oracle.progress.watermark, oracle.late))
+            emit(number)
+            pause = apart.choice(PAUSES)
+            clock.now += pause
+            oracle.progress.wait(pause)
+            if windows.tick(spark):
+                oracle.add([])
+                emit(number)
+            oracle.progress.add({})  # without a tick the watermark stays
+            assert windows.last is None or windows.last.watermark == oracle.progress.watermark
     assert len(table) == len(oracle.written)
     report = windows.report(0)
     assert report is not None and report.open == 1  # others are kept, or gone
@@ -291,7 +346,7 @@ def test_a_batch_runs_the_code_of_the_one_before(kind: str, plain_spark: Any) ->
     """Times that move on with each batch must not be part of what Spark compiles."""
     spark = compiling(plain_spark)
     case = Case.random(1, "drop", kind)
-    windows, counts = windows_of(case, InMemoryState()), []
+    windows, counts = Windows(pipeline_of(case), InMemoryState()), []
     for number in range(4):
         events = [Event(name, 100 * number * case.length, "k", number) for name in case.sources]
         # Rows that are part of the plan would be computed without compiling anything.
@@ -306,7 +361,7 @@ def test_a_batch_runs_the_code_of_the_one_before(kind: str, plain_spark: Any) ->
 def test_a_fragment_that_is_alone_needs_no_spark(plain_spark: Any) -> None:
     case = Case.random(1, "drop", "tumbling")
     aggregations = AGGREGATIONS[:8]
-    windows = windows_of(case, InMemoryState(), aggregations)
+    windows = Windows(pipeline_of(case, aggregations), InMemoryState())
     for number, at in enumerate((0, 100 * case.length)):
         windows.begin(number)
         rows = [(name, frame_of(plain_spark, [Event(name, at, name, 7)])) for name in case.sources]

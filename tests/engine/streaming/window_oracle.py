@@ -2,15 +2,48 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 SECOND = 1_000_000
 ERAS = (0, -2_208_988_800 * SECOND, 7_258_118_400 * SECOND)
 """The years 1970, 1900 and 2200."""
+IDLE = 30
+"""After how many seconds without rows a source is idle."""
+PAUSES = [0, 20, 20, 40]
+"""How many seconds there are between two batches."""
+
+
+class Progress:
+    """The watermark of some sources, batch by batch."""
+
+    def __init__(self, sources: tuple[Hashable, ...], lateness: int) -> None:
+        self._sources, self._lateness = sources, lateness
+        self._now = 0
+        self._newest: dict[Hashable, int] = {}
+        self.watermark: int | None = None
+        self.restart()
+
+    def restart(self) -> None:
+        """A process that starts counts no source as idle."""
+        self._heard = dict.fromkeys(self._sources, self._now)
+
+    def wait(self, seconds: int) -> None:
+        self._now += seconds
+
+    def add(self, newest: Mapping[Hashable, int]) -> None:
+        """Add the newest time of each source that a batch has rows of; a tick has none."""
+        for source, at in newest.items():
+            self._newest[source] = max(at, self._newest.get(source, at))
+            self._heard[source] = self._now
+        active = [each for each, heard in self._heard.items() if self._now - heard < IDLE]
+        if active and all(each in self._newest for each in active):
+            reached = min(self._newest[each] for each in active) - self._lateness
+            self.watermark = reached if self.watermark is None else max(self.watermark, reached)
 
 
 @dataclass(frozen=True)
@@ -34,11 +67,13 @@ class Case:
     late_data: str
     sources: tuple[str, ...]
     batches: list[list[Event]] = field(default_factory=list)
+    pauses: list[int] = field(default_factory=list)
+    """How many seconds pass after each batch."""
 
     @classmethod
     def random(cls, seed: int, late_data: str, kind: str, groups: int = 0) -> Case:
         """With more groups there are more rows, in the same time: a query of Spark takes about as long for one."""
-        chance = random.Random(seed)
+        chance, apart = random.Random(seed), random.Random(f"{seed} apart")
         length = chance.choice([5, 10, 60, 7200]) * SECOND
         hop = length if kind == "tumbling" else length // chance.choice([2, 3, 5]) // SECOND * SECOND or SECOND
         case = cls(
@@ -60,8 +95,23 @@ class Case:
                 key = chance.choice([None, "x", "y", "", *map(str, range(groups))])
                 value = chance.choice([None, *range(-3, 10)])
                 batch.append(Event(source, reached[source] - behind, key, value))
-            case.batches.append(batch)
+            case.batches.append(partly_again(batch, case.sources, apart))
+            case.pauses.append(apart.choice(PAUSES))
         return case
+
+
+def partly_again(batch: list[Event], sources: tuple[str, ...], chance: random.Random) -> list[Event]:
+    """Return a batch with some rows twice, or without those of a source that says nothing for once."""
+    silent = chance.choice([None, *sources]) if len(sources) > 1 else None
+    rows = [each for each in batch if each.source != silent]
+    return rows + chance.sample(rows, min(len(rows), chance.choice([0, 0, 3])))
+
+
+def newest_of(batch: list[Event]) -> dict[Hashable, int]:
+    newest: dict[Hashable, int] = {}
+    for event in batch:
+        newest[event.source] = max(event.at, newest.get(event.source, event.at))
+    return newest
 
 
 @dataclass
@@ -69,13 +119,15 @@ class Oracle:
     """The windows of a case, batch by batch."""
 
     case: Case
-    watermark: int | None = None
-    newest: dict[str, int] = field(default_factory=dict)
     rows: dict[tuple[int, Any], list[Event]] = field(default_factory=lambda: defaultdict(list))
     late: int = 0
+    """How many rows of the last batch were late."""
+
+    def __post_init__(self) -> None:
+        self.progress = Progress(self.case.sources, self.case.lateness)
 
     def add(self, batch: list[Event]) -> None:
-        before = self.watermark
+        before, self.late = self.progress.watermark, 0
         for event in batch:
             starts = [
                 start
@@ -85,10 +137,7 @@ class Oracle:
             self.late += not starts
             for start in starts:
                 self.rows[start, event.key].append(event)
-            self.newest[event.source] = max(event.at, self.newest.get(event.source, event.at))
-        if all(name in self.newest for name in self.case.sources):
-            reached = min(self.newest.values()) - self.case.lateness
-            self.watermark = reached if before is None else max(before, reached)
+        self.progress.add(newest_of(batch))
 
     def _starts(self, at: int) -> Iterator[int]:
         start = at - at % self.case.hop
@@ -98,12 +147,11 @@ class Oracle:
 
     def closed(self) -> dict[tuple[int, Any], tuple[Any, ...]]:
         """Return the result of each window and group that has closed."""
-        if self.watermark is None:
+        watermark = self.progress.watermark
+        if watermark is None:
             return {}
         return {
-            group: _aggregated(rows)
-            for group, rows in self.rows.items()
-            if group[0] + self.case.length <= self.watermark
+            group: _aggregated(rows) for group, rows in self.rows.items() if group[0] + self.case.length <= watermark
         }
 
 
@@ -132,11 +180,11 @@ class SessionOracle:
 
     gap: int
     limit: int
-    lateness: int
+    progress: Progress
     allowed: int = 0
     updates: bool = False
-    watermark: int | None = None
-    newest: int | None = None
+    late: int = 0
+    """How many rows of the last batch were late."""
     rows: dict[Any, list[Event]] = field(default_factory=lambda: defaultdict(list))
     long: set[tuple[Any, int]] = field(default_factory=set)
     """Keys and times of rows in sessions that were longer than the limit."""
@@ -148,14 +196,13 @@ class SessionOracle:
     """All sessions that a table has."""
 
     def add(self, batch: list[Event]) -> None:
+        before, self.late = self.progress.watermark, 0
         for event in batch:
-            if self.watermark is None or event.at + self.gap + self.allowed >= self.watermark:
+            if before is None or event.at + self.gap + self.allowed >= before:
                 self.rows[event.key].append(event)
-            self.newest = max(event.at, event.at if self.newest is None else self.newest)
-        if self.newest is None:
-            return
-        reached = self.newest - self.lateness
-        self.watermark = reached if self.watermark is None else max(self.watermark, reached)
+            else:
+                self.late += 1
+        self.progress.add(newest_of(batch))
         self.written = dict(self.done)
         for key, rows in self.rows.items():
             rows.sort(key=lambda each: each.at)
@@ -184,17 +231,17 @@ class SessionOracle:
                 cells[row.at - row.at % self.limit].append(row)
             pieces = list(cells.values())
         kept: list[Event] = []
+        watermark = -math.inf if self.progress.watermark is None else self.progress.watermark
         for piece in pieces:
             end = last if piece is pieces[-1] else piece[0].at - piece[0].at % self.limit + self.limit
-            assert self.watermark is not None
-            is_closed = end + self.gap < self.watermark
+            is_closed = end + self.gap < watermark
             moments = {(key, row.at) for row in piece}
             if is_closed or self.updates or self.shown & moments:
                 self.shown |= moments
                 found = (piece[0].at, piece[-1].at + self.gap, key)
                 assert found not in self.written
                 self.written[found] = _aggregated(piece)
-            if end + self.gap + self.allowed < self.watermark:
+            if end + self.gap + self.allowed < watermark:
                 self.done[found] = self.written[found]
                 self.shown -= moments
             else:
