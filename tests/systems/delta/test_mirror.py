@@ -15,7 +15,7 @@ import pytest
 
 import weft
 from engine.streaming.conftest import declare, forget_last_commit, run_once
-from systems.tables.test_change_histories import Batches, Source, check_versions, checked, together
+from systems.tables.test_change_histories import WAYS, Batches, Source, check_versions, checked, together
 from systems.tables.test_changes import DEBEZIUM, MESSAGES, NOW, change, milliseconds
 from systems.tables.test_changes import row as whole_row
 from weft import CDC
@@ -196,13 +196,6 @@ class _Applied:
 
     def rows(self) -> list[dict[str, Any]]:
         return [each.asDict() for each in self.spark.sql(f"SELECT * FROM delta.`{self.path}` ORDER BY id").collect()]
-
-
-WAYS = pytest.mark.parametrize(
-    "options",
-    [{}, {"unavailable": True, "moves": False}, {"unavailable": True, "in_order": True}],
-    ids=["whole", "unavailable", "moved"],
-)
 
 
 def _check_mirror(table: _Applied, batches: Batches, source: Source) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache, partial
 from itertools import count as numbers
 from typing import Any
 
@@ -113,6 +114,7 @@ def checked(examples: int, check: Callable[[Batches, Source], None], **options: 
     all_of_them()
 
 
+@cache
 def together(examples: int, **options: bool) -> tuple[Batches, Source]:
     """So many histories without truncates as one, each with its own keys: where a batch takes a second, as in Delta,
     these take as long as one of them."""
@@ -138,44 +140,64 @@ def _of_others(message: dict[str, Any], first: int) -> dict[str, Any]:
     return {**message, **rows}
 
 
-@pytest.mark.parametrize(
+WAYS = pytest.mark.parametrize(
     "options",
     [{}, {"unavailable": True, "moves": False}, {"unavailable": True, "in_order": True}],
     ids=["whole", "unavailable", "moved"],
 )
+
+
+def _check_mirror(tables: SqlTables, batches: Batches, source: Source) -> None:
+    table = f"mirror_{next(_numbers)}"
+    apply(tables, [change("c", None, row(100, "x", 1.5), 0), change("d", row(100), None, 0, 1)], table=table)
+    wanted = sorted(source.stored.values(), key=lambda each: each["id"])
+    for each in batches:
+        _, report = apply(tables, each, table=table)
+        told = (report.creates, report.updates, report.deletes, report.idempotent_skipped)
+        assert sum(told) == sum(one["op"] != "t" for one in each)
+    assert mirror(tables, table) == wanted
+    # All of it again: nothing is counted as a change twice.
+    _, report = apply(tables, source.log, table=table)
+    assert (report.creates, report.updates, report.deletes) == (0, 0, 0)
+    assert mirror(tables, table) == wanted
+
+
+def _check_history(tables: SqlTables, batches: Batches, source: Source, *, back: bool) -> None:
+    table = f"history_{next(_numbers)}"
+    apply(tables, [change("c", None, row(100, "x", 1.5), 0)], table=table, mode="scd2")
+    for each in batches:
+        apply(tables, each, table=table, mode="scd2")
+    # All of it again: no version is there twice.
+    _, report = apply(tables, source.log, table=table, mode="scd2")
+    assert (report.creates, report.updates, report.deletes) == (0, 0, 0)
+    check_versions(mirror(tables, table), source, back=back)
+
+
+@WAYS
 def test_the_mirror_is_what_the_source_has(
     tables: SqlTables, count: Callable[..., int], options: dict[str, bool]
 ) -> None:
-    def check(batches: Batches, source: Source) -> None:
-        table = f"mirror_{next(_numbers)}"
-        apply(tables, [change("c", None, row(100, "x", 1.5), 0), change("d", row(100), None, 0, 1)], table=table)
-        wanted = sorted(source.stored.values(), key=lambda each: each["id"])
-        for each in batches:
-            _, report = apply(tables, each, table=table)
-            told = (report.creates, report.updates, report.deletes, report.idempotent_skipped)
-            assert sum(told) == sum(one["op"] != "t" for one in each)
-        assert mirror(tables, table) == wanted
-        # All of it again: nothing is counted as a change twice.
-        _, report = apply(tables, source.log, table=table)
-        assert (report.creates, report.updates, report.deletes) == (0, 0, 0)
-        assert mirror(tables, table) == wanted
-
-    checked(count(2000, 6 if tables.dialect == "sqlite" else 2), check, **options)
+    checked(count(2000, 6 if tables.dialect == "sqlite" else 2), partial(_check_mirror, tables), **options)
 
 
 @pytest.mark.parametrize("back", [False, True])
 def test_a_history_has_every_version(tables: SqlTables, count: Callable[..., int], back: bool) -> None:
-    def check(batches: Batches, source: Source) -> None:
-        table = f"history_{next(_numbers)}"
-        apply(tables, [change("c", None, row(100, "x", 1.5), 0)], table=table, mode="scd2")
-        for each in batches:
-            apply(tables, each, table=table, mode="scd2")
-        # All of it again: no version is there twice.
-        _, report = apply(tables, source.log, table=table, mode="scd2")
-        assert (report.creates, report.updates, report.deletes) == (0, 0, 0)
-        check_versions(mirror(tables, table), source, back=back)
-
+    check = partial(_check_history, tables, back=back)
     checked(count(2000, 6 if tables.dialect == "sqlite" else 2), check, back=back)
+
+
+@pytest.mark.full
+@WAYS
+def test_the_mirror_of_many_at_once(tables: SqlTables, count: Callable[..., int], options: dict[str, bool]) -> None:
+    """Large batches, in a minute: one by one the databases take hours for as many."""
+    _check_mirror(tables, *together(count(2000), **options))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("back", [False, True])
+def test_a_history_of_many_at_once(tables: SqlTables, count: Callable[..., int], back: bool) -> None:
+    batches, source = together(count(2000), back=back)
+    _check_history(tables, batches, source, back=back)
 
 
 def check_versions(rows: list[dict[str, Any]], source: Source, *, back: bool) -> None:
