@@ -41,6 +41,10 @@ def test_those_and_no_others(streams: Project) -> None:
     assert [event["n"] for event in events] == [6]
     assert log.head() == events[0]["_weft_rowid"] > head
     assert log.remove([]) == 0
+    # Nor does it go back to the last one that was removed where retention removes all that came later.
+    head = log.head()
+    assert weft.trim_sync("numbers", max_rows=0) == 4
+    assert log.head() == head
 
 
 @pytest.mark.every_system

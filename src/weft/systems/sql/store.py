@@ -133,7 +133,8 @@ class SqlStore(SqlDriver):
 
     def last(self, session: Session, log: SqlLog, sql: str) -> int:
         """Return the offset that a SELECT finds, or the last one that was removed: a reader may have reached it."""
-        row = session.row(f"SELECT ({sql}), ({leases.last_removed_sql(self)})", (log.number,))
+        removed = f"({leases.last_removed_sql(self)}), (SELECT floor FROM {self.streams} WHERE id = ?)"
+        row = session.row(f"SELECT ({sql}), {removed}", (log.number, log.number))
         return max(int(each or 0) for each in row or (0,))
 
     def forget_keys(self, session: Session, log: SqlLog, before: int, limit: int) -> int:
