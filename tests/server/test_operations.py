@@ -332,6 +332,7 @@ def test_the_scheduler(log: RunLog, http: Any) -> None:
     log.pause("nightly")
     shown = http.get("/api/v1/scheduler").json()
     assert ([each["pipeline"] for each in shown["paused"]], shown["next"]) == (["nightly"], [])
+    assert http.get("/api/v1/pipelines/nightly").json()["next_due"] is None
 
 
 def test_states_and_mirrors(log: RunLog, http: Any) -> None:

@@ -28,9 +28,9 @@ def standing(state: PipelineState) -> dict[str, Any]:
 
 
 def next_due(due: Due, now: datetime) -> datetime | None:
-    """Return the next moment of a pipeline's schedule."""
+    """Return the next moment of a pipeline's schedule, which is not followed while it is paused."""
     schedule = due.pipeline.schedule
-    return None if schedule is None else schedule.next(now)
+    return None if schedule is None or due.state.paused_at is not None else schedule.next(now)
 
 
 def now_text(due: Due, now: datetime) -> str:
