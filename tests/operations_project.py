@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any
 
 import weft
@@ -54,3 +55,11 @@ def make_key(*scopes: Any, name: str = "ops", streams: tuple[str, ...] = ()) -> 
     """The header of a new key."""
     with key_table() as table:
         return {"authorization": f"Bearer {table.create(name=name, scopes=scopes, streams=streams)[1]}"}
+
+
+def failed_activity(error: str) -> str:
+    """What a streaming pipeline that failed has said of itself."""
+    counts = dict.fromkeys(("batches", "rows_in", "rows_out", "busy_ms", "dead_letters"), 1)
+    at = "2026-01-01T00:00:00+00:00"
+    failure = {"at": at, "error": error}
+    return json.dumps(counts | {"at": at, "lag": {}, "last": None, "windows": None, "cdc": None, "failure": failure})

@@ -13,6 +13,7 @@ from playwright.sync_api import Page, Request, expect
 
 import warm_python
 from browser import PATIENCE
+from operations_project import failed_activity
 from servers import free_port, wait_until
 
 STREAMS = """
@@ -78,6 +79,114 @@ def test_streams_and_pipelines_are_shown(service: Any, open_page: Callable[..., 
     # A new value appears without a reload.
     service.publish("orders", {"n": 1})
     expect(row.locator("td").nth(2)).to_have_text("1,201")
+
+
+STANDS = """
+from typing import Annotated
+from weft import pk
+from weft.types import BigInt
+
+@weft.stream(fields={"n": "int64"})
+def clicks(): ...
+
+@weft.table
+class Target:
+    id: Annotated[BigInt, pk()]
+
+@weft.pipeline(target=Target, mode="merge")
+def never(conn):
+    return "SELECT 1 AS id"
+
+@weft.pipeline(target=Target, mode="merge", schedule="0 0 1 1 *")
+def yearly(conn):
+    return "SELECT 1 AS id"
+
+@weft.pipeline(target=Target, mode="merge", schedule="0 0 1 * *")
+def monthly(conn):
+    return "SELECT 1 AS id"
+
+@weft.streaming_pipeline(source=clicks, target="default", target_table="loaded")
+def loader(): ...
+"""
+SUCCEED = """
+from weft.operate.runlog import open_run_log
+
+with open_run_log() as log:
+    for _ in range(60):
+        log.finish(log.claim("never", resume=False), "succeeded")
+"""
+LEAVE = """
+from weft.operate.runlog import open_run_log
+
+with open_run_log() as log:
+    log.attend("process:scheduler:1")
+"""
+
+
+# What the line of the header says from now on.
+TOLD = """() => {
+  window.told = [];
+  const note = () => window.told.push(document.querySelector("#live-text").textContent);
+  new MutationObserver(note).observe(document.querySelector("#live-text"), { childList: true });
+}"""
+
+
+def test_the_first_page_says_how_all_stands(server: Callable[..., Any], open_page: Callable[..., Page]) -> None:
+    """No pipeline that never ran is well; what is late is named, with the two consumers of one stream."""
+    served = server(STANDS)
+    served.publish("clicks", [{"n": n} for n in range(2000)])
+    for consumer, number in (("slow", 10), ("slower", 1), ("quick", 1100)):
+        taken = {"consumer": consumer, "batch_size": number, "lease": 600}
+        served.client.post("/api/v1/streams/clicks/consume", json=taken).raise_for_status()
+    page = open_page(served.url, allowed="503")
+    expect(page.locator("#tile-runs")).to_have_text("none ran yet")
+    expect(page.locator("#tile-runs-note")).to_have_text("3 pipelines")
+    expect(page.locator("#tile-lag")).to_have_text("1,999")
+    expect(page.locator("#tile-lag-note")).to_have_text("slower, on clicks")
+    # A scheduler that ends without a word, as one that is killed.
+    warm_python.run([sys.executable, "-c", LEAVE], cwd=served.folder, check=True)
+    # One whose first batch failed has read nothing.
+    checkpoint = served.folder / ".weft" / "checkpoints" / "loader"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "metadata").write_text('{"id": "7"}')
+    (checkpoint / "activity.json").write_text(failed_activity("The target is away."))
+    wrong = page.get_by_role("region", name="Needs attention").get_by_role("listitem")
+    expect(wrong).to_have_count(6, timeout=15_000)
+    expect(wrong.nth(0)).to_contain_text(re.compile("loader failed *The target is away."))
+    expect(wrong.nth(1)).to_contain_text(re.compile(r"scheduler silent *\S+, process \d+: last heard of"))
+    expect(wrong.nth(2)).to_contain_text(re.compile("2 pipelines overdue *No scheduler started them: yearly, monthly"))
+    expect(wrong.nth(3)).to_contain_text(re.compile("loader behind *2,000 events behind, and it does not run here"))
+    expect(wrong.nth(4)).to_contain_text(re.compile("clicks behind *slower: 1,999 events behind"))
+    expect(wrong.nth(5)).to_contain_text(re.compile("clicks behind *slow: 1,990 events behind"))
+    expect(page.locator("#tile-lag-note")).to_have_text("loader, which does not run here")
+    changed = page.get_by_role("region", name="Changed within a day").get_by_role("listitem")
+    expect(changed.last).to_contain_text(re.compile(r"service started *[\w ]+: \S+, process"))
+    warm_python.run([sys.executable, "-c", SUCCEED], cwd=served.folder, check=True)
+    expect(page.locator("#tile-runs")).to_have_text("none failing")
+    expect(page.locator("#tile-runs-note")).to_have_text("3 pipelines, 2 never ran")
+    # On a phone there is no room for 50 runs: the newest is seen.
+    page.set_viewport_size({"width": 360, "height": 740})
+    page.goto(f"{served.url}/#/pipelines/never")
+    newest: Any = page.locator("#view .timeline a").first.bounding_box()
+    assert newest["x"] + newest["width"] < 360
+    page.goto(f"{served.url}/#/pipelines/yearly")
+    expect(page.locator("#view .facts").first).to_contain_text(re.compile(r"due since \d+ d ago"))
+    page.goto(f"{served.url}/#/schedule")
+    expect(page.locator("#queue + .note")).to_have_text("2, and no scheduler that starts them")
+    # What one request is refused for is said until it is answered again, though others are.
+    away = {"detail": "A source does not answer.", "hint": "Look: weft status."}
+    page.route("**/api/v1/streaming", lambda route: route.fulfill(status=503, json=away))
+    page.goto(f"{served.url}/#/")
+    expect(page.locator("#banner")).to_have_text("A source does not answer. Look: weft status.")
+    page.evaluate(TOLD)
+    for _ in range(2):
+        with page.expect_response("**/api/v1/overview"):
+            pass
+    assert page.evaluate("window.told") == []
+    expect(page.locator("#live-text")).to_have_text("Refused")
+    page.unroute("**/api/v1/streaming")
+    expect(page.locator("#live-text")).to_have_text("Live")
+    expect(page.locator("#banner")).to_be_hidden()
 
 
 def test_what_comes_from_events_is_text(service: Any, open_page: Callable[..., Page]) -> None:
@@ -174,6 +283,16 @@ def test_a_sum_has_every_stream(service: Any, open_page: Callable[..., Page]) ->
         }"""
     )
     assert shown == [[10, 5], [22, 6], [24, 2]]
+    # What is sampled and what the page asks for may be moments apart, of which a rate says nothing.
+    shown = page.evaluate(
+        """async () => {
+            const { Series } = await import('./static/chart.js');
+            const series = new Series();
+            for (const [at, published] of [[0, 0], [10, 100], [10.2, 100], [12, 120]]) series.add(at, published);
+            return series.points();
+        }"""
+    )
+    assert shown == [[10, 10], [12, 10]]
 
 
 @pytest.mark.full

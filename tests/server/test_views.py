@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sqlite3
 import sys
@@ -17,6 +16,7 @@ from playwright.sync_api import Page, expect
 
 import warm_python
 from browser import broken_words, findings, uneven_rows
+from operations_project import failed_activity
 from servers import wait_until
 
 HOSTILE = "<img src=x onerror=alert(1)><script>alert(2)</script>"
@@ -277,11 +277,9 @@ def test_what_does_not_run_is_behind(server: Callable[..., Any], open_page: Call
         page.set_viewport_size({"width": width, "height": 740})
         assert set(page.get_by_role("row").get_by_role("link").first.evaluate(ENDS_OF_LINES)) <= set("_")
     # On a tablet the reason of a failure leaves room for the lag, and the names of all views are seen.
-    counts = dict.fromkeys(("batches", "rows_in", "rows_out", "busy_ms", "dead_letters"), 1)
-    at = "2026-01-01T00:00:00+00:00"
-    failure = {"at": at, "error": "Spark could not run the batch of clicks_per_minute. " * 5}
-    said = {"at": at, "lag": {}, "last": None, "windows": None, "cdc": None, "failure": failure}
-    (checkpoint / "activity.json").write_text(json.dumps(counts | said))
+    (checkpoint / "activity.json").write_text(
+        failed_activity("Spark could not run the batch of clicks_per_minute. " * 5)
+    )
     expect(row).to_contain_text("Spark could not run")
     for width in (768, 901, 1000, 1100, 1181, 1280):
         page.set_viewport_size({"width": width, "height": 740})
@@ -311,79 +309,6 @@ def _skip_to(served: Any, offset: int) -> None:
     with closing(sqlite3.connect(served.folder / ".weft/weft.db")) as database, database:
         database.execute("UPDATE sqlite_sequence SET seq = ?", (offset,))
     served.publish("clicks", [{"n": 1, "at": "2026-01-01T00:00:00Z"}])
-
-
-STANDS = """
-from typing import Annotated
-from weft import pk
-from weft.types import BigInt
-
-@weft.stream(fields={"n": "int64"})
-def clicks(): ...
-
-@weft.table
-class Target:
-    id: Annotated[BigInt, pk()]
-
-@weft.pipeline(target=Target, mode="merge")
-def never(conn):
-    return "SELECT 1 AS id"
-
-@weft.pipeline(target=Target, mode="merge", schedule="0 0 1 1 *")
-def yearly(conn):
-    return "SELECT 1 AS id"
-
-@weft.pipeline(target=Target, mode="merge", schedule="0 0 1 * *")
-def monthly(conn):
-    return "SELECT 1 AS id"
-"""
-SUCCEED = """
-from weft.operate.runlog import open_run_log
-
-with open_run_log() as log:
-    for _ in range(60):
-        log.finish(log.claim("never", resume=False), "succeeded")
-"""
-LEAVE = """
-from weft.operate.runlog import open_run_log
-
-with open_run_log() as log:
-    log.attend("process:scheduler:1")
-"""
-
-
-def test_the_first_page_says_how_all_stands(server: Callable[..., Any], open_page: Callable[..., Page]) -> None:
-    """No pipeline that never ran is well; what is late is named, with the two consumers of one stream."""
-    served = server(STANDS)
-    served.publish("clicks", [{"n": n} for n in range(2000)])
-    for consumer, number in (("slow", 10), ("slower", 1), ("quick", 1100)):
-        taken = {"consumer": consumer, "batch_size": number, "lease": 600}
-        served.client.post("/api/v1/streams/clicks/consume", json=taken).raise_for_status()
-    page = open_page(served.url)
-    expect(page.locator("#tile-runs")).to_have_text("none ran yet")
-    expect(page.locator("#tile-runs-note")).to_have_text("3 pipelines")
-    expect(page.locator("#tile-lag")).to_have_text("1,999")
-    expect(page.locator("#tile-lag-note")).to_have_text("slower, on clicks")
-    # A scheduler that ends without a word, as one that is killed.
-    warm_python.run([sys.executable, "-c", LEAVE], cwd=served.folder, check=True)
-    wrong = page.get_by_role("region", name="Needs attention").get_by_role("listitem")
-    expect(wrong).to_have_count(4, timeout=15_000)
-    expect(wrong.nth(0)).to_contain_text(re.compile(r"scheduler silent *\S+, process \d+: last heard of"))
-    expect(wrong.nth(1)).to_contain_text(re.compile("2 pipelines overdue *No scheduler started them: yearly, monthly"))
-    expect(wrong.nth(2)).to_contain_text(re.compile("clicks behind *slower: 1,999 events behind"))
-    expect(wrong.nth(3)).to_contain_text(re.compile("clicks behind *slow: 1,990 events behind"))
-    changed = page.get_by_role("region", name="Changed within a day").get_by_role("listitem")
-    expect(changed.last).to_contain_text(re.compile(r"service started *[\w ]+: \S+, process"))
-    warm_python.run([sys.executable, "-c", SUCCEED], cwd=served.folder, check=True)
-    expect(page.locator("#tile-runs")).to_have_text("none failing")
-    expect(page.locator("#tile-runs-note")).to_have_text("3 pipelines, 2 never ran")
-    # On a phone there is no room for 50 runs: the newest is seen.
-    page.set_viewport_size({"width": 360, "height": 740})
-    page.goto(f"{served.url}/#/pipelines/never")
-    newest: Any = page.locator("#view .timeline a").first.bounding_box()
-    assert newest["x"] + newest["width"] < 360
-    page.goto(f"{served.url}/#/schedule")
-    expect(page.locator("#queue + .note")).to_have_text("2, and no scheduler that starts them")
 
 
 @pytest.mark.full
@@ -470,6 +395,15 @@ def test_an_action_is_done_and_undone(server: Callable[..., Any], open_page: Cal
     # Without a key the buttons are off, and there is the command.
     expect(page.locator("#view .off")).to_contain_text("weft pause nightly")
     expect(page.locator(".action > button", has_text="Pause")).to_be_disabled()
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    copy = page.get_by_role("button", name="Copy weft pause nightly")
+    copy.click()
+    expect(copy).to_have_text("Copied")
+    assert page.evaluate("navigator.clipboard.readText()") == "weft pause nightly"
+    # Over plain HTTP from another machine there is no clipboard.
+    page.evaluate("Object.defineProperty(navigator, 'clipboard', { value: undefined })")
+    copy.click()
+    assert page.evaluate("getSelection().toString()") == "weft pause nightly"
     create = [sys.executable, "-m", "weft", "apikey", "create", "--scope", "admin", "--name", "Ann"]
     key = warm_python.run(create, cwd=served.folder, check=True, capture_output=True, text=True).stdout.strip()
     wait_until(lambda: served.client.get("/api/v1/streams").status_code == 401, "the service to know the key")

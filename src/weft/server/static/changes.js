@@ -2,7 +2,7 @@
 
 import { Of } from "./audit.js";
 import { plural } from "./dom.js";
-import { Chip, NameLink, Time, html, to } from "./ui.js";
+import { Chip, NameLink, Panel, Time, html, to } from "./ui.js";
 
 const KINDS = { "began to fail": "bad", recovered: "good", cancelled: "warn", paused: "warn", started: "busy" };
 // What is in the audit log too, where somebody did it over HTTP.
@@ -11,7 +11,7 @@ const DAY_MS = 86400_000;
 const MOST = 5;
 const MOST_OPENED = 100;
 
-const times = (failures) => (failures === 1 ? "once" : `${plural(failures, "time")}`);
+const times = (failures) => (failures === 1 ? "once" : plural(failures, "time"));
 
 function Change({ at, what, name, note, run_id: run, failures, now }) {
   const place = what === "started" ? to("processes") : run ? to("runs", run) : to("pipelines", name);
@@ -37,10 +37,9 @@ export function Changes({ changes, actions, now }) {
   ].sort((a, b) => new Date(b.at) - new Date(a.at));
   const list = (some) => html`<ul class="list">${some.map((each) => html`<${each.action ? Done : Change} key=${`${each.at} ${each.name ?? each.id} ${each.what}`} ...${each} now=${now} />`)}</ul>`;
   return html`
-    <section class="panel" aria-labelledby="changes-title">
-      <div class="head"><h2 id="changes-title">Changed within a day</h2>${all.length > 0 && html`<p class="note">${all.length}</p>`}</div>
+    <${Panel} id="changes-title" title="Changed within a day" note=${all.length || null}>
       ${all.length ? list(all.slice(0, MOST)) : html`<p class="foot note">No pipeline began to fail or recovered; none was cancelled or paused, and no process started.</p>`}
       ${all.length > MOST && html`<details class="rest"><summary class="note">and ${all.length - MOST} more</summary>${list(all.slice(MOST, MOST_OPENED))}</details>`}
-    </section>
+    <//>
   `;
 }

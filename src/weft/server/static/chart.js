@@ -13,8 +13,8 @@ export class Series {
 
   add(at, published) {
     const last = this.seen.at(-1);
-    // Several processes answer in turn; one may have looked before another.
-    if (last && at <= last[0]) return;
+    // Several processes answer in turn; one may have looked before another. Less than a second is too little for a rate.
+    if (last && at < last[0] + 1) return;
     this.seen.push([at, Math.max(published, last ? last[1] : 0)]);
     while (this.seen.length > 2 && this.seen[1][0] < at - SPAN) this.seen.shift();
   }
@@ -213,7 +213,7 @@ export class Chart extends Component {
 
   render({ lines, low, title }) {
     return html`
-      <figure class="figure-chart">
+      <figure>
         <figcaption class="sub">
           <h3>${title}</h3>
           ${lines.length > 1 && html`<p class="names">${lines.map(({ name }, index) => html`<span key=${name} class=${`name-${index}`}>${name}</span>`)}</p>`}

@@ -49,7 +49,7 @@ async function go() {
   if (address === shown) return;
   const isFirst = shown === null;
   shown = address;
-  banner(null);
+  banner();
   stop?.();
   stop = null;
   find("overview").hidden = Boolean(build);

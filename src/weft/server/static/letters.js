@@ -174,14 +174,14 @@ export const PurgePlace = ({ place, group, label = "Purge" }) => html`
 `;
 
 // Rows that targets of a pipeline put aside: all, or those of a group. More or fewer than were counted are left alone.
-const rowsOf = (pipeline, group, action) => ({
+const rowsOf = (pipeline, group, action, body = group ? { group: group.group } : { all: true }) => ({
   plan: true,
   small: true,
   path: `api/v1/pipelines/${encodeURIComponent(pipeline)}/quarantine/${action}`,
-  body: group ? { group: group.group } : { all: true },
-  decided: (plan) => ({ ...(group ? { group: group.group } : { all: true }), rows: plan.letters }),
+  body,
+  decided: (plan) => ({ ...body, rows: plan.letters }),
   command: `weft quarantine ${action} ${quoted(pipeline)} ${group ? `--group ${group.group}` : "--all"}`,
-  of: group ? `the rows with ${group.error}` : `the rows of ${pipeline}`,
+  of: `the rows ${group ? `with ${group.error}` : `of ${pipeline}`}`,
 });
 
 export const ReplayRows = ({ pipeline, group, label = "Replay" }) => html`

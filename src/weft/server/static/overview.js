@@ -7,7 +7,7 @@ import { PipelineTable } from "./pipelines.js";
 import { me, onMe, poll } from "./status.js";
 import { behind } from "./streaming.js";
 import { Tail } from "./tail.js";
-import { Chip, NameLink, Time, html, render, to } from "./ui.js";
+import { Chip, NameLink, Panel, Time, html, render, to } from "./ui.js";
 
 const series = new Map();
 const rows = new Map();
@@ -228,21 +228,19 @@ function Attention({ streams, pipelines, streaming, letters, quarantines, silent
   return html`
     <div class="two">
       ${wrong.length > 0 && html`
-        <section class="panel" aria-labelledby="wrong-title">
-          <div class="head"><h2 id="wrong-title">Needs attention</h2><p class="note">${count(wrong.length)}</p></div>
+        <${Panel} id="wrong-title" title="Needs attention" note=${count(wrong.length)}>
           <ul class="list"><${Wrong} items=${wrong.slice(0, MOST)} /></ul>
           ${wrong.length > MOST && html`<details class="rest"><summary class="note">and ${count(wrong.length - MOST)} more</summary><ul class="list"><${Wrong} items=${wrong.slice(MOST, MOST_OPENED)} /></ul></details>`}
-        </section>
+        <//>
       `}
       ${(running.length > 0 || changes) && html`<div class="view">
       ${running.length > 0 && html`
-        <section class="panel" aria-labelledby="running-title">
-          <div class="head"><h2 id="running-title">Running now</h2><p class="note">${count(running.length)}</p></div>
+        <${Panel} id="running-title" title="Running now" note=${count(running.length)}>
           <ul class="list">
             ${running.slice(0, MOST).map(([address, name, note]) => html`<li key=${address}><${NameLink} href=${address} name=${name} /> <${Chip} kind="busy">… running<//><span class="note block">${note}</span></li>`)}
             ${running.length > MOST && html`<li class="note">and ${count(running.length - MOST)} more</li>`}
           </ul>
-        </section>
+        <//>
       `}
       ${changes && html`<${Changes} changes=${changes} actions=${actions} now=${now * 1000} />`}
       </div>`}
@@ -256,7 +254,7 @@ function readers(streams, streaming) {
     stream.consumers.map(({ consumer, lag }) => ({ place: "streams", name: stream.name, lag, who: `${consumer}: `, where: "", words: `${consumer}, on ${stream.name}`, perSecond: series.get(stream.name)?.now() })),
   );
   const pipelines = streaming
-    .filter((each) => each.committed !== null && behind(each) !== null)
+    .filter((each) => (each.committed !== null || each.activity) && behind(each) !== null)
     .map((each) => {
       const where = each.running ? "" : ", and it does not run here";
       const perSecond = each.sources.reduce((sum, { name }) => sum + (series.get(name)?.now() ?? 0), 0);

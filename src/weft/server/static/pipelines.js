@@ -6,7 +6,7 @@ import { Chart } from "./chart.js";
 import { briefDuration, count, duration, plural } from "./dom.js";
 import { PurgeRows, ReplayRows } from "./letters.js";
 import { ModelPanels, WHERE } from "./models.js";
-import { Chip, Code, Command, Commands, Empty, Facts, NameLink, Panel, Status, Table, Time, Timeline, Title, View, changed, html, quoted, to, until } from "./ui.js";
+import { Chip, Code, Command, Commands, Empty, Facts, NameLink, Panel, Status, Table, Time, Timeline, Title, View, changed, changes, html, quoted, to, until } from "./ui.js";
 
 const HEAD = [["Pipeline"], ["Last run"], ["Runs", "wide"], ["Took", "number medium"], ["Read", "number medium"], ["Changed", "number medium"], ["Next", "medium"]];
 
@@ -90,7 +90,7 @@ export class Pipeline extends View {
       ${last?.error && pipeline.status !== "succeeded" && html`<${Panel} id="error" title="Why it failed"><pre class="code bad-text">${last.error}</pre><p class="foot top-gap"><a href=${to("runs", last.run_id)}>The run and its log</a> <span class="note">Once the cause is mended:</span> <${Command} text=${`weft run ${quoted(name)}`} /><${Commands} text=${last.error} /></p><//>`}
       <${Panel} id="stands" title="How it stands">
         <${Facts} facts=${[
-          ["Now", pipeline.state],
+          ["Now", pipeline.due_since ? html`${pipeline.state} <span class="note">since <${Time} relative at=${pipeline.due_since} /></span>` : pipeline.state],
           ["Next due", pipeline.next_due && html`<${Time} at=${pipeline.next_due} /> <span class="note line-up">${until(pipeline.next_due)}</span>`],
           ["Last success", pipeline.succeeded_at ? html`<${Time} relative at=${pipeline.succeeded_at} />` : "never"],
           ["Failures in a row", pipeline.failures ? count(pipeline.failures) : null],
@@ -187,7 +187,7 @@ function RunCharts({ runs }) {
   const took = [{ name: "Took", points: ended.map((run) => [at(run), run.seconds]) }];
   const rows = [
     { name: "Read", points: ended.filter((run) => run.rows_read != null).map((run) => [at(run), run.rows_read]) },
-    { name: "Changed", points: ended.map((run) => [at(run), (run.inserted || 0) + (run.updated || 0) + (run.deleted || 0)]) },
+    { name: "Changed", points: ended.map((run) => [at(run), changes(run)]) },
   ];
   return html`
     <div class="charts">

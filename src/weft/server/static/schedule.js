@@ -18,7 +18,7 @@ export class Schedule extends View {
   // Who paused what, for those who may see it.
   componentDidUpdate() {
     if (this.others.length || !me().may_act || !this.state.data?.paused.length) return;
-    this.also("api/v1/audit?limit=500", ({ actions }) => this.setState({ actions }), 10000);
+    this.also("api/v1/audit?limit=200", ({ actions }) => this.setState({ actions }), 10000);
   }
 
   by({ pipeline, paused_at: at }) {
@@ -77,8 +77,7 @@ export class Schedule extends View {
           <//>
         `}
       <//>
-      <section class="panel" aria-labelledby="next">
-        <div class="head"><h2 id="next">Due next</h2>${next.length > MOST && html`<p class="note">the first ${count(MOST)} of ${count(next.length)}</p>`}</div>
+      <${Panel} id="next" title="Due next" note=${next.length > MOST && `the first ${count(MOST)} of ${count(next.length)}`}>
         ${next.length
           ? html`
               <${Table} label="Due next" head=${[["Pipeline"], ["Schedule", "medium"], ["Last time", "medium"], ["Due", "number"], ["At", "number wide"], ["Do", "end medium"]]}>
@@ -95,7 +94,7 @@ export class Schedule extends View {
               <//>
             `
           : html`<${Empty} title="No pipeline has a schedule." />`}
-      </section>
+      <//>
       ${paused.length > 0 && html`
         <${Panel} id="paused" title="Paused" note=${count(paused.length)}>
           <${Table} label="Paused" head=${[["Pipeline"], ["By"], ["Since", "number medium"], ["Do", "end"]]}>

@@ -6,16 +6,23 @@ import { find, say } from "./dom.js";
 const polls = new Set();
 let askForKey = () => {};
 
-export function live(kind, text) {
-  find("live").className = `live ${kind}`;
-  say(find("live-text"), text);
-  if (kind === "ok") banner(null);
+export function banner(text = "") {
+  find("banner").hidden = !text;
+  say(find("banner"), text);
 }
 
-export function banner(text) {
-  const element = find("banner");
-  element.hidden = !text;
-  say(element, text || "");
+function live(text, why) {
+  find("live").className = `live ${why ? "bad" : "ok"}`;
+  say(find("live-text"), text);
+  banner(why);
+}
+
+// Why each was refused the last time: one that succeeds says nothing of the others.
+const refused = new Map();
+function settled(poll, why) {
+  if (why) refused.set(poll, why);
+  else refused.delete(poll);
+  live(refused.size ? "Refused" : "Live", [...refused.values()][0]);
 }
 
 // What the key of this tab may do. It is asked for after a request with that key succeeded: the service counts wrong ones.
@@ -86,17 +93,16 @@ export function poll(path, show, { every = 2000, missing } = {}) {
         const answer = await askJson(typeof path === "function" ? path() : path);
         if (turn !== asking) return;
         show(answer);
-        live("ok", "Live");
+        settled(self);
         if (key() !== learntWith) learn();
       } catch (error) {
         if (turn !== asking) return;
         if (error instanceof Refused && [403, 404, 409].includes(error.status) && missing) {
-          live("ok", "Live");
+          settled(self);
           return missing(error);
         }
         if (error instanceof Refused) {
-          live("bad", "Refused");
-          banner(error.message);
+          settled(self, `${error.message} ${error.hint || ""}`);
           // Not asked again before there is another key: the service counts wrong ones.
           if (error.status === 401) {
             unlearn(error);
@@ -104,9 +110,8 @@ export function poll(path, show, { every = 2000, missing } = {}) {
           }
           pause = Math.max(pause, (error.retryAfter || 0) * 1000);
         } else {
-          live("bad", "Not connected");
+          live("Not connected", "The service does not answer. What is shown is from before; trying again …");
           learntWith = undefined; // it may be another service that answers next
-          banner("The service does not answer. What is shown is from before; trying again …");
           if (!(error instanceof TypeError)) console.error(error); // a fetch that fails is a TypeError
         }
       }
@@ -117,6 +122,7 @@ export function poll(path, show, { every = 2000, missing } = {}) {
       asking++;
       clearTimeout(timer);
       polls.delete(self);
+      refused.delete(self);
     },
     pause: () => clearTimeout(timer),
   };

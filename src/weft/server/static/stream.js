@@ -49,6 +49,7 @@ export class StreamView extends View {
       ["Dead letters", stream.dead_letters, stream.dead_letter_stream],
       ["Quarantined", stream.quarantined, stream.quarantine_stream],
     ].filter(([, number]) => number !== null);
+    const some = aside.filter(([, number]) => number > 0);
     return html`
       <${Title} kind="Stream" name=${stream.name} about=${stream.description}>
         ${stream.tags.map((tag) => html`<${Chip} key=${tag}>${tag}<//>`)}
@@ -110,8 +111,8 @@ export class StreamView extends View {
       <//>
       ${rejected.length > 0 && html`
         <${Panel} id="rejected" title="Rejected events" note="by their reasons, of the newest 2,000">
-          ${aside.filter(([, number]) => number > 0).map(([title, number, place]) => html`<p key=${place} class="foot">${title}: ${count(number)} <${ReplayPlace} place=${place} label="Replay all" /> <${PurgePlace} place=${place} label="Purge all" /></p>`)}
-          <${ActionsOff} commands=${aside.filter(([, number]) => number > 0).map(([, , place]) => `weft streams replay ${quoted(place)}`)} />
+          ${some.map(([title, number, place]) => html`<p key=${place} class="foot">${title}: ${count(number)} <${ReplayPlace} place=${place} label="Replay all" /> <${PurgePlace} place=${place} label="Purge all" /></p>`)}
+          <${ActionsOff} commands=${some.map(([, , place]) => `weft streams replay ${quoted(place)}`)} />
           <${Table} stacked label="Rejected events by reason" head=${[["Reason"], ["Events", "number"], ["What", "medium"], ["Newest", "number medium"], ["Do", "end"]]}>
             ${rejected.map((each) => html`
               <tr key=${each.group}>

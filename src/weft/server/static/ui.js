@@ -2,7 +2,7 @@
 
 import { Component, h, render } from "./preact.js";
 import htm from "./htm.js";
-import { ago, count, duration, utc } from "./dom.js";
+import { ago, count, duration, say, utc } from "./dom.js";
 import { poll } from "./status.js";
 
 export const html = htm.bind(h);
@@ -68,8 +68,19 @@ export const Empty = ({ title, children }) => html`<div class="empty"><p class="
 
 export const Code = ({ text, label }) => html`<pre class="code" tabindex="0" role="group" aria-label=${label}>${text}</pre>`;
 
+// Over plain HTTP from another machine a browser lets no page copy: then it is selected.
+async function copy({ currentTarget: button }) {
+  try {
+    await navigator.clipboard.writeText(button.previousSibling.textContent);
+    say(button, "Copied");
+    setTimeout(say, 2000, button, "Copy");
+  } catch {
+    getSelection().selectAllChildren(button.previousSibling);
+  }
+}
+
 export const Command = ({ text }) => html`
-  <span class="command"><code>${text}</code><button type="button" class="quiet small" aria-label=${`Copy ${text}`} onClick=${() => navigator.clipboard?.writeText(text)}>Copy</button></span>
+  <span class="command"><code>${text}</code><button type="button" class="quiet small" aria-label=${`Copy ${text}`} onClick=${copy}>Copy</button></span>
 `;
 
 // For a shell.
@@ -121,7 +132,8 @@ export function Timeline({ runs, small = false }) {
   `;
 }
 
-export const changed = (run) => (run ? count((run.inserted || 0) + (run.updated || 0) + (run.deleted || 0)) : "–");
+export const changes = (run) => (run.inserted || 0) + (run.updated || 0) + (run.deleted || 0);
+export const changed = (run) => (run ? count(changes(run)) : "–");
 
 export const Loading = ({ text = "Loading …" }) => html`<h1 class="hidden">Weft</h1><p class="note" role="status">${text}</p>`;
 
