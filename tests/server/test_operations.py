@@ -12,6 +12,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
@@ -89,6 +90,18 @@ def test_one_pipeline_with_its_code_and_runs(log: RunLog, http: Any) -> None:
     missing = http.get("/api/v1/pipelines/nightl")
     assert missing.status_code == 404
     assert "nightly" in missing.json()["hint"]
+
+
+def test_names_with_slashes(log: RunLog, http: Any) -> None:
+    """Pipelines have any name that can be printed; in a path its slash is `%2F`."""
+    for name in ("sales/daily", "<script>alert(1)</script>", "a/b/", "50%2F"):
+        weft.pipeline(target="t", name=name)(list)
+        part = quote(name, safe="")
+        assert http.get(f"/api/v1/pipelines/{part}").json()["name"] == name
+        assert http.get(f"/api/v1/pipelines/{part}/quarantine/").json()["tables"] == []
+        assert http.post(f"/api/v1/pipelines/{part}/pause").status_code == 401
+        assert http.get(f"/api/v1/pipelines/{part}/nothing").status_code == 404
+    assert http.get("/api/v1/pipelines/sales/daily").status_code == 404
 
 
 def test_runs_are_listed_and_shown(log: RunLog, http: Any) -> None:

@@ -10,6 +10,7 @@ from contextlib import closing
 from hashlib import sha256
 from importlib.resources import files
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from playwright.sync_api import Page, expect
@@ -477,11 +478,12 @@ def test_a_thousand_streams(server: Callable[..., Any], open_page: Callable[...,
     expect(page.locator("#view h1")).to_have_text("stream_0999")
 
 
-WIDE = """
-@weft.stream(fields={"w" * 60: "string", "n": "int64"}, on_schema_drift="quarantine", tags=["t" * 60])
+NAME = "</a><img src=x onerror=alert(1)> $(x) ".ljust(200, "m")
+WIDE = f"""
+@weft.stream(fields={{"w" * 60: "string", "n": "int64"}}, on_schema_drift="quarantine", tags=["t" * 60])
 def wide(): ...
 
-@weft.pipeline(name="m" * 200, target="m" * 60)
+@weft.pipeline(name={NAME!r}, target="m" * 60)
 def failing():
     raise ValueError("<img src=x onerror=alert(1)>" * 20)
 """
@@ -492,8 +494,9 @@ def test_wide_names(server: Callable[..., Any], open_page: Callable[..., Page]) 
     """Nothing is under something else, beyond its frame, or beyond the window."""
     served = server(WIDE)
     served.publish("wide", [{"n": 1}, {"n": "one"}, {"e" * 100: 1}])
-    failing = f"#/pipelines/{'m' * 200}"
-    command = [sys.executable, "-m", "weft", "run", "m" * 200, "--module", "served_streams"]
+    served.client.post("/api/v1/streams/wide/consume", json={"consumer": NAME}).raise_for_status()
+    failing = f"#/pipelines/{quote(NAME, safe='')}"
+    command = [sys.executable, "-m", "weft", "run", NAME, "--module", "served_streams"]
     warm_python.run(command, cwd=served.folder, check=False, capture_output=True)
     page = open_page(served.url)
     for address, text in {"": "failed", "#/streams/wide": "Publish a test event", failing: "Why it failed"}.items():
@@ -503,6 +506,9 @@ def test_wide_names(server: Callable[..., Any], open_page: Callable[..., Page]) 
             page.set_viewport_size({"width": width, "height": 900})
             assert page.evaluate("document.documentElement.scrollWidth") <= width, (address, width)
             assert page.evaluate(BEYOND) == [], (address, width)
+        assert page.locator("main img").count() == 0
+        expect(page.locator("main")).to_contain_text(NAME)
+    expect(page.locator("#view .command code").first).to_have_text(f"weft run '{NAME}'")
     page.goto(f"{served.url}/#/graph")
     expect(page.locator("svg .node-name").first).to_be_visible()
     for node in page.locator("svg .node").all():

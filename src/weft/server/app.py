@@ -9,12 +9,14 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
-from starlette.routing import Match, Route
+from starlette.routing import Match
+from starlette.routing import Route as PlainRoute
 
 from weft.server import (
     actions,
@@ -172,6 +174,21 @@ def app(
     application.state.metrics = metrics.ServerMetrics()
     application.add_middleware(Requests, guarded=guarded, origins=allowed)
     return application
+
+
+class Route(PlainRoute):
+    """A route whose names may have slashes, written `%2F`: those of pipelines do. Servers decode a path as a whole."""
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        raw = scope.get("raw_path", b"")
+        if b"%2f" not in raw.lower():
+            return super().matches(scope)
+        # No name has the character 0.
+        parts = [unquote(part).replace("/", "\0") for part in raw.decode("latin-1").rstrip("/").split("/")]
+        match, found = super().matches({**scope, "path": "/".join(parts)})
+        for name, value in found.get("path_params", {}).items():
+            found["path_params"][name] = value.replace("\0", "/")
+        return match, found
 
 
 class _App(Starlette):

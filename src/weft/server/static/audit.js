@@ -23,7 +23,7 @@ export class Audit extends View {
       <${Title} name="Audit log" about="Every action over HTTP, the newest first: who, when, and what came of it." />
       <section class="panel">
         <form class="head controls lines" onSubmit=${(event) => event.preventDefault()}>
-          ${FILTERS.map(([name, label]) => html`<label key=${name} class="field">${label} <input list=${`audit-${name}`} value=${this.state[name] || ""} size="14" autocomplete="off" spellcheck=${false} onChange=${filter(name)} /><datalist id=${`audit-${name}`}>${[...new Set(actions.map((each) => (name === "key" ? each.key_name || each.key_id : name === "object" ? each.object.split(" ")[0] : each[name])))].map((value) => html`<option key=${value} value=${value} />`)}</datalist></label>`)}
+          ${FILTERS.map(([name, label]) => html`<label key=${name} class="field">${label} <input list=${`audit-${name}`} value=${this.state[name] || ""} size="14" autocomplete="off" spellcheck=${false} onChange=${filter(name)} /><datalist id=${`audit-${name}`}>${[...new Set(actions.map((each) => (name === "key" ? each.key_name || each.key_id : name === "object" ? each.object.split(" --")[0] : each[name])))].map((value) => html`<option key=${value} value=${value} />`)}</datalist></label>`)}
           ${this.state.before && html`<button type="button" onClick=${() => this.setState({ before: null }, () => this.poll.now())}>The newest</button>`}
         </form>
         ${actions.length
@@ -47,7 +47,7 @@ export class Audit extends View {
 }
 
 export function Of({ action, object, kind = "" }) {
-  const [name, ...rest] = object.split(" ");
+  const [name, rest] = object.split(/ (?=--)(.*)/);
   const view = { cancel: "runs", "streams replay": "streams", "streams purge": "streams", "dlq replay": "letters", "dlq purge": "letters" }[action] || "pipelines";
-  return html`<a class=${kind} href=${to(view, name)}>${name}</a> <span class="note">${rest.join(" ")}</span>`;
+  return html`<a class=${kind} href=${to(view, name)}>${name}</a> <span class="note">${rest}</span>`;
 }

@@ -1,7 +1,7 @@
 // A model: whether it is fresh, what it reads, its columns and where each comes from.
 
 import { count } from "./dom.js";
-import { Chip, Code, Command, Facts, Panel, Table, Time, View, html, to } from "./ui.js";
+import { Chip, Code, Command, Facts, Panel, Table, Time, View, html, quoted, to } from "./ui.js";
 
 const KINDS = { fresh: "good", stale: "warn", unknown: "" };
 // Where an engine does its work.
@@ -26,7 +26,7 @@ export const Columns = ({ model }) => html`
           `)}
         <//>
       `
-    : html`<p class="foot"><${Command} text=${`weft models show ${model.model}`} /></p>`}
+    : html`<p class="foot"><${Command} text=${`weft models show ${quoted(model.model)}`} /></p>`}
 `;
 
 // Below how a pipeline stands.

@@ -117,7 +117,7 @@ export class Pipeline extends View {
                 ${runs.map((run) => html`<${RunRow} key=${`${run.run_id} ${run.attempt}`} run=${run} />`)}
               <//>
             `
-          : html`<${Empty} title="It never ran."><p><${Command} text=${`weft run ${name}`} /></p><//>`}
+          : html`<${Empty} title="It never ran."><p><${Command} text=${`weft run ${quoted(name)}`} /></p><//>`}
       <//>
       ${this.state.tables?.map((each) => html`<${Aside} key=${each.table} pipeline=${name} ...${each} />`)}
       ${model && html`<${Plan} name=${name} />`}
@@ -282,7 +282,7 @@ class Log extends View {
   render({ pipeline, run }, { text, ended, known }) {
     return html`
       <h3 class="sub">Log${ended || !known ? "" : " (live)"}</h3>
-      ${text ? html`<${Code} label="Log" text=${text} />` : html`<p class="foot note">${ended && !known ? "This machine has no log of it. On the machine that ran it: " : "Nothing was written yet."}${ended && !known && html`<${Command} text=${`weft logs ${pipeline} --run ${run}`} />`}</p>`}
+      ${text ? html`<${Code} label="Log" text=${text} />` : html`<p class="foot note">${ended && !known ? "This machine has no log of it. On the machine that ran it: " : "Nothing was written yet."}${ended && !known && html`<${Command} text=${`weft logs ${quoted(pipeline)} --run ${run}`} />`}</p>`}
     `;
   }
 }

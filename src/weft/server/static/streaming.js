@@ -242,7 +242,7 @@ function Mirror({ name, cdc, verified, now }) {
             <//>
           `
         : html`<p class="foot note">It was not compared with its source yet.</p>`}
-      <p class="foot top-gap"><${Command} text=${`weft cdc verify ${name} --source CONNECTION`} /></p>
+      <p class="foot top-gap"><${Command} text=${`weft cdc verify ${quoted(name)} --source CONNECTION`} /></p>
     <//>
   `;
 }
@@ -276,14 +276,14 @@ const Letters = ({ letters, name }) => html`
       <${Table} stacked label="Dead letters by error" head=${[["Error"], ["Rows", "number"], ["Stage", "medium"], ["Newest", "number medium"]]}>
         ${letters.groups.map((each) => html`
           <tr key=${`${each.stage} ${each.error}`}>
-            <th scope="row">${each.error}<details class="why"><summary>One of them</summary><pre>${each.payload}</pre><${Command} text=${`weft dlq show ${name} ${each.letter_id.slice(0, 12)}`} /></details></th>
+            <th scope="row">${each.error}<details class="why"><summary>One of them</summary><pre>${each.payload}</pre><${Command} text=${`weft dlq show ${quoted(name)} ${each.letter_id.slice(0, 12)}`} /></details></th>
             <td class="number" data-unit=${each.count === 1 ? "row" : "rows"}>${count(each.count)}</td>
             <td class="medium">${each.stage}</td>
             <td class="number medium"><${Time} relative at=${each.newest} /></td>
           </tr>
         `)}
       <//>
-      <p class="foot top-gap"><a href=${to("letters", name)}>All of them, to replay or purge</a> <${Command} text=${`weft dlq replay ${name} --all`} /></p>
+      <p class="foot top-gap"><a href=${to("letters", name)}>All of them, to replay or purge</a> <${Command} text=${`weft dlq replay ${quoted(name)} --all`} /></p>
     `}
   <//>
 `;
