@@ -32,6 +32,8 @@ from weft.options import fits, refuse_unknown, type_name
 
 ENTRY_POINTS = "weft.systems"
 SIGN_IN_HINT = "Check host, port, user, password and database. Encode special characters (%40 for @)."
+# They take longer than all else of making a connection, and each batch of a pipeline makes several.
+_hints = cache(typing.get_type_hints)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +62,7 @@ class Connection:
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
-        hints = typing.get_type_hints(type(self))
+        hints = _hints(type(self))  # type: ignore[arg-type]  # a class is hashable
         for each in dataclasses.fields(self):
             value = getattr(self, each.name)
             if isinstance(value, os.PathLike):
