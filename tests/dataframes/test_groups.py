@@ -209,6 +209,16 @@ async def test_what_consumers_gave_back(url: str, add: Add, client: Any) -> None
     assert pending(client) == 0
 
 
+async def test_what_was_given_back_does_not_come_as_idle_too(url: str, add: Add) -> None:
+    ids = add("events", *({"n": i} for i in range(6)))
+    async with (
+        weft.Redis.from_url(url) as redis,
+        redis.xconsumer(streams=["events"], group="analytics", consumer="a", buffer_size=20) as consumer,
+    ):
+        await consumer.nack((await consumer.get_batch())[1:4])
+    assert read(url, claim_idle=0)["_id"].to_list() == ids[1:4] + ids[:1] + ids[4:]
+
+
 async def test_what_consumers_give_back_while_it_iterates(url: str, add: Add) -> None:
     ids = add("events", {"n": 0})
     batches = weft.iter_stream(url, "events", group="analytics", consumer="b", block_ms=10, yield_on_idle=True)

@@ -78,6 +78,8 @@ class RedisMember:
         self._own_after: str | None = None
         self._own_counts = False
         self._claimed_up_to = BEGINNING
+        self._listed_before: set[str] = set()
+        """Own entries and those given back. Until all were looked through for idle ones, they do not come as such."""
         self._listed: _Pending | None = None
 
     def join(self) -> Steps[bool]:
@@ -135,19 +137,28 @@ class RedisMember:
             pending = yield self._script("member_pending", f"({self._own_after}", "+", count, self.consumer)
             self._own_after = text_of(pending[-1][0]) if pending else None
             if pending:
-                return _Pending(0, self._own_counts, pending)
+                return self._before_idle_ones(_Pending(0, self._own_counts, pending))
         if not look:
             return None
         pending = yield self._script("member_pending", "-", "+", count, GIVEN_BACK)
         if pending:
-            return _Pending(0, True, pending)
+            return self._before_idle_ones(_Pending(0, True, pending))
         idle = self._membership.claim_idle
         if idle is None:
             return None
-        words = ("IDLE", idle, f"({self._claimed_up_to}", "+", count)
-        pending = yield self._script("member_pending", *words)
-        self._claimed_up_to = text_of(pending[-1][0]) if pending else BEGINNING
-        return _Pending(idle, True, pending) if pending else None
+        while pending := (yield self._script("member_pending", "IDLE", idle, f"({self._claimed_up_to}", "+", count)):
+            self._claimed_up_to = text_of(pending[-1][0])
+            left = [entry for entry in pending if text_of(entry[0]) not in self._listed_before]
+            if left:
+                return _Pending(idle, True, left)
+        self._claimed_up_to = BEGINNING
+        self._listed_before.clear()
+        return None
+
+    def _before_idle_ones(self, listed: _Pending) -> _Pending:
+        if self._membership.claim_idle is not None:
+            self._listed_before.update(text_of(entry[0]) for entry in listed.entries)
+        return listed
 
     def give_back(self, ids: Sequence[Any], *, undelivered: bool) -> Steps[int]:
         """Release entries that are still this member's to any member; how many. `undelivered`: nobody saw them."""
