@@ -134,3 +134,33 @@ def test_a_server_that_went_back(streams: Project, client: Any, caplog: pytest.L
 
     assert asyncio.run(listen()) == [0, 1, 2]
     assert "The server lost its last events" in caplog.text
+
+
+def test_to_delete_a_stream_is_no_loss(streams: Project, caplog: pytest.LogCaptureFixture) -> None:
+    stream = declare(fields={"n": "int64"})
+    weft.publish_sync(stream, {"n": 1})
+    weft.delete_stream_sync(stream)
+    assert weft.consume_sync(stream, "worker") == []
+    weft.publish_sync(stream, {"n": 2})
+    assert [event["n"] for event in weft.consume_sync(stream, "worker")] == [2]
+    assert log_of(stream).head() > 0
+    assert "lost its last events" not in caplog.text
+
+
+def test_a_group_that_is_removed_while_groups_are_listed(
+    streams: Project, client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = declare(fields={"n": "int64"})
+    weft.publish_sync(stream, {"n": 1})
+    weft.consume_sync(stream, "worker")
+    store = log_of(stream).store
+    script = store.script
+
+    def removing(name: str, *arguments: Any) -> Any:
+        if name == "holders":
+            client.xgroup_destroy("orders", "worker")
+        return script(name, *arguments)
+
+    monkeypatch.setattr(store, "script", removing)
+    assert [(group["consumer"], group["members"]) for group in weft.groups_sync(stream)] == [("worker", [])]
+    assert weft.groups_sync(stream) == []

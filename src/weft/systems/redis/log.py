@@ -150,6 +150,7 @@ class RedisLog:
             "DEL", keys.stream, keys.meta, keys.fields, keys.seen, keys.trims, keys.ages, *sorted(set(books))
         )
         self.declared, self._fields, self.is_enlisted = {}, None, False
+        self._is_behind = True  # which is no loss
 
     @property
     def forbidden(self) -> str:

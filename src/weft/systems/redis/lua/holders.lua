@@ -1,7 +1,9 @@
 -- Who holds pending entries, of a part of them. KEYS: stream. ARGV: group, the id to begin at.
 -- Gives how many there were, the last id or false, and members: {name, pending, the moment of the first, deliveries}.
-local now, page, members, results = now_micros(), nil, {}, {}
-page = call('XPENDING', KEYS[1], ARGV[1], ARGV[2], '+', 10000)
+local now, page, members, results = now_micros(), {}, {}, {}
+if group_of(KEYS[1], ARGV[1]) then -- somebody may have removed it by now
+  page = call('XPENDING', KEYS[1], ARGV[1], ARGV[2], '+', 10000)
+end
 for _, entry in ipairs(page) do
   local holder = members[entry[2]]
   if not holder then
