@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import tempfile
 import uuid
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import weft
-from bench.engine_loads import Job, Pair, _folder
+from bench.engine_loads import Job
 from bench.harness import Case
-from bench.windows import as_file, frame_of, warmed
+from bench.windows import PLACES, as_file, frame_of, opened_place, warmed
 
 ROWS = 50_000
 """Of each side, a batch. A batch is half a minute, so that rows of ten batches before and after find each other."""
@@ -57,13 +55,11 @@ class Batches:
         return [frame_of(self.spark, each) for each in self._ready[who]]
 
 
-def _joins(connection: Any) -> Any:
-    from weft.engine.readers import open_tables
+def _joins(place: tuple[Any, Callable[[str], Any]]) -> Any:
     from weft.engine.streaming.joins import Joins
     from weft.pipelines.streaming.declare import make
-    from weft.systems.remembered_state import RememberedState
-    from weft.systems.sql.state_store import SqlState
 
+    connection, opened = place
     name = f"bench {uuid.uuid4().hex}"
     fields = {"at": "timestamp", "key": "int64", "value": "int64"}
     sources = [weft.stream(name=f"{each}_{uuid.uuid4().hex}", fields=fields)(lambda: None) for each in ("l", "r")]
@@ -78,19 +74,16 @@ def _joins(connection: Any) -> Any:
     )
     declared = [weft.Source(query=each) for each in sources]
     pipeline = make(name=name, sources=declared, target=connection, target_table="results", join=join)
-    state = RememberedState(SqlState(open_tables(connection), name, "query"))
-    return Joins(pipeline, state), [each.name for each in sources]
+    return Joins(pipeline, opened(name)), [each.name for each in sources]
 
 
 def _join(where: str) -> Callable[[float], tuple[Job, Job]]:
     def prepare(scale: float) -> tuple[Job, Job]:
         from pyspark.sql import functions as F
 
-        pair = Pair(10)
-        database = Path(tempfile.mkdtemp(dir=_folder.name)) / "state.db"
-        connection = weft.connect(url=pair.there) if where == "postgres" else weft.SQLiteConnection(str(database))
+        place = opened_place(where)
         batches = Batches(max(100, round(ROWS * min(scale, 1))))
-        joins, names = _joins(connection)
+        joins, names = _joins(place)
         number = 0
 
         def ours() -> int:
@@ -117,6 +110,6 @@ def _join(where: str) -> Callable[[float], tuple[Job, Job]]:
 
 _BARE = "the same join in Spark SQL, no state"
 CASES = [
-    Case("join within 5 minutes, PostgreSQL", _BARE, 2.0, _join("postgres"), True, 9, "postgres"),
-    Case("join within 5 minutes, SQLite", _BARE, 2.5, _join("sqlite"), True, 9, "postgres"),
+    Case(f"join within 5 minutes, {name}", _BARE, bar, _join(where), True, 9, "postgres")
+    for (where, name), bar in zip(PLACES.items(), (2.0, 2.5, 4.0), strict=True)
 ]

@@ -74,35 +74,59 @@ def frame_of(spark: Any, rows: Any) -> Any:
     return spark.read.schema(_COLUMNS).parquet(rows) if isinstance(rows, str) else spark.createDataFrame(rows)
 
 
-def _windows(connection: Any, minutes: int, **options: Any) -> Any:
+def opened_place(where: str) -> tuple[Any, Callable[[str], Any]]:
+    """Return a connection for targets, and what opens a state of some name in this kind of place."""
     from weft.engine.readers import open_tables
-    from weft.engine.streaming.windows import Windows
-    from weft.pipelines.streaming.declare import make
+    from weft.engine.streaming.files_state import FilesState
+    from weft.spark_support.folder import LocalFolder, Location
     from weft.systems.remembered_state import RememberedState
     from weft.systems.sql.state_store import SqlState
 
-    name = f"bench {uuid.uuid4().hex}"
-    events = weft.stream(name=f"events_{uuid.uuid4().hex}", fields={"at": "timestamp"})(lambda: None)
-    window = weft.Window(
+    folder, pair = Path(tempfile.mkdtemp(dir=_folder.name)), Pair(10)
+    if where == "files":
+        return weft.connect(url=pair.there), lambda name: FilesState(Location(LocalFolder(), str(folder / name)))
+    connection = weft.connect(url=pair.there) if where == "postgres" else weft.SQLiteConnection(str(folder / "s.db"))
+    return connection, lambda name: RememberedState(SqlState(open_tables(connection), name, name))
+
+
+def _tumbling(minutes: int) -> weft.Window:
+    return weft.Window(
         kind="tumbling",
         duration_ms=60_000 * minutes,
         group_by="key",
         event_time_column="at",
         aggregations=AGGREGATIONS,
     )
+
+
+_SESSION = weft.Window(
+    kind="session",
+    gap_ms=10_000,
+    max_session_duration_ms=3_600_000,
+    group_by="key",
+    event_time_column="at",
+    aggregations=AGGREGATIONS,
+)
+
+
+def _windows(place: tuple[Any, Callable[[str], Any]], window: weft.Window, **options: Any) -> Any:
+    from weft.engine.streaming.sessions import Sessions
+    from weft.engine.streaming.windows import Windows
+    from weft.pipelines.streaming.declare import make
+
+    (connection, opened), name = place, f"bench {uuid.uuid4().hex}"
+    events = weft.stream(name=f"events_{uuid.uuid4().hex}", fields={"at": "timestamp"})(lambda: None)
     pipeline = make(name=name, source=events, target=connection, target_table="results", window=window, **options)
-    return Windows(pipeline, RememberedState(SqlState(open_tables(connection), name, name)))
+    return (Sessions if window.kind == "session" else Windows)(pipeline, opened(name))
 
 
-def _tumbling(where: str, keys: int, rows: int = BATCH, minutes: int = 1) -> Callable[[float], tuple[Job, Job]]:
+def _batches(where: str, window: weft.Window, keys: int, rows: int = BATCH) -> Callable[[float], tuple[Job, Job]]:
     def prepare(scale: float) -> tuple[Job, Job]:
         from pyspark.sql import functions as F
 
-        pair = Pair(10)
-        database = Path(tempfile.mkdtemp(dir=_folder.name)) / "state.db"
-        connection = weft.connect(url=pair.there) if where == "postgres" else weft.SQLiteConnection(str(database))
+        place = opened_place(where)
         batches = Batches(max(100, round(rows * min(scale, 1))), keys)
-        windows = _windows(connection, minutes)
+        windows = _windows(place, window)
         name = windows.pipeline.sources[0].name
         number = 0
 
@@ -115,7 +139,11 @@ def _tumbling(where: str, keys: int, rows: int = BATCH, minutes: int = 1) -> Cal
             return batches.rows
 
         def bare() -> int:
-            frame = batches.frame("theirs").groupBy(F.window("at", f"{minutes} minutes"), "key")
+            if window.kind == "session":
+                of_time = F.session_window("at", f"{window.gap_ms} milliseconds")
+            else:
+                of_time = F.window("at", f"{window.duration_ms} milliseconds")
+            frame = batches.frame("theirs").groupBy(of_time, "key")
             frame.agg(F.count("*"), F.sum("value"), F.avg("value"), F.max("value")).toArrow()
             return batches.rows
 
@@ -128,14 +156,14 @@ def _open(groups: int, few: int, rows: int) -> Callable[[float], tuple[Job, Job]
     """A batch that adds a window of so many groups and closes one, while many groups are open, or few."""
 
     def prepare(scale: float) -> tuple[Job, Job]:
-        connection = weft.connect(url=Pair(10).there)
+        place = opened_place("postgres")
         several = [round(groups * min(scale, 1)), few]
-        return tuple(_with_open(connection, max(2, each // rows), rows) for each in several)  # type: ignore[return-value]
+        return tuple(_with_open(place, max(2, each // rows), rows) for each in several)  # type: ignore[return-value]
 
     return prepare
 
 
-def _with_open(connection: Any, minutes: int, rows: int) -> Job:
+def _with_open(place: tuple[Any, Callable[[str], Any]], minutes: int, rows: int) -> Job:
     """Return the job of one batch, with a window of each of the last minutes open."""
     import numpy
     import pyarrow as pa
@@ -146,7 +174,7 @@ def _with_open(connection: Any, minutes: int, rows: int) -> Job:
     from weft.systems.state_store import END
 
     spark = session.spark().newSession()
-    windows = _windows(connection, 1, watermark=weft.Watermark(lateness_ms=60_000 * minutes))
+    windows = _windows(place, _tumbling(1), watermark=weft.Watermark(lateness_ms=60_000 * minutes))
     name, number = windows.pipeline.sources[0].name, 0
 
     def frame() -> Any:
@@ -189,27 +217,32 @@ def warmed(ours: Job, bare: Job, prepare: Callable[[str], None], batches: int) -
 
 
 _BARE = "the same aggregation in Spark SQL, no state"
+PLACES = {"postgres": "PostgreSQL", "sqlite": "SQLite", "files": "files"}
+_OF_A_MINUTE = {
+    ("1k", 1000): (2.0, 2.3, 3.0),
+    ("100k", 100_000): (2.2, 2.7, 3.0),
+    ("1M", 1_000_000): (2.2, 2.7, 3.0),
+}
+"""The bars of each place, by how many keys there are."""
+
+
+def case(name: str, bar: float, prepare: Callable[[float], tuple[Job, Job]], rounds: int, against: str = _BARE) -> Case:
+    return Case(name, against, bar, prepare, True, rounds, "postgres")
+
+
 CASES = [
-    Case("window of a minute, 1k keys, PostgreSQL", _BARE, 2.0, _tumbling("postgres", 1000), True, 9, "postgres"),
-    Case("window of a minute, 100k keys, PostgreSQL", _BARE, 2.2, _tumbling("postgres", 100_000), True, 9, "postgres"),
-    Case("window of a minute, 1k keys, SQLite", _BARE, 2.3, _tumbling("sqlite", 1000), True, 9, "postgres"),
-    Case("window of a minute, 100k keys, SQLite", _BARE, 2.7, _tumbling("sqlite", 100_000), True, 9, "postgres"),
-    Case(
-        "1k rows into 1k groups of a day, PostgreSQL",
-        _BARE,
-        1.3,
-        _tumbling("postgres", 1000, 1000, 1440),
-        True,
-        15,
-        "postgres",
+    *(
+        case(f"window of a minute, {word} keys, {name}", bar, _batches(where, _tumbling(1), keys), 9)
+        for (word, keys), bars in _OF_A_MINUTE.items()
+        for (where, name), bar in zip(PLACES.items(), bars, strict=True)
     ),
-    Case(
-        "10k rows, 10M open groups, PostgreSQL",
-        "100k open groups",
-        1.3,
-        _open(10_000_000, 100_000, 10_000),
-        True,
-        15,
-        "postgres",
+    *(
+        case(f"sessions, 100k keys, {name}", bar, _batches(where, _SESSION, 100_000), 9)
+        for (where, name), bar in zip(PLACES.items(), (1.8, 2.5, 3.0), strict=True)
     ),
+    *(
+        case(f"1k rows into 1k groups of a day, {name}", bar, _batches(where, _tumbling(1440), 1000, 1000), 15)
+        for (where, name), bar in zip(PLACES.items(), (1.3, 1.3, 1.5), strict=True)
+    ),
+    case("10k rows, 10M open groups, PostgreSQL", 1.3, _open(10_000_000, 100_000, 10_000), 15, "100k open groups"),
 ]
