@@ -193,6 +193,18 @@ def test_one_that_cannot_be_read(call: Any, numbers: Any) -> None:
     assert not here.exists()
 
 
+def test_offsets_are_texts_too(call: Any, local: Project) -> None:
+    """jq rounds those of Redis, and `rewind --to-offset` takes what was shown."""
+    folder = Path(".weft/checkpoints/copies")
+    for name, text in (("offsets", '{"batchTimestampMs":0}\n1879048192000000001'), ("commits", "{}")):
+        (folder / name).mkdir(parents=True)
+        (folder / name / "0").write_text(f"v1\n{text}")
+    (folder / "metadata").write_text('{"id":"1"}')
+    shown = json.loads(call("checkpoints", "show", "copies", "--format", "json").stdout)
+    (listed,) = json.loads(call("checkpoints", "list", "--format", "json").stdout)
+    assert shown["offsets_text"] == listed["offsets_text"] == {"1": "1879048192000000001"}
+
+
 def test_one_whose_place_is_not_known(call: Any, numbers: Any) -> None:
     @weft.streaming_pipeline(source=numbers, target="default", target_table="others", checkpoint="${NOT_SET}/others")
     def others() -> None:

@@ -82,7 +82,8 @@ def test_show_has_lineage_through_other_models(call: Call) -> None:
         {"column": "city", "type": "TEXT", "comes_from": ["events.orders.city"]},
         {"column": "revenue", "type": "REAL", "comes_from": ["events.orders.total"]},
     ]
-    assert (shown["inputs"][0]["kind"], shown["inputs"][0]["read"]["upto"]) == ("stream", 1)
+    read = shown["inputs"][0]["read"]
+    assert (shown["inputs"][0]["kind"], read["upto"], read["upto_text"]) == ("stream", 1, "1")
     assert (shown["engine"], shown["options"]["key"], shown["dependents"]) == ("pushdown", ["city"], [])
     assert shown["sql"].startswith("WITH ") and "events_orders" in shown["sql"]
     text = call("models", "show", "by_city").stdout

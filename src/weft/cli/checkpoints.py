@@ -62,7 +62,7 @@ def list_(output: str) -> None:
         except WeftError as error:
             click.echo(f"note: {error.what}", err=True)
     if output == "json":
-        print_json([row for row, _, _ in listed])
+        print_json([_with_texts(row, "offsets") for row, _, _ in listed])
     elif listed:
         shown = [
             {**row, "offsets": _positions(checkpoint, row, declaration), "last_batch": ago(row["last_batch"])}
@@ -88,7 +88,7 @@ def show(what: str, output: str) -> None:
     if lag is not None:
         row["lag"] = lag.now()
     if output == "json":
-        print_json(row)
+        print_json(_with_texts(row, "offsets"))
         return
     shown = {**row, "offsets": _positions(checkpoint, row, pipeline), "last_batch": time_text(row["last_batch"])}
     if lag is not None:
@@ -96,6 +96,15 @@ def show(what: str, output: str) -> None:
     for name, value in shown.items():
         if value not in (None, ""):
             click.echo(f"{name.replace('_', ' ') + ':':<12} {value}")
+
+
+def _with_texts(row: dict[str, Any], *names: str) -> dict[str, Any]:
+    """Add the offsets of events, by source, as texts too: those of Redis are beyond the numbers of jq."""
+    texts = {
+        f"{name}_text": {source: str(offset) for source, offset in row[name].items() if isinstance(offset, int)}
+        for name in names
+    }
+    return {**row, **texts}
 
 
 def _find(what: str) -> tuple[Checkpoint, StreamingPipeline | None]:
@@ -230,16 +239,15 @@ def _report(
         if each.note:
             click.echo(f"note: {each.note}", err=True)
     if output == "json":
-        print_json(
-            {
-                "pipeline": checkpoint.name,
-                "location": checkpoint.location,
-                "moved_to": aside,
-                "offsets": before,
-                "starts": {name: each.first for name, each in moved.items()},
-                "dry_run": dry_run,
-            }
-        )
+        report = {
+            "pipeline": checkpoint.name,
+            "location": checkpoint.location,
+            "moved_to": aside,
+            "offsets": before,
+            "starts": {name: each.first for name, each in moved.items()},
+            "dry_run": dry_run,
+        }
+        print_json(_with_texts(report, "offsets", "starts"))
         return
     would = "would begin" if dry_run else "begins"
     for each in moved.values():

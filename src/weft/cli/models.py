@@ -9,6 +9,7 @@ import click
 
 from weft.cli.common import ago, common_options, find_declared, module_option, none_declared, print_json, print_table
 from weft.operate.redaction import clean
+from weft.streams.events import with_texts
 
 if TYPE_CHECKING:
     from weft.engine.models.survey import InputStatus, ModelStatus
@@ -88,7 +89,7 @@ def show(name: str, output: str) -> None:
             "owner": model.owner,
             "tags": list(model.tags),
             "options": {key: _option(value) for key, value in model.options.items()},
-            "inputs": [vars(each) for each in status.inputs],
+            "inputs": [{**vars(each), "read": _mark(each.read), "now": _mark(each.now)} for each in status.inputs],
             "left_out": status.left_out,
             "dependents": dependents([model.name, model.target.name], declared_models()),
             **query,
@@ -143,6 +144,11 @@ def _print_model(model: Model, status: ModelStatus, shown: dict[str, Any]) -> No
         click.echo("  " + shown["sql"].replace("\n", "\n  "))
     if shown["problem"]:
         click.echo(f"\n{click.style('problem:', fg='red', bold=True)} {shown['problem']}")
+
+
+def _mark(mark: Any) -> Any:
+    """Return what is read of an input, the offset of a stream as a text too."""
+    return with_texts(dict(mark), "upto") if isinstance(mark, dict) and "upto" in mark else mark
 
 
 def _marks(each: InputStatus) -> dict[str, str | None]:
