@@ -327,6 +327,32 @@ def test_the_list_of_processes_fits_a_phone(service: Any, open_page: Callable[..
 
 
 @pytest.mark.full
+def test_sessions_and_mirrors_on_a_phone(service: Any, open_page: Callable[..., Page]) -> None:
+    """Sessions are not called windows, and the name of a mirror is not broken."""
+    page = open_page(service.url, viewport={"width": 360, "height": 740})
+    at = "2026-01-01T00:00:00Z"
+    answer = service.client.get("/api/v1/streaming/loader").json() | {
+        "step": "session",
+        "state": {"windows": 230, "rows": 400},
+        "watermark": {
+            "watermark": at,
+            "lateness_ms": 0,
+            "held_by": ["orders"],
+            "next_window_ends": at,
+            "sources": {"orders": at},
+        },
+        "waiting": [{"window_start": None, "window_end": at, "rows": 3}],
+        "verified": [{"target": "customers_eu", "at": at, "rows": 99, "differ": 3, "mended": 1}],
+    }
+    page.route("**/api/v1/streaming/loader", lambda route: route.fulfill(json=answer))
+    page.goto(f"{service.url}/#/streaming/loader")
+    for text in ("230 sessions open", "Next session ends", "Open sessions, the oldest 1 of 230", "3 rows differ"):
+        expect(page.locator("#view")).to_contain_text(text)
+    expect(page.locator("#view")).not_to_contain_text("window")
+    assert broken_words(page) == []
+
+
+@pytest.mark.full
 @pytest.mark.usefixtures("run_id")
 def test_long_texts_have_a_line_of_their_own_on_a_phone(service: Any, open_page: Callable[..., Page]) -> None:
     page = open_page(service.url, viewport={"width": 360, "height": 740})

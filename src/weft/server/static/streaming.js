@@ -115,7 +115,7 @@ export class StreamingPipeline extends View {
         <${Tile} title="Rows out per second" note=${activity ? `${count(activity.rows_out)} in all` : ""}>${this.flow.say(this.flow.out)}<//>
         <${Tile} title="Batch time" note=${activity?.last ? `batch ${count(activity.last.batch)}, ${plural(activity.last.rows_in, "row")}` : ""}>${duration(activity?.last?.seconds)}<//>
         <${Tile} title="Lag" loud=${lag > 0 && !pipeline.running} note=${pipeline.lag.map((each) => each.words).filter(Boolean).join(", ")}>${count(lag)}<//>
-        ${state && html`<${Tile} title="Rows in the state" note=${state.windows == null ? "" : plural(state.windows, "window") + " open"}>${count(state.rows)}<//>`}
+        ${state && html`<${Tile} title="Rows in the state" note=${state.windows == null ? "" : plural(state.windows, pipeline.step) + " open"}>${count(state.rows)}<//>`}
         ${(letters || activity?.dead_letters > 0) && html`<${Tile} title="Dead letters" loud=${letters?.count > 0} note=${activity ? `${count(activity.dead_letters)} rejected in all` : ""}>${letters?.count == null ? "–" : `${count(letters.count)}${letters.more ? "+" : ""}`}<//>`}
       </section>
       ${day.length > 1 && html`<${Day} points=${day} now=${dayAt} />`}
@@ -162,9 +162,9 @@ export class StreamingPipeline extends View {
           ${watermark && html`<${Facts} facts=${[
             ["Watermark", watermark.watermark ? html`<${Time} at=${watermark.watermark} />` : "none yet"],
             ["Held by", watermark.held_by.join(", ")],
-            [pipeline.step === "join" ? "Oldest rows kept until" : "Next window ends", watermark.next_window_ends && html`<${Time} at=${watermark.next_window_ends} />`],
+            [pipeline.step === "join" ? "Oldest rows kept until" : `Next ${pipeline.step} ends`, watermark.next_window_ends && html`<${Time} at=${watermark.next_window_ends} />`],
             ["Closes with a row at", watermark.next_window_ends && html`<${Time} at=${closes(watermark, watermark.next_window_ends)} /> ${watermark.held_by.length > 0 && html`<span class="note">or later, of ${watermark.held_by.join(" and of ")}</span>`}`],
-            ["Windows open", state?.windows == null ? null : count(state.windows)],
+            [OPEN[pipeline.step], state?.windows == null ? null : count(state.windows)],
             ["Rows in the state", count(state?.rows)],
           ]} />`}
           ${pipeline.waiting.length > 0 && html`<${Waiting} step=${pipeline.step} watermark=${watermark} waiting=${pipeline.waiting} total=${state.windows ?? pipeline.waiting.length} />`}
@@ -229,14 +229,14 @@ function Mirror({ name, cdc, verified, now }) {
       ${verified.length > 0
         ? html`
             <h3 class="sub">Last comparison with the source</h3>
-            <${Table} label="Last comparison with the source" head=${[["Mirror"], ["Found"], ["Rows", "number medium"], ["Mended", "number medium"], ["When", "number"]]}>
+            <${Table} label="Last comparison with the source" head=${[["Mirror"], ["Found"], ["Rows", "number medium"], ["Mended", "number medium"], ["When", "number medium"]]}>
               ${verified.map((each) => html`
                 <tr key=${each.target}>
                   <th scope="row" class="strong">${each.target}</th>
                   <td><${Chip} kind=${each.differ > each.mended ? "bad" : "good"}>${each.differ ? `${plural(each.differ, "row")} differ${each.differ === 1 ? "s" : ""}` : "✓ equal"}<//></td>
                   <td class="number medium">${count(each.rows)}</td>
                   <td class="number medium">${count(each.mended)}</td>
-                  <td class="number"><${Time} relative at=${each.at} now=${now} /></td>
+                  <td class="number medium"><${Time} relative at=${each.at} now=${now} /></td>
                 </tr>
               `)}
             <//>
