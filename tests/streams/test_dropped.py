@@ -20,6 +20,7 @@ import weft
 from weft.project import Project, use
 from weft.streams.runtime import close, open_stream
 from weft.systems.file_connection import file_number, is_file
+from weft.systems.log import Batch, ColumnsChangedError
 from weft.systems.sqlite import sessions
 from workers import declare, start
 
@@ -102,6 +103,15 @@ def test_a_consumer_of_a_dropped_table(orders: None, system: Any) -> None:
         assert weft.consume_sync("orders", "other") == []
     weft.publish_sync("orders", {"n": 2})
     assert [event["n"] for event in weft.consume_sync("orders", "other")] == [2]
+
+
+@DATABASES
+def test_a_column_that_went_while_its_event_was_encoded(orders: None, system: Any) -> None:
+    """Another thread deleted the stream, and made it again of other columns."""
+    ready = open_stream("orders")
+    with pytest.raises(ColumnsChangedError):
+        ready.hub.store.append([Batch(ready.log, [("p", 1)], ("gone",), [[1]])])
+    assert numbers() == [0, 1]
 
 
 def drop_everything(system: Any) -> None:

@@ -12,7 +12,7 @@ import re
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import date, datetime
 from functools import lru_cache
@@ -148,9 +148,11 @@ class MySQLStore(MySQLSessions, SqlStore):
 
     # ---------------------------------------------------------------------------------------------------------- writing
 
-    def insert(self, session: Session, log: SqlLog, batches: Sequence[Batch]) -> list[tuple[int, int]]:
+    def insert(
+        self, session: Session, log: SqlLog, types: Mapping[str, FieldType], batches: Sequence[Batch]
+    ) -> list[tuple[int, int]]:
         """Take the offsets, which locks the head until the commit, then insert under them."""
-        types, first = log.types(), batches[0]
+        first = batches[0]
         if not self._packet:
             self._packet = int(session.value("SELECT @@max_allowed_packet"))
         count = sum(batch.count for batch in batches)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import random
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from functools import lru_cache
 from itertools import accumulate, chain
@@ -157,10 +157,12 @@ class PostgresStore(PostgresSessions, SqlStore):
         with self.session("read" if alone else "publish") as session:
             return self.append_in(session, batches)
 
-    def insert(self, session: Session, log: SqlLog, batches: Sequence[Batch]) -> list[tuple[int, int]]:
+    def insert(
+        self, session: Session, log: SqlLog, types: Mapping[str, FieldType], batches: Sequence[Batch]
+    ) -> list[tuple[int, int]]:
         """One statement for all, unless it were too long. Several publishers' offsets interleave; those of a statement
         are in its order."""
-        types, first = log.types(), batches[0]
+        first = batches[0]
         names, kinds = list(first.columns), [types[name] for name in first.columns]
         columns = [list(chain.from_iterable(parts)) for parts in zip(*(batch.values for batch in batches), strict=True)]
         if first.extra is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
 from itertools import chain, groupby, islice, repeat
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -93,8 +93,11 @@ class SqlStore(SqlDriver):
         """Add the columns that are missing."""
 
     @abstractmethod
-    def insert(self, session: Session, log: SqlLog, batches: Sequence[Batch]) -> list[tuple[int, int]]:
-        """Insert batches of the same columns; return the first and last offset of each publish that has events."""
+    def insert(
+        self, session: Session, log: SqlLog, types: Mapping[str, FieldType], batches: Sequence[Batch]
+    ) -> list[tuple[int, int]]:
+        """Insert batches of the same columns, which have these types; return the first and last offset of each publish
+        that has events."""
 
     def size(self, session: Session, log: SqlLog) -> int | None:
         """Return about how many bytes a stream's table takes up; `None` where that takes a scan."""
@@ -411,15 +414,18 @@ class SqlStore(SqlDriver):
             members = list(group)
             log = batches[members[0]].log
             assert isinstance(log, SqlLog)
-            if not log.types():
+            types = log.types()  # once: another thread may delete the stream meanwhile, or make it again
+            if not types:
                 raise self.gone(log)
             kept = {i: batches[i] for i in members}
             if any(batches[i].keys is not None for i in members):
                 kept = self._deduplicate(session, log, kept)
             runs = [i for i in members if kept[i].count]
             ranges: list[tuple[int, int]] = []
-            for _, run in groupby(runs, key=lambda i: (kept[i].columns, kept[i].extra is None)):
-                ranges += self.insert(session, log, [kept[i] for i in run])
+            for (columns, _), run in groupby(runs, key=lambda i: (kept[i].columns, kept[i].extra is None)):
+                if not types.keys() >= set(columns):
+                    raise ColumnsChangedError(f"The columns of stream {log.full} have changed.")
+                ranges += self.insert(session, log, types, [kept[i] for i in run])
             stored = iter(ranges)
             for i in members:
                 for (_, published), (_, count) in zip(batches[i].publishes, kept[i].publishes, strict=True):

@@ -8,7 +8,7 @@ import secrets
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -169,9 +169,11 @@ class SqliteStore(SqliteSessions, SqlStore):
 
     # ----------------------------------------------------------------------------------------------------------- values
 
-    def insert(self, session: Session, log: SqlLog, batches: Sequence[Batch]) -> list[tuple[int, int]]:
+    def insert(
+        self, session: Session, log: SqlLog, types: Mapping[str, FieldType], batches: Sequence[Batch]
+    ) -> list[tuple[int, int]]:
         """One executemany for all; the write lock makes the offsets contiguous."""
-        types, first = log.types(), batches[0]
+        first = batches[0]
         binders = [_BINDERS.get(types[name].base) for name in first.columns]
         published = _iso_timestamp(datetime.fromtimestamp(self.clock(), UTC))
         driver = cast(sqlite3.Connection, session.driver)
