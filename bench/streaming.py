@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import io
 import json
 import queue
 import subprocess
@@ -101,17 +102,14 @@ def _written(rows: int, files: int = FILES) -> Path:
     return folder
 
 
-class Inbox:
-    """A pipeline that runs, and a folder for it to watch: files that come there all at once are rows of a table."""
+class Running:
+    """A pipeline that runs, into a table."""
 
-    def __init__(self, target: Target, kind: str, table: str, max_files: int | None = None, **options: Any) -> None:
-        self._folder = Path(tempfile.mkdtemp(dir=_folder.name))
-        (self._folder / "inbox").mkdir()
+    def __init__(self, target: Target, source: Source, table: str, **options: Any) -> None:
         self._rows, self._news = 0, threading.Condition()
-        lake = weft.ObjectStoreLocalConnection(str(self._folder), name="lake", format=kind)
         pipeline = make(
             name=f"bench {uuid.uuid4().hex}",
-            sources=[Source(connection=lake, query="inbox", max_files=max_files)],
+            sources=[source],
             target=weft.connect(url=target.url),
             target_table=("public", table),
             idle_pause_ms=50,
@@ -126,18 +124,32 @@ class Inbox:
             self._rows += sum(each.rows_read for each in written.counts.values())
             self._news.notify()
 
+    def take(self, rows: int, send: Callable[[], object]) -> None:
+        """Send so many rows, and wait until they are in the table."""
+        wanted = self._rows + rows
+        send()
+        with self._news:
+            while self._rows < wanted:
+                if not self._news.wait(1.0):
+                    self._query.wait(0.001)  # which raises what made it fail
+
+
+class Inbox(Running):
+    """A folder for a pipeline to watch: files that come there all at once are rows of a table."""
+
+    def __init__(self, target: Target, kind: str, table: str, max_files: int | None = None, **options: Any) -> None:
+        self._folder = Path(tempfile.mkdtemp(dir=_folder.name))
+        (self._folder / "inbox").mkdir()
+        lake = weft.ObjectStoreLocalConnection(str(self._folder), name="lake", format=kind)
+        super().__init__(target, Source(connection=lake, query="inbox", max_files=max_files), table, **options)
+
     def fill(self, files: Path, rows: int) -> None:
         """Put files there, and wait until their rows are in the table."""
         batch = self._folder / uuid.uuid4().hex
         batch.mkdir()
         for each in files.iterdir():
             (batch / f"{batch.name}-{each.name}").hardlink_to(each)
-        with self._news:
-            wanted = self._rows + rows
-            batch.rename(self._folder / "inbox" / batch.name)
-            while self._rows < wanted:
-                if not self._news.wait(1.0):
-                    self._query.wait(0.001)  # which raises what made it fail
+        self.take(rows, lambda: batch.rename(self._folder / "inbox" / batch.name))
 
 
 def _files(kind: str) -> Callable[[float], tuple[Job, Job]]:
@@ -195,37 +207,44 @@ def _topic(rows: int) -> tuple[Any, str]:
 
 
 def _from_kafka(scale: float) -> tuple[Job, Job]:
+    import orjson
+
     target = Target(_rows(scale))
     server, topic = _topic(target.rows)
     broker = weft.KafkaConnection(name="broker", bootstrap_servers=server.bootstrap, group_id="bench")
 
-    def by_hand() -> None:
-        import orjson
-        import psycopg
-        from confluent_kafka import Consumer
+    def fields(message: bytes) -> tuple[Any, ...]:
+        row = orjson.loads(message)
+        return row["id"], row["name"], row["amount"], row["n"]
 
-        consumer = Consumer(
-            {
-                "bootstrap.servers": server.bootstrap,
-                "group.id": uuid.uuid4().hex,
-                "auto.offset.reset": "earliest",
-                "enable.auto.commit": False,
-            }
-        )
-        consumer.subscribe([topic])
-        done = 0
-        with psycopg.connect(target.url) as driver:
-            while done < target.rows:
-                messages = consumer.consume(BATCH, 1.0)
-                rows = [orjson.loads(message.value()) for message in messages]
-                with driver.cursor().copy("COPY theirs FROM STDIN") as copy:
-                    for row in rows:
-                        copy.write_row((row["id"], row["name"], row["amount"], row["n"]))
-                driver.commit()
-                done += len(rows)
-        consumer.close()
+    ours = target.job("ours", lambda: target.run(broker, topic, "ours"))
+    return ours, target.job("theirs", lambda: _by_hand(target, server, topic, fields))
 
-    return target.job("ours", lambda: target.run(broker, topic, "ours")), target.job("theirs", by_hand)
+
+def _by_hand(target: Target, server: Any, topic: str, fields: Callable[[bytes], tuple[Any, ...]]) -> None:
+    """What confluent-kafka and COPY do, where somebody says what the fields of a message are."""
+    import psycopg
+    from confluent_kafka import Consumer
+
+    consumer = Consumer(
+        {
+            "bootstrap.servers": server.bootstrap,
+            "group.id": uuid.uuid4().hex,
+            "auto.offset.reset": "earliest",
+            "enable.auto.commit": False,
+        }
+    )
+    consumer.subscribe([topic])
+    done = 0
+    with psycopg.connect(target.url) as driver:
+        while done < target.rows:
+            rows = [fields(message.value()) for message in consumer.consume(BATCH, 1.0)]
+            with driver.cursor().copy("COPY theirs FROM STDIN") as copy:
+                for row in rows:
+                    copy.write_row(row)
+            driver.commit()
+            done += len(rows)
+    consumer.close()
 
 
 # -------------------------------------------------------------------------------------------------------------- Kinesis
@@ -361,35 +380,95 @@ def _from_pubsub(scale: float) -> tuple[Job, Job]:
     return ours, target.job("theirs", by_hand, fill)
 
 
-def _registered(payload_format: str) -> Callable[[float], tuple[Job, Job]]:
+# ----------------------------------------------------------------------------------------- Kafka with a schema registry
+
+
+class Registered:
+    """A topic of messages in a format with a schema registry."""
+
+    def __init__(self, server: Any, payload_format: str) -> None:
+        from registry_server import RegistryServer
+
+        self.server, self.topic = server, server.create_topic(4)
+        registry: Any = RegistryServer()
+        registry.start()
+        self.fields = {
+            "bootstrap_servers": server.bootstrap,
+            "payload_format": payload_format,
+            "schema_registry_url": registry.api,
+        }
+        self.connection = weft.KafkaConnection(**self.fields)
+        self._kinds = pa.struct(
+            [("id", pa.int64()), ("name", pa.string()), ("amount", pa.float64()), ("n", pa.int32())]
+        )
+        codec: Any = options.codec(self.connection, self.topic)
+        self.schema: str = codec.schema_of(pa.schema(list(self._kinds)), "Row")
+        schemas = options.registry_of(self.connection)
+        self._codec = codec.writing(self.schema, schemas.register(f"{self.topic}-value", codec.kind, self.schema))
+
+    def produce(self, rows: int) -> None:
+        for at in range(0, rows, BATCH):
+            values = pa.array([_row(n) for n in range(at, min(at + BATCH, rows))], self._kinds)
+            self.server.produce(self.topic, self._codec.encode(values).to_pylist(), at // BATCH % 4)
+
+
+@cache
+def _registered(rows: int, payload_format: str) -> Registered:
+    made = Registered(_topic(rows)[0], payload_format)
+    made.produce(rows)
+    return made
+
+
+def _against_json(payload_format: str) -> Callable[[float], tuple[Job, Job]]:
     """Our pipelines over the same rows, in a format with a schema registry and in JSON."""
 
     def prepare(scale: float) -> tuple[Job, Job]:
-        from registry_server import RegistryServer
-
         target = Target(_rows(scale))
-        server, json_topic = _topic(target.rows)
-        registry: Any = RegistryServer()
-        registry.start()
+        registered, (server, json_topic) = _registered(target.rows, payload_format), _topic(target.rows)
         plain = weft.KafkaConnection(bootstrap_servers=server.bootstrap)
-        broker = weft.KafkaConnection(
-            bootstrap_servers=server.bootstrap, payload_format=payload_format, schema_registry_url=registry.api
-        )
-        topic = server.create_topic(4)
-        kinds = {"id": pa.int64(), "name": pa.string(), "amount": pa.float64(), "n": pa.int32()}
-        codec: Any = options.codec(broker, topic)
-        text = codec.schema_of(pa.schema(list(kinds.items())), "Row")
-        number = options.registry_of(broker).register(f"{topic}-value", codec.kind, text)
-        rows = pa.array([_row(n) for n in range(target.rows)], pa.struct(list(kinds.items())))
-        messages = codec.writing(text, number).encode(rows).to_pylist()
-        for partition in range(4):
-            server.produce(topic, messages[partition::4], partition)
         return (
-            target.job("ours", lambda: target.run(broker, topic, "ours")),
+            target.job("ours", lambda: target.run(registered.connection, registered.topic, "ours")),
             target.job("theirs", lambda: target.run(plain, json_topic, "theirs")),
         )
 
     return prepare
+
+
+def _against_clients(payload_format: str) -> Callable[[float], tuple[Job, Job]]:
+    def prepare(scale: float) -> tuple[Job, Job]:
+        target = Target(_rows(scale))
+        registered = _registered(target.rows, payload_format)
+        fields = _avro_fields(registered.schema) if payload_format == "avro" else _protobuf_fields()
+        return (
+            target.job("ours", lambda: target.run(registered.connection, registered.topic, "ours")),
+            target.job("theirs", lambda: _by_hand(target, registered.server, registered.topic, fields)),
+        )
+
+    return prepare
+
+
+def _avro_fields(schema: str) -> Callable[[bytes], tuple[Any, ...]]:
+    import fastavro
+
+    parsed = fastavro.parse_schema(json.loads(schema))
+
+    def fields(message: bytes) -> tuple[Any, ...]:
+        row: Any = fastavro.schemaless_reader(io.BytesIO(message[5:]), parsed, None)
+        return row["id"], row["name"], row["amount"], row["n"]
+
+    return fields
+
+
+def _protobuf_fields() -> Callable[[bytes], tuple[Any, ...]]:
+    from google_messages import message_class
+
+    read = message_class("Row", id="int64", name="string", amount="double", n="int32").FromString
+
+    def fields(message: bytes) -> tuple[Any, ...]:
+        row = read(message[6:])
+        return row.id, row.name, row.amount, row.n
+
+    return fields
 
 
 # ---------------------------------------------------------------------------------------------------------------- Redis
@@ -484,8 +563,26 @@ CASES = [
         rounds=3,
     ),
     *(
-        Case(f"Kafka {name} → PostgreSQL", "our Kafka JSON", 0.6, _registered(name.lower()), needs="postgres", rounds=3)
+        Case(
+            f"Kafka {name} → PostgreSQL", "our Kafka JSON", 0.6, _against_json(name.lower()), needs="postgres", rounds=3
+        )
         for name in ("Avro", "Protobuf")
+    ),
+    Case(
+        "Kafka Avro → PostgreSQL",
+        "confluent-kafka, fastavro, COPY in batches",
+        1.5,
+        _against_clients("avro"),
+        needs="postgres",
+        rounds=3,
+    ),
+    Case(
+        "Kafka Protobuf → PostgreSQL",
+        "confluent-kafka, Google's classes, COPY in batches",
+        2.0,
+        _against_clients("protobuf"),
+        needs="postgres",
+        rounds=3,
     ),
     Case("Redis stream → PostgreSQL", "drained to Arrow, then psql \\copy", 0.6, _from_redis, needs="postgres"),
 ]

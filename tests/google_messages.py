@@ -7,7 +7,7 @@ from typing import Any
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 
-def message_class(name: str, **fields: str) -> Any:
+def message_class(name: str, /, **fields: str) -> Any:
     """Return the class of a message whose fields, `id="int64"`, have the numbers 1, 2 … in this order."""
     file = descriptor_pb2.FileDescriptorProto(name=f"{name}.proto", syntax="proto3")
     message = file.message_type.add(name=name)
