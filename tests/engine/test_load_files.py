@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from decimal import Decimal
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from weft import (
     DeltaLocalConnection,
     NotFoundError,
     ObjectStoreLocalConnection,
+    WeftError,
 )
 from weft.columns import hint_of, is_nested
 from weft.engine import config
@@ -89,6 +91,32 @@ def test_json_of_files_is_stored_as_it_is_there(plain_spark: Any, tmp_path: Path
     with opened_tables(lite) as tables:
         doc = tables.describe("SELECT * FROM t").field("doc")
     assert hint_of(doc) == (None if by == "table" else "json")
+
+
+@pytest.mark.parametrize("ending", ["csv", "ndjson"])
+def test_numbers_of_files_keep_their_digits(plain_spark: Any, tmp_path: Path, ending: str) -> None:
+    """In a column of decimals or texts: the type of the column in the file would be a float."""
+    values = [("12345678901234567890.123456789012345678", "1.50"), ("0.10", "12345678901234567890.125"), ("1e3", "7")]
+    lines = [f'{{"id":{n},"amount":{amount},"note":{note}}}' for n, (amount, note) in enumerate(values)]
+    if ending == "csv":
+        lines = ["id,amount,note", *(f"{n},{amount},{note}" for n, (amount, note) in enumerate(values))]
+    path = tmp_path / f"sums.{ending}"
+    path.write_text("".join(f"{line}\n" for line in lines))
+    lite = weft.SQLiteConnection(str(tmp_path / "lite.db"), name="lite")
+    with opened_tables(lite) as tables, tables.driver.session("publish") as session:
+        for name in ("plain", "passed"):
+            session.run(f"CREATE TABLE {name} (id BIGINT, amount DECIMAL_TEXT(38,18), note TEXT)")
+    weft.load(str(path), target="plain", connection=lite)
+    weft.load(str(path), target="passed", connection=lite, transform_sql="SELECT id, amount, note FROM source")
+    weft.load(str(path), target="new", connection=lite)
+    expected = [(n, Decimal(amount), note) for n, (amount, note) in enumerate(values)]
+    for name in ("plain", "passed"):
+        found = sorted(table_rows(name, connection=lite), key=itemgetter("id"))
+        assert [(row["id"], row["amount"], row["note"]) for row in found] == expected
+    assert {type(row["amount"]) for row in table_rows("new", connection=lite)} == {float}
+    path.write_text(path.read_text().replace("0.10", "0.1234567890123456789"))
+    with pytest.raises(WeftError, match="id=1"):
+        weft.load(str(path), target="plain", connection=lite)
 
 
 def test_rows_that_pass_through_spark_keep_their_objects(plain_spark: Any, tmp_path: Path) -> None:

@@ -12,13 +12,13 @@ import asyncio
 import functools
 import logging
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Protocol, TypeVar, Unpack
 
 import pyarrow as pa
 
-from weft.columns import canonical_schema, has_objects, hinted, is_nested
+from weft.columns import canonical_schema, has_objects, hint_of, hinted, is_nested
 from weft.engine import inputs
 from weft.engine.inputs import Input
 from weft.engine.passed_columns import passed_columns
@@ -53,6 +53,10 @@ class Projection(Protocol):
 
     def written_to(self, name: str) -> tuple[str, pa.Field | None]:
         """Return the column that a source's column is written to, and its declaration where it is written as it is."""
+
+    @property
+    def has_normalizers(self) -> bool:
+        """Whether a column is made by expressions, which need the types of the source."""
 
     def runs_in(self, dialect: str) -> bool:
         """Return whether a dialect can express all of it."""
@@ -196,20 +200,28 @@ class Job:
     def _kept_as_json(self, written: Sequence[tuple[str, pa.Field]], tables: SqlTables | None) -> list[pa.Field]:
         """Return those of these columns of objects and lists, each with the name under which it is written, that are
         none in the target."""
+        kept = []
+        for column, wanted in self._wanted(written, tables):
+            if wanted is not None:
+                is_document = not is_nested(wanted.type)
+            else:
+                is_document = tables is not None and tables.sql_type(column) == tables.sql_type(
+                    hinted(column.name, "json")
+                )
+            kept += [column] if is_document else []
+        return kept
+
+    def _wanted(
+        self, written: Sequence[tuple[str, pa.Field]], tables: SqlTables | None
+    ) -> Iterator[tuple[pa.Field, pa.Field | None]]:
+        """Yield these columns, each with the one that the target has, or is declared to have, under its name there."""
         columns = None
         if written and tables is not None and not self.connection.is_missing():
             columns = stored_columns(tables, self.load.schema, self.load.table)
         stored = {each.name.lower(): each.field for each in columns or ()}
-        kept = []
         for name, column in written:
             name, declared = (name, None) if self.projection is None else self.projection.written_to(name)
-            wanted = stored.get(name.lower(), declared)
-            if wanted is not None:
-                is_document = not is_nested(wanted.type)
-            else:
-                is_document = tables is not None and tables.sql_type(column) == tables.sql_type(hinted(name, "json"))
-            kept += [column] if is_document else []
-        return kept
+            yield column, stored.get(name.lower(), declared)
 
     def _warn_of_keys(self, result: pa.Schema, tables: SqlTables) -> None:
         """Say which columns of JSON have objects with the keys of others, because SQL needs the type of objects."""
@@ -227,7 +239,18 @@ class Job:
     def _chosen(self, columns: StructType, tables: SqlTables | None) -> list[str]:
         from weft.engine import frame_projection
 
-        return self._documents(frame_projection.arrow_of(columns), tables)
+        source = frame_projection.arrow_of(columns)
+        return [*self._documents(source, tables), *self._written_numbers(source, tables)]
+
+    def _written_numbers(self, source: pa.Schema, tables: SqlTables | None) -> list[str]:
+        """Return the columns of floats that are decimals or texts in the target, and with which nothing is done on the
+        way: these keep digits that a float does not have."""
+        if tables is None or self.load.checks or (self.projection is not None and self.projection.has_normalizers):
+            return []
+        floats = {each.name: each for each in source if pa.types.is_floating(each.type)}
+        passed = passed_columns(self.transform_sql, floats)
+        wanted = self._wanted([(new, floats[name]) for name, new in passed.items()], tables)
+        return [column.name for column, kept in wanted if kept is not None and _keeps_digits(kept)]
 
     def _prepare(self, tables: SqlTables, source: pa.Schema) -> None:
         self.load = self.projected(source, tables)
@@ -380,6 +403,10 @@ class Job:
 
 def _is_same(one: SqlTables, other: SqlTables) -> bool:
     return one is other or (one.dialect == other.dialect and one.identity() == other.identity())
+
+
+def _keeps_digits(column: pa.Field) -> bool:
+    return pa.types.is_decimal(column.type) or (pa.types.is_string(column.type) and hint_of(column) is None)
 
 
 def _target_schema(tables: SqlTables, load: Load) -> pa.Schema | None:

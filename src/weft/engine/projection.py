@@ -66,9 +66,13 @@ class TableProjection:
         declared = [each.field for each in self.target.table.columns if each.name == name and not each.normalizers]
         return name, declared[0] if declared else None
 
+    @property
+    def has_normalizers(self) -> bool:
+        return any(column.normalizers for column in self.target.table.columns)
+
     def runs_in(self, dialect: str) -> bool:
         """Return whether a database can apply all normalizers itself; else Spark does."""
-        if not any(column.normalizers for column in self.target.table.columns):
+        if not self.has_normalizers:
             return True
         from weft.normalize import supports
 

@@ -26,7 +26,8 @@ Reject = Callable[[pa.Table, str], None]
 """Takes rows that a target refuses, with the reason, before it commits the others."""
 
 Documents = Callable[["StructType"], Collection[str]]
-"""Chooses of the columns that a reader finds those that it returns as texts of JSON, as they are in what it reads."""
+"""Chooses of the columns that a reader finds those that it returns as texts, as they are in what it reads: objects and
+lists, which are texts of JSON, and floats."""
 
 
 class ArrowRows(Protocol):

@@ -4,6 +4,7 @@ fit makes its own row a bad one, and decides nothing."""
 from __future__ import annotations
 
 import json
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -231,6 +232,23 @@ def test_declared_columns_of_files(ending: str, project: Path) -> None:
         folder.run(*lines)
     assert rows("copies", "id, CAST(code AS TEXT) AS code") == [(1, "007")]
     assert payloads() == sorted(lines[1:])
+
+
+@pytest.mark.brief("csv")
+@pytest.mark.parametrize("ending", ["csv", "csv with texts", "jsonl"])
+def test_declared_decimals_of_files_are_not_rounded(ending: str, project: Path) -> None:
+    folder = Folder(project, ending.split()[0], columns={"id": "int64", "price": "decimal(10,2)"})
+    good = ["1.50", "0.250000", "1.25e2", "-3", "12345678.9"]
+    bad = ["1.005", "1.005e0", "123456789"]
+    if ending == "jsonl":
+        folder.run(*(f'{{"id": {n}, "price": {price}}}' for n, price in enumerate([*good, *bad])))
+    else:
+        note = '""' if ending == "csv with texts" else "x"
+        folder.run("id,price,note", *(f"{n},{price},{note}" for n, price in enumerate([*good, *bad])))
+    assert [(n, Decimal(price)) for n, price in rows("copies", "id, price")] == [
+        (n, Decimal(price)) for n, price in enumerate(good)
+    ]
+    assert [price in payload for price, payload in zip(bad, payloads(), strict=True)] == [True] * 3
 
 
 def kept(topic: Topic) -> dict[str, str]:

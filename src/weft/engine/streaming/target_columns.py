@@ -46,6 +46,10 @@ class TargetColumns:
     def written_to(self, name: str) -> tuple[str, pa.Field | None]:
         return name, None
 
+    @property
+    def has_normalizers(self) -> bool:
+        return False
+
     def runs_in(self, dialect: str) -> bool:
         return True
 

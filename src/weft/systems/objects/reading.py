@@ -20,15 +20,15 @@ from weft.systems.codec import codec_of
 from weft.systems.codecs import kinds
 from weft.systems.codecs.columns import storable
 from weft.systems.frame_checks import column
-from weft.systems.objects import json_keys
+from weft.systems.objects import decimals, json_keys
 from weft.systems.objects.encoding import EMPTY
 from weft.systems.objects.formats import SPARK_FORMAT
 from weft.systems.objects.options import FileOptions
 from weft.systems.objects.sampling import Head, known_schema
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-    from pyspark.sql.types import DataType, StructType
+    from pyspark.sql import Column, DataFrame
+    from pyspark.sql.types import DataType, StructField, StructType
 
     from weft.systems.target import Documents
 
@@ -69,8 +69,8 @@ def read_format(
     Where files are followed, `known` are the types that their columns had before, of which some are `declared`. They
     stay, but for the others that are not texts a wider type may come if it `widens`; a column that has had nothing but
     nulls has no type yet. `heads` is what files of one header begin with. Unless it `grows`, a row of JSON with a key
-    that an object did not have before is in the column `bad`. `documents` chooses columns that are texts of the JSON
-    that the files have there.
+    that an object did not have before is in the column `bad`. `documents` chooses columns that are texts of what
+    the files have there: JSON, or numbers as they are written.
     """
     final_types = partial(_final_types, spark, known=known or {}, declared=declared, widens=widens)
     reader = spark.read.format(SPARK_FORMAT[options.format]).options(**options.spark_reader())
@@ -89,9 +89,11 @@ def read_format(
         has_empty = known is not None and _has_empty_texts(spark, paths, heads, read["quote"])
         if schema is None or has_empty or not set(schema.names).isdisjoint(folders):
             types = None if known is None else final_types
-            return _csv(spark, reader, paths, read, folders, types, bad, declared, has_empty=has_empty)
-        frame = reader.option("enforceSchema", False).schema(_with(schema, bad)).load(paths)
-        return frame
+            return _csv(
+                spark, reader, paths, read, folders, types, bad, declared, documents=documents, has_empty=has_empty
+            )
+        load_csv = partial(_load_lines, reader.option("enforceSchema", False), paths, bad=bad)
+        return decimals.loaded(load_csv, schema, declared, bad, partial(_csv_line, read))
     if options.format == "json_lines":
         lines, most = spark.read.text(paths).select("value"), options.read.get("schema_infer_max_records")
         # All of them, unless limited: a key that is in none of the sampled rows would be lost.
@@ -121,7 +123,7 @@ def read_format(
         if known is not None:
             by_most, rows = _of_most_values(schema, known, lines), frame
             schema, void = final_types(by_most, sample=rows, rows=rows)
-            frame = load(schema, bad)
+            frame = decimals.loaded(lambda texts: load(texts, bad), schema, declared, bad, F.to_json)
             if bad is not None and not grows:
                 kept, _ = final_types(by_most, sample=rows, rows=rows, grows=False)
                 frame = _without_new_keys(frame, kept, bad)
@@ -135,15 +137,23 @@ def read_format(
 
 def _with_documents(schema: StructType, documents: Documents) -> StructType:
     names = documents(schema)
-    hint = {HINT: "json"}
-    return T.StructType(
-        [T.StructField(each.name, T.StringType(), metadata=hint) if each.name in names else each for each in schema]
-    )
+
+    def text(column: StructField) -> StructField:
+        is_nested = isinstance(column.dataType, T.StructType | T.ArrayType)
+        return T.StructField(column.name, T.StringType(), metadata={HINT: "json"} if is_nested else None)
+
+    return T.StructType([text(each) if each.name in names else each for each in schema])
 
 
 def _load_lines(reader: Any, paths: list[str], schema: StructType, bad: str | None) -> DataFrame:
     frame: DataFrame = reader.schema(_with(schema, bad)).load(paths)
     return frame
+
+
+def _csv_line(read: Mapping[str, Any], values: Column) -> Column:
+    dialect = {"sep": read["delimiter"], "quote": read["quote"], "escape": read.get("escape", read["quote"])}
+    dialect |= {"ignoreLeadingWhiteSpace": "false", "ignoreTrailingWhiteSpace": "false"}
+    return F.to_csv(values, dialect)
 
 
 def _with_one_key_each(
@@ -229,6 +239,7 @@ def _csv(
     bad: str | None,
     declared: Collection[str] = (),
     *,
+    documents: Documents | None = None,
     has_empty: bool = False,
 ) -> DataFrame:
     """Read CSV files with types that are inferred from their first rows. Without a header the `declared` columns are
@@ -264,9 +275,7 @@ def _csv(
         texts = texts.withColumn(names[0], kept)
     elif is_converted and bad is not None:
         # Spark keeps the text of rows that are too long or too short. That of others is written again.
-        dialect = {"sep": read["delimiter"], "quote": read["quote"], "escape": read.get("escape", read["quote"])}
-        dialect |= {"ignoreLeadingWhiteSpace": "false", "ignoreTrailingWhiteSpace": "false"}
-        line = F.coalesce(column(bad), F.to_csv(F.struct(*map(column, wanted)), dialect))
+        line = F.coalesce(column(bad), _csv_line(read, F.struct(*map(column, wanted))))
         texts = texts.withColumn(_LINE, line)
         if is_cut:
             texts = texts.withColumn(bad, F.when(column(_MORE).isNotNull(), column(_LINE)))
@@ -286,19 +295,26 @@ def _csv(
         schema, void = final_types(schema, sample=sample, rows=rows)
         if len(void) == len(names) and rows.isEmpty():
             return texts.select()
+    numbers: list[str] = []
+    if documents is not None:
+        numbers = [*documents(schema)]
+        schema = _with_documents(schema, lambda _: numbers)
     if has_empty:
         # An empty number or time is null, as in files in which every value has quotes.
         others = [each.name for each in schema if not isinstance(each.dataType, T.StringType)]
         texts = texts.withColumns({name: F.nullif(column(name), F.lit("")) for name in others})
     if not is_converted:
-        texts = reader.schema(_with(schema, bad)).load(paths)
+        texts = decimals.loaded(
+            partial(_load_lines, reader, paths, bad=bad), schema, declared, bad, partial(_csv_line, read)
+        )
     elif bad is None:
-        texts = texts.withColumns({field.name: column(field.name).cast(field.dataType) for field in schema})
+        texts = texts.withColumns({field.name: decimals.required(field.name, field.dataType) for field in schema})
     else:
-        converted = {field.name: column(field.name).try_cast(field.dataType) for field in schema}
+        converted = {field.name: decimals.converted(column(field.name), field.dataType) for field in schema}
         fails = reduce(or_, (column(name).isNotNull() & each.isNull() for name, each in converted.items()))
         why = F.coalesce(column(bad), F.when(fails, column(_LINE)))
         texts = texts.withColumns({**converted, bad: why}).drop(_LINE)
+    texts = texts.withColumns({name: F.trim(column(name)) for name in numbers}) if numbers else texts
     return _without_types(texts, void)
 
 
