@@ -61,5 +61,7 @@ def failed_activity(error: str) -> str:
     """What a streaming pipeline that failed has said of itself."""
     counts = dict.fromkeys(("batches", "rows_in", "rows_out", "busy_ms", "dead_letters"), 1)
     at = "2026-01-01T00:00:00+00:00"
-    failure = {"at": at, "error": error}
-    return json.dumps(counts | {"at": at, "lag": {}, "last": None, "windows": None, "cdc": None, "failure": failure})
+    failure = {"at": at, "error": error, "since": "2025-12-31T00:00:00+00:00", "times": 3}
+    before = {"at": "2025-12-31T23:59:50+00:00", "rows_in": 0, "rows_out": 0}
+    nothing = {"lag": {}, "last": None, "windows": None, "cdc": None}
+    return json.dumps(counts | nothing | {"at": at, "failure": failure, "before": before})

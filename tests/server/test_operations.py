@@ -210,6 +210,7 @@ def test_which_processes_run(log: RunLog, http: Any) -> None:
     worker, loader = http.get("/api/v1/processes").json()["processes"]
     assert (worker["kind"], worker["pid"], worker["lives"]) == ("worker", os.getpid(), True)
     assert (loader["kind"], loader["pipeline"], loader["lives"]) == ("streaming", "loader", True)
+    assert loader["failing"] is False
     held.release()
     log.leave("process:worker:1")
     wait_until(lambda: http.get("/api/v1/processes").json()["processes"] == [], "both to be gone")

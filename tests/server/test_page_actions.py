@@ -395,7 +395,7 @@ def test_by_keyboard_alone(service: Any, key: str, show: Callable[..., Page]) ->
     weft(service, "pause", "nightly", "--module", "served_streams")
     press(page.locator("#views").get_by_role("link", name="Schedule"))
     paused = page.get_by_role("group", name="Paused").get_by_role("row", name="nightly")
-    expect(paused.get_by_role("link", name="audit log")).to_be_visible()
+    expect(paused.get_by_role("cell").first).to_have_text("–")
     press(paused.get_by_role("button", name="Resume nightly"))
     press(page.get_by_role("dialog", name="Resume").get_by_role("button", name="Resume", exact=True))
     expect(paused).to_have_count(0)

@@ -15,6 +15,7 @@ import warm_python
 from browser import PATIENCE
 from operations_project import failed_activity
 from servers import free_port, wait_until
+from weft.engine.streaming.lock import Lock
 
 STREAMS = """
 from typing import Annotated
@@ -152,18 +153,39 @@ def test_the_first_page_says_how_all_stands(server: Callable[..., Any], open_pag
     (checkpoint / "activity.json").write_text(failed_activity("The target is away."))
     wrong = page.get_by_role("region", name="Needs attention").get_by_role("listitem")
     expect(wrong).to_have_count(6, timeout=15_000)
-    expect(wrong.nth(0)).to_contain_text(re.compile("loader failed *The target is away."))
+    expect(wrong.nth(0)).to_contain_text(re.compile("loader failing *The target is away."))
     expect(wrong.nth(1)).to_contain_text(re.compile(r"scheduler silent *\S+, process \d+: last heard of"))
     expect(wrong.nth(2)).to_contain_text(re.compile("2 pipelines overdue *No scheduler started them: yearly, monthly"))
-    expect(wrong.nth(3)).to_contain_text(re.compile("loader behind *2,000 events behind, and it does not run here"))
+    expect(wrong.nth(3)).to_contain_text(re.compile("loader behind *2,000 events behind, not running"))
     expect(wrong.nth(4)).to_contain_text(re.compile("clicks behind *slower: 1,999 events behind"))
     expect(wrong.nth(5)).to_contain_text(re.compile("clicks behind *slow: 1,990 events behind"))
-    expect(page.locator("#tile-lag-note")).to_have_text("loader, which does not run here")
+    expect(page.locator("#tile-lag-note")).to_have_text("loader, not running")
     changed = page.get_by_role("region", name="Changed within a day").get_by_role("listitem")
     expect(changed.last).to_contain_text(re.compile(r"service started *[\w ]+: \S+, process"))
     warm_python.run([sys.executable, "-c", SUCCEED], cwd=served.folder, check=True)
-    expect(page.locator("#tile-runs")).to_have_text("none failing")
+    # One that tries again fails as much, until a batch is done.
+    expect(page.locator("#tile-runs")).to_have_text("1 failing")
     expect(page.locator("#tile-runs-note")).to_have_text("3 pipelines, 2 never ran")
+    held = Lock("loader", checkpoint.with_name("loader~lock"), str(checkpoint))
+    held.take()
+    try:
+        for view in ("processes", "streaming", "graph"):
+            page.goto(f"{served.url}/#/{view}")
+            expect(page.locator("#view .bad", has_text=re.compile(r"✕\sfailing")).first).to_be_visible()
+        # One reading has its rates, since when it fails, and how often it did.
+        page.goto(f"{served.url}/#/streaming")
+        expect(page.get_by_role("row", name="loader").locator("td.number").first).to_have_text("0.1")
+        page.goto(f"{served.url}/#/streaming/loader")
+        expect(page.locator("#error + .note")).to_have_text(
+            re.compile("^3 failures since 12/3[01]/2025, .*, the last .* ago$")
+        )
+        for name in ("Trigger", "when the last batch is done"):
+            expect(page.locator("#view .facts").first).to_contain_text(name)
+        page.goto(f"{served.url}/#/")
+        expect(wrong.first).to_contain_text("loader failing")
+        expect(page.get_by_role("region", name="Running now")).to_have_count(0)
+    finally:
+        held.release()
     # On a phone there is no room for 50 runs: the newest is seen.
     page.set_viewport_size({"width": 360, "height": 740})
     page.goto(f"{served.url}/#/pipelines/never")

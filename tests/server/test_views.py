@@ -266,7 +266,7 @@ def test_what_does_not_run_is_behind(server: Callable[..., Any], open_page: Call
         (checkpoint / name).write_text(text)
     page = open_page(served.url, viewport={"width": 360, "height": 740})
     expect(page.locator("#tile-lag")).to_have_text("1,250")
-    expect(page.locator("#tile-lag-note")).to_have_text("clicks_per_minute, which does not run here")
+    expect(page.locator("#tile-lag-note")).to_have_text("clicks_per_minute, not running")
     page.goto(f"{served.url}/#/streaming")
     row = page.get_by_role("row", name="clicks_per_minute").first
     expect(row.locator("td.loud")).to_have_text("1,250")
@@ -288,7 +288,7 @@ def test_what_does_not_run_is_behind(server: Callable[..., Any], open_page: Call
     page.set_viewport_size({"width": 768, "height": 740})
     page.goto(f"{served.url}/#/graph")
     node = page.locator("a", has_text="clicks_per_minute").first
-    expect(node).to_contain_text("✕ failed · lag 1,250")
+    expect(node).to_contain_text("✕ failing · lag 1,250")
     (checkpoint / "activity.json").unlink()
     page.set_viewport_size({"width": 360, "height": 740})
     page.goto(f"{served.url}/#/streams/clicks")

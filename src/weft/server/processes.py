@@ -77,4 +77,5 @@ def _streaming(pipeline: StreamingPipeline) -> dict[str, Any] | None:
         "since": since,
         "heard": heard,
         "lives": lives,
+        "failing": bool(activity and activity["failure"]),
     }

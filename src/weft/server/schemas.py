@@ -364,7 +364,15 @@ SCHEMAS: dict[str, Schema] = {
         last=nullable(_object(batch=_WHOLE, rows_in=_WHOLE, rows_out=_WHOLE, seconds=_NUMBER, ended_at=_TIME)),
         windows=nullable({"type": "object"}),
         cdc=nullable({"type": "object"}),
-        failure=nullable(_object("Why it failed, if it has done no batch since.", at=_TIME, error=_TEXT)),
+        failure=nullable(
+            _object(
+                "Why its last attempt failed, if it has done no batch since; `times` attempts failed `since` then.",
+                {"since": _TIME, "times": _WHOLE},
+                at=_TIME,
+                error=_TEXT,
+            )
+        ),
+        before=nullable(_object("A reading of at most ten seconds before.", at=_TIME, rows_in=_WHOLE, rows_out=_WHOLE)),
     ),
     "StreamingHistory": _object(
         "Points: seconds since 1970, rows in, rows out, batches, milliseconds of batches, dead letters, all since the "
@@ -506,7 +514,9 @@ SCHEMAS: dict[str, Schema] = {
         problem=nullable(_TEXT),
         processes=array(
             _object(
-                "`lives`: false for one that ended without a word, or is silent; `pipeline`: of a streaming pipeline.",
+                "`lives`: false for one that ended without a word, or is silent; `pipeline`: of a streaming pipeline; "
+                "`failing`: of one whose last attempt failed.",
+                {"failing": _FLAG},
                 kind={"type": "string", "enum": ["service", "worker", "scheduler", "streaming"]},
                 pipeline=nullable(_TEXT),
                 host=_TEXT,

@@ -70,11 +70,16 @@ def test_why_it_failed_stays_until_it_goes_on(checkpoint: Checkpoint) -> None:
         assert failure(first)["error"] == "no such table"
     second = Activity(checkpoint)
     with second.kept(Behind()):
-        assert failure(second)["error"] == "no such table"
+        before = failure(second)
+        assert (before["error"], before["since"], before["times"]) == ("no such table", before["at"], 1)
+        second.note_failure("still none")
+        again = failure(second)
+        assert (again["error"], again["since"], again["times"]) == ("still none", before["at"], 2)
+        assert again["at"] > again["since"]
         second.note(report(0, 5))
         assert failure(second) is None
         second.note_failure("away")
-        assert failure(second)["error"] == "away"
+        assert (failure(second)["error"], failure(second)["times"]) == ("away", 1)
         second.note_success()
     assert failure(second) is None
 
@@ -95,6 +100,9 @@ def test_it_is_written_while_the_pipeline_runs(checkpoint: Checkpoint, monkeypat
         wait_until(lambda: (read_activity(checkpoint) or before)["at"] > before["at"], "it to be written again")
         behind.lag = 9
         wait_until(lambda: lag() == {"orders": 9}, "the lag to be written")
+    # Its rates are known by one look.
+    found: Any = read_activity(checkpoint)
+    assert (found["before"]["rows_in"], found["before"]["at"] < found["at"].isoformat()) == (5, True)
 
 
 def test_windows_and_changes(checkpoint: Checkpoint) -> None:

@@ -10,6 +10,7 @@ import json
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
@@ -24,6 +25,8 @@ NAME = "activity.json"
 _COUNTS = ("batches", "rows_in", "rows_out", "busy_ms", "dead_letters")
 _CDC_COUNTS = ("creates", "updates", "deletes", "skipped", "idempotent_skipped")
 _SECONDS = 2.0
+# The oldest of so many is written too: who reads it once knows the rates of the last ten seconds.
+_FLOW, _READINGS = ("rows_in", "rows_out"), 6
 # Some sources read what waits to count it.
 _LAG_SECONDS = 10.0
 _END_SECONDS = 5.0
@@ -39,7 +42,7 @@ def read_activity(checkpoint: Checkpoint) -> dict[str, Any] | None:
         with path.open("rb") as file:
             activity = json.loads(file.read(_MOST_BYTES))
         activity["at"] = datetime.fromisoformat(activity["at"])
-        return {"failure": None} | dict(activity) | {name: int(activity[name]) for name in _COUNTS}
+        return {"failure": None, "before": None} | dict(activity) | {name: int(activity[name]) for name in _COUNTS}
     except (OSError, ValueError, KeyError, TypeError):  # not there; or a power cut left half of it
         return None
 
@@ -56,6 +59,7 @@ class Activity:
         self._lock = threading.Lock()
         self._ended = threading.Event()
         self._known: dict[str, Any] = {}
+        self._readings: deque[dict[str, Any]] = deque(maxlen=_READINGS)
 
     @contextmanager
     def kept(self, lag: Lag) -> Iterator[None]:
@@ -65,6 +69,7 @@ class Activity:
             return
         nothing: dict[str, Any] = {"lag": {}, "last": None, "windows": None, "cdc": None, "failure": None}
         self._known = nothing | dict.fromkeys(_COUNTS, 0) | (read_activity(self._checkpoint) or {})
+        self._readings.clear()
         self._ended.clear()
         thread = threading.Thread(target=self._keep, args=(lag,), name="weft activity", daemon=True)
         thread.start()
@@ -78,9 +83,12 @@ class Activity:
             self._write()
 
     def note_failure(self, error: str) -> None:
-        """Say why the pipeline failed, until a batch is done or a run ends well."""
+        """Say why the pipeline failed, since when and how often, until a batch is done or a run ends well."""
+        at = datetime.now(UTC).isoformat()
         with self._lock:
-            self._known["failure"] = {"at": datetime.now(UTC).isoformat(), "error": error}
+            before = self._known["failure"] or {}
+            since, times = before.get("since", at), before.get("times", 0) + 1
+            self._known["failure"] = {"at": at, "error": error, "since": since, "times": times}
 
     def note_success(self) -> None:
         """Note that a run ended well."""
@@ -133,7 +141,9 @@ class Activity:
         with self._lock:
             if not (self._known.get("batches") or self._known.get("failure")):
                 return
-            text = json.dumps({**self._known, "at": datetime.now(UTC).isoformat()})
+            now = {"at": datetime.now(UTC).isoformat(), **{name: self._known.get(name, 0) for name in _FLOW}}
+            self._readings.append(now)
+            text = json.dumps({**self._known, "at": now["at"], "before": self._readings[0]})
             draft = self._path.with_name(f".{NAME}.{os.getpid()}")
             with suppress(OSError):  # the checkpoint is not there yet or no more, or its disk is full
                 draft.write_text(text)

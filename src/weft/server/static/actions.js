@@ -7,7 +7,7 @@ import { Command, Component, Failure, html } from "./ui.js";
 const FOLLOWED_MS = 1500;
 
 // Draws again when it becomes known what the key may do.
-class ByKey extends Component {
+export class ByKey extends Component {
   componentDidMount() {
     this.stop = onMe(() => this.setState({}));
   }

@@ -63,8 +63,6 @@ export function sparkline() {
   return element;
 }
 
-// ---------------------------------------------------------------------------------------------------------- uPlot
-
 let library = null;
 
 // It is loaded with the first chart: no view waits for it. Its file is a script, not a module.

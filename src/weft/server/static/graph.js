@@ -186,9 +186,9 @@ function standings({ streams, pipelines, at }, streaming, before, streamingBefor
     const perSecond = seconds > 0 && now.rows_in >= last.rows_in ? `${rate((now.rows_in - last.rows_in) / seconds)} rows/s` : null;
     const lag = behind(each);
     const failed = Boolean(each.activity?.failure);
-    const stands = failed ? (each.running ? "after a failure" : "✕ failed") : each.running ? (perSecond ?? "running") : "not running";
+    const stands = failed ? "✕ failing" : each.running ? (perSecond ?? "running") : "not running";
     const parts = [stands, lag > 0 && `lag ${count(lag)}`];
-    found.set(`streaming:${each.name}`, { kind: failed ? (each.running ? "warn" : "bad") : each.running ? "good" : each.committed !== null && lag > 0 ? "warn" : "", at: each.last_batch, text: parts.filter(Boolean).join(" · ") });
+    found.set(`streaming:${each.name}`, { kind: failed ? "bad" : each.running ? "good" : each.committed !== null && lag > 0 ? "warn" : "", at: each.last_batch, text: parts.filter(Boolean).join(" · ") });
   }
   return found;
 }

@@ -191,6 +191,8 @@ const OVERDUE_SECONDS = 300;
 const BEHIND = 1000;
 const BEHIND_SECONDS = 60;
 
+const isFailed = ({ status }) => ["failed", "interrupted"].includes(status);
+
 // Views that have no part for each name.
 const WHOLE = ["schedule", "processes"];
 
@@ -209,8 +211,8 @@ function Attention({ streams, pipelines, streaming, letters, quarantines, silent
   const slow = readers(streams, streaming).filter(isFarBehind).sort((a, b) => b.lag - a.lag);
   const wrong = [
     ...streams.filter((each) => each.problem).map((each) => ["streams", each.name, "bad", "not answering", each.problem]),
-    ...pipelines.filter((each) => ["failed", "interrupted"].includes(each.status)).map((each) => ["pipelines", each.name, "bad", each.status, (each.last?.error || "").split("\n")[0]]),
-    ...streaming.filter((each) => each.activity?.failure).map((each) => ["streaming", each.name, ...(each.running ? ["warn", "runs after a failure"] : ["bad", "failed"]), each.activity.failure.error.split("\n")[0]]),
+    ...pipelines.filter(isFailed).map((each) => ["pipelines", each.name, "bad", each.status, (each.last?.error || "").split("\n")[0]]),
+    ...streaming.filter((each) => each.activity?.failure).map((each) => ["streaming", each.name, "bad", "failing", each.activity.failure.error.split("\n")[0]]),
     ...silent.map((each) => ["processes", each.pipeline ?? each.kind, "bad", "silent", html`${each.host}, process ${each.pid}: last heard of <${Time} relative at=${each.heard} now=${now * 1000} />`, `${each.host} ${each.pid}`]),
     ...overdue(late),
     ...slow.map(({ place, name, lag, who, where }) => [place, name, "warn", "behind", `${who}${plural(lag, "event")} behind${where}`, who]),
@@ -222,7 +224,7 @@ function Attention({ streams, pipelines, streaming, letters, quarantines, silent
   ];
   const running = [
     ...pipelines.filter((each) => each.status === "running").map((each) => [to("runs", each.last.run_id), each.name, html`since <${Time} at=${each.last.started_at} />`]),
-    ...streaming.filter((each) => each.running).map((each) => [to("streaming", each.name), each.name, `streaming${behind(each) === null ? "" : `, lag ${count(behind(each))}`}`]),
+    ...streaming.filter((each) => each.running && !each.activity?.failure).map((each) => [to("streaming", each.name), each.name, `streaming${behind(each) === null ? "" : `, lag ${count(behind(each))}`}`]),
   ];
   if (!wrong.length && !running.length && !changes) return null;
   return html`
@@ -256,9 +258,9 @@ function readers(streams, streaming) {
   const pipelines = streaming
     .filter((each) => (each.committed !== null || each.activity) && behind(each) !== null)
     .map((each) => {
-      const where = each.running ? "" : ", and it does not run here";
+      const where = each.running ? "" : ", not running";
       const perSecond = each.sources.reduce((sum, { name }) => sum + (series.get(name)?.now() ?? 0), 0);
-      return { place: "streaming", name: each.name, lag: behind(each), who: "", where, words: `${each.name}${where && ", which does not run here"}`, perSecond };
+      return { place: "streaming", name: each.name, lag: behind(each), who: "", where, words: each.name + where, perSecond };
     });
   return [...consumers, ...pipelines];
 }
@@ -276,11 +278,11 @@ function tiles({ streams, pipelines, complete }) {
   say(find("tile-lag"), count(slowest?.lag));
   say(find("tile-lag-note"), !slowest ? "no consumers" : slowest.lag ? slowest.words : "every consumer is up to date");
   find("tile-lag").classList.toggle("loud", Boolean(slowest) && isFarBehind(slowest));
-  const failing = pipelines.filter((pipeline) => ["failed", "interrupted"].includes(pipeline.status));
+  const failing = [...pipelines.filter(isFailed), ...more.streaming.filter((each) => each.activity?.failure)];
   const running = pipelines.filter((pipeline) => pipeline.status === "running");
   const never = pipelines.filter((pipeline) => !pipeline.status);
   const well = never.length === pipelines.length ? "none ran yet" : never.length ? "none failing" : "all well";
-  say(find("tile-runs"), pipelines.length ? (failing.length ? `${count(failing.length)} failing` : well) : "–");
+  say(find("tile-runs"), failing.length ? `${count(failing.length)} failing` : pipelines.length ? well : "–");
   find("tile-runs").classList.toggle("loud", failing.length > 0);
   const known = [complete ? plural(pipelines.length, "pipeline") : "shown with a key", never.length && never.length < pipelines.length && `${count(never.length)} never ran`, running.length && `${count(running.length)} running`];
   say(find("tile-runs-note"), known.filter(Boolean).join(", "));

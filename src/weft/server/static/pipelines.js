@@ -108,7 +108,7 @@ export class Pipeline extends View {
         ]} />
       <//>
       ${model && html`<${ModelPanels} key=${name} name=${name} />`}
-      <${Panel} id="runs" title="Last runs" note=${runs.length ? "The newest on the right; as high as they took long" : ""}>
+      <${Panel} id="runs" title="Last runs" note=${runs.length ? "The newest on the right; the height is the duration" : ""}>
         ${runs.length
           ? html`
               <${Timeline} runs=${[...runs].reverse()} />
@@ -132,7 +132,7 @@ const Aside = ({ table, count: number, groups, pipeline }) =>
   html`
     <${Panel} id=${`aside-${table}`} title="Quarantined rows" note=${`${count(number)} in ${table}`}>
       <${ActionsOff} commands=${[`weft quarantine replay ${quoted(pipeline)} --all`]} />
-      <${Table} stacked label=${`Rows in ${table} by error`} head=${[["Error"], ["Rows", "number"], ["Do", "end"]]}>
+      <${Table} stacked label=${`Rows in ${table} by error`} head=${[["Error"], ["Rows", "number"], ["Actions", "end"]]}>
         ${groups.map((each) => html`
           <tr key=${each.group}>
             <th scope="row">${each.error}<details class="why"><summary>One of them</summary><pre>${each.payload}</pre></details></th>
@@ -160,16 +160,16 @@ const Backfill = ({ name, path }) => html`
 // What has changed in the declaration of a model since it was built.
 class Plan extends View {
   every = 30000;
-  path = () => `api/v1/pipelines/${encodeURIComponent(this.props.name)}/plan`;
+  path = () => `${api(this.props.name)}/plan`;
 
   render(props, { data, missing }) {
     const step = data?.step;
     const lines = step ? [...Object.entries(step.added).map(([name, kind]) => `+ ${name} ${kind}`), ...step.dropped.map((name) => `- ${name}`), ...Object.entries(step.retyped).map(([name, [before, after]]) => `~ ${name} ${before} → ${after}`), ...[step.unknown, step.problem && `problem: ${step.problem}`].filter(Boolean)] : [];
     return html`
-      <${Panel} id="plan" title="Plan" note="what has changed since it was built">
+      <${Panel} id="plan" title="Plan" note="what has changed in its declaration since it was built">
         ${missing
           ? html`<p class="foot note">${missing.message} ${missing.hint}</p>`
-          : html`<p class="foot">${!data ? "Loading …" : !step ? "Nothing: the table is as the model says." : html`<${Chip} kind="warn">${step.change}<//> ${step.outcome}${step.rows == null ? "" : `, ${plural(step.rows, "row")} now`}`}</p>`}
+          : html`<p class="foot">${!data ? "Loading …" : !step ? "Nothing. What is new in its inputs is above, in its state." : html`<${Chip} kind="warn">${step.change}<//> ${step.outcome}${step.rows == null ? "" : `, ${plural(step.rows, "row")} now`}`}</p>`}
         ${lines.length > 0 && html`<${Code} label="Columns" text=${lines.join("\n")} />`}
         ${(step || missing) && html`<p class="foot top-gap"><${Command} text="weft plan" /></p>`}
       <//>
@@ -221,7 +221,7 @@ export class Run extends View {
       <${Title} kind="Run" name=${id} about=${html`of <a href=${to("pipelines", pipeline)}>${pipeline}</a>${last.slot ? html`, due <${Time} at=${last.slot} />` : ""}`}>
         <${Status} status=${last.status} />
         ${last.status === "running" && html`<${Action} label="Cancel" path=${`${this.path()}/cancel`} command=${`weft runs cancel ${quoted(id)}`} what="It ends within 20 seconds, wherever it runs, and is not tried again. What is not committed is undone." />`}
-        ${retryable && html`<${Action} primary label="Retry" path=${`api/v1/pipelines/${encodeURIComponent(pipeline)}/run`} command=${`weft run ${quoted(pipeline)}`} what=${RUNS(pipeline, "")} />`}
+        ${retryable && html`<${Action} primary label="Retry" path=${`${api(pipeline)}/run`} command=${`weft run ${quoted(pipeline)}`} what=${RUNS(pipeline, "")} />`}
       <//>
       ${(retryable || last.status === "running") && html`<${ActionsOff} commands=${[retryable ? `weft run ${quoted(pipeline)}` : `weft runs cancel ${quoted(id)}`]} />`}
       ${[...attempts].reverse().map(

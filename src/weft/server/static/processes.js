@@ -24,7 +24,7 @@ export class Processes extends View {
                 ${rows.map((each) => html`
                   <tr key=${`${each.kind} ${each.host} ${each.pid} ${each.pipeline}`}>
                     <th scope="row">${each.pipeline ? html`<${NameLink} href=${to("streaming", each.pipeline)} name=${each.pipeline} /> <${Chip}>streaming<//>` : html`<span class="strong">${each.kind}</span><code class="note block">${HINTS[each.kind]}</code>`}</th>
-                    <td>${each.lives ? html`<${Chip} kind="good">●${"\u00a0"}running<//>` : html`<${Chip} kind="bad">silent<//>`}</td>
+                    <td>${each.lives ? (each.failing ? html`<${Chip} kind="bad">✕${"\u00a0"}failing<//>` : html`<${Chip} kind="good">●${"\u00a0"}running<//>`) : html`<${Chip} kind="bad">silent<//>`}</td>
                     <td class="medium">${each.host}</td>
                     <td class="number wide">${each.pid}</td>
                     <td class="medium"><${Time} at=${each.since} /></td>

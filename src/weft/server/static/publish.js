@@ -1,8 +1,9 @@
 // A test event for a stream: a form of its fields.
 
+import { ByKey } from "./actions.js";
 import { askJson } from "./api.js";
-import { me, onMe, refreshAll } from "./status.js";
-import { Command, Component, Failure, Panel, html, quoted } from "./ui.js";
+import { me, refreshAll } from "./status.js";
+import { Command, Failure, Panel, html, quoted } from "./ui.js";
 
 const NUMBER = /^-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?$/;
 
@@ -24,16 +25,8 @@ function encoded(kind, text) {
 
 const HINTS = { timestamp: "2026-01-31T12:00:00Z", date: "2026-01-31", json: '{"a": [1, 2]}', bytes: "base64", uuid: "00000000-0000-0000-0000-000000000000" };
 
-export class Publish extends Component {
+export class Publish extends ByKey {
   state = { values: {}, other: "", problem: null, done: null, busy: false };
-
-  componentDidMount() {
-    this.stop = onMe(() => this.setState({}));
-  }
-
-  componentWillUnmount() {
-    this.stop();
-  }
 
   // The fields of a stream as they are typed; its text is the body of the request, and of the command.
   event({ values, other }) {

@@ -2,7 +2,7 @@
 
 import { ActionsOff } from "./actions.js";
 import { count } from "./dom.js";
-import { Pause, Resume } from "./pipelines.js";
+import { Pause, Resume, names } from "./pipelines.js";
 import { me } from "./status.js";
 import { Chip, Command, Empty, Facts, NameLink, Panel, Table, Time, Title, View, html, to, until } from "./ui.js";
 
@@ -24,7 +24,7 @@ export class Schedule extends View {
   by({ pipeline, paused_at: at }) {
     const last = this.state.actions?.find((each) => each.object === pipeline && ["pause", "resume"].includes(each.action));
     const did = last?.action === "pause" && Math.abs(new Date(at) - new Date(last.at)) < RECORDED_MS;
-    return html`<a href=${to("audit", pipeline)}>${did ? last.key_name || last.key_id : "audit\u00a0log"}</a>`;
+    return did ? html`<a href=${to("audit", pipeline)}>${last.key_name || last.key_id}</a>` : "–";
   }
 
   show({ leader, running, queue, next, paused, at }) {
@@ -69,7 +69,7 @@ export class Schedule extends View {
               <tr key=${each.pipeline}>
                 <th scope="row"><${Name} name=${each.pipeline} /></th>
                 <td><${Chip} kind=${each.is_due && !nobody ? "busy" : "warn"}>${each.waits_for.length ? "waiting on upstream" : each.why}<//></td>
-                <td class="medium">${each.waits_for.map((name, index) => html`${index ? ", " : ""}<a href=${to("pipelines", name)}>${name}</a>`)}</td>
+                <td class="medium">${names(each.waits_for, "pipelines")}</td>
                 <td class="medium">${each.pool}</td>
                 <td class="number"><${Time} relative at=${each.slot} now=${now} /></td>
               </tr>
@@ -80,7 +80,7 @@ export class Schedule extends View {
       <${Panel} id="next" title="Due next" note=${next.length > MOST && `the first ${count(MOST)} of ${count(next.length)}`}>
         ${next.length
           ? html`
-              <${Table} label="Due next" head=${[["Pipeline"], ["Schedule", "medium"], ["Last time", "medium"], ["Due", "number"], ["At", "number wide"], ["Do", "end medium"]]}>
+              <${Table} label="Due next" head=${[["Pipeline"], ["Schedule", "medium"], ["State", "medium"], ["Due", "number"], ["At", "number wide"], ["Actions", "end medium"]]}>
                 ${next.slice(0, MOST).map((each) => html`
                   <tr key=${each.pipeline}>
                     <th scope="row"><${Name} name=${each.pipeline} /></th>
@@ -97,7 +97,7 @@ export class Schedule extends View {
       <//>
       ${paused.length > 0 && html`
         <${Panel} id="paused" title="Paused" note=${count(paused.length)}>
-          <${Table} label="Paused" head=${[["Pipeline"], ["By"], ["Since", "number medium"], ["Do", "end"]]}>
+          <${Table} label="Paused" head=${[["Pipeline"], ["By"], ["Since", "number medium"], ["Actions", "end"]]}>
             ${paused.map((each) => html`<tr key=${each.pipeline}><th scope="row"><${Name} name=${each.pipeline} /></th><td>${this.by(each)}</td><td class="number medium"><${Time} relative at=${each.paused_at} now=${now} /></td><td class="end"><${Resume} name=${each.pipeline} of=${each.pipeline} small /></td></tr>`)}
           <//>
         <//>

@@ -14,14 +14,14 @@ import { Chip, Component, Empty, Facts, NameLink, Panel, Table, Time, Title, Vie
 export class StreamView extends View {
   every = 2000;
   series = new Series();
-  path = () => `api/v1/streams/${encodeURIComponent(this.props.name)}${this.state.data ? "" : "?history=true"}`;
+  place = `api/v1/streams/${encodeURIComponent(this.props.name)}`;
+  path = () => `${this.place}${this.state.data ? "" : "?history=true"}`;
 
   componentDidMount() {
     super.componentDidMount();
-    const path = `api/v1/streams/${encodeURIComponent(this.props.name)}`;
-    this.also(`${path}/groups`, ({ groups }) => this.setState({ groups }), 3000);
-    this.also(`${path}/history?hours=24`, ({ points, at }) => this.setState({ day: points, dayAt: new Date(at) / 1000 }), 60000);
-    this.also(`${path}/rejected`, ({ groups }) => this.setState({ rejected: groups }), 10000);
+    this.also(`${this.place}/groups`, ({ groups }) => this.setState({ groups }), 3000);
+    this.also(`${this.place}/history?hours=24`, ({ points, at }) => this.setState({ day: points, dayAt: new Date(at) / 1000 }), 60000);
+    this.also(`${this.place}/rejected`, ({ groups }) => this.setState({ rejected: groups }), 10000);
   }
 
   // Pipelines and models that read it, with a key that may read every stream.
@@ -103,7 +103,7 @@ export class StreamView extends View {
                 <td class="number medium">–</td>
                 <td class="number medium">–</td>
                 <td class="number wide">–</td>
-                <td class="wide note">${standing && !standing.running ? "not running here" : ""}</td>
+                <td class="wide note">${standing?.activity?.failure ? "failing" : standing && !standing.running && "not running"}</td>
               </tr>
             `)}
           <//>
@@ -113,7 +113,7 @@ export class StreamView extends View {
         <${Panel} id="rejected" title="Rejected events" note="by their reasons, of the newest 2,000">
           ${some.map(([title, number, place]) => html`<p key=${place} class="foot">${title}: ${count(number)} <${ReplayPlace} place=${place} label="Replay all" /> <${PurgePlace} place=${place} label="Purge all" /></p>`)}
           <${ActionsOff} commands=${some.map(([, , place]) => `weft streams replay ${quoted(place)}`)} />
-          <${Table} stacked label="Rejected events by reason" head=${[["Reason"], ["Events", "number"], ["What", "medium"], ["Newest", "number medium"], ["Do", "end"]]}>
+          <${Table} stacked label="Rejected events by reason" head=${[["Reason"], ["Events", "number"], ["What", "medium"], ["Newest", "number medium"], ["Actions", "end"]]}>
             ${rejected.map((each) => html`
               <tr key=${each.group}>
                 <th scope="row">${each.reason}<details class="why"><summary>One of them</summary><pre>${each.payload}</pre></details></th>

@@ -7,8 +7,8 @@ import { Chip, Code, Command, Commands, Empty, Facts, NameLink, Panel, Table, Ti
 const places = (list) => list.map((each) => each.name).join(", ");
 function Standing({ running, activity }) {
   // Started again it may be well, and have no rows yet: only a batch says so.
-  if (activity?.failure) return running ? html`<${Chip} kind="warn">runs after a failure<//>` : html`<${Chip} kind="bad">failed<//>`;
-  return running ? html`<${Chip} kind="good">●${"\u00a0"}running<//>` : html`<${Chip}>not${"\u00a0"}running here<//>`;
+  if (activity?.failure) return html`<${Chip} kind="bad">✕${"\u00a0"}failing<//>`;
+  return running ? html`<${Chip} kind="good">●${"\u00a0"}running<//>` : html`<${Chip}>not${"\u00a0"}running<//>`;
 }
 
 // Rates of a pipeline, by what it wrote about itself.
@@ -27,7 +27,7 @@ class Flow {
 
   stands({ running, activity }) {
     this.running = Boolean(running);
-    if (activity) this.add(new Date(activity.at) / 1000, activity.rows_in, activity.rows_out);
+    if (activity) for (const each of [this.in.seen.length ? null : activity.before, activity]) if (each) this.add(new Date(each.at) / 1000, each.rows_in, each.rows_out);
   }
 
   say = (series) => (this.running ? rate(series.now()) : "–");
@@ -109,7 +109,7 @@ export class StreamingPipeline extends View {
     return html`
       <${Title} kind="Streaming pipeline" name=${name} about=${pipeline.description}><${Standing} ...${pipeline} /><//>
       ${pipeline.problem && html`<p class="banner">${pipeline.problem} <${Commands} text=${pipeline.problem} /></p>`}
-      ${activity?.failure && html`<${Panel} id="error" title="Why it failed" note=${html`<${Time} relative at=${activity.failure.at} now=${now} />`}><pre class="code bad-text">${activity.failure.error}</pre><p class="foot top-gap">${!pipeline.running && html`<span class="note">Once the cause is mended:</span> <${Command} text=${`weft consume ${quoted(name)}`} />`}<${Commands} text=${activity.failure.error} /></p><//>`}
+      ${activity?.failure && html`<${Panel} id="error" title="Why it failed" note=${html`${activity.failure.times > 1 && html`${count(activity.failure.times)} failures since <${Time} at=${activity.failure.since} />, the last `}<${Time} relative at=${activity.failure.at} now=${now} />`}><pre class="code bad-text">${activity.failure.error}</pre><p class="foot top-gap">${!pipeline.running && html`<span class="note">Once the cause is mended:</span> <${Command} text=${`weft consume ${quoted(name)}`} />`}<${Commands} text=${activity.failure.error} /></p><//>`}
       <section class="tiles" aria-label="In short">
         <${Tile} title="Rows in per second" note=${activity ? `${count(activity.rows_in)} in all` : "nothing recorded yet"}>${this.flow.say(this.flow.in)}<//>
         <${Tile} title="Rows out per second" note=${activity ? `${count(activity.rows_out)} in all` : ""}>${this.flow.say(this.flow.out)}<//>
@@ -123,11 +123,11 @@ export class StreamingPipeline extends View {
         <${Facts} facts=${[
           ["Last batch", pipeline.last_batch ? html`<${Time} relative at=${pipeline.last_batch} now=${now} />` : "none yet"],
           ["Batches done", pipeline.committed == null ? null : count(pipeline.committed + 1)],
-          ["In hand", pipeline.planned != null && pipeline.planned !== pipeline.committed && `batch ${count(pipeline.planned)}`],
+          ["In flight", pipeline.planned != null && pipeline.planned !== pipeline.committed && `batch ${count(pipeline.planned)}`],
           ["Process", pipeline.running],
-          ["Begins a batch", pipeline.every_seconds == null ? "when the last is done" : `every ${pipeline.every_seconds} s`],
+          ["Trigger", pipeline.every_seconds == null ? "when the last batch is done" : `every ${pipeline.every_seconds} s`],
           ["Delivery", pipeline.delivery.replaceAll("_", " ")],
-          ["Writes", html`${pipeline.targets.map((each, index) => `${index ? ", " : ""}${each.name} (${each.mode})`)}`],
+          ["Writes", pipeline.targets.map((each) => `${each.name} (${each.mode})`).join(", ")],
           ["Declared", pipeline.declared],
         ]} />
         ${!pipeline.running && !activity?.failure && html`<p class="foot"><${Command} text=${`weft consume ${quoted(name)}`} /></p>`}
@@ -220,7 +220,7 @@ const Waiting = ({ step, watermark, waiting, total }) => html`
   <//>
 `;
 
-const CHANGES = [["creates", "Created"], ["updates", "Updated"], ["deletes", "Deleted"], ["skipped", "Skipped"], ["idempotent_skipped", "Came again"]];
+const CHANGES = [["creates", "Created"], ["updates", "Updated"], ["deletes", "Deleted"], ["skipped", "Skipped"], ["idempotent_skipped", "Redelivered"]];
 
 function Mirror({ name, cdc, verified, now }) {
   return html`
