@@ -18,7 +18,7 @@ export class DeadLetters extends View {
       <${Title} name="Dead letters and quarantines" about="Rows and events that were put aside, with the reason, while the others went on." />
       <${Panel} id="pipelines-title" title="Streaming pipelines" note=${pipelines.length ? "" : "None has a place for dead letters."}>
         ${pipelines.length > 0 && html`
-          <${Table} label="Dead letters of streaming pipelines" head=${[["Pipeline"], ["Letters", "number"], ["Newest", "number medium"], ["Commonest error", "medium"]]}>
+          <${Table} label="Dead letters of streaming pipelines" head=${[["Pipeline"], ["Letters", "number"], ["Newest", "number medium"], ["Most common error", "medium"]]}>
             ${pipelines.map((each) => html`
               <tr key=${each.pipeline}>
                 <th scope="row"><${NameLink} href=${to("letters", each.pipeline)} name=${each.pipeline} /><span class="note block">${each.place}</span></th>
@@ -32,7 +32,7 @@ export class DeadLetters extends View {
       <//>
       <${Panel} id="streams-title" title="Streams" note=${streams.length ? "" : "None has a quarantine, or max_deliveries."}>
         ${streams.length > 0 && html`
-          <${Table} label="Rejected events of streams" head=${[["Stream"], ["What", "medium"], ["Events", "number"], ["Where", "medium"], ["Do", "end"]]}>
+          <${Table} label="Rejected events of streams" head=${[["Stream"], ["What", "medium"], ["Events", "number"], ["Where", "medium"], ["Actions", "end"]]}>
             ${streams.map((each) => html`
               <tr key=${`${each.stream} ${each.kind}`}>
                 <th scope="row"><${NameLink} href=${to("streams", each.stream)} name=${each.stream} /><span class="note narrow">${each.kind}</span>${each.count > 0 && html`<span class="note block">its view has them by reason</span>`}</th>
@@ -47,7 +47,7 @@ export class DeadLetters extends View {
       <//>
       ${quarantines.length > 0 && html`
         <${Panel} id="quarantines-title" title="Pipelines" note="rows that targets rejected, or that broke an expectation">
-          <${Table} label="Quarantined rows of pipelines" head=${[["Pipeline"], ["Rows", "number"], ["Where", "medium"], ["Do", "end"]]}>
+          <${Table} label="Quarantined rows of pipelines" head=${[["Pipeline"], ["Rows", "number"], ["Where", "medium"], ["Actions", "end"]]}>
             ${quarantines.map((each) => html`
               <tr key=${each.pipeline}>
                 <th scope="row"><${NameLink} href=${to("pipelines", each.pipeline)} name=${each.pipeline} /><span class="note block">its view has them by error</span></th>
@@ -86,7 +86,7 @@ export class PipelineLetters extends View {
       <//>
       ${groups.length > 0 && html`
         <${Panel} id="groups" title="By error" note=${letters.more ? `of ${plural(letters.count, "letter")} that were looked at` : ""}>
-          <${Table} stacked label="Dead letters by error" head=${[["Error"], ["Rows", "number"], ["Stage", "medium"], ["Newest", "number medium"], ["Do", "end"]]}>
+          <${Table} stacked label="Dead letters by error" head=${[["Error"], ["Rows", "number"], ["Stage", "medium"], ["Newest", "number medium"], ["Actions", "end"]]}>
             ${groups.map((each) => html`<${GroupRow} key=${each.group} group=${each} pipeline=${pipeline} now=${now} />`)}
           <//>
         <//>

@@ -44,8 +44,7 @@ export class ModelPanels extends View {
     return html`
       <${Panel} id="model" title="The model">
         <${Facts} facts=${[
-          ["State", html`<${Chip} kind=${KINDS[model.state]}>${model.state}<//>`],
-          ["Why", model.why],
+          ["State", html`<${Chip} kind=${KINDS[model.state]}>${model.state}<//>${model.why && html` <span class="note">${model.why}</span>`}`],
           ["Built", model.built_at ? html`<${Time} relative at=${model.built_at} now=${now} />` : "never"],
           ["Rows", count(model.rows)],
           ["Table", model.table],

@@ -114,7 +114,7 @@ export const Title = ({ kind, name, about, children }) => html`
   </div>
 `;
 
-// Runs as bars, the newest on the right, which is seen where not all have room: as high as they took long, each a link to its run.
+// Runs as bars, the newest on the right, which is seen where not all have room: as high as the duration, each a link to its run.
 export function Timeline({ runs, small = false }) {
   const longest = Math.max(...runs.map((run) => run.seconds || 0), 0.001);
   const height = (run) => `${Math.round(Math.max(0.16, Math.sqrt((run.seconds || 0) / longest)) * 100)}%`;
