@@ -3,7 +3,7 @@
 import { ActionsOff } from "./actions.js";
 import { count } from "./dom.js";
 import { Pause, Resume, names } from "./pipelines.js";
-import { me } from "./status.js";
+import { me, onMe } from "./status.js";
 import { Chip, Command, Empty, Facts, NameLink, Panel, Table, Time, Title, View, html, to, until } from "./ui.js";
 
 const Name = ({ name }) => html`<${NameLink} href=${to("pipelines", name)} name=${name} />`;
@@ -15,9 +15,14 @@ export class Schedule extends View {
   every = 3000;
   path = () => "api/v1/scheduler";
 
+  componentDidMount() {
+    super.componentDidMount();
+    this.others.push({ stop: onMe(() => this.setState({})) });
+  }
+
   // Who paused what, for those who may see it.
   componentDidUpdate() {
-    if (this.others.length || !me().may_act || !this.state.data?.paused.length) return;
+    if (this.others.length > 1 || !me().may_act || !this.state.data?.paused.length) return;
     this.also("api/v1/audit?limit=200", ({ actions }) => this.setState({ actions }), 10000);
   }
 
