@@ -333,7 +333,7 @@ def as_stored(expression: str, sql: str) -> str:
 
 def _beyond(function: str, expression: str) -> str:
     """A number beyond the largest: an error wherever it is computed, not only where it is stored. A text may be empty.
-    Errors find by the function what is wrong with it."""
+    The name of the function in the error says what is wrong with it."""
     return f"{TOO_LARGE} + ({function}({expression}) + 1)"
 
 

@@ -79,7 +79,8 @@ def opened(messages: pa.Table, cdc: CDC, stored: Stored = tuple) -> OpenedChange
     if parts.payload is not None:
         # A tombstone with a schema.
         code[(code == _BAD) & _mask(pc.is_null(parts.payload))] = _SKIP
-    code[(code == _BAD) & parts.are_of_no_row()] = _SKIP
+    if (is_bad := code == _BAD).any():
+        code[is_bad & parts.are_of_no_row()] = _SKIP
     for number in np.flatnonzero(code == _BAD).tolist():
         word = None if op is None else op[number].as_py()
         why = f"It has no operation at {paths.op!r}." if word is None else f"{word!r} is no operation."
