@@ -308,7 +308,7 @@ def has_started(root: Path) -> bool:
         connection.settimeout(_ANSWER_SECONDS)  # one that starts does not answer
         send(connection, {"do": "ready"})
         answer = receive(connection)
-    return answer is not None and bool(answer["ready"])
+    return answer is not None and bool(answer.get("ready"))
 
 
 def ready(root: Path, request: Mapping[str, Any], files: tuple[int, ...] = ()) -> socket.socket | None:
