@@ -17,14 +17,14 @@ async def test_what_has_no_room_is_left_to_others(streams: Any) -> None:
         await weft.publish(numbers, [{"n": n} for n in range(first, first + 20)])
     ready = open_stream(numbers)
 
-    async def consume(member: str, room: int) -> list[int]:
+    async def consume(member: str, room: int, of: str = "c") -> list[int]:
         taken: list[int] = []
 
         def has_room(event: dict[str, Any]) -> bool:
             taken.append(event["n"])
             return len(taken) <= room
 
-        events = await consume_now(ready, "c", 50, member=member, lease=600, has_room=has_room)
+        events = await consume_now(ready, of, 50, member=member, lease=600, has_room=has_room)
         return [event["n"] for event in events]
 
     assert await consume("a", 20) == list(range(20))
@@ -39,3 +39,12 @@ async def test_what_has_no_room_is_left_to_others(streams: Any) -> None:
         assert len(events) == count
         assert await weft.ack(numbers, "c", events) == count
     assert await weft.consume(numbers, "c", member="d") == []
+
+    # Pieces of a batch, which one read brings, are cut as well.
+    events = await weft.consume(numbers, "scattered", batch_size=60, member="d")
+    await weft.ack(numbers, "scattered", [event for event in events if event["n"] % 3 == 0])
+    await weft.nack(numbers, "scattered", [event for event in events if event["n"] % 3 == 1])
+    left = list(range(1, 60, 3))
+    assert await consume("e", 7, of="scattered") == left[:7]
+    assert await consume("f", 100, of="scattered") == left[7:]
+    assert await consume("d", 100, of="scattered") == list(range(2, 60, 3))

@@ -15,7 +15,8 @@ from contextlib import suppress
 from dataclasses import asdict, replace
 from datetime import datetime
 from itertools import count
-from typing import Any
+from operator import itemgetter
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 from weft.errors import ConnectionFailedError, EventsLostError, LeaseLostError, SchemaError, SettingsError, WeftError
@@ -37,6 +38,10 @@ LEFT_OUT = "too long or deep for a dead letter, and left out"
 """In the reason of a dead letter without some of its event: a replay leaves it where it is. Reasons are stored."""
 # How often a call that waits for events also looks for leases that ran out and delays that ended.
 _LOOK_SECONDS = 0.5
+# A read may bring so many events for each that is wanted.
+_READ_FOR_ONE = 4
+
+T = TypeVar("T")
 
 Consumed = Mapping[str, Any] | Iterable[Mapping[str, Any]]
 """An event or many, as `consume` returned them."""
@@ -232,39 +237,73 @@ def _take(
 def _read_all(
     ready: OpenedStream, consumer: str, spans: list[Span], lease: Lease, has_room: HasRoom | None
 ) -> list[dict[str, Any]]:
-    if has_room is None:
-        return [event for span in spans for event in _read(ready, consumer, span, lease)]
     events: list[dict[str, Any]] = []
-    for at, span in enumerate(spans):
-        before = len(events)
-        for event in in_rounds(ready.log, span.first - 1, span.last, span.events, lease):
-            if not has_room(event):
-                left = [replace(span, first=event[ROWID]), *spans[at + 1 :]]
-                rowids = [rowid for each in left for rowid in _rowids(ready, each)]
-                with suppress(WeftError):  # else they come back when the lease ends
-                    ready.log.settle(consumer, rowids, token=lease.token, release=Release(undelivered=True))
-                return events
-            events.append(event)
-        if len(events) == before:
-            _release_empty_span(ready, consumer, span, lease)
+    for at, event in _read(ready, consumer, spans, lease, in_steps=has_room is not None):
+        if has_room is not None and not has_room(event):
+            rowids = list(_rowids(ready, [replace(spans[at], first=event[ROWID]), *spans[at + 1 :]]))
+            with suppress(WeftError):  # else they come back when the lease ends
+                ready.log.settle(consumer, rowids, token=lease.token, release=Release(undelivered=True))
+            break
+        events.append(event)
     return events
 
 
-def _read(ready: OpenedStream, consumer: str, span: Span, lease: Lease) -> list[dict[str, Any]]:
-    events = to_dicts(ready.log.read(span.first - 1, span.last, span.events), lease)
-    if not events:
-        _release_empty_span(ready, consumer, span, lease)
-    return events
+def _read(
+    ready: OpenedStream, consumer: str, spans: list[Span], lease: Lease, *, in_steps: bool = False
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the events of leased spans, each with the index of its span."""
+    log = ready.log
+    done = 0
+    for run in _runs(spans):
+        after, upto, count = run[0].first - 1, run[-1].last, _events_in(run)
+        events = (
+            in_rounds(log, after, upto, count, lease) if in_steps else to_dicts(log.read(after, upto, count), lease)
+        )
+        empty = dict(enumerate(run))
+        for at, event in _inside(run, events, itemgetter(ROWID)):
+            empty.pop(at, None)
+            yield done + at, event
+        done += len(run)
+        # Their rows were deleted, by hand or by retention: they would be leased again indefinitely.
+        for span in empty.values():
+            log.settle(consumer, range(span.first, span.last + 1), token=lease.token, release=Release())
 
 
-def _release_empty_span(ready: OpenedStream, consumer: str, span: Span, lease: Lease) -> None:
-    """Release a leased span whose rows were deleted, by hand or by retention: it would be leased again indefinitely."""
-    ready.log.settle(consumer, range(span.first, span.last + 1), token=lease.token, release=Release())
+def _rowids(ready: OpenedStream, spans: list[Span]) -> Iterator[int]:
+    for run in _runs(spans):
+        batches = ready.log.read_arrow(run[0].first - 1, run[-1].last, [ROWID])
+        rowids = (rowid for batch in batches for rowid in batch.column(0).to_pylist())
+        yield from (rowid for _, rowid in _inside(run, rowids, int))
 
 
-def _rowids(ready: OpenedStream, span: Span) -> Iterator[int]:
-    for batch in ready.log.read_arrow(span.first - 1, span.last, [ROWID]):
-        yield from batch.column(0).to_pylist()
+def _runs(spans: list[Span]) -> Iterator[list[Span]]:
+    """Cut spans into runs, each of which is read at once: where offsets were left scattered, a read for each span
+    could outlast the lease. At most three of four events that a read brings are of others."""
+    run: list[Span] = []
+    events = 0
+    for span in spans:
+        events += span.events
+        if run and not (run[-1].last < span.first and span.last - run[0].first < _READ_FOR_ONE * events):
+            yield run
+            run, events = [], span.events
+        run.append(span)
+    yield run
+
+
+def _events_in(run: list[Span]) -> int:
+    """The most events that a read of a run brings."""
+    return run[0].events if len(run) == 1 else run[-1].last - run[0].first + 1
+
+
+def _inside(run: list[Span], items: Iterable[T], rowid_of: Callable[[T], int]) -> Iterator[tuple[int, T]]:
+    """Yield what lies in a span of a run, with the span's index: others hold or have acknowledged what is between."""
+    at = 0
+    for item in items:
+        rowid = rowid_of(item)
+        while run[at].last < rowid:
+            at += 1
+        if run[at].first <= rowid:
+            yield at, item
 
 
 def _move_to_dead_letters(ready: OpenedStream, consumer: str, member: str, leased: Leased) -> None:
@@ -277,27 +316,27 @@ def _move_to_dead_letters(ready: OpenedStream, consumer: str, member: str, lease
     target, connection = (declared, None) if declared is not None else (stream.dead_letters, ready.hub.connection)
     lease = Lease(stream.name, consumer, leased.token)
     records, rowids = [], []
-    for span in leased.exhausted:
-        for event in _read(ready, consumer, span, lease):
-            rowids.append(event[ROWID])
-            # With the publish: a stream that was deleted and created again has the same offsets again.
-            origin = f"{stream.schema}.{stream.name}/{consumer}/{leased.epoch}/{event[ROWID]}/{event.get(PUBLISH_ID)}"
-            body, left_out = _body(event)
-            reason = span.reason or f"delivered {span.deliveries} times and never acknowledged"
-            if left_out:
-                reason += f" ({LEFT_OUT}: {', '.join(map(repr, left_out))})"
-            records.append(
-                {
-                    "stream": stream.name,
-                    "consumer": consumer,
-                    "rowid": event[ROWID],
-                    "published_at": event[PUBLISHED_AT],
-                    "deliveries": span.deliveries,
-                    "reason": reason,
-                    "event": body,
-                    "delivery": origin,
-                }
-            )
+    for at, event in _read(ready, consumer, leased.exhausted, lease):
+        span = leased.exhausted[at]
+        rowids.append(event[ROWID])
+        # With the publish: a stream that was deleted and created again has the same offsets again.
+        origin = f"{stream.schema}.{stream.name}/{consumer}/{leased.epoch}/{event[ROWID]}/{event.get(PUBLISH_ID)}"
+        body, left_out = _body(event)
+        reason = span.reason or f"delivered {span.deliveries} times and never acknowledged"
+        if left_out:
+            reason += f" ({LEFT_OUT}: {', '.join(map(repr, left_out))})"
+        records.append(
+            {
+                "stream": stream.name,
+                "consumer": consumer,
+                "rowid": event[ROWID],
+                "published_at": event[PUBLISHED_AT],
+                "deliveries": span.deliveries,
+                "reason": reason,
+                "event": body,
+                "delivery": origin,
+            }
+        )
     if records:
         publish_once(target, connection, records, "delivery")
         ready.log.settle(consumer, rowids, token=leased.token, member=member)

@@ -158,6 +158,7 @@ class ConsumerLeases:
 
         spans: list[Span] = []
         exhausted: list[Span] = []
+        taken: list[int] = []
         room = limit
         for held in candidates:
             if room <= 0:
@@ -168,11 +169,14 @@ class ConsumerLeases:
             # An exhausted span goes alone: while it cannot be moved away, no other event may use up its deliveries.
             if (spans and (alone or final)) or (exhausted and not final):
                 break
-            span = self._take_over(held, 1 if alone else room, member, token, expires, again=not final)
-            room -= span.events
-            (exhausted if final else spans).append(span)
+            last, events = self._first_of(held, 1 if alone else room)
+            taken.append(held.first)
+            deliveries = held.deliveries + (0 if final else 1)
+            (exhausted if final else spans).append(Span(held.first, last, events, deliveries, held.reason))
+            room -= events
             if alone:
                 room = 0
+        self._take_over(taken, member, token, expires, 0 if exhausted else 1)
         if room > 0 and not exhausted:
             fence = self.store.fence(self.session, self.log)
             if fence > state.position:
@@ -196,25 +200,32 @@ class ConsumerLeases:
             self._update("lost = lost + ?", lost)
         return lost
 
-    def _take_over(self, held: _Lease, room: int, member: str, token: str, expires: int, *, again: bool) -> Span:
-        """Make a lease, or the first `room` events of it, the member's."""
-        last, events = held.last, held.events
-        if events > room:
-            _, end, count = self.log.take(self.session, held.first, held.last, room)
-            if count:  # not where somebody emptied the range by hand
-                last, events = end, count
-                left = held.events - events
-                if last < held.last:
-                    self._insert(held._replace(first=last + 1, events=left))
-                else:  # deleted by hand
-                    self._lose(left)
-        deliveries = held.deliveries + (1 if again else 0)
+    def _first_of(self, held: _Lease, room: int) -> tuple[int, int]:
+        """Cut a lease behind its first `room` events; return where it ends now, and how many events it has."""
+        if held.events <= room:
+            return held.last, held.events
+        _, last, events = self.log.take(self.session, held.first, held.last, room)
+        if not events:  # somebody emptied the range by hand
+            return held.last, held.events
+        left = held.events - events
+        if last < held.last:
+            self._insert(held._replace(first=last + 1, events=left))
+        else:  # deleted by hand
+            self._lose(left)
         self.session.run(
-            f"UPDATE {self.store.leases} SET last = ?, events = ?, member = ?, token = ?, expires = ?, deliveries = ? "
-            "WHERE stream = ? AND consumer = ? AND first = ?",
-            (last, events, member, token, expires, deliveries, *self.key, held.first),
+            f"UPDATE {self.store.leases} SET last = ?, events = ? WHERE stream = ? AND consumer = ? AND first = ?",
+            (last, events, *self.key, held.first),
         )
-        return Span(held.first, last, events, deliveries, held.reason)
+        return last, events
+
+    def _take_over(self, firsts: list[int], member: str, token: str, expires: int, deliveries: int) -> None:
+        """Make leases the member's. Together: there are as many as offsets were left scattered."""
+        for listed in _lists(firsts):
+            self.session.run(
+                f"UPDATE {self.store.leases} SET member = ?, token = ?, expires = ?, deliveries = deliveries + ? "
+                f"WHERE stream = ? AND consumer = ? AND first IN ({listed})",
+                (member, token, expires, deliveries, *self.key),
+            )
 
     # ----------------------------------------------------------------------------------------------------------- settle
 
