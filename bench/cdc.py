@@ -108,7 +108,7 @@ class _Mirror:
         found = opened(messages, cdc, lambda: [StoredTable({name: each.field for name, each in present.items()})])
         batch = ChangeBatch(cdc, found, newest(found), [], 0)
         load = Load.declare(
-            target=self.name, mode="merge", keys=cdc.keys, pipeline="bench", commit_key=f"{self.number}"
+            target=self.name, mode="merge", keys=cdc.keys, pipeline=self.name, commit_key=f"{self.number}"
         )
         data, load = batch.planned(load, present)
         commit.prepare(self.tables, load, data.schema)
