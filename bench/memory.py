@@ -19,7 +19,7 @@ import servers
 import weft
 from bench.engine_loads import _rows
 from bench.streaming import FILES, Inbox, Registered, Running, Target, _row, _topic, _written
-from tests.faults.soak import below, jvm_of, name_of, status
+from tests.faults.soak import below, jvm_of, program_of, status
 
 BAR = 1.2
 _EACH_SECONDS = 0.05
@@ -42,8 +42,8 @@ class Peaks(threading.Thread):
         jvm = jvm_of(driver)
         assert jvm is not None
         while not self._over.wait(_EACH_SECONDS):
-            # A process that the JVM forks has all of its memory, and for a moment its name.
-            workers = sum(status(pid, "VmRSS") for pid in below(jvm) if name_of(pid) != "java")
+            # A process that the JVM forks has all of its memory for a moment.
+            workers = sum(status(pid, "VmRSS") for pid in below(jvm) if not program_of(pid).endswith("/java"))
             now = {"driver": status(driver, "VmRSS"), "JVM": status(jvm, "VmRSS"), "workers": workers}
             self.found = {name: max(peak, now[name] // 1024) for name, peak in self.found.items()}
 

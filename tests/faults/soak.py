@@ -132,13 +132,15 @@ def files_below(folder: Path) -> int:
 
 
 def jvm_of(driver: int) -> int | None:
-    return next((pid for pid in children(driver) if name_of(pid) == "java"), None)
+    return next((pid for pid in children(driver) if program_of(pid).endswith("/java")), None)
 
 
-def name_of(pid: int) -> str | None:
+def program_of(pid: int) -> str:
+    """The file that a process runs, empty where it has ended. Not its name: a child that is forked has that of a
+    thread."""
     with suppress(OSError):
-        return Path(f"/proc/{pid}/comm").read_text().strip()
-    return None
+        return os.readlink(f"/proc/{pid}/exe")
+    return ""
 
 
 def asked(jvm: int, command: str) -> str:

@@ -26,6 +26,7 @@ from weft.errors import NotFoundError
 from weft.pipelines.streaming.spec import StreamingPipeline
 from weft.pipelines.streaming.windows import Watermark
 from weft.spark_support import outcome
+from weft.spark_support.heap import Heap
 from weft.spark_support.sessions import QUOTED_NAMES
 
 _log = logging.getLogger("weft.engine")
@@ -76,6 +77,7 @@ class Query:
         """The connection through which Spark's thread calls for batches."""
         self._query: Any = None
         self._batches: Batches | None = None
+        self._heap: Heap | None = None
         self._noted: Sources | None = None
         """Where the sources are to be noted, until they are."""
 
@@ -103,6 +105,7 @@ class Query:
             if is_heard:  # each time, not once in ten seconds
                 spark.conf.set("spark.sql.streaming.noDataProgressEventInterval", "0")
             self._batches = Batches(self.pipeline, self.sources, Columns(self.checkpoint.home, sources))
+            self._heap = Heap(spark)
             noted = Sources(self.checkpoint.home)
             self._noted = None if noted.check(self.pipeline) else noted
             for source in opened:
@@ -261,6 +264,9 @@ class Query:
             self._written(result)
         except Exception:  # the batch is loaded: were it to fail now, streams and topics would get it again
             _log.exception("%s goes on, but could not report batch %d", self.pipeline.name, batch_id)
+        with suppress(Exception):  # if the JVM has ended, Spark says so
+            assert self._heap is not None
+            self._heap.collect()
 
 
 def _report_commit(opened: list[OpenedSource], positions: list[Any]) -> None:
