@@ -29,8 +29,8 @@ pytestmark = pytest.mark.usefixtures("spark", "here")
 class Publishing:
     """A thread that publishes an event every few milliseconds."""
 
-    def __init__(self, stream: Any) -> None:
-        self.stream, self.published = stream, 0
+    def __init__(self, stream: Any, event: Callable[[int], dict[str, Any]] = lambda number: {"n": number}) -> None:
+        self.stream, self.event, self.published = stream, event, 0
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run)
 
@@ -44,7 +44,7 @@ class Publishing:
 
     def _run(self) -> None:
         while not self._ended.wait(0.02):
-            weft.publish_sync(self.stream, {"n": self.published})
+            weft.publish_sync(self.stream, self.event(self.published))
             self.published += 1
 
 
@@ -68,15 +68,26 @@ def numbers(table: str, connection: Any = None) -> list[int]:
 # -------------------------------------------------------------------------------------------------------------- targets
 
 
+def _change(number: int) -> dict[str, Any]:
+    return {"op": "c", "after": {"n": number}, "source": {"lsn": number, "ts_ms": 1_770_000_000_000 + number}}
+
+
 @pytest.mark.full
 @pytest.mark.timing
-def test_the_target_is_down_for_a_minute(server: servers.Server, count: Callable[..., int]) -> None:  # noqa: F811
-    events = declare(n="int64")
+@pytest.mark.parametrize("is_mirror", [False, True])
+def test_the_target_is_down_for_a_minute(
+    server: servers.Server,  # noqa: F811
+    count: Callable[..., int],
+    is_mirror: bool,
+) -> None:
+    events = declare(op="string", after="json", source="json") if is_mirror else declare(n="int64")
+    cdc = weft.CDC(envelope="debezium", key_field="after.n") if is_mirror else None
     target = weft.PostgresConnection(server.create_database("target"), name="target")
-    pipeline = make(name="copy", source=events, target=target, target_table=(None, "copies"))
+    copies: dict[str, Any] = {"source": events, "target": target, "target_table": (None, "copies"), "cdc": cdc}
+    pipeline = make(name="copy", **copies)
     witness = Witness()
     with (
-        Publishing(events) as publishing,
+        Publishing(events, *([_change] if is_mirror else [])) as publishing,
         running(Supervisor(SparkEngine(pipeline), QUICK, [witness])),
     ):
         wait_until(lambda: bool(witness.batches), "the first batch", PATIENCE)
@@ -86,7 +97,7 @@ def test_the_target_is_down_for_a_minute(server: servers.Server, count: Callable
         wait_until(lambda: bool(witness.failures), "a failure", PATIENCE)
         server.start()
         wait_until(lambda: len(witness.batches) > before, "a batch", PATIENCE)
-    run_once(name="copy", source=events, target=target, target_table=(None, "copies"))
+    run_once(name="copy", **copies)
     assert numbers("copies", target) == list(range(publishing.published))
     assert all(isinstance(error, weft.ConnectionFailedError) for error, _ in witness.failures)
 
