@@ -451,6 +451,80 @@ def test_numbers_that_are_too_large_are_no_others(
     assert weft.read_stream(url, "events", schema={"v": kind})["v"].to_list() == values
 
 
+ODD_TEXTS = [
+    *(
+        "1_000",
+        "1_0.0",
+        "0x1_0",
+        "１",
+        "٣.0",
+        "+5",
+        "+4.0",
+        " 7",
+        "7 ",
+        "7\n",
+        "2",
+        "007",
+        "-0",
+        "-0.0",
+        "-1",
+        "4.0",
+        "4.5",
+    ),
+    *(
+        "1e3",
+        "1E+3",
+        "5.",
+        ".5",
+        "1e99999999999999999999",
+        "1e300",
+        "1e-3",
+        "0x10",
+        "-0x10",
+        "0xff",
+        "0xFFFFFFFFFFFFFFFF",
+    ),
+    *(
+        "0x",
+        "",
+        "inf",
+        "nan",
+        "1.005",
+        "1e39",
+        "true",
+        "1",
+        "2026-01-31",
+        "2026-01-31T12:00:00Z",
+        "2026-01-31T12:00:00",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["int64", pa.int8(), pa.uint64(), "float32", "float64", "decimal(10,2)", "bool", "timestamp", "date"],
+    ids=str,
+)
+def test_what_a_text_is_does_not_depend_on_others(url: str, add: Add, kind: Any) -> None:
+    ids = add("events", *({"v": text} for text in ODD_TEXTS))
+
+    def read(**options: Any) -> list[str]:
+        return list(
+            map(repr, weft.read_stream(url, "events", schema={"v": kind}, to="arrow", **options)["v"].to_pylist())
+        )
+
+    alone = [each for entry in ids for each in read(start_id=entry, end_id=entry)]
+    if kind == "int64":
+        numbers = {text: int(value) for text, value in zip(ODD_TEXTS, alone, strict=True) if value != "None"}
+        plain = {text: int(text) for text in ("2", "007", "-0", "-1", "1")}
+        other = {"-0.0": 0, "4.0": 4, "1e3": 1000, "1E+3": 1000, "5.": 5, "0x10": 16, "0xff": 255}
+        assert numbers == plain | other
+    assert read() == alone
+    for size in (2, 3, 7):
+        for first in range(0, len(ids), size):
+            assert read(start_id=ids[first], count=size) == alone[first : first + size]
+
+
 @pytest.mark.parametrize("url", ["http://localhost:8000", "https://weft.example/api/v1/streams/orders"])
 def test_the_url_of_a_service_is_not_that_of_a_database(url: str) -> None:
     """Nothing is asked of it."""

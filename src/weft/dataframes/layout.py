@@ -26,8 +26,10 @@ OnError = Literal["null", "raise", "quarantine"]
 To = Literal["polars", "arrow", "pandas", "spark"]
 _log = logging.getLogger("weft.dataframes")
 _SHOWN_CHARACTERS = 60
-_HEX = "^[+-]?0[xX]"
-_ODD_WHOLE_NUMBER = "^[+-]?(0[xX]|[0-9]+[.eE])"
+_HEX = "0[xX][0-9a-fA-F]+"
+_EXPONENT = "[eE][+-]?[0-9]{1,9}"
+_FLOAT = rf"-?[0-9]+(\.[0-9]*({_EXPONENT})?|{_EXPONENT})"
+_ODD_WHOLE_NUMBER = f"^({_HEX}|{_FLOAT})$"
 _MOST_DIGITS = 20
 _USUAL_UUID = "^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$"
 # A value that does not fit: its row, its column, and why.
@@ -334,22 +336,21 @@ def _decimals(texts: pa.Array, kind: pa.DataType) -> pa.Array:
 
 def _whole_numbers(texts: pa.Array, kind: pa.DataType) -> pa.Array:
     """Arrow takes sixteen digits of a hexadecimal number for its bits: the highest one would be the sign. It takes no
-    text of a float, whose whole numbers are read where a column holds floats."""
-    try:
-        return pa.array([None if each is None else _whole_number(each) for each in texts.to_pylist()], kind)
-    except (ValueError, ArithmeticError) as error:
-        raise pa.ArrowInvalid(str(error)) from None
+    text of a float, whose whole numbers are read where a column holds floats. All other texts are Arrow's to judge:
+    whether one is a number must not depend on its neighbours."""
+    return pa.array([None if each is None else _in_digits(each) for each in texts.to_pylist()], pa.string()).cast(kind)
 
 
-def _whole_number(text: str) -> int:
-    if re.search(_HEX, text):
-        return int(text, 16)
-    if not re.search(_ODD_WHOLE_NUMBER, text):
-        return int(text)
-    number = Decimal(text)
+def _in_digits(text: str) -> str:
+    if re.fullmatch(_HEX, text):
+        number = Decimal(int(text, 16))
+    elif re.fullmatch(_FLOAT, text):
+        number = Decimal(text)
+    else:
+        return text
     if number.adjusted() >= _MOST_DIGITS or number != number.to_integral_value():
-        raise ValueError(text)
-    return int(number)
+        return ""
+    return str(int(number))
 
 
 def float_texts(values: pa.Array) -> pa.Array:
