@@ -141,7 +141,11 @@ def test_text_of_another_type(local, call, kind: str, text: str, problem: str) -
     assert problem in done.stderr
 
 
-def test_base64_of_json(local, call) -> None:
-    declare("typed", fields={"it": "bytes"})
+def test_text_of_json_that_is_no_base64(local, call) -> None:
+    """As over HTTP."""
+    declare("loose", fields={"it": "bytes"})
+    call("streams", "publish", "loose", "--data", '{"it": "?"}')
+    assert [event["it"] for event in drain("loose")] == ["?"]
+    declare("typed", fields={"it": "bytes"}, validate_schema=True)
     done = call("streams", "publish", "typed", "--data", '{"it": "?"}', code=1)
-    assert done.stderr.startswith("error: --data, line 1, field 'it' = '?': it must be bytes, but it is not base64.")
+    assert done.stderr.startswith("error: --data, line 1, field 'it' = '?': it must be bytes, but it is a text, and in JSON no base64.")

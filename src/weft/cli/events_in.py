@@ -366,7 +366,8 @@ def _event_of_value(value: Any, raw: str, columns: Callable[[], Mapping[str, Fie
     for name, kind in columns().items():
         item = value.get(name)
         if kind.base == "bytes" and item is not None:
-            value[name] = _converted(name, item, kind, from_json)
+            with suppress(ValueError):  # the stream decides about another text
+                value[name] = from_json(item, kind)
         elif kind.base == "decimal" and type(item) is float:
             value[name] = exact_number(item, json.loads(raw, parse_float=str)[name])
     return value

@@ -9,7 +9,7 @@ from weft.spark_support.sessions import java_class
 
 # The places of old objects in collectors that stop all threads. Others collect beside them, and sooner.
 _POOLS = {"PS Old Gen", "Tenured Gen"}
-_LEAST_BYTES = 256 << 20
+_LEAST_BYTES = 192 << 20
 _EACH_SECONDS = 5.0
 
 
