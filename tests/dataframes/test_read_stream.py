@@ -357,6 +357,16 @@ def test_one_bad_value(url: str, add: Add, client: Any, caplog: pytest.LogCaptur
         assert b"int64" in fields[b"_weft_error"]
 
 
+@pytest.mark.parametrize(
+    ("name", "kind", "other"), [("v", "string", "bytes"), ("v", "int64", "bytes"), ("w", "int64", "string")]
+)
+def test_the_error_names_a_type_that_fits(url: str, add: Add, name: str, kind: str, other: str) -> None:
+    add("events", {"v": "text", "w": "text"}, {"v": b"\xff", "w": "1"})
+    with pytest.raises(SchemaError, match=f"schema={{'{name}': \"{other}\"}} reads them as"):
+        weft.read_stream(url, "events", schema={name: kind}, on_error="raise")
+    assert weft.read_stream(url, "events", schema={name: other}, on_error="raise")[name].null_count() == 0
+
+
 def test_what_is_no_stream(url: str, client: Any) -> None:
     client.set("text", "x")
     with pytest.raises(WeftError, match="WRONGTYPE"):
@@ -452,51 +462,10 @@ def test_numbers_that_are_too_large_are_no_others(
 
 
 ODD_TEXTS = [
-    *(
-        "1_000",
-        "1_0.0",
-        "0x1_0",
-        "１",
-        "٣.0",
-        "+5",
-        "+4.0",
-        " 7",
-        "7 ",
-        "7\n",
-        "2",
-        "007",
-        "-0",
-        "-0.0",
-        "-1",
-        "4.0",
-        "4.5",
-    ),
-    *(
-        "1e3",
-        "1E+3",
-        "5.",
-        ".5",
-        "1e99999999999999999999",
-        "1e300",
-        "1e-3",
-        "0x10",
-        "-0x10",
-        "0xff",
-        "0xFFFFFFFFFFFFFFFF",
-    ),
-    *(
-        "0x",
-        "",
-        "inf",
-        "nan",
-        "1.005",
-        "1e39",
-        "true",
-        "1",
-        "2026-01-31",
-        "2026-01-31T12:00:00Z",
-        "2026-01-31T12:00:00",
-    ),
+    *("1_000", "1_0.0", "0x1_0", "１", "٣.0", "+5", "+4.0", " 7", "7 ", "7\n", "2", "007", "-0", "-0.0", "-1", "4.0"),
+    *("4.5", "1e3", "1E+3", "5.", ".5", "1e99999999999999999999", "1e300", "1e-3", "0x10", "-0x10", "0xff", "0x", ""),
+    *("0xFFFFFFFFFFFFFFFF", "inf", "nan", "1.005", "1e39", "true", "1", "2026-01-31", "2026-01-31T12:00:00Z"),
+    "2026-01-31T12:00:00",
 ]
 
 

@@ -164,6 +164,8 @@ class Layout:
             again = "" if page.is_typed else ": in a group, only reads with claim_idle have these entries again"
             ways = 'on_error="null"' if page.is_typed else 'on_error="null" or "quarantine"'
             other = f'schema={{{name!r}: "string"}} reads them as texts'
+            if name in page.fields and _is_bytes(_text_or_bytes(page.fields[name]).type):
+                other = f'schema={{{name!r}: "bytes"}} reads them as bytes'
             if name == self.timestamp_column:
                 other = "include_timestamp=False leaves it out"
             raise SchemaError(
