@@ -76,3 +76,29 @@ def test_commands_for_loads_import_no_spark(command: str, tmp_path: Path) -> Non
     done = subprocess.run(program, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "loaded:"
+
+
+FRAMES = """
+import sys
+import weft
+
+@weft.stream(fields={"n": "int64"})
+def events():
+    pass
+
+weft.publish_sync(events, {"n": 1})
+batches = weft.iter_stream("default", "events", group="g", consumer="c", to=sys.argv[1])
+before = {name.partition(".")[0] for name in sys.modules}
+assert len(next(batches)) == 1
+batches.close()
+print("loaded:", *{name.partition(".")[0] for name in sys.modules} - before)
+"""
+
+
+@pytest.mark.parametrize("to", ["polars", "arrow"])
+def test_frames_import_what_they_need_before_a_lease_runs(to: str, tmp_path: Path) -> None:
+    """Of its first array pyarrow imports pandas, which takes as long as a short lease."""
+    program = [sys.executable, "-c", FRAMES, to]
+    done = subprocess.run(program, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "loaded:"

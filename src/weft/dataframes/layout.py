@@ -524,6 +524,11 @@ def frame_of(table: pa.Table, to: str, layout: Layout) -> Any:
     return frame.cast(exact) if exact else frame
 
 
+def prepare_frames(to: str) -> None:
+    """Import and start what the first frame needs, while no lease runs. Of its first array pyarrow imports pandas."""
+    frame_of(pa.table({"_id": pa.array([], pa.string())}), to, Layout())
+
+
 def package(name: str) -> Any:
     """Return polars or pandas, which only those need who ask for its frames."""
     try:

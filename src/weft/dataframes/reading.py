@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeGuard, Unpack
 
 import pyarrow as pa
 
-from weft.dataframes.layout import Layout, frame_of, join
+from weft.dataframes.layout import Layout, frame_of, join, prepare_frames
 from weft.dataframes.options import Options, ReadOptions, refuse_unknown_options, wait_of, whole_number
 from weft.errors import SettingsError
 from weft.project import connect, current
@@ -56,15 +56,18 @@ def open_feed(
 
         if membership is None:
             return LogRangeFeed(connection, stream, layout, options.start_id, options.end_id, stopped)
-        return LogGroupFeed(
+        feed: PageFeed = LogGroupFeed(
             connection, stream, layout, membership, iterates=iterates, confirms=options.auto_ack, stopped=stopped
         )
-    pages = open_pages(connection, "A key")
-    if membership is None:
-        return pages.read_range(stream, layout.field_names, options.start_id, options.end_id, stopped)
-    return pages.read_group(
-        stream, layout.field_names, membership, iterates=iterates, confirms=options.auto_ack, stopped=stopped
-    )
+    else:
+        pages = open_pages(connection, "A key")
+        if membership is None:
+            return pages.read_range(stream, layout.field_names, options.start_id, options.end_id, stopped)
+        feed = pages.read_group(
+            stream, layout.field_names, membership, iterates=iterates, confirms=options.auto_ack, stopped=stopped
+        )
+    prepare_frames(options.to)
+    return feed
 
 
 def _membership(options: Options) -> Membership | None:
