@@ -173,6 +173,24 @@ def test_scd2_of_one_key_over_time(tables: SqlTables) -> None:
         check(tables, [(options, first), (options, late), (options, late), (options, first + late)], how)
 
 
+@several
+@given(events=BY_EVENT.flatmap(st.permutations), size=st.integers(1, 6))
+def test_scd2_of_every_event(tables: SqlTables, events: list[dict[str, Any]], size: int) -> None:
+    """Where the event time is compared too, a repeat is a version: the history is the same in any order of arrival."""
+    name = f"target_{next(_numbers)}"
+    options: dict[str, Any] = {"mode": "scd2", "keys": ["id"], "compare_columns": ["name", "at"]}
+    for first in range(0, len(events), size):
+        arrived = events[first : first + size]
+        run(tables, Load.declare(target=name, event_timestamp_column="at", **options), arrived)
+    again = run(tables, Load.declare(target=name, event_timestamp_column="at", **options), events)
+    assert (again.inserted, again.updated, again.unchanged) == (0, 0, len(events))
+    wanted = []
+    for row in events:
+        until = min((each["at"] for each in events if each["id"] == row["id"] and each["at"] > row["at"]), default=None)
+        wanted.append({**row, "valid_from": row["at"], "valid_to": until, "is_current": until is None})
+    assert in_order(rows_of(tables, name)) == in_order(wanted)
+
+
 def test_scd2_of_events_in_a_version_that_its_ttl_has_closed(tables: SqlTables) -> None:
     """They end where it ended, also those that are young enough; what comes after that end is current."""
     options = {"mode": "scd2", "keys": ["id"], "event_timestamp_column": "at", "ttl_seconds": 86_400 * 30}
