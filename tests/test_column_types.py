@@ -141,3 +141,8 @@ def test_a_type_is_not_called() -> None:
 def test_nothing_heavy_is_imported() -> None:
     program = "import sys, weft.types; assert not {'pyarrow', 'numpy', 'sqlglot'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_all_names_are_types() -> None:
+    """`from weft.types import *` takes no module's name, such as `datetime`."""
+    assert set(types.__all__) == {"FieldType", *TYPES}

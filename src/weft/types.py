@@ -23,26 +23,48 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID as PythonUUID
 
 # What columns of declared tables are annotated with.
-from weft.column_types import JSON as JSON
-from weft.column_types import JSONB as JSONB
-from weft.column_types import UUID as UUID
-from weft.column_types import BigInt as BigInt
-from weft.column_types import Boolean as Boolean
-from weft.column_types import Bytes as Bytes
-from weft.column_types import Date as Date
-from weft.column_types import Double as Double
-from weft.column_types import Float as Float
-from weft.column_types import Integer as Integer
-from weft.column_types import Numeric as Numeric
-from weft.column_types import SmallInt as SmallInt
-from weft.column_types import String as String
-from weft.column_types import Text as Text
-from weft.column_types import Timestamp as Timestamp
-from weft.column_types import TimestampTZ as TimestampTZ
+from weft.column_types import (
+    JSON,
+    JSONB,
+    UUID,
+    BigInt,
+    Boolean,
+    Bytes,
+    Date,
+    Double,
+    Float,
+    Integer,
+    Numeric,
+    SmallInt,
+    String,
+    Text,
+    Timestamp,
+    TimestampTZ,
+)
 from weft.errors import DeclarationError, nearest
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+__all__ = [
+    "JSON",
+    "JSONB",
+    "UUID",
+    "BigInt",
+    "Boolean",
+    "Bytes",
+    "Date",
+    "Double",
+    "FieldType",
+    "Float",
+    "Integer",
+    "Numeric",
+    "SmallInt",
+    "String",
+    "Text",
+    "Timestamp",
+    "TimestampTZ",
+]
 
 # Deeper values are refused: Python's own JSON reader gives up near a thousand, PostgreSQL at its stack limit, and a
 # value that one process can write and another cannot read back would stop every reader of the stream.
