@@ -264,7 +264,14 @@ def dump_json(value: object) -> str:
 
 _to_json = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 _NOT_FINITE = "NaN or infinity, which not every database can store; send null instead"
+# Escapes; the group is half of a pair of UTF-16, without the other half.
+_HALVES = re.compile(rb"\\u[dD][89abAB]\w\w\\u[dD][c-fC-F]\w\w|(\\u[dD][89a-fA-F]\w\w)|\\.")
 _SURROGATE = "it holds a lone surrogate, which no encoding can store"
+
+
+def half_character(text: bytes) -> re.Match[bytes] | None:
+    """Return where a text of JSON has the escape of half a character, as its group 1."""
+    return next((each for each in _HALVES.finditer(text) if each[1]), None)
 
 
 def _depth(value: object) -> int:

@@ -19,7 +19,7 @@ from starlette.requests import Request
 
 from weft.errors import listed
 from weft.server.problems import Problem, bad_parameter, later
-from weft.types import exact_number, to_json
+from weft.types import exact_number, half_character, to_json
 
 if TYPE_CHECKING:
     from starlette.types import Scope
@@ -39,8 +39,6 @@ _BYTE = re.compile(r"\(byte (\d+)\)")
 _KEY_COLON = re.compile(rb'"[ \t\r\n]*:')
 _BEGINS = re.compile(r"[^ \t\r\n]")
 _UNKNOWN = re.compile(r"unknown field `(.*)`")
-# Escapes; the group is half of a pair of UTF-16, without the other half.
-_HALF = re.compile(rb"\\u[dD][89abAB]\w\w\\u[dD][c-fC-F]\w\w|(\\u[dD][89a-fA-F]\w\w)|\\.")
 
 T = TypeVar("T")
 S = TypeVar("S", bound=msgspec.Struct)
@@ -362,8 +360,7 @@ def _decoded(body: bytes, decode: Callable[[bytes], T]) -> T:
         why = str(error).removeprefix("JSON is malformed: ").partition(" (byte")[0]
         if body.startswith(codecs.BOM_UTF8) or body[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
             raise _malformed(body, "it begins with a byte order mark; send UTF-8 without one", 0) from None
-        half = next((each for each in _HALF.finditer(body) if each[1]), None)
-        if half is not None and ("surrogate" in why or "truncated" in why):
+        if ("surrogate" in why or "truncated" in why) and (half := half_character(body)) is not None:
             why = f"the escape {half[1].decode()} stands for half a character"
             raise _malformed(body, why, half.start(1)) from None
         raise _malformed(body, why[:1].lower() + why[1:], int(byte[1]) if byte else len(body)) from None

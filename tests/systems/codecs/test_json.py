@@ -18,8 +18,8 @@ from weft.systems.codecs.columns import WHOLE, converted, storable, unified_sche
 from weft.systems.codecs.json import JsonDecoder
 
 BAD = {
-    "no JSON": (b"{nope}", "It is not JSON"),
-    "cut off": (b'{"n": 1', "It is not JSON"),
+    "no JSON": (b"{nope}", "It is not JSON: object keys must be strings (byte 1)."),
+    "cut off": (b'{"n": 1', "It is not JSON: it ends too early."),
     "its neighbour's end": (b'"m": 1}', "It is not JSON"),
     "empty": (b"", "It is not JSON"),
     "blank": (b"\n", "It is not JSON"),
@@ -28,10 +28,17 @@ BAD = {
     "a string": (b'"{}"', "not an object: it is a string"),
     "two objects": (b'{"n": 1}{"n": 2}', "It is not JSON"),
     "not UTF-8": (b'{"s": "\xff"}', "It is not UTF-8: byte 7"),
-    "half a character": (b'{"s": "\\ud800"}', "It is not JSON"),
+    "half a character": (b'{"s": "\\ud800"}', r"The escape \ud800 in it stands for half a character"),
+    "half a character before a text": (b'{"s": "\\\\ud800 \\udfff, and more"}', r"The escape \udfff in it stands"),
     "a newline in a string": (b'{"s": "a\nb"}', "It is not JSON"),
     "NaN": (b'{"n": NaN}', "It is not JSON"),
-    "a number beyond all": (b'{"n": 1e400}', "It is not JSON"),
+    "a number beyond all": (b'{"s": 1, "n": 1e400}', "'n' has a number beyond the largest of a 64-bit float."),
+    "a deep number beyond all": (
+        b'{"o": {"n": [1, -1e400]}}',
+        "'o' has a number beyond the largest of a 64-bit",
+    ),
+    "a long number beyond all": (b'{"n": ' + b"9" * 5000 + b"}", "'n' has a number beyond the largest of a 64-bit"),
+    "an array of a number beyond all": (b"[1e400]", "It has a number beyond the largest of a 64-bit float."),
     "a key without a name": (b'{"": 1}', "a key without a name"),
     "a key with a zero": (b'{"a\\u0000b": 1}', r"a key with the character \u0000"),
     "two spellings": (b'{"n": 1, "N": 2}', "two keys that are one column: 'n'"),

@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from decimal import Decimal, InvalidOperation
 from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -29,7 +30,7 @@ from weft.systems.codec import Parsed
 from weft.systems.codecs import kinds
 from weft.systems.codecs.columns import WHOLE, is_deeper, json_of, leaves, type_name, without_times
 from weft.systems.codecs.repeated import colons_of, repeated_keys
-from weft.types import FieldType, check_value, from_json, round_float32
+from weft.types import FieldType, check_value, from_json, half_character, round_float32
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
@@ -241,7 +242,7 @@ def _object(value: bytes) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise ValueError(f"It is not UTF-8: byte {error.start} cannot be read.") from None
     except msgspec.DecodeError as error:
-        raise ValueError(f"It is not JSON: {error}.") from None
+        raise ValueError(_why_refused(value, error)) from None
     except RecursionError:
         raise ValueError(_TOO_DEEP) from None
     if type(row) is not dict:
@@ -256,6 +257,26 @@ def _object(value: bytes) -> dict[str, Any]:
         twice = [name for name, times in Counter(name.lower() for name in row).items() if times > 1]
         raise ValueError(f"It has two keys that are one column: {twice[0]!r} in upper and lower case.")
     return row
+
+
+def _why_refused(value: bytes, error: msgspec.DecodeError) -> str:
+    """Return why the parser refuses a message, also where that is JSON."""
+    said = str(error).removeprefix("JSON is malformed: ")
+    if isinstance(error, msgspec.ValidationError):
+        return f"{_key_beyond(value)} a number beyond the largest of a 64-bit float."
+    if ("surrogate" in said or "truncated" in said) and (half := half_character(value)) is not None:
+        return f"The escape {half[1].decode()} in it stands for half a character, which no text can have."
+    return f"It is not JSON: {'it ends too early' if 'truncated' in said else said}."
+
+
+def _key_beyond(value: bytes) -> str:
+    with suppress(msgspec.DecodeError, RecursionError):
+        for name, part in _decode_parts(value).items():
+            try:
+                _decode(part)
+            except msgspec.ValidationError:
+                return f"{name!r} has"
+    return "It has"
 
 
 def _lifted(values: pa.Array, names: Collection[str]) -> tuple[pa.Buffer, dict[str, pa.Array]] | None:
