@@ -16,7 +16,7 @@ from weft.engine.load import open_tables
 from weft.engine.streaming.checkpoint import Checkpoint
 from weft.engine.streaming.checkpoint_files import Columns
 from weft.engine.streaming.dead_letters import stream_of
-from weft.errors import WeftError
+from weft.errors import DeclarationError, WeftError
 from weft.project import current
 
 pytestmark = pytest.mark.usefixtures("plain_spark", "here")
@@ -102,6 +102,23 @@ def test_without_a_place_for_bad_rows(kafka: Any) -> None:
     error = str(raised.value)
     for words in ("0:2", "'valid'", '"maybe"', "a string", "bool", "columns", "dead_letter_stream"):
         assert words in error
+
+
+def test_sql_names_a_column_that_no_message_has_had(kafka: Any) -> None:
+    topic = Topic(kafka, transform_sql="SELECT s.id, s.later FROM source AS s")
+    with pytest.raises(DeclarationError, match=rf"names the column 'later', which no row of {topic.name}") as caught:
+        topic.run({"id": 0})
+    assert "There are: id" in str(caught.value) and 'weft.Source(…, columns={"later": …})' in str(caught.value)
+    # The offsets of the batch are recorded: what comes later does not help.
+    with pytest.raises(DeclarationError, match="'later'"):
+        topic.run({"id": 1, "later": 5})
+    with pytest.raises(DeclarationError, match=r"(?s)In double quotes is a name.* columns="):
+        run_once(**{**topic.declared, "transform_sql": 'SELECT id, "later" FROM source'})
+    source = weft.Source(connection=topic.declared["source"].connection, query=topic.name, columns={"later": "int64"})
+    with pytest.raises(WeftError, match="UNRESOLVED_COLUMN"):  # to declare it would not help
+        run_once(**{**topic.declared, "transform_sql": "WITH w AS (SELECT id FROM source) SELECT w.later FROM w"})
+    run_once(**{**topic.declared, "source": source})
+    assert rows("copies", "id, later") == [(0, None), (1, 5)]
 
 
 def test_parts_without_a_type_yet(kafka: Any) -> None:

@@ -14,6 +14,7 @@ from weft.project import current
 from weft.spark_support.folder import Location
 from weft.streams.declare import Stream
 from weft.systems.base import system_for, systems
+from weft.systems.endpoint import endpoint_of
 from weft.systems.stream_source import SourceSettings, StreamSource
 from weft.types import FieldType
 
@@ -37,6 +38,13 @@ def open_source(source: Source, wait_seconds: float = 0.0) -> StreamSource:
     raise DeclarationError(
         f"{connection.label} ({connection.kind}) cannot be a source of streaming pipelines.", hint=f"These can: {able}."
     )
+
+
+def takes_columns(source: Source) -> bool:
+    """Return whether a source can declare the types of its columns."""
+    connection = current().connection(source.connection)
+    own = source.connection_with_options(connection)
+    return not isinstance(source.query, Stream) and endpoint_of(connection).why_no_columns(own) is None
 
 
 def refuse_unreachable(source: StreamSource) -> None:

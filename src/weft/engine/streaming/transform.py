@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import re
 import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
@@ -22,12 +23,13 @@ from weft.engine.streaming.failing_rows import FailingRows, without_rows
 from weft.engine.streaming.log_source import SMALL
 from weft.engine.streaming.lookups import LookupTable
 from weft.engine.streaming.row_origin import ORIGIN
-from weft.errors import ConnectionFailedError, DeclarationError, WeftError
-from weft.pipelines.streaming.spec import StreamingPipeline
+from weft.engine.streaming.sources import takes_columns
+from weft.errors import ConnectionFailedError, DeclarationError, WeftError, listed
+from weft.pipelines.streaming.spec import Source, StreamingPipeline
 from weft.spark_support import outcome
 from weft.spark_support.sessions import FILE_METADATA, moved_to, quoted, references
 from weft.systems.dead_letter_store import DeadLetter
-from weft.systems.log import ROWID
+from weft.systems.log import RESERVED_PREFIX, ROWID
 from weft.systems.stream_source import OFFSET, FrameRows, Packed, ReaderRows
 
 # Spark reports what was observed after the job, from another thread.
@@ -283,13 +285,13 @@ class Transform:
         is_costly = any(isinstance(each, FrameRows) and each.time_is_costly for each in parts)
         if is_costly and sql is not None and not self._needs_time:
             rows = whole(timed=False)
-            result = self._transformed(rows, sql)
+            result = self._transformed(rows, sql, parts)
             if seen(rows) == self._seen:
                 return result
         rows = whole(timed=True)
         if sql is None:
             return rows
-        result = self._transformed(rows, sql)
+        result = self._transformed(rows, sql, parts)
         if is_costly and (now := seen(rows)) != self._seen:
             self._seen, self._needs_time = now, True
             with suppress(Exception):  # what cannot be planned fails again where that is reported
@@ -327,7 +329,8 @@ class Transform:
             return frames.from_memory(spark, _memory(gathered))
         return reader_frames.from_reader(spark, rows.reader, spark.sparkContext.defaultParallelism)
 
-    def _transformed(self, rows: Any, sql: str) -> Any:
+    def _transformed(self, rows: Any, sql: str, parts: Sequence[TypedRows] = ()) -> Any:
+        """Return the result of SQL over rows, which are those of `parts`."""
         if self._lookups is None:
             functions.register(rows.sparkSession, self._pipeline.udfs, self._pipeline.aggregate_udfs)
             lookups = self._pipeline.lookups.items()
@@ -337,6 +340,11 @@ class Transform:
         try:
             return functions.transformed(rows, sql, self._pipeline.aggregate_udfs)
         except WeftError as error:
+            named = {each.source for each in parts}
+            sources = [each for each in self._pipeline.sources if each.name in named and takes_columns(each)]
+            undeclared = _undeclared(error, sql, rows.columns, sources)
+            if undeclared is not None:
+                raise undeclared from error
             error.add_note(f"columns of source: {', '.join(f'{name} {kind}' for name, kind in rows.dtypes)}"[:500])
             raise
 
@@ -360,6 +368,35 @@ class Transform:
                     result.unpersist()
                     raise
         return inputs.Frame(result)
+
+
+def _undeclared(error: WeftError, sql: str, known: Sequence[str], sources: Sequence[Source]) -> DeclarationError | None:
+    """Return what is wrong with SQL that names a column which no row has had yet, and which one of `sources` could
+    declare; `None` where something else is wrong."""
+    from sqlglot import exp, parse_one
+
+    spark_error: Any = error.__context__  # of which the `WeftError` tells
+    condition = str(getattr(spark_error, "getCondition", lambda: None)())
+    if not sources or not condition.startswith("UNRESOLVED_COLUMN"):
+        return None
+    *qualifiers, name = re.findall("`([^`]*)`", spark_error.getMessageParameters()["objectName"])
+    if qualifiers:
+        tables = parse_one(sql, read="spark").find_all(exp.Table)
+        table = next((each.name for each in tables if each.alias_or_name.lower() == qualifiers[0].lower()), None)
+        if table is None:  # a key of an object
+            name = qualifiers[0]
+        elif table.lower() != "source":
+            return None
+    if name.lower() in map(str.lower, known) or name.startswith(RESERVED_PREFIX):
+        return None
+    near = listed(name, known, f"There are: {', '.join(known)}.")
+    about = error.hint if isinstance(error, DeclarationError) else near
+    named = " and ".join(each.name for each in sources)
+    return DeclarationError(
+        f"transform_sql names the column {name!r}, which no row of {named} has had so far.",
+        hint=f'{about} If rows are to have it later, declare its type: weft.Source(…, columns={{"{name}": …}}). '
+        "It is null where they have none.",
+    )
 
 
 def _is_small(parts: Sequence[TypedRows]) -> bool:

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from weft.engine.readers import opened_tables
+from weft.engine.streaming.sources import takes_columns
 from weft.errors import DeclarationError
 from weft.pipelines.streaming.cdc import CDC
 from weft.pipelines.streaming.spec import Source, StreamingPipeline, Target
 from weft.project import current
-from weft.streams.declare import Stream
 from weft.systems.base import system_for
 from weft.systems.endpoint import endpoint_of
 
@@ -95,10 +95,9 @@ def _with_rows_as_json(source: Source, cdc: CDC) -> Source:
     """Return a source whose rows are JSON until it is known of which table each is: the columns of that decide about
     values, not what most messages of a batch have. Read at once, the rows of several tables would have the columns of
     all, and one type where two of them have a column of one name."""
-    connection = current().connection(source.connection)
-    endpoint = endpoint_of(connection)
-    if isinstance(source.query, Stream) or endpoint.why_no_columns(source.connection_with_options(connection)):
+    if not takes_columns(source):
         return source
+    endpoint = endpoint_of(current().connection(source.connection))
     roots = {path.split(".")[0] for path in (cdc.paths.before, cdc.paths.after)}
     names = roots if endpoint.limit == "max_files" else {*roots, *_WRAPPED}
     return replace(source, columns={**dict.fromkeys(sorted(names), "json"), **source.columns})
