@@ -121,6 +121,21 @@ def test_entries_that_are_removed_before_they_are_read(
     assert "3 entries of 'events' were removed before they were read" in caplog.text
 
 
+@pytest.mark.parametrize("left", [1, 0])
+def test_entries_that_are_removed_while_the_stored_ones_are_read(
+    url: str, add: Add, client: Any, caplog: pytest.LogCaptureFixture, left: int
+) -> None:
+    """Also if the last one is. Those that were gone before are not counted."""
+    ids = add("events", *({"n": i} for i in range(10)))
+    client.xdel("events", ids[0], ids[5])
+    with weft.iter_stream(url, "events", batch_size=3, block_ms=100, yield_on_idle=True) as batches:
+        assert next(batches)["n"].to_list() == ["1", "2", "3"]
+        assert caplog.text == ""
+        client.xtrim("events", maxlen=left, approximate=False)
+        read = sum(map(len, itertools.islice(batches, 3)))
+    assert f"{5 - read} entries of 'events' were removed before they were read" in caplog.text
+
+
 def test_only_what_is_new(url: str, add: Add) -> None:
     add("events", {"n": "old"})
     with weft.iter_stream(url, "events", start_id="$", block_ms=20, yield_on_idle=True) as batches:

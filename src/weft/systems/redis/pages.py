@@ -129,7 +129,8 @@ class RangeFeed(_RedisFeed):
     def begin(self) -> None:
         """Fix where `$` is: after what is there now."""
         if self._start == "$":
-            self._reached, self._added = self.wire.last_entry(self.stream)
+            about = self.wire.extent(self.stream)
+            self._reached, self._added = about.last, about.added
             self._start = f"({self._reached}"
 
     def fetch(self, limit: int, wait_seconds: float | None, more: bool = True) -> EntryPage | None:
@@ -137,6 +138,9 @@ class RangeFeed(_RedisFeed):
         if self._reached == f"{LARGEST}-{LARGEST}":
             self.finished = True
             return None
+        if self._added is None and self._reached is None and wait_seconds != 0 and _before(self._start) == BEGINNING:
+            about = self.wire.extent(self.stream)
+            self._added = about.added - about.length  # nobody expects those that are gone already
         page = self._range(limit, more)
         if len(page) == 0 and wait_seconds != 0:
             is_over = self._end != "+" and order_of(self.wire.last_id(self.stream)) >= _last_of(self._end)
@@ -161,19 +165,20 @@ class RangeFeed(_RedisFeed):
     def _look_for_a_new_beginning(self) -> None:
         """Begin at the start if the stream was removed and created again, with ids below those that were read. Warn of
         entries that were removed before they were read."""
-        if self._reached is None or time.monotonic() < self._look_at:
+        if time.monotonic() < self._look_at:
             return
         self._look_at = time.monotonic() + LOOK_SECONDS
-        last, added = self.wire.last_entry(self.stream)
-        if last == self._reached:
-            if self._added is not None and added > self._added:
-                _log.warning("%d entries of %r were removed before they were read.", added - self._added, self.name)
-            self._added = added
-        elif order_of(last) < order_of(self._reached):
+        about, reached = self.wire.extent(self.stream), order_of(self._reached or BEGINNING)
+        if order_of(about.last) < reached:
             _log.warning(
                 "the stream %r began again: it ends before %s, and is read from its start", self.name, self._reached
             )
             self._start, self._reached, self._added = "-", None, 0
+        elif order_of(about.newest) <= reached:  # none is left to be read
+            if self._added is not None and about.added > self._added:
+                lost = about.added - self._added
+                _log.warning("%d entries of %r were removed before they were read.", lost, self.name)
+            self._added = about.added
 
     def _range(self, limit: int, more: bool) -> EntryPage:
         if self._expected is None or self._expected[0] != self._start or self._expected[1] > limit:

@@ -13,7 +13,7 @@ import socket
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import redis
@@ -59,6 +59,18 @@ _KINDS = {
 
 class ReplyError(Exception):
     """An error that the server answered."""
+
+
+class Extent(NamedTuple):
+    """What a stream was given, and what is left of it."""
+
+    last: str
+    """The id that it gave out last, also if that entry is deleted."""
+    newest: str
+    """The id of its last entry that is still there."""
+    added: int
+    """How many entries it was ever given."""
+    length: int
 
 
 class Wire:
@@ -201,18 +213,24 @@ class Wire:
 
     def last_id(self, stream: Key) -> str:
         """Return the id that a stream gave out last, also if that entry is deleted."""
-        return self.last_entry(stream)[0]
+        return self.extent(stream).last
 
-    def last_entry(self, stream: Key) -> tuple[str, int]:
-        """Return the id that a stream gave out last, and how many entries it was ever given."""
+    def extent(self, stream: Key) -> Extent:
+        """Return what a stream was given, and what is left of it."""
         try:
             about = self.run("XINFO", "STREAM", stream)
         except ReplyError as error:
             if "no such key" not in str(error):
                 raise self.explained(error) from None
-            return BEGINNING, 0
+            return Extent(BEGINNING, BEGINNING, 0, 0)
         facts = dict(zip(about[::2], about[1::2], strict=True))
-        return text_of(facts[b"last-generated-id"]), facts.get(b"entries-added", 0)
+        newest = facts[b"last-entry"]
+        return Extent(
+            text_of(facts[b"last-generated-id"]),
+            BEGINNING if newest is None else text_of(newest[0]),
+            facts.get(b"entries-added", 0),
+            facts[b"length"],
+        )
 
     def close(self) -> None:
         """Wait for the answers to what was posted, and disconnect. What the server refused is raised."""
