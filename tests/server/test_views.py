@@ -349,6 +349,10 @@ def test_sessions_and_mirrors_on_a_phone(service: Any, open_page: Callable[..., 
     for text in ("230 sessions open", "Next session ends", "Open sessions, the oldest 1 of 230", "3 rows differ"):
         expect(page.locator("#view")).to_contain_text(text)
     expect(page.locator("#view")).not_to_contain_text("window")
+    held_by = page.locator(".facts dt:has-text('Held by') + dd")
+    expect(held_by).to_have_text("orders" if answer["running"] else "the pipeline, which is not running")
+    answer["running"] = None
+    expect(held_by).to_have_text("the pipeline, which is not running")
     assert broken_words(page) == []
 
 

@@ -114,7 +114,7 @@ export class StreamingPipeline extends View {
         <${Tile} title="Rows in per second" note=${activity ? `${count(activity.rows_in)} in all` : "nothing recorded yet"}>${this.flow.say(this.flow.in)}<//>
         <${Tile} title="Rows out per second" note=${activity ? `${count(activity.rows_out)} in all` : ""}>${this.flow.say(this.flow.out)}<//>
         <${Tile} title="Batch time" note=${activity?.last ? `batch ${count(activity.last.batch)}, ${plural(activity.last.rows_in, "row")}` : ""}>${duration(activity?.last?.seconds)}<//>
-        <${Tile} title="Lag" loud=${lag > 0 && !pipeline.running} note=${pipeline.lag.map((each) => each.words).filter(Boolean).join(", ")}>${count(lag)}<//>
+        <${Tile} title="Lag" loud=${lag > 0 && !(pipeline.running && !activity?.failure)} note=${pipeline.lag.map((each) => each.words).filter(Boolean).join(", ")}>${count(lag)}<//>
         ${state && html`<${Tile} title="Rows in the state" note=${state.windows == null ? "" : plural(state.windows, pipeline.step) + " open"}>${count(state.rows)}<//>`}
         ${(letters || activity?.dead_letters > 0) && html`<${Tile} title="Dead letters" loud=${letters?.count > 0} note=${activity ? `${count(activity.dead_letters)} rejected in all` : ""}>${letters?.count == null ? "–" : `${count(letters.count)}${letters.more ? "+" : ""}`}<//>`}
       </section>
@@ -161,7 +161,7 @@ export class StreamingPipeline extends View {
           ${pipeline.state_problem && html`<p class="foot"><span class="note">${pipeline.state_problem}</span> <${Commands} text=${pipeline.state_problem} /></p>`}
           ${watermark && html`<${Facts} facts=${[
             ["Watermark", watermark.watermark ? html`<${Time} at=${watermark.watermark} />` : "none yet"],
-            ["Held by", watermark.held_by.join(", ")],
+            ["Held by", pipeline.running ? watermark.held_by.join(", ") : "the pipeline, which is not running"],
             [pipeline.step === "join" ? "Oldest rows kept until" : `Next ${pipeline.step} ends`, watermark.next_window_ends && html`<${Time} at=${watermark.next_window_ends} />`],
             ["Closes with a row at", watermark.next_window_ends && html`<${Time} at=${closes(watermark, watermark.next_window_ends)} /> ${watermark.held_by.length > 0 && html`<span class="note">or later, of ${watermark.held_by.join(" and of ")}</span>`}`],
             [OPEN[pipeline.step], state?.windows == null ? null : count(state.windows)],
@@ -177,7 +177,6 @@ export class StreamingPipeline extends View {
   }
 }
 
-// A window closes when each source has had a row that is later than its end by the lateness.
 const closes = (watermark, end) => end && new Date(new Date(end).getTime() + watermark.lateness_ms);
 
 // What windows and joins keep, and what holds them up.
