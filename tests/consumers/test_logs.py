@@ -9,6 +9,7 @@ import pytest
 
 import weft
 from consumers.numbered import drained
+from weft.streams.rejected import replay_sync
 from weft.streams.runtime import open_stream
 from workers import declare, wait_until_expired
 
@@ -180,7 +181,7 @@ async def test_idle_entries_are_claimed(connection: Any) -> None:
 
 
 async def test_dead_letters(connection: Any) -> None:
-    one = declare("one", fields={"n": "int64"})
+    declare("one", fields={"n": "int64"})
     await fill("one", 2)
     async with connection.xconsumer(streams=["one"], group="g", consumer="a", max_deliveries=2) as consumer:
         seen = []
@@ -191,8 +192,16 @@ async def test_dead_letters(connection: Any) -> None:
             else:
                 await consumer.ack(pair)
     assert sorted(seen) == [0, 0, 1]
-    (buried,) = await weft.consume(one.dead_letters, "grave", connection=connection)
+    # By name, although the stream itself is not declared with max_deliveries.
+    (buried,) = await weft.consume("one__dead_letter", "grave", connection=connection)
     assert (buried["stream"], buried["consumer"], buried["event"]) == ("one", "g", {"n": 0})
+    frame = await asyncio.to_thread(weft.read_stream, connection, "one__dead_letter")
+    assert frame["stream"].to_list() == ["one"]
+    async with connection.xconsumer(streams=["one__dead_letter"], one__dead_letter={"identifier": 0}) as consumer:
+        assert len(await drained(consumer)) == 1
+    assert (await asyncio.to_thread(replay_sync, "one__dead_letter", connection=connection)).replayed == 1
+    with pytest.raises(weft.NotFoundError, match="'two__dead_letter'"):
+        await weft.consume("two__dead_letter", "grave", connection=connection)
 
 
 async def test_what_is_refused(connection: Any) -> None:

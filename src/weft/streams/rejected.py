@@ -44,7 +44,10 @@ def places(stream: Stream) -> tuple[Stream | None, Stream | None]:
 
 def owners(name: str) -> list[Stream]:
     """Return the streams whose quarantine or dead letters have that name."""
-    return [each for each in current().streams.values() if name in {place.name for place in places(each) if place}]
+    streams = current().streams.values()
+    return [
+        each for each in streams if name in {each.dead_letters.name, *(place.name for place in places(each) if place)}
+    ]
 
 
 def whose(event: Mapping[str, Any]) -> str:

@@ -23,7 +23,7 @@ from weft.streams.threads import Threads, await_calls
 from weft.streams.watch import Watch
 from weft.systems.awaited_log import open_to_read
 from weft.systems.base import Connection, system_for
-from weft.systems.log import Log, Store
+from weft.systems.log import DEAD_LETTER_SUFFIX, Log, Store
 from weft.types import FieldType
 
 P = ParamSpec("P")
@@ -134,6 +134,10 @@ def find(stream: str | Stream) -> Stream:
             for derived in derived_streams(declared):
                 if derived.name == stream:
                     return derived
+        # A consumer of Python can have letters of a stream that is not declared with them: `xconsumer`.
+        owner = streams.get(stream.removesuffix(DEAD_LETTER_SUFFIX))
+        if owner is not None and owner.dead_letters.name == stream:
+            return owner.dead_letters
         raise unknown(
             "stream",
             stream,
