@@ -212,6 +212,8 @@ async def test_what_is_refused(connection: Any) -> None:
         await connection.xconsumer(streams=["one"], group="g", consumer="a", auto_create=False).get_entry()
     with pytest.raises(weft.SettingsError, match=r"weft\.reset"):
         await connection.xconsumer(streams=["one"], group="g", consumer="a", group_start="$").get_entry()
+    with pytest.raises(weft.SettingsError, match="claim_idle is 1,000,000,000,000"):
+        await connection.xconsumer(streams=["one"], group="g", consumer="a", claim_idle=10**12).get_entry()
     with pytest.raises(weft.SettingsError, match="start_from_backlog"):
         await connection.xconsumer(streams=["one"], group="g", consumer="a", one={"identifier": 3}).get_entry()
     with pytest.raises(weft.SettingsError, match="offset"):

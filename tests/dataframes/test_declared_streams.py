@@ -237,6 +237,9 @@ def test_what_only_redis_has(sales: Stream) -> None:
     for options in ({"on_error": "quarantine"}, {"include_delivery": True, **one}, {"start_id": "$", **one}):
         with pytest.raises(SettingsError):
             weft.read_stream("default", "sales", **options)
+    for read in (weft.read_stream, weft.iter_stream):
+        with pytest.raises(SettingsError, match="claim_idle is 1,000,000,000,000"):
+            read("default", "sales", claim_idle=10**12, **one)
     with pytest.raises(SettingsError, match="'1-1'"):
         weft.read_stream("default", "sales", start_id="1-1")
     with pytest.raises(NotFoundError, match=r"(?s)'sale'.*'sales'"):

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from weft.errors import ConnectionFailedError, LeaseLostError, NotFoundError, SettingsError
 from weft.streams import Stream, ack, consume, groups, nack
-from weft.streams.consuming import return_undelivered
+from weft.streams.consuming import LONGEST_SECONDS, return_undelivered
 from weft.streams.events import moved, read_on
 from weft.streams.runtime import OpenedStream, find, open_stream_async
 from weft.systems.base import Connection, system_for
@@ -27,6 +27,16 @@ T = TypeVar("T")
 _LOOK_SECONDS = 1.0
 _LEASE_MILLISECONDS = 60_000
 _MEMBER_SEPARATOR = "#"
+
+
+def lease_milliseconds(claim_idle: int | None) -> float:
+    """Return the length of the leases of a member."""
+    longest = LONGEST_SECONDS * 1000
+    if claim_idle is not None and claim_idle > longest:
+        raise SettingsError(
+            f"claim_idle is {claim_idle:,}; the lease of a declared stream is at most a year, {longest:,} milliseconds."
+        )
+    return float(_LEASE_MILLISECONDS if claim_idle is None else max(claim_idle, 1))
 
 
 class LogReader:
@@ -120,7 +130,7 @@ class LogGroupReader(LogReader):
             )
         self._member = membership
         self._group, self._consumer = as_text(membership.group), as_text(membership.consumer)
-        self.held_for: float | None = float(membership.claim_idle or _LEASE_MILLISECONDS)
+        self.held_for: float | None = lease_milliseconds(membership.claim_idle)
         self.skipped = 0
         self.recovered = 0
         self._backlogs: dict[str, list[tuple[str, int]]] = {}

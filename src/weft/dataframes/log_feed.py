@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from weft.consumers.logs import as_text, backlog_of, new_member
+from weft.consumers.logs import as_text, backlog_of, lease_milliseconds, new_member
 from weft.dataframes.layout import Layout, float_texts
 from weft.errors import ConnectionFailedError, EventsLostError, SettingsError
 from weft.streams import ack_sync, consume_sync
@@ -36,7 +36,6 @@ _log = logging.getLogger("weft.dataframes")
 _LOOK_SECONDS = 2.0
 _EVENTS_A_PAGE = 50_000
 _EVENTS_A_LEASE = 100_000
-_LEASE_SECONDS = 60.0
 
 
 class EventPage(FeedPage):
@@ -306,8 +305,7 @@ class LogGroupFeed(_LogFeed):
         self._taken: list[dict[str, Any]] = []
         self._member: str | None = None
         """The member that asks next; it has got nothing yet."""
-        idle = membership.claim_idle
-        self._lease = _LEASE_SECONDS if idle is None else max(idle / 1000, 0.001)
+        self._lease = lease_milliseconds(membership.claim_idle) / 1000
         self._unconfirmed: list[dict[str, Any]] = []
 
     def fetch(self, limit: int, wait_seconds: float | None, more: bool = True) -> FeedPage | None:
