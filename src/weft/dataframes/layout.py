@@ -26,7 +26,8 @@ OnError = Literal["null", "raise", "quarantine"]
 To = Literal["polars", "arrow", "pandas", "spark"]
 _log = logging.getLogger("weft.dataframes")
 _SHOWN_CHARACTERS = 60
-_HEX = "0[xX][0-9a-fA-F]+"
+# Longer ones are beyond every integer.
+_HEX = "0[xX][0-9a-fA-F]{1,64}"
 _EXPONENT = "[eE][+-]?[0-9]{1,9}"
 _FLOAT = rf"-?[0-9]+(\.[0-9]*({_EXPONENT})?|{_EXPONENT})"
 _ODD_WHOLE_NUMBER = f"^({_HEX}|{_FLOAT})$"
