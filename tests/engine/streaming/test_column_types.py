@@ -115,8 +115,10 @@ def test_sql_names_a_column_that_no_message_has_had(kafka: Any) -> None:
     with pytest.raises(DeclarationError, match=r"(?s)In double quotes is a name.* columns="):
         run_once(**{**topic.declared, "transform_sql": 'SELECT id, "later" FROM source'})
     source = weft.Source(connection=topic.declared["source"].connection, query=topic.name, columns={"later": "int64"})
-    with pytest.raises(WeftError, match="UNRESOLVED_COLUMN"):  # to declare it would not help
-        run_once(**{**topic.declared, "transform_sql": "WITH w AS (SELECT id FROM source) SELECT w.later FROM w"})
+    # To declare it would not help; and the parser of sqlglot does not know all of Spark's SQL.
+    for sql in ("WITH w AS (SELECT id FROM source) SELECT w.later FROM w", "SELECT s.later FROM source s |> DROP id"):
+        with pytest.raises(WeftError, match="UNRESOLVED_COLUMN"):
+            run_once(**{**topic.declared, "transform_sql": sql})
     run_once(**{**topic.declared, "source": source})
     assert rows("copies", "id, later") == [(0, None), (1, 5)]
 

@@ -374,6 +374,7 @@ def _undeclared(error: WeftError, sql: str, known: Sequence[str], sources: Seque
     """Return what is wrong with SQL that names a column which no row has had yet, and which one of `sources` could
     declare; `None` where something else is wrong."""
     from sqlglot import exp, parse_one
+    from sqlglot.errors import SqlglotError
 
     spark_error: Any = error.__context__  # of which the `WeftError` tells
     condition = str(getattr(spark_error, "getCondition", lambda: None)())
@@ -381,7 +382,10 @@ def _undeclared(error: WeftError, sql: str, known: Sequence[str], sources: Seque
         return None
     *qualifiers, name = re.findall("`([^`]*)`", spark_error.getMessageParameters()["objectName"])
     if qualifiers:
-        tables = parse_one(sql, read="spark").find_all(exp.Table)
+        try:
+            tables = parse_one(sql, read="spark").find_all(exp.Table)
+        except SqlglotError:
+            return None
         table = next((each.name for each in tables if each.alias_or_name.lower() == qualifiers[0].lower()), None)
         if table is None:  # a key of an object
             name = qualifiers[0]
