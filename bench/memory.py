@@ -15,6 +15,7 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from typing import Any
 
+import servers
 import weft
 from bench.engine_loads import _rows
 from bench.streaming import FILES, Inbox, Registered, Running, Target, _row, _topic, _written
@@ -90,10 +91,9 @@ def _rabbitmq() -> Any:
 
 
 def _kinesis() -> Any:
-    from kinesis_streams import Kinesis, KinesisLocalServer
+    from kinesis_streams import Kinesis
 
-    # Moto reads a shard from its beginning for each request, and fails where others add to it meanwhile.
-    server: Any = KinesisLocalServer()
+    server = servers.MotoServer()
     server.start()
     kinesis = Kinesis(server)
     stream = kinesis.create_stream()
