@@ -432,7 +432,7 @@ def _json(value: Any, _: FieldType) -> str:
 
 def _bytes(value: Any, _: FieldType) -> bytes:
     if type(value) is str:
-        raise ValueError("it is a text, and in JSON no base64")
+        raise ValueError("it is a text; in JSON, bytes are base64")
     if type(value) is not bytes:
         raise _wrong(value)
     _bounded(len(value))

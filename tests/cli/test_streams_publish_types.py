@@ -148,5 +148,5 @@ def test_text_of_json_that_is_no_base64(local, call) -> None:
     assert [event["it"] for event in drain("loose")] == ["?"]
     declare("typed", fields={"it": "bytes"}, validate_schema=True)
     done = call("streams", "publish", "typed", "--data", '{"it": "?"}', code=1)
-    problem = "it must be bytes, but it is a text, and in JSON no base64."
+    problem = "it must be bytes, but it is a text; in JSON, bytes are base64."
     assert done.stderr.startswith(f"error: --data, line 1, field 'it' = '?': {problem}")

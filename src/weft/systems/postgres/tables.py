@@ -45,7 +45,7 @@ class PostgresLoadSessions(PostgresSessions):
 
     def _settings(self, role: Role, is_local: str) -> str:
         """The server's default is the cost of a disk that turns: with it the planner reads 10M rows to find the 100k
-        that a batch changes, which takes three times as long as to look them up in the index."""
+        that a batch changes, which takes twice as long as to look them up in the index."""
         name = "'random_page_cost'"
         planned = f"CASE current_setting({name}, true) WHEN '4' THEN set_config({name}, '1.1', {is_local}) END"
         return super()._settings(role, is_local) + (f", {planned}" if role == "publish" else "")
